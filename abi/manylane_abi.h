@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * Layouts that the eBPF programs share with user space. The Rust side is
+ * bpf/src/abi.rs; each side asserts sizes and offsets, so that neither can
+ * drift alone.
+ */
+#ifndef MANYLANE_ABI_H
+#define MANYLANE_ABI_H
+
+#include <linux/types.h>
+#include <stddef.h>
+
+/* Slots of the socket array: lanes that can be open at one time. */
+#define ML_MAX_LANES 256
+/* Entries of the steering table; a power of two. */
+#define ML_TABLE_SIZE 1024
+/* Bytes of payload that a key can span. */
+#define ML_MAX_KEY 64
+
+/* What picks the entry of the table; the numbers are Steering's order in Rust. */
+enum ml_policy {
+	ML_FLOW = 0,
+	ML_ROUND_ROBIN = 1,
+	ML_CPU = 2,
+	ML_RANDOM = 3,
+	ML_LEAST_LOADED = 4,
+	ML_KEY = 5,
+};
+
+/*
+ * The steering table. Every entry always names an open lane, so that a reader
+ * may see any mix of two updates and still steer to a lane that drains.
+ */
+struct ml_table {
+	__u32 size;			/* entries in use, 1..ML_TABLE_SIZE */
+	__u32 lane[ML_TABLE_SIZE];	/* entry -> slot of the socket array */
+	__u32 pad;
+};
+
+/* Load of one lane: two cache lines, one written by each side. */
+struct ml_load {
+	__u64 steered;	/* messages sent to the lane, by this program */
+	__u64 pad0[7];
+	__u64 taken;	/* messages the lane has taken, by the lane's thread */
+	__u64 pad1[7];
+};
+
+/* Per-CPU counters of the steering program; what was steered is counted per lane. */
+enum ml_steer_count {
+	ML_STEER_SHORT = 0,	/* payload shorter than the key: steered by flow */
+	ML_STEER_KERNEL = 1,	/* left to the kernel's choice: no such lane */
+	ML_STEER_COUNTS = 2,
+};
+
+#ifdef __bpf__
+#define ML_ASSERT(cond) _Static_assert(cond, #cond)
+ML_ASSERT(sizeof(struct ml_table) == 8 + 4 * ML_TABLE_SIZE);
+ML_ASSERT(offsetof(struct ml_table, lane) == 4);
+ML_ASSERT(sizeof(struct ml_load) == 128);
+ML_ASSERT(offsetof(struct ml_load, taken) == 64);
+#endif
+
+#endif /* MANYLANE_ABI_H */
