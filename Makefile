@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+
+PREFIX ?= /usr/local
+REPORT ?= report
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+PROGRAM := $(TARGET_DIR)/release/manylane
+C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h)
+SCRIPTS := $(wildcard scripts/*.sh) .ci/run
+
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz-build bench-build man install clean
+
+help: ## print this list
+	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+demo: setup release ## install what is missing, build, compare one shared socket with lanes, write a report
+	@MANYLANE=$(PROGRAM) REPORT=$(REPORT) scripts/demo.sh
+
+test: setup ## install what is missing, run every test that this user may run, list what was skipped
+	@scripts/test.sh
+
+setup: ## install what the build needs and is missing (packages of Debian or Ubuntu, nothing else)
+	@scripts/setup.sh
+
+build: ## build everything, for debugging
+	$(CARGO) build --workspace
+
+release: ## build the program, optimised
+	$(CARGO) build --release --package manylane-cli
+
+lint: ## clippy with warnings as errors, shellcheck
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	shellcheck --external-sources $(SCRIPTS)
+
+fmt: ## format the Rust and the C
+	$(CARGO) fmt --all
+	$(if $(C_FILES),clang-format -i $(C_FILES))
+
+fmt-check: ## say what is not formatted
+	$(CARGO) fmt --all --check
+	$(if $(C_FILES),clang-format --dry-run --Werror $(C_FILES))
+
+doc: ## the documentation of the crates, with warnings as errors
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+deny: ## licences, sources and duplicates of the dependencies
+	$(CARGO) deny check bans licenses sources
+
+fuzz-build: ## build the fuzz targets
+	@scripts/setup.sh fuzz
+	CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) build --manifest-path fuzz/Cargo.toml
+
+bench-build: ## build the benchmarks
+	$(CARGO) build --workspace --benches
+
+man: release ## write the man pages to target/man
+	$(PROGRAM) man --out $(TARGET_DIR)/man
+
+install: ## install what 'make man' built under PREFIX (/usr/local), DESTDIR before it
+	@test -x $(PROGRAM) -a -d $(TARGET_DIR)/man || { echo "first, as the user who builds: make man" >&2; exit 1; }
+	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/manylane
+	for page in $(TARGET_DIR)/man/*.1; do \
+		install -D -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man1/$${page##*/}" || exit 1; \
+	done
+
+clean: ## remove what was built, and the report
+	$(CARGO) clean
+	rm -rf $(REPORT)

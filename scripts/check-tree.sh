@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# What no compiler checks: length of files, SPDX lines, the server of the README.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+cd "$root"
+failed=0
+complain() {
+  say "$*"
+  failed=1
+}
+
+most=800
+while IFS= read -r file; do
+  [ -f "$file" ] || continue
+  lines=$(wc -l <"$file")
+  [ "$lines" -le $most ] || complain "$file has $lines lines, more than $most: split it by stage"
+done < <(git ls-files '*.rs' '*.c' '*.h' '*.sh' .ci/run Makefile)
+
+while IFS= read -r file; do
+  head -n 3 "$file" | grep -q 'SPDX-License-Identifier:' ||
+    complain "$file has no SPDX-License-Identifier in its first lines"
+done < <(git ls-files '*.c' '*.h' '*.sh' .ci/run Makefile)
+
+# The README shows the example, not something like it.
+example=crates/manylane/examples/echo.rs
+shown=$(awk '/^```rust$/ { inside = 1; next } /^```$/ { if (inside) exit } inside' README.md)
+[ "$shown" = "$(cat "$example")" ] || complain "README.md and $example differ: copy the example into the README"
+[ "$(wc -l <"$example")" -le 20 ] || complain "$example is longer than the twenty lines that the README promises"
+
+exit "$failed"

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# The demonstration, after the build: datagrams through one shared socket and
+# through lanes, side by side. MANYLANE is the program, REPORT the folder of
+# the report.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+program=${MANYLANE:-target/release/manylane}
+report=${REPORT:-report}
+
+cd "$root"
+if ! is_root; then
+  say "not root: the traffic goes over loopback, without a testbed of namespaces;"
+  say "for the testbed: sudo $program bench rx --quick --out $report"
+fi
+"$program" bench rx --quick --out "$report"
+
+pages=()
+for page in "$report"/*.html; do
+  [ -e "$page" ] && pages+=("$(realpath "$page")")
+done
+[ ${#pages[@]} -gt 0 ] || die "the benchmark ended without a report in $report"
+say "the report with plots: ${pages[*]}"

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash
+# Sourced by the other scripts: where the repository is, where cargo is, how to speak.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export root
+
+# A login shell has cargo in PATH; make from a desktop, cron or CI often has not.
+if ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then
+  PATH=$PATH:$HOME/.cargo/bin
+fi
+
+say() { printf '%s\n' "manylane: $*" >&2; }
+die() {
+  say "$*"
+  exit 1
+}
+is_root() { [ "$(id -u)" -eq 0 ]; }

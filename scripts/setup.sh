@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Makes sure that the tools of a build are there: setup.sh [fuzz] [ci]
+#
+# Only packages of Debian or Ubuntu are installed, only those that are missing,
+# and only by root or with a sudo that asks for no password. Nothing is said
+# and nothing is run when nothing is missing.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+missing=()  # packages without which the build fails
+optional=() # packages without which something is left out
+
+need() { # PACKAGE TEST...: TEST fails when PACKAGE is not there
+  local package=$1
+  shift
+  "$@" >/dev/null 2>&1 || missing+=("$package")
+}
+want() {
+  local package=$1
+  shift
+  "$@" >/dev/null 2>&1 || optional+=("$package")
+}
+
+need gcc command -v cc
+need libc6-dev test -e /usr/include/stdio.h
+need ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
+# eBPF: without these three the build has no eBPF programs, and says so.
+want clang command -v "${CLANG:-clang}"
+want libbpf-dev test -e /usr/include/bpf/bpf_helpers.h
+want linux-libc-dev test -e /usr/include/linux/bpf.h
+# The testbed: without it only loopback can be measured.
+want iproute2 command -v ip
+for extra in "$@"; do
+  case $extra in
+  fuzz)
+    # libFuzzer is C++ and is compiled by the build of the fuzz targets.
+    need g++ command -v c++
+    ;;
+  ci)
+    need clang-format command -v clang-format
+    need shellcheck command -v shellcheck
+    need git command -v git
+    ;;
+  *) die "setup.sh: unknown argument '$extra': say fuzz, ci, or nothing" ;;
+  esac
+done
+
+install() {
+  local as_root=()
+  is_root || as_root=(sudo -n)
+  say "installing with apt: $*"
+  local log
+  log=$(mktemp)
+  # The lists of a fresh container are empty; elsewhere they may be too old to find a package.
+  if "${as_root[@]}" apt-get update -q >"$log" 2>&1 &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+      apt-get install -y -q --no-install-recommends "$@" >>"$log" 2>&1; then
+    rm -f "$log"
+    return 0
+  fi
+  tail -n 5 "$log" >&2
+  rm -f "$log"
+  return 1
+}
+
+may_install() {
+  command -v apt-get >/dev/null && { is_root || sudo -n true 2>/dev/null; }
+}
+
+all=("${missing[@]}" "${optional[@]}")
+if [ ${#all[@]} -gt 0 ]; then
+  if may_install && install "${all[@]}"; then
+    missing=()
+    optional=()
+  else
+    say "to install what is missing: sudo apt-get install ${all[*]}"
+  fi
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+  die "cannot go on without: ${missing[*]}"
+fi
+for package in "${optional[@]}"; do
+  case $package in
+  iproute2) say "going on without iproute2: no testbed of namespaces, loopback only" ;;
+  *) say "going on without $package: this build has no eBPF programs" ;;
+  esac
+done
+
+# The Rust toolchain is the one thing that is not ours to install.
+wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+command -v cargo >/dev/null ||
+  die "there is no cargo: install Rust $wanted or later, from https://rustup.rs or your distribution"
+found=$(cd "$root" && rustc --version | cut -d ' ' -f 2)
+oldest=$(printf '%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)
+[ "$oldest" = "$wanted" ] ||
+  die "rustc is $found, the code needs $wanted or later: run 'rustup update'"

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# All tests that this user may run; arguments go to cargo test.
+#
+# A test that cannot run here says why, in a line that it adds to the file
+# named by MANYLANE_SKIPS; the lines are shown at the end with their count.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+cd "$root"
+mkdir -p target
+export MANYLANE_SKIPS=${MANYLANE_SKIPS:-$root/target/skips.txt}
+log=$root/target/test.log
+: >"$MANYLANE_SKIPS"
+
+if ! is_root; then
+  say "not root: the netns tier is left out (network namespaces, veth pairs, eBPF);"
+  say "for all tiers run 'make test' as root"
+fi
+
+# Half an hour is far more than it takes: a test that hangs in CI ends here, not
+# never. At a terminal Ctrl-C does the same, and only without a timeout between.
+limit=${TEST_TIMEOUT:-1800}
+bound=()
+[ -t 1 ] || bound=(timeout --kill-after=10 "$limit")
+status=0
+"${bound[@]}" cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
+[ "$status" -ne 124 ] || say "the tests did not end within $limit seconds"
+
+skips=$(grep -c . "$MANYLANE_SKIPS" || true)
+echo
+echo "skipped here: $skips"
+sort -u "$MANYLANE_SKIPS" | sed 's/^/  /'
+
+# One line for all test programs, in the words of each one's own summary. The
+# skips ran as tests that returned at once, so they are among the passed ones.
+awk -v skips="$skips" '
+  /^test result:/ {
+    for (i = 2; i < NF; i++) {
+      if ($(i + 1) ~ /^passed/) passed += $i
+      if ($(i + 1) ~ /^failed/) failed += $i
+    }
+  }
+  END { printf "total: %d passed, %d failed, %d skipped\n", passed - skips, failed, skips }
+' "$log" | tee "$root/target/test-total.txt"
+exit "$status"
