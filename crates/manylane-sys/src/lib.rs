@@ -1,1 +1,28 @@
-//! See the manifest.
+//! System calls of Manylane behind safe types.
+//!
+//! All `unsafe` of the project but the preload library's is in this crate. The rule for what is here: memory
+//! that the kernel reads or writes becomes a checked view once, at the edge; what leaves the crate is slices,
+//! addresses and numbers. Nothing here decides anything: policy, counters and fallbacks are the library's.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`mmsg`] | rings of message headers for `recvmmsg(2)` and `sendmmsg(2)`, built once |
+//! | [`addr`] | socket addresses as the kernel writes them |
+//! | [`control`] | control messages: what came with a datagram, where a reply leaves from |
+//! | [`sock`] | opening, binding and options of UDP sockets |
+//! | [`cpu`] | affinity, pinning, CPU time of a thread |
+//! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
+//! | [`barrier`] | waiting until no packet is between two states of steering |
+
+pub mod addr;
+pub mod barrier;
+pub mod control;
+pub mod cpu;
+pub mod map;
+pub mod mmsg;
+pub mod sock;
+
+/// The result of a system call that returns -1 and sets `errno` on failure.
+pub(crate) fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {
+    if ret < 0 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
+}

@@ -1,0 +1,29 @@
+//! Waiting until no packet is between two states of steering.
+
+use std::io;
+
+/// `MEMBARRIER_CMD_GLOBAL` of `linux/membarrier.h`, since Linux 4.3.
+const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+
+/// Waits until every packet that the kernel was steering when this was called has been queued.
+///
+/// The kernel picks a socket of a reuseport group and queues the datagram on it within one RCU read-side
+/// section. `membarrier(MEMBARRIER_CMD_GLOBAL)` returns after an RCU grace period, so a lane that was taken
+/// out of steering before the call gets nothing more after it. Takes some milliseconds, up to tens.
+///
+/// # Errors
+/// `ENOSYS` or `EPERM` where the kernel or a seccomp filter does not have the call, `EINVAL` with `nohz_full`.
+/// [`settle`] copes with these.
+pub fn grace_period() -> io::Result<()> {
+    // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
+    let ret = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// [`grace_period`], or a pause of 50 ms where there is no such call: softirq work on one packet takes
+/// microseconds, so that the pause is far longer than any section it has to outlast.
+pub fn settle() {
+    if grace_period().is_err() {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,92 @@
+//! Affinity, pinning, and CPU time of threads.
+
+use std::io;
+use std::mem;
+use std::time::Duration;
+
+/// The CPUs that the calling thread may run on, ascending.
+///
+/// # Errors
+/// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs.
+pub fn affinity() -> io::Result<Vec<usize>> {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes at most the given size into `set`, which lives across the call.
+    crate::check(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &raw mut set) })?;
+    // SAFETY: CPU_ISSET reads one bit of `set`; the index is below CPU_SETSIZE.
+    Ok((0..libc::CPU_SETSIZE as usize).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
+}
+
+/// Restricts the calling thread to `cpus`.
+///
+/// # Errors
+/// `EINVAL` if none of them is online or allowed for this process (cpuset, container).
+pub fn restrict(cpus: &[usize]) -> io::Result<()> {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    for &cpu in cpus {
+        if cpu >= libc::CPU_SETSIZE as usize {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: the index was checked against the size of the set.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    // SAFETY: the kernel reads `set`, which lives across the call.
+    crate::check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })?;
+    Ok(())
+}
+
+/// Pins the calling thread to one CPU.
+///
+/// # Errors
+/// `EINVAL` if the CPU is offline or not allowed for this process.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    restrict(&[cpu])
+}
+
+/// The calling thread's id, as in `/proc/self/task`.
+#[must_use]
+pub fn thread_id() -> i32 {
+    // SAFETY: gettid(2) takes nothing and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// CPU time that the calling thread has used, user and system.
+#[must_use]
+pub fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes `time`, which lives across the call; this clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinning_shows_in_the_affinity() {
+        std::thread::spawn(|| {
+            let all = affinity().unwrap();
+            let last = *all.last().unwrap();
+            pin(last).unwrap();
+            assert_eq!(affinity().unwrap(), [last]);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_there_is_refused() {
+        assert_eq!(pin(5000).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn thread_time_advances_with_work() {
+        let before = thread_time();
+        while thread_time() == before {
+            std::hint::spin_loop();
+        }
+        assert!(thread_time() > before);
+    }
+}

@@ -1,0 +1,174 @@
+//! Mappings: buffers from the kernel, and arrays shared with eBPF programs.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Size from which a mapping asks for huge pages: one of them.
+const HUGE: usize = 2 << 20;
+
+/// Anonymous memory straight from the kernel: zeroed, page aligned, only paid for when touched.
+///
+/// Unlike the allocator it fails with an error where a memory limit is in the way.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory that belongs to this value alone.
+unsafe impl Send for Mapping {}
+// SAFETY: shared access goes through `&self` methods that only hand out pointers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes (at least one), with huge pages where that is worth it and the system allows.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the address space limit (`RLIMIT_AS`) or the overcommit policy is in the way.
+    pub fn new(len: usize) -> io::Result<Self> {
+        let len = len.max(1);
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        if len >= HUGE {
+            // SAFETY: advice on the mapping made above; it changes no contents. Failure only costs speed.
+            unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { base, len })
+    }
+
+    /// Start of the memory.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mmap in `new`; this value owned it alone.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A slice of fixed address whose elements the kernel reads and writes through raw pointers.
+///
+/// A `Box<[T]>` would assert on every move that nobody else points into it, which the message headers do.
+#[derive(Debug)]
+pub(crate) struct Fixed<T> {
+    base: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: the elements belong to this value alone, and T may cross threads.
+unsafe impl<T: Send> Send for Fixed<T> {}
+
+impl<T: Copy + 'static> Fixed<T> {
+    pub(crate) fn new(value: T, len: usize) -> Self {
+        let slice: &'static mut [T] = Box::leak(vec![value; len].into_boxed_slice());
+        Self { base: NonNull::from(slice).cast(), len }
+    }
+
+    /// Address of element `index`.
+    pub(crate) fn at(&self, index: usize) -> *mut T {
+        assert!(index < self.len);
+        // SAFETY: the index was checked against the length of the allocation.
+        unsafe { self.base.as_ptr().add(index) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl<T> Drop for Fixed<T> {
+    fn drop(&mut self) {
+        let slice = ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.len);
+        // SAFETY: this is the box leaked in `new`, with its length, and it is dropped once.
+        drop(unsafe { Box::from_raw(slice) });
+    }
+}
+
+/// An eBPF array of 64-bit words mapped into this process: loads and stores without a system call.
+#[derive(Debug)]
+pub struct SharedWords {
+    base: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: every access is an atomic load or store on memory that stays mapped as long as the value.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// Maps the first `words` words of the array map `fd` (made with `BPF_F_MMAPABLE`, since Linux 5.5).
+    ///
+    /// # Errors
+    /// What `mmap(2)` reports: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too short.
+    pub fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
+        let words = words.max(1);
+        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                words * size_of::<u64>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { base, words })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.words);
+        // SAFETY: the index was checked; the mapping is page aligned and lives as long as `self`; every writer,
+        // here and in eBPF, uses accesses of one aligned word.
+        unsafe { self.base.add(index).as_ref() }
+    }
+
+    /// Reads word `index`.
+    #[must_use]
+    pub fn load(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Relaxed)
+    }
+
+    /// Writes word `index`. One thread at most may write a word.
+    pub fn store(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Relaxed);
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mmap in `new`; nothing borrowed from `self` outlives it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.words * size_of::<u64>()) };
+    }
+}

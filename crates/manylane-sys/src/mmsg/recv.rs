@@ -1,0 +1,204 @@
+//! Receiving: `recvmmsg(2)` into buffers of the ring.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::{ptr, slice};
+
+use crate::addr::SockAddr;
+use crate::control::{self, Ancillary};
+use crate::map::{Fixed, Mapping};
+
+/// Buffers start at odd multiples of a cache line apart, so that the first lines of large buffers do not all
+/// fall into one set of the cache.
+const STAGGER: usize = 192;
+
+/// Sizes of a [`RecvRing`].
+#[derive(Clone, Copy, Debug)]
+pub struct RecvOptions {
+    /// Messages that one call takes at most, 1 to 1024 (`UIO_MAXIOV`).
+    pub batch: usize,
+    /// Bytes of buffer for each message.
+    pub buffer: usize,
+    /// Whether to receive control messages at all.
+    pub control: bool,
+}
+
+/// Whether a receive may sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Take what is there.
+    Never,
+    /// Sleep until something is there or the socket's receive timeout passes.
+    First,
+}
+
+/// Space of the control messages of one message.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct ControlSlot([u8; control::RECV_CAPACITY]);
+
+/// Headers, addresses and buffers for receiving; see the [module](super).
+pub struct RecvRing {
+    headers: Fixed<libc::mmsghdr>,
+    names: Fixed<SockAddr>,
+    controls: Fixed<ControlSlot>,
+    buffers: Mapping,
+    stride: usize,
+    buffer: usize,
+    control: bool,
+    /// Headers that the last call wrote to: put back before the next one.
+    written: usize,
+    /// The headers point at these; nothing else reads them.
+    _vectors: Fixed<libc::iovec>,
+}
+
+// SAFETY: the raw pointers in the headers point into memory that the ring owns and that moves with it.
+unsafe impl Send for RecvRing {}
+
+impl RecvRing {
+    /// Allocates and builds everything that calls will use.
+    ///
+    /// # Errors
+    /// `EINVAL` for a batch outside 1 to 1024; `ENOMEM` if a memory limit does not leave room for the buffers.
+    pub fn new(options: RecvOptions) -> io::Result<Self> {
+        let RecvOptions { batch, buffer, control } = options;
+        if !(1..=1024).contains(&batch) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let buffer = buffer.max(1);
+        let stride = buffer.next_multiple_of(64) + if buffer >= 4096 { STAGGER } else { 0 };
+        let buffers = Mapping::new(stride * batch)?;
+        let names = Fixed::new(SockAddr::EMPTY, batch);
+        let controls = Fixed::new(ControlSlot([0; control::RECV_CAPACITY]), if control { batch } else { 0 });
+        let vectors = Fixed::new(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, batch);
+        // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeroes is a value.
+        let headers: Fixed<libc::mmsghdr> = Fixed::new(unsafe { std::mem::zeroed() }, batch);
+        for index in 0..batch {
+            // SAFETY: `at` gives the address of an element of an allocation that this ring owns and that nobody
+            // else reads or writes now; the buffer pointer stays inside the mapping of stride * batch bytes.
+            unsafe {
+                let vector = vectors.at(index);
+                (*vector).iov_base = buffers.as_ptr().add(index * stride).cast();
+                (*vector).iov_len = buffer;
+                let header = &mut (*headers.at(index)).msg_hdr;
+                header.msg_name = names.at(index).cast();
+                header.msg_namelen = SockAddr::CAPACITY as u32;
+                header.msg_iov = vector;
+                header.msg_iovlen = 1;
+                if control {
+                    header.msg_control = controls.at(index).cast();
+                    header.msg_controllen = control::RECV_CAPACITY as _;
+                }
+            }
+        }
+        Ok(Self { headers, names, controls, buffers, stride, buffer, control, written: 0, _vectors: vectors })
+    }
+
+    /// Messages that one call takes at most.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.headers.len()
+    }
+
+    /// Receives up to a batch and returns how many messages there are; 0 if none came.
+    ///
+    /// What the call before received is overwritten. A wait ends early, with 0, after a signal, or when the
+    /// socket was shut down for reading (which wakes a sleeper also on a socket that is not connected).
+    ///
+    /// # Errors
+    /// What `recvmmsg(2)` reports, but for "nothing there" and "interrupted".
+    #[inline]
+    pub fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> io::Result<usize> {
+        self.put_back();
+        // MSG_TRUNC makes the kernel say how long a datagram was that did not fit.
+        let flags = libc::MSG_TRUNC
+            | match wait {
+                Wait::Never => libc::MSG_DONTWAIT,
+                Wait::First => libc::MSG_WAITFORONE,
+            };
+        let vlen = self.headers.len() as libc::c_uint;
+        // SAFETY: the headers and all that they point at belong to this ring, which is borrowed for the call.
+        let ret =
+            unsafe { libc::recvmmsg(fd.as_raw_fd(), self.headers.at(0), vlen, flags as _, ptr::null_mut()) };
+        if ret < 0 {
+            let err = io::Error::last_os_error();
+            return match err.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(0),
+                _ => Err(err),
+            };
+        }
+        self.written = ret as usize;
+        // A socket that was shut down yields one empty message without a sender: no datagram has none.
+        if ret == 1 && self.header(0).msg_hdr.msg_namelen == 0 {
+            return Ok(0);
+        }
+        Ok(self.written)
+    }
+
+    /// Puts back what the kernel wrote into the headers: lengths of address and control messages.
+    fn put_back(&mut self) {
+        for index in 0..self.written {
+            // SAFETY: an element of the ring's own allocation, which is borrowed mutably.
+            let header = unsafe { &mut (*self.headers.at(index)).msg_hdr };
+            header.msg_namelen = SockAddr::CAPACITY as u32;
+            if self.control {
+                header.msg_controllen = control::RECV_CAPACITY as _;
+            }
+        }
+        self.written = 0;
+    }
+
+    fn header(&self, index: usize) -> &libc::mmsghdr {
+        assert!(index < self.written);
+        // SAFETY: the kernel has written this header and is done with it; writes need `&mut self`.
+        unsafe { &*self.headers.at(index) }
+    }
+
+    /// Message `index` of the last receive.
+    ///
+    /// # Panics
+    /// If the last receive did not return that many.
+    #[inline]
+    #[must_use]
+    pub fn message(&self, index: usize) -> Message<'_> {
+        let header = self.header(index);
+        let full_len = header.msg_len as usize;
+        let len = full_len.min(self.buffer);
+        // SAFETY: the buffer lies inside the mapping, which started zeroed, so that all of it is initialised; the
+        // kernel writes to it only during `recv`, which needs `&mut self`.
+        let data = unsafe { slice::from_raw_parts(self.buffers.as_ptr().add(index * self.stride), len) };
+        // SAFETY: the element belongs to the ring; the kernel writes to it only during `recv`.
+        let peer = unsafe { &*self.names.at(index) };
+        let control = if self.control {
+            let len = (header.msg_hdr.msg_controllen as usize).min(control::RECV_CAPACITY);
+            // SAFETY: as for `peer`; the length was capped at the size of the slot.
+            unsafe { &(&(*self.controls.at(index)).0)[..len] }
+        } else {
+            &[]
+        };
+        Message { data, full_len, truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0, peer, control }
+    }
+}
+
+/// One received message: a datagram, or with GRO a train of datagrams of one sender.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// The bytes that fitted into the buffer.
+    pub data: &'a [u8],
+    /// Bytes that were sent; more than `data` if the message was truncated.
+    pub full_len: usize,
+    /// The kernel cut the message off.
+    pub truncated: bool,
+    /// The sender.
+    pub peer: &'a SockAddr,
+    control: &'a [u8],
+}
+
+impl Message<'_> {
+    /// What the kernel said about the message.
+    #[inline]
+    #[must_use]
+    pub fn ancillary(&self) -> Ancillary {
+        if self.control.is_empty() { Ancillary::default() } else { control::parse(self.control) }
+    }
+}
