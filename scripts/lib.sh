@@ -6,7 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export root
 
 # A login shell has cargo in PATH; make from a desktop, cron or CI often has not.
-if ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then
+if ! command -v cargo >/dev/null && [ -x "${HOME:-}/.cargo/bin/cargo" ]; then
   PATH=$PATH:$HOME/.cargo/bin
 fi
 
