@@ -1,0 +1,159 @@
+//! What measuring needs beside the lanes: CPU time of other threads, sleeps that end in time, and which of
+//! many sockets have something to read.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// CPU time that thread `tid` of this process has used, up to now.
+///
+/// The clock of the thread counts what runs at this moment too, unlike `/proc/self/task/TID/schedstat`,
+/// which is up to a tick behind.
+///
+/// # Errors
+/// `EINVAL` when there is no such thread in this process (any more).
+pub fn thread_time_of(tid: i32) -> io::Result<Duration> {
+    /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`: the number that `pthread_getcpuclockid(3)` forms, part of
+    /// the kernel's ABI since 2.6.12.
+    const PER_THREAD_SCHED: libc::clockid_t = 4 | 2;
+    let clock = (!tid << 3) | PER_THREAD_SCHED;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes `time`, which lives across the call, and checks the clock's number.
+    crate::check(unsafe { libc::clock_gettime(clock, &raw mut time) })?;
+    Ok(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
+}
+
+/// Lets the calling thread's sleeps end within a microsecond of their time instead of 50.
+pub fn sleep_precisely() {
+    // SAFETY: PR_SET_TIMERSLACK takes a plain number and touches no memory of ours.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_usize) };
+}
+
+/// Which of many sockets have something to read.
+#[derive(Debug)]
+pub struct Watch {
+    epoll: OwnedFd,
+    events: Vec<libc::epoll_event>,
+}
+
+impl Watch {
+    /// A watch that reports at most `most` sockets at one time.
+    ///
+    /// # Errors
+    /// `EMFILE` when the process has no descriptor left.
+    pub fn new(most: usize) -> io::Result<Self> {
+        // SAFETY: takes no pointer.
+        let raw = crate::check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: the descriptor was made just above and nobody else has it.
+        let epoll = unsafe { OwnedFd::from_raw_fd(raw) };
+        Ok(Self { epoll, events: vec![libc::epoll_event { events: 0, u64: 0 }; most.max(1)] })
+    }
+
+    /// Watches `socket` too and reports it as `token`. It leaves the watch when it is closed.
+    ///
+    /// # Errors
+    /// `EEXIST` when it is watched already, `ENOSPC` at the limit `fs.epoll.max_user_watches`.
+    pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        // SAFETY: the kernel reads `event`, which lives across the call.
+        crate::check(unsafe {
+            libc::epoll_ctl(
+                self.epoll.as_raw_fd(),
+                libc::EPOLL_CTL_ADD,
+                socket.as_fd().as_raw_fd(),
+                &raw mut event,
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Waits at most `timeout` and returns the tokens of the sockets that can be read. A signal ends the
+    /// wait with none.
+    ///
+    /// # Errors
+    /// What `epoll_wait(2)` reports.
+    pub fn wait(&mut self, timeout: Duration) -> io::Result<impl Iterator<Item = u64> + '_> {
+        let ready = match self.wait_raw(timeout) {
+            Ok(ready) => ready,
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => 0,
+            Err(err) => return Err(err),
+        };
+        Ok(self.events[..ready].iter().map(|event| event.u64))
+    }
+
+    fn wait_raw(&mut self, timeout: Duration) -> io::Result<usize> {
+        let most = self.events.len() as libc::c_int;
+        let time = libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
+        };
+        // SAFETY: the kernel writes at most `most` events into the vector, which has that many; it reads
+        // `time`, which lives across the call; a null signal mask leaves the mask alone.
+        let ready = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.epoll.as_raw_fd(),
+                self.events.as_mut_ptr(),
+                most,
+                &raw const time,
+                std::ptr::null::<libc::sigset_t>(),
+                0_usize,
+            )
+        };
+        if ready >= 0 {
+            return Ok(ready as usize);
+        }
+        let err = io::Error::last_os_error();
+        if err.raw_os_error() != Some(libc::ENOSYS) {
+            return Err(err);
+        }
+        // Before Linux 5.11: whole milliseconds, rounded up so that a short wait is no busy loop.
+        let millis = timeout.as_nanos().div_ceil(1_000_000).min(60_000) as libc::c_int;
+        // SAFETY: as above.
+        let ready = crate::check(unsafe {
+            libc::epoll_wait(self.epoll.as_raw_fd(), self.events.as_mut_ptr(), most, millis)
+        })?;
+        Ok(ready as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn the_clock_of_another_thread_advances_with_its_work() {
+        /// The most that `kernel.pid_max` can be.
+        const PID_MAX: i32 = 1 << 22;
+        let (told, tid) = std::sync::mpsc::channel();
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = stop.clone();
+        let worker = std::thread::spawn(move || {
+            told.send(crate::cpu::thread_id()).unwrap();
+            while !seen.load(std::sync::atomic::Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let tid = tid.recv().unwrap();
+        let before = thread_time_of(tid).unwrap();
+        while thread_time_of(tid).unwrap() < before + Duration::from_millis(1) {
+            std::thread::yield_now();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        worker.join().unwrap();
+        assert_eq!(thread_time_of(PID_MAX + 1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn a_watch_reports_the_socket_that_can_be_read() {
+        let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let mut watch = Watch::new(8).unwrap();
+        for (token, socket) in sockets.iter().enumerate() {
+            watch.add(socket, token as u64).unwrap();
+        }
+        assert_eq!(watch.wait(Duration::ZERO).unwrap().count(), 0);
+        sockets[0].send_to(b"x", sockets[2].local_addr().unwrap()).unwrap();
+        assert_eq!(watch.wait(Duration::from_secs(5)).unwrap().collect::<Vec<_>>(), [2]);
+    }
+}

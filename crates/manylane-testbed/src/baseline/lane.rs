@@ -1,0 +1,125 @@
+//! `lane/mmsg`: the library, through its public interface only.
+
+use std::hint::black_box;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, anyhow};
+use manylane::{Batch, Builder, Counters, Engine, Handle, LaneInfo, Outbox, Placement};
+
+use super::crew::Seat;
+use crate::receiver::{ReceiverOptions, Running, Snapshot};
+
+/// The lanes and the thread that serves them.
+struct Lanes {
+    addr: SocketAddr,
+    handle: Handle,
+    /// A seat for each lane that ever was: lanes come and go while it runs. Locked when a lane starts and
+    /// when somebody asks, never per batch.
+    seats: Arc<Mutex<Vec<Arc<Seat>>>>,
+    thread: Option<JoinHandle<manylane::Result<Counters>>>,
+}
+
+pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+    let mut builder = Builder::new(options.addr)?;
+    builder.engine(Engine::Mmsg).lanes(options.threads).batch(options.batch).steering(options.steering.clone());
+    if options.recv_buffer > 0 {
+        builder.recv_buffer(options.recv_buffer);
+    }
+    builder.placement(if options.cpus.is_empty() {
+        Placement::None
+    } else {
+        Placement::List(options.cpus.clone())
+    });
+    let socket = builder.open()?;
+    let (addr, handle) = (socket.local_addr(), socket.handle());
+    let seats: Arc<Mutex<Vec<Arc<Seat>>>> = Arc::default();
+    let known = seats.clone();
+    let serve = move || {
+        socket.serve_with(move |_lane: LaneInfo| {
+            let seat = Occupied::new(&known);
+            move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
+                seat.sit_down();
+                for datagram in batch {
+                    black_box((datagram.payload().first(), datagram.peer()));
+                }
+            }
+        })
+    };
+    let thread =
+        std::thread::Builder::new().name("serve".into()).spawn(serve).context("cannot start a thread")?;
+    Ok(Box::new(Lanes { addr, handle, seats, thread: Some(thread) }))
+}
+
+/// The seat of one lane's thread, taken at its first batch and left when the closure is dropped.
+struct Occupied {
+    seat: Arc<Seat>,
+    taken: AtomicBool,
+}
+
+impl Occupied {
+    fn new(seats: &Mutex<Vec<Arc<Seat>>>) -> Self {
+        let seat = Arc::new(Seat::default());
+        seats.lock().unwrap_or_else(PoisonError::into_inner).push(seat.clone());
+        Self { seat, taken: AtomicBool::new(false) }
+    }
+
+    fn sit_down(&self) {
+        if !self.taken.load(Ordering::Relaxed) {
+            self.taken.store(true, Ordering::Relaxed);
+            self.seat.take();
+        }
+    }
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        if *self.taken.get_mut() {
+            self.seat.leave();
+        }
+    }
+}
+
+impl Lanes {
+    fn end(&mut self) -> Result<()> {
+        self.handle.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().map_err(|_| anyhow!("the thread that serves lanes panicked"))??;
+        }
+        Ok(())
+    }
+}
+
+impl Running for Lanes {
+    fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let total = self.handle.counters().total();
+        let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        Snapshot {
+            delivered: total.delivered,
+            kernel_dropped: total.kernel_dropped,
+            rx_cpu: seats.iter().map(|seat| seat.cpu()).sum(),
+        }
+    }
+
+    fn lanes(&self) -> Option<Handle> {
+        Some(self.handle.clone())
+    }
+
+    fn stop(mut self: Box<Self>) -> Result<Snapshot> {
+        self.end()?;
+        Ok(self.snapshot())
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        // Whoever cares about a failed lane calls `stop`.
+        let _ = self.end();
+    }
+}

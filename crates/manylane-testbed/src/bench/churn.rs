@@ -1,0 +1,169 @@
+//! `bench churn`: do lanes that come and go lose datagrams?
+//!
+//! While traffic runs at half the rate that loses nothing, a lane is added or removed at every tick. All that
+//! was sent must have been delivered when everything has come to rest.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use manylane::Handle;
+
+use super::sample::{Busy, go_on, measure, rest};
+use super::{Director, Limits, Load, Options, Setup, Trial, crowded, no_loss_rate};
+use crate::receiver::Kind;
+use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Sample};
+
+/// Time between two changes unless told otherwise.
+pub const EVERY: Duration = Duration::from_millis(50);
+/// Share of the no-loss rate that the traffic has.
+const SHARE: f64 = 0.5;
+/// Length of a trial of the search.
+const TRIAL: Duration = Duration::from_millis(200);
+/// Traffic comes in stretches of this length, so that the benchmark can be stopped.
+const STRETCH: Duration = Duration::from_millis(500);
+
+/// Runs the benchmark with a change every `every`.
+///
+/// # Errors
+/// When lanes or the sender fail, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    every: Duration,
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, ChurnRow>> {
+    let limits = Limits { precision: 0.1, ..Limits::default() };
+    let mut settings = options.settings(setup, &limits);
+    settings.receivers = vec![Kind::LaneMmsg.to_string()];
+    settings.notes.extend(crowded(setup));
+    let mut rows = Vec::new();
+    for &size in &options.sizes {
+        for &threads in &options.threads {
+            let pps = match options.pps {
+                Some(pps) => pps,
+                None => half_rate(setup, options, threads, size, &limits, director)?,
+            };
+            rows.push(churn(setup, options, threads, size, pps, every, director)?);
+        }
+    }
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_CHURN, settings, rows))
+}
+
+fn half_rate(
+    setup: &mut Setup,
+    options: &Options,
+    threads: usize,
+    size: usize,
+    limits: &Limits,
+    director: &mut dyn Director,
+) -> Result<f64> {
+    let receiver = options.receiver(setup.bind_addr(), threads, size, setup.receiver_cpus());
+    let found = no_loss_rate(limits, |pps| {
+        go_on(director.stop())?;
+        director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));
+        let load = Load { pps: Some(pps), duration: TRIAL, size, flows: options.flows, segment: false };
+        let sample = measure(setup, Kind::LaneMmsg, &receiver, &load, 0)?;
+        Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
+    })?;
+    ensure!(found.pps > 0.0, "datagrams are lost even at the lowest rate that was tried: is the machine busy?");
+    Ok(found.pps * SHARE)
+}
+
+fn churn(
+    setup: &mut Setup,
+    options: &Options,
+    threads: usize,
+    size: usize,
+    pps: f64,
+    every: Duration,
+    director: &mut dyn Director,
+) -> Result<ChurnRow> {
+    let receiver = options.receiver(setup.bind_addr(), threads, size, setup.receiver_cpus());
+    let running = setup.start(Kind::LaneMmsg, &receiver)?;
+    let lanes = running.lanes().context("lanes have a handle")?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let changer = {
+        let stop = stop.clone();
+        thread::spawn(move || change(&lanes, threads, every, &stop))
+    };
+    let clock = Busy::start();
+    let start = Instant::now();
+    let mut total = crate::traffic::Sent::default();
+    let mut outcome = Ok(());
+    while start.elapsed() < options.duration && !changer.is_finished() {
+        outcome = go_on(director.stop());
+        if outcome.is_err() {
+            break;
+        }
+        let done = start.elapsed().as_secs_f64() / options.duration.as_secs_f64();
+        director.progress(done, &format!("{threads} lanes, one more or less every {} ms", every.as_millis()));
+        let duration = STRETCH.min(options.duration.saturating_sub(start.elapsed()));
+        let load = Load { pps: Some(pps), duration, size, flows: options.flows, segment: false };
+        let sent = setup.send(running.addr(), &load)?;
+        total.datagrams += sent.datagrams;
+        total.elapsed += sent.elapsed;
+    }
+    let (elapsed, busy) = clock.stop();
+    stop.store(true, Ordering::Relaxed);
+    let changed = changer.join().map_err(|_| anyhow!("the thread that changes lanes panicked"))?;
+    outcome?;
+    let (added, removed) = changed.context("a lane could not come or go")?;
+    rest(running.as_ref(), &Default::default(), &total);
+    let end = running.stop()?;
+    let lost = total.datagrams.saturating_sub(end.delivered);
+    let sample = Sample {
+        round: 0,
+        offered_pps: total.pps(),
+        delivered_pps: end.delivered as f64 / elapsed.as_secs_f64(),
+        loss: lost as f64 / total.datagrams.max(1) as f64,
+        rx_cpu_ns: end.rx_cpu.as_nanos() as f64 / end.delivered.max(1) as f64,
+        total_cpu_ns: busy.as_nanos() as f64 / end.delivered.max(1) as f64,
+        sent: total.datagrams,
+        delivered: end.delivered,
+        kernel_dropped: end.kernel_dropped,
+    };
+    Ok(ChurnRow {
+        receiver: Kind::LaneMmsg.to_string(),
+        threads,
+        lanes: threads,
+        size,
+        offered_pps: sample.offered_pps,
+        delivered_pps: sample.delivered_pps,
+        loss: sample.loss,
+        rx_cpu_ns: Some(sample.rx_cpu_ns),
+        total_cpu_ns: sample.total_cpu_ns,
+        sent: sample.sent,
+        delivered: sample.delivered,
+        lost,
+        added,
+        removed,
+        every_ms: u64::try_from(every.as_millis()).unwrap_or(u64::MAX),
+        samples: vec![sample],
+    })
+}
+
+/// Adds a lane, removes the oldest, adds one, … one change a tick; so in time every first lane has gone.
+fn change(lanes: &Handle, at_least: usize, every: Duration, stop: &AtomicBool) -> Result<(u64, u64)> {
+    let (mut added, mut removed) = (0, 0);
+    let mut next = Instant::now() + every;
+    while !stop.load(Ordering::Relaxed) {
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+        next += every;
+        let ids = lanes.lane_ids();
+        match ids.first() {
+            Some(oldest) if ids.len() > at_least => {
+                lanes.remove_lane(*oldest)?;
+                removed += 1;
+            }
+            _ => {
+                lanes.add_lane()?;
+                added += 1;
+            }
+        }
+    }
+    Ok((added, removed))
+}

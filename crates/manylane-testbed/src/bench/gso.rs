@@ -1,0 +1,62 @@
+//! `bench gso`: what receiving costs when the sender sends trains of datagrams (UDP GSO) over loopback.
+//!
+//! The kernel then carries a train through as one packet; a receiver with GRO takes it as one message, one
+//! without has it cut into datagrams first.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::sample::{go_on, measure};
+use super::{Director, Limits, Load, Options, Setup, crowded};
+use crate::receiver::Kind;
+use crate::schema::{BENCH_GSO, BenchRow, BenchSettings, Document};
+use crate::stats::interleaved;
+
+/// The receivers that it compares unless told otherwise.
+pub const RECEIVERS: [Kind; 4] =
+    [Kind::SocketRecvmmsg, Kind::ReuseportRecvmmsg, Kind::ReuseportGro, Kind::LaneMmsg];
+
+/// Datagrams per second unless told otherwise: what a receiver that takes them one by one can follow.
+pub const PPS: f64 = 400_000.0;
+
+/// Runs the benchmark. The setup must be loopback.
+///
+/// # Errors
+/// When a receiver or the sender fails, or when it is stopped.
+pub fn run(setup: &mut Setup, options: &Options, director: &mut dyn Director) -> Result<Document<BenchSettings, BenchRow>> {
+    let mut settings = options.settings(setup, &Limits::default());
+    settings.notes.extend(crowded(setup));
+    settings.sender += " in trains (UDP GSO)";
+    let mut rows = Vec::new();
+    let mut configs = Vec::new();
+    for &size in &options.sizes {
+        for &threads in &options.threads {
+            configs.extend(options.receivers.iter().map(|&kind| (kind, threads, size)));
+        }
+    }
+    let mut samples = vec![Vec::new(); configs.len()];
+    let planned = configs.len() * options.rounds;
+    let mut taken = 0;
+    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
+        for index in order {
+            let (kind, threads, size) = configs[index];
+            go_on(director.stop())?;
+            let what = format!("{kind} with {threads} threads, round {} of {}", round + 1, options.rounds);
+            director.progress(f64::from(taken) / planned as f64, &what);
+            let pps = Some(options.pps.unwrap_or(PPS));
+            let load = Load { pps, duration: options.duration, size, flows: options.flows, segment: true };
+            let receiver = options.receiver(setup.bind_addr(), threads, size, setup.receiver_cpus());
+            samples[index].push(measure(setup, kind, &receiver, &load, round)?);
+            taken += 1;
+        }
+    }
+    for ((kind, threads, size), samples) in configs.into_iter().zip(samples) {
+        rows.push(BenchRow::of(kind.name(), threads, kind.lanes(threads), size, samples));
+    }
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_GSO, settings, rows))
+}
+
+/// Length of a sample unless told otherwise.
+pub const DURATION: Duration = Duration::from_secs(1);

@@ -1,0 +1,110 @@
+//! The benchmarks: every receiver side by side in one run, interleaved, with all samples kept.
+//!
+//! | module | answers |
+//! |---|---|
+//! | [`rx`] | what receiving costs, up to which rate nothing is lost, and what is left at twice that rate |
+//! | [`gso`] | what receiving costs when the sender sends trains |
+//! | [`churn`] | whether lanes that come and go lose datagrams |
+
+pub mod churn;
+pub mod gso;
+pub mod rx;
+mod sample;
+mod search;
+mod setup;
+
+pub use sample::measure;
+pub use search::{Found, Limits, Trial, no_loss_rate};
+pub use setup::{Load, Setup};
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime};
+
+use manylane::Steering;
+
+use crate::receiver::{Kind, ReceiverOptions};
+use crate::schema::BenchSettings;
+
+/// What all benchmarks share.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Numbers of receiving threads.
+    pub threads: Vec<usize>,
+    /// Payload sizes in bytes.
+    pub sizes: Vec<usize>,
+    /// The receivers to compare.
+    pub receivers: Vec<Kind>,
+    /// Rounds; each measures every receiver once.
+    pub rounds: usize,
+    /// Length of a sample.
+    pub duration: Duration,
+    /// Rate of the cost rounds and the churn; found by the search when `None`.
+    pub pps: Option<f64>,
+    /// Sources, each a flow.
+    pub flows: u16,
+    /// Datagrams that one call may take.
+    pub batch: usize,
+    /// Receive buffer of each socket in bytes.
+    pub recv_buffer: usize,
+    /// How lanes are steered to.
+    pub steering: Steering,
+    /// Shorter: fewer searches, shorter samples.
+    pub quick: bool,
+    /// The command line, for the record.
+    pub command: String,
+}
+
+impl Options {
+    fn receiver(&self, addr: SocketAddr, threads: usize, size: usize, cpus: &[usize]) -> ReceiverOptions {
+        ReceiverOptions {
+            addr,
+            threads,
+            batch: self.batch,
+            recv_buffer: self.recv_buffer,
+            size,
+            cpus: cpus.to_vec(),
+            steering: self.steering.clone(),
+        }
+    }
+
+    fn settings(&self, setup: &Setup, limits: &Limits) -> BenchSettings {
+        BenchSettings {
+            command: self.command.clone(),
+            started_unix: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+            setup: setup.name().into(),
+            device: setup.device(),
+            sender: setup.sender().into(),
+            sender_cpus: setup.sender_cpu().into_iter().collect(),
+            receiver_cpus: setup.receiver_cpus().to_vec(),
+            threads: self.threads.clone(),
+            sizes: self.sizes.clone(),
+            receivers: self.receivers.iter().map(ToString::to_string).collect(),
+            rounds: self.rounds,
+            sample_seconds: self.duration.as_secs_f64(),
+            flows: usize::from(self.flows),
+            batch: self.batch,
+            recv_buffer: self.recv_buffer,
+            steering: self.steering.to_string(),
+            loss_limit: limits.loss,
+            quick: self.quick,
+            notes: Vec::new(),
+        }
+    }
+}
+
+/// Who runs a benchmark: is told how far it is, and may end it.
+pub trait Director {
+    /// The benchmark is at `done` of 1 and now does `what`.
+    fn progress(&mut self, done: f64, what: &str);
+
+    /// Set to end the benchmark before its time.
+    fn stop(&self) -> &AtomicBool;
+}
+
+/// Tells what a note must say about a machine with too few processors, if it is one.
+fn crowded(setup: &Setup) -> Option<String> {
+    setup.sender_cpu().is_none().then(|| {
+        "one processor: sender and receivers share it, so rates are far below what a receiver can do".into()
+    })
+}

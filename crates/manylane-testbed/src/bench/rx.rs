@@ -1,0 +1,211 @@
+//! `bench rx`: what receiving costs.
+//!
+//! 1. Search: up to which rate does each receiver lose next to nothing?
+//! 2. Cost: all receivers at one common rate that none of them loses at, interleaved.
+//! 3. Overload: what does each still deliver at twice its own no-loss rate? A receiver that collapses there
+//!    has receive livelock.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use super::sample::{go_on, measure};
+use super::{Director, Found, Limits, Load, Options, Setup, Trial, crowded, no_loss_rate};
+use crate::receiver::Kind;
+use crate::schema::{BENCH_RX, BenchRow, BenchSettings, Document, Sample};
+use crate::stats::{interleaved, median};
+
+/// The cost rounds run at this share of the lowest no-loss rate: all receivers are then well inside.
+const COMMON_SHARE: f64 = 0.9;
+/// Trials that a search takes as a rule; only the progress bar depends on it.
+const TRIALS: usize = 14;
+
+/// One thing that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Config {
+    kind: Kind,
+    threads: usize,
+    size: usize,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// When a receiver or the sender fails, when no common rate can be found, or when it is stopped.
+pub fn run(setup: &mut Setup, options: &Options, director: &mut dyn Director) -> Result<Document<BenchSettings, BenchRow>> {
+    let limits = Limits::default();
+    let mut settings = options.settings(setup, &limits);
+    settings.notes.extend(crowded(setup));
+    let mut bench = Bench { setup, options, limits, director, spent: Duration::ZERO, planned: Duration::ZERO };
+    let mut rows = Vec::new();
+    bench.plan();
+    for &size in &options.sizes {
+        let configs = bench.configs(size);
+        let found = bench.search(&configs, &mut settings)?;
+        let pps = bench.common_rate(&found)?;
+        settings.notes.push(format!("{size} bytes: cost was measured at {pps:.0} datagrams per second"));
+        let samples = bench.cost(&configs, pps)?;
+        for (config, samples) in configs.iter().zip(samples) {
+            let lanes = config.kind.lanes(config.threads);
+            let mut row = BenchRow::of(config.kind.name(), config.threads, lanes, size, samples);
+            if let Some(found) = found.get(config) {
+                row.no_loss_pps = Some(found.pps);
+                row.sender_limited = Some(found.sender_limited);
+                let (offered, goodput) = bench.overload(config, found.pps * 2.0)?;
+                row.offered_at_double_pps = Some(offered);
+                row.goodput_at_double_pps = Some(goodput);
+            }
+            rows.push(row);
+        }
+    }
+    bench.director.progress(1.0, "done");
+    Ok(Document::new(BENCH_RX, settings, rows))
+}
+
+struct Bench<'a> {
+    setup: &'a mut Setup,
+    options: &'a Options,
+    limits: Limits,
+    director: &'a mut dyn Director,
+    /// Time of the samples so far, and of all that are planned.
+    spent: Duration,
+    planned: Duration,
+}
+
+impl Bench<'_> {
+    fn configs(&self, size: usize) -> Vec<Config> {
+        let threads = self.options.threads.iter();
+        threads
+            .flat_map(|&threads| self.options.receivers.iter().map(move |&kind| Config { kind, threads, size }))
+            .collect()
+    }
+
+    /// The configurations whose no-loss rate is searched: all, or in a quick run those with most threads.
+    fn searched<'c>(&self, configs: &'c [Config]) -> impl Iterator<Item = &'c Config> + use<'c> {
+        let most = configs.iter().map(|config| config.threads).max();
+        let quick = self.options.quick;
+        configs.iter().filter(move |config| !quick || Some(config.threads) == most)
+    }
+
+    fn trial_time(&self) -> Duration {
+        if self.options.quick { self.options.duration } else { self.options.duration.div_f64(2.0) }
+            .min(Duration::from_millis(500))
+    }
+
+    fn plan(&mut self) {
+        let configs = self.configs(0);
+        let searched = self.searched(&configs).count();
+        let one_size = overhead(self.trial_time()) * (searched * self.tries()) as u32
+            + overhead(self.options.duration) * (configs.len() * self.options.rounds + searched) as u32;
+        self.planned = one_size * self.options.sizes.len() as u32;
+    }
+
+    fn tries(&self) -> usize {
+        if self.options.pps.is_some() && self.options.quick { 0 } else { TRIALS }
+    }
+
+    fn search(&mut self, configs: &[Config], settings: &mut BenchSettings) -> Result<HashMap<Config, Found>> {
+        if self.tries() == 0 {
+            settings.notes.push("quick run with a given rate: no-loss rates were not searched".into());
+            return Ok(HashMap::new());
+        }
+        let mut found: HashMap<Config, Found> = HashMap::new();
+        let searched: Vec<Config> = self.searched(configs).copied().collect();
+        if searched.len() < configs.len() {
+            let threads = searched.first().map_or(0, |config| config.threads);
+            settings.notes.push(format!("quick run: no-loss rates were searched with {threads} threads only"));
+        }
+        let mut limits = self.limits;
+        if self.options.quick {
+            limits.precision = 0.1;
+        }
+        for config in searched {
+            // What the receiver before it reached is a good first guess: half of it saves the climb.
+            let guess = found.values().map(|found| found.pps / 2.0).fold(limits.start_pps, f64::max);
+            let from = Limits { start_pps: guess, ..limits };
+            let time = self.trial_time();
+            let planned = overhead(time) * TRIALS as u32;
+            let before = self.spent;
+            let result = no_loss_rate(&from, |pps| {
+                let what = format!("{} with {} threads: {:.0} k/s?", config.kind, config.threads, pps / 1e3);
+                let sample = self.sample(&config, Some(pps), time, 0, &what)?;
+                self.spent = self.spent.min(before + planned);
+                Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
+            })?;
+            self.spent = before + planned;
+            found.insert(config, result);
+        }
+        Ok(found)
+    }
+
+    fn common_rate(&self, found: &HashMap<Config, Found>) -> Result<f64> {
+        if let Some(pps) = self.options.pps {
+            return Ok(pps);
+        }
+        let lowest = found.values().map(|found| found.pps).fold(f64::INFINITY, f64::min);
+        ensure!(
+            lowest.is_finite() && lowest > 0.0,
+            "a receiver loses datagrams even at the lowest rate that was tried: is the machine busy? (--rate sets one)"
+        );
+        Ok(lowest * COMMON_SHARE)
+    }
+
+    /// The samples of each configuration, in the order of `configs`.
+    fn cost(&mut self, configs: &[Config], pps: f64) -> Result<Vec<Vec<Sample>>> {
+        let mut samples = vec![Vec::new(); configs.len()];
+        for (round, order) in interleaved(self.options.rounds, configs.len()).enumerate() {
+            for index in order {
+                let config = configs[index];
+                let rounds = self.options.rounds;
+                let what = format!("{} with {} threads, round {} of {rounds}", config.kind, config.threads, round + 1);
+                samples[index].push(self.sample(&config, Some(pps), self.options.duration, round, &what)?);
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Offered and delivered rate when `pps` arrive: medians of three.
+    fn overload(&mut self, config: &Config, pps: f64) -> Result<(f64, f64)> {
+        let what = format!("{} with {} threads: twice its rate", config.kind, config.threads);
+        let times = if self.options.quick { 1 } else { 3 };
+        let time = self.options.duration.div_f64(f64::from(times));
+        let mut samples = Vec::new();
+        for round in 0..times {
+            samples.push(self.sample(config, Some(pps.max(1.0)), time, round as usize, &what)?);
+        }
+        Ok((
+            median(samples.iter().map(|sample| sample.offered_pps)),
+            median(samples.iter().map(|sample| sample.delivered_pps)),
+        ))
+    }
+
+    fn sample(
+        &mut self,
+        config: &Config,
+        pps: Option<f64>,
+        duration: Duration,
+        round: usize,
+        what: &str,
+    ) -> Result<Sample> {
+        go_on(self.director.stop())?;
+        let done = self.spent.as_secs_f64() / self.planned.as_secs_f64().max(1e-9);
+        self.director.progress(done.min(1.0), what);
+        let load =
+            Load { pps, duration, size: config.size, flows: self.options.flows, segment: false };
+        let receiver = self.options.receiver(
+            self.setup.bind_addr(),
+            config.threads,
+            config.size,
+            self.setup.receiver_cpus(),
+        );
+        let sample = measure(self.setup, config.kind, &receiver, &load, round)?;
+        self.spent += overhead(duration);
+        Ok(sample)
+    }
+}
+
+/// The time that a sample takes with all that belongs to it.
+fn overhead(duration: Duration) -> Duration {
+    duration.mul_f64(1.2) + Duration::from_millis(40)
+}

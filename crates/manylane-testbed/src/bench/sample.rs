@@ -1,0 +1,167 @@
+//! One sample: a receiver, a stretch of traffic, and what it cost.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::setup::{Load, Setup};
+use crate::machine;
+use crate::receiver::{Kind, ReceiverOptions, Running, Snapshot};
+use crate::schema::Sample;
+use crate::traffic::Sent;
+
+/// How long what was sent may take to be delivered or dropped.
+const REST: Duration = Duration::from_millis(500);
+/// Nothing happened for so long: what has not arrived by now does not arrive.
+const QUIET: Duration = Duration::from_millis(25);
+
+/// Ends a benchmark early, on request.
+///
+/// # Errors
+/// When `stop` is set.
+pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
+    if stop.load(Ordering::Relaxed) {
+        bail!("interrupted before the end: no result");
+    }
+    Ok(())
+}
+
+/// Starts a receiver, warms it up, and measures it under `load`.
+///
+/// Each sample has a receiver of its own, so that only one is there at a time and none inherits the state
+/// of an earlier sample.
+///
+/// # Errors
+/// When the receiver or the sender fails.
+pub fn measure(
+    setup: &mut Setup,
+    kind: Kind,
+    options: &ReceiverOptions,
+    load: &Load,
+    round: usize,
+) -> Result<Sample> {
+    let running = setup.start(kind, options)?;
+    // Page faults, sleeping cores, neighbour tables: not part of what is measured.
+    let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
+    let warmed = setup.send(running.addr(), &warm_up)?;
+    rest(running.as_ref(), &Snapshot::default(), &warmed);
+    let before = running.snapshot();
+    let clock = Busy::start();
+    let sent = setup.send(running.addr(), load)?;
+    let at_end = running.snapshot();
+    let (elapsed, busy) = clock.stop();
+    rest(running.as_ref(), &before, &sent);
+    let after = running.stop()?;
+    let sample = sample(round, &sent, &before, &at_end, &after, elapsed, busy);
+    Ok(sample)
+}
+
+/// Waits until all that was sent since `before` is delivered or dropped, or nothing moves any more.
+pub(crate) fn rest(running: &dyn Running, before: &Snapshot, sent: &Sent) {
+    let start = Instant::now();
+    let mut last = (running.snapshot().delivered, Instant::now());
+    while start.elapsed() < REST && last.1.elapsed() < QUIET {
+        let now = running.snapshot();
+        let seen = now.delivered + now.kernel_dropped - before.delivered - before.kernel_dropped;
+        if seen >= sent.datagrams {
+            return;
+        }
+        if now.delivered != last.0 {
+            last = (now.delivered, Instant::now());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn sample(
+    round: usize,
+    sent: &Sent,
+    before: &Snapshot,
+    at_end: &Snapshot,
+    after: &Snapshot,
+    elapsed: Duration,
+    busy: Duration,
+) -> Sample {
+    let delivered = after.delivered - before.delivered;
+    // The rate is that of the time in which traffic ran, not of the queue that was emptied after it.
+    let in_time = at_end.delivered - before.delivered;
+    let rx_cpu = after.rx_cpu.saturating_sub(before.rx_cpu);
+    Sample {
+        round,
+        offered_pps: sent.pps(),
+        delivered_pps: in_time as f64 / elapsed.as_secs_f64().max(1e-9),
+        loss: 1.0 - ratio(delivered.min(sent.datagrams), sent.datagrams),
+        rx_cpu_ns: per(rx_cpu, delivered),
+        total_cpu_ns: per(busy, in_time),
+        sent: sent.datagrams,
+        delivered,
+        kernel_dropped: after.kernel_dropped - before.kernel_dropped,
+    }
+}
+
+fn per(time: Duration, datagrams: u64) -> f64 {
+    time.as_nanos() as f64 / (datagrams.max(1)) as f64
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// Time that the processors of the machine are busy, all together.
+pub(crate) struct Busy {
+    start: Instant,
+    idle_ns: u64,
+    cpus: u32,
+}
+
+impl Busy {
+    pub(crate) fn start() -> Self {
+        let cpus = u32::try_from(machine::online_cpus().len()).unwrap_or(1);
+        Self { start: Instant::now(), idle_ns: machine::idle_ns(), cpus }
+    }
+
+    /// The time that passed, and how much of it, over all processors, was not idle.
+    pub(crate) fn stop(&self) -> (Duration, Duration) {
+        let idle = machine::idle_ns().saturating_sub(self.idle_ns);
+        let elapsed = self.start.elapsed();
+        (elapsed, (elapsed * self.cpus).saturating_sub(Duration::from_nanos(idle)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_adds_up() {
+        let snap = |delivered, kernel_dropped, micros| Snapshot {
+            delivered,
+            kernel_dropped,
+            rx_cpu: Duration::from_micros(micros),
+        };
+        let mut sent = Sent::default();
+        sent.datagrams = 1000;
+        sent.elapsed = Duration::from_millis(100);
+        let (elapsed, busy) = (Duration::from_millis(100), Duration::from_millis(50));
+        let (before, at_end, after) = (snap(100, 5, 10), snap(900, 5, 400), snap(1000, 105, 460));
+        let got = sample(3, &sent, &before, &at_end, &after, elapsed, busy);
+        assert_eq!((got.round, got.sent, got.delivered, got.kernel_dropped), (3, 1000, 900, 100));
+        assert_eq!((got.offered_pps, got.delivered_pps), (10_000.0, 8_000.0));
+        assert!((got.loss - 0.1).abs() < 1e-12);
+        assert_eq!((got.rx_cpu_ns, got.total_cpu_ns), (500.0, 62_500.0));
+    }
+
+    #[test]
+    fn a_busy_thread_shows_as_busy_time() {
+        let clock = Busy::start();
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            std::hint::spin_loop();
+        }
+        let (elapsed, busy) = clock.stop();
+        assert!(elapsed >= Duration::from_millis(200));
+        assert!(busy >= Duration::from_millis(150), "{busy:?}");
+    }
+}

@@ -1,0 +1,195 @@
+//! The highest rate that a receiver takes with next to no loss.
+//!
+//! The search comes from below: under a flood above that rate the kernel spends its time on
+//! datagrams that it then drops, so trials from above would see a collapsed receiver.
+
+use anyhow::Result;
+
+/// What one trial saw.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Trial {
+    /// Datagrams per second that the sender really sent.
+    pub offered_pps: f64,
+    /// Share of them that was lost.
+    pub loss: f64,
+}
+
+/// Limits of the search.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// First rate that is tried.
+    pub start_pps: f64,
+    /// Rate above which nobody looks.
+    pub max_pps: f64,
+    /// Largest share of datagrams that may be lost.
+    pub loss: f64,
+    /// The search ends when pass and failure are this close, as a share of the rate.
+    pub precision: f64,
+    /// Tries that a rate has: noise of the machine must not look like a limit of the receiver.
+    pub tries: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { start_pps: 50_000.0, max_pps: 20e6, loss: 0.001, precision: 0.03, tries: 2 }
+    }
+}
+
+/// What the search found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Found {
+    /// Highest confirmed rate; 0 when even the lowest rate that was tried loses datagrams.
+    pub pps: f64,
+    /// True when the sender could not send faster: the receiver can do at least this.
+    pub sender_limited: bool,
+    /// Trials that it took.
+    pub trials: usize,
+}
+
+/// A sender that reaches less than this share of the asked rate is at its own limit.
+const SENDER_REACHES: f64 = 0.95;
+/// How far the rate grows at each step while nothing is lost.
+const GROWTH: f64 = 1.6;
+/// Rates below this say nothing about a receiver: the machine is busy with something else.
+const FLOOR_PPS: f64 = 1000.0;
+
+/// Searches for the highest rate that `trial` passes. `trial` gets the rate to offer.
+///
+/// The answer is a rate that was really offered and passed twice.
+pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>) -> Result<Found> {
+    let mut search = Search { limits, trial: &mut trial, trials: 0 };
+    let mut rate = limits.start_pps.max(FLOOR_PPS).min(limits.max_pps);
+    let (mut good, mut bad, mut sender_limited) = (0.0_f64, f64::INFINITY, false);
+
+    // Up until something is lost, or down until nothing is.
+    loop {
+        match search.passes(rate)? {
+            Some(seen) => {
+                good = good.max(seen.min(rate));
+                sender_limited = seen < rate * SENDER_REACHES;
+                if sender_limited || bad.is_finite() || rate >= limits.max_pps {
+                    break;
+                }
+                rate = (rate * GROWTH).min(limits.max_pps);
+            }
+            None => {
+                bad = rate;
+                if good > 0.0 {
+                    break;
+                }
+                rate /= GROWTH;
+                if rate < FLOOR_PPS {
+                    return Ok(Found { pps: 0.0, sender_limited: false, trials: search.trials });
+                }
+            }
+        }
+    }
+    // Halve what is between the two.
+    while bad.is_finite() && bad - good > limits.precision * good {
+        let middle = f64::midpoint(good, bad);
+        match search.passes(middle)? {
+            Some(seen) if seen < middle * SENDER_REACHES => {
+                good = good.max(seen);
+                sender_limited = true;
+                break;
+            }
+            Some(seen) => good = good.max(seen.min(middle)),
+            None => bad = middle,
+        }
+    }
+    // A rate that passed once may have been lucky: only one that passes again is reported.
+    while good >= FLOOR_PPS {
+        if search.passes(good)?.is_some() {
+            return Ok(Found { pps: good, sender_limited, trials: search.trials });
+        }
+        good *= 1.0 - limits.precision;
+        sender_limited = false;
+    }
+    Ok(Found { pps: 0.0, sender_limited: false, trials: search.trials })
+}
+
+struct Search<'a, T> {
+    limits: &'a Limits,
+    trial: &'a mut T,
+    trials: usize,
+}
+
+impl<T: FnMut(f64) -> Result<Trial>> Search<'_, T> {
+    /// The rate that was really offered, if a try at `rate` stayed within the limit.
+    fn passes(&mut self, rate: f64) -> Result<Option<f64>> {
+        for _ in 0..self.limits.tries.max(1) {
+            self.trials += 1;
+            let seen = (self.trial)(rate)?;
+            if seen.loss <= self.limits.loss && seen.offered_pps > 0.0 {
+                return Ok(Some(seen.offered_pps));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A receiver that takes everything up to `knee` and collapses above it, behind a sender that
+    /// reaches `sender` at most.
+    fn receiver(knee: f64, sender: f64) -> impl FnMut(f64) -> Result<Trial> {
+        move |rate| {
+            let offered_pps = rate.min(sender);
+            let loss = if offered_pps <= knee { 0.0 } else { 0.5 };
+            Ok(Trial { offered_pps, loss })
+        }
+    }
+
+    #[test]
+    fn finds_a_known_knee_within_the_precision() {
+        let limits = Limits::default();
+        for knee in [1_500.0, 49_999.0, 50_000.0, 312_345.0, 1_000_000.0, 7_654_321.0] {
+            let found = no_loss_rate(&limits, receiver(knee, 1e9)).unwrap();
+            assert!(found.pps <= knee, "{found:?} is above {knee}");
+            assert!(found.pps >= knee * (1.0 - limits.precision), "{found:?} is far below {knee}");
+            assert!(!found.sender_limited && found.trials < 60, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn says_when_the_sender_is_the_limit() {
+        let found = no_loss_rate(&Limits::default(), receiver(5e6, 400_000.0)).unwrap();
+        assert_eq!((found.pps, found.sender_limited), (400_000.0, true));
+    }
+
+    #[test]
+    fn stops_at_the_highest_rate_allowed() {
+        let limits = Limits { max_pps: 100_000.0, ..Limits::default() };
+        let found = no_loss_rate(&limits, receiver(5e6, 1e9)).unwrap();
+        assert_eq!((found.pps, found.sender_limited), (100_000.0, false));
+    }
+
+    #[test]
+    fn a_receiver_that_always_loses_has_no_such_rate() {
+        let found = no_loss_rate(&Limits::default(), receiver(0.0, 1e9)).unwrap();
+        assert_eq!(found.pps, 0.0);
+    }
+
+    #[test]
+    fn a_single_hiccup_does_not_lower_the_answer() {
+        let mut inner = receiver(312_345.0, 1e9);
+        let mut calls = 0;
+        let found = no_loss_rate(&Limits::default(), |rate| {
+            calls += 1;
+            let mut seen = inner(rate)?;
+            if calls % 5 == 0 {
+                seen.loss = 0.2;
+            }
+            Ok(seen)
+        });
+        let pps = found.unwrap().pps;
+        assert!((300_000.0..=312_345.0).contains(&pps), "{pps}");
+    }
+
+    #[test]
+    fn an_error_of_a_trial_ends_the_search() {
+        assert!(no_loss_rate(&Limits::default(), |_| anyhow::bail!("no sender")).is_err());
+    }
+}

@@ -1,0 +1,419 @@
+//! A client that asks by schedule and measures answers: an open loop.
+//!
+//! Request n is due at n divided by the rate, whatever became of those before it. Its latency counts from
+//! then, so a server that stalls, or a client that falls behind, shows in the figures.
+
+mod ledger;
+mod payload;
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, ensure};
+use hdrhistogram::Histogram;
+use manylane_sys::measure::{Watch, sleep_precisely};
+
+pub use ledger::{NumberedLedger, OrderedLedger, Tally, Verdict};
+pub use payload::{Expect, MAX_PAYLOAD, NUMBERED, Numbered, Payload, filled};
+
+/// What to ask, how often, and what to expect.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The server.
+    pub to: SocketAddr,
+    /// Requests per second, over all flows.
+    pub rate: f64,
+    /// Requests in all; `None` for as many as fit the duration.
+    pub count: Option<u64>,
+    /// How long to ask; `None` for until the count is reached.
+    pub duration: Option<Duration>,
+    /// Size of a request when no bytes are given.
+    pub size: usize,
+    /// Sources, each with a port of its own; requests go round them.
+    pub flows: usize,
+    /// Bytes of every request; `None` for bytes of our own.
+    pub payload: Option<Payload>,
+    /// What the server should answer.
+    pub expect: Expect,
+    /// How long to wait for an answer.
+    pub timeout: Duration,
+}
+
+/// What came of it.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// What became of the requests.
+    pub tally: Tally,
+    /// Nanoseconds from when a request was due to its answer; answers in time only.
+    pub latency: Histogram<u64>,
+    /// How far behind its schedule the client itself was, in nanoseconds: latencies include it.
+    pub behind: Histogram<u64>,
+    /// Requests that the kernel did not take.
+    pub unsent: u64,
+    /// Times the kernel said that nobody listens there.
+    pub refused: u64,
+    /// How long requests were sent.
+    pub asking: Duration,
+}
+
+/// Requests that are sent before answers are looked at again, so that no answer waits long to be seen.
+const BURST: usize = 16;
+/// Sockets that one look at the watch reports.
+const LOOK: usize = 64;
+/// A pause is never longer than this, so that a request to stop is seen.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Highest latency that the histogram tells apart.
+const HIGHEST_NS: u64 = 3_600_000_000_000;
+
+/// Asks as planned until all is asked and answered, or timed out, or `stop` is set. `progress` is told about
+/// ten times a second how it stands.
+///
+/// # Errors
+/// When sockets cannot be made, or the kernel refuses what cannot be counted as a loss.
+pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&Tally)) -> Result<Outcome> {
+    sleep_precisely();
+    let mut client = Client::open(plan)?;
+    let start = Instant::now();
+    let mut told = start;
+    loop {
+        let now = start.elapsed();
+        let due = client.ask(now, start)?;
+        let next = if stop.load(Ordering::Relaxed) { None } else { due };
+        let all_settled = client.ledger.expire(nanos(start.elapsed()));
+        if next.is_none() && all_settled {
+            break;
+        }
+        if next.is_none() && client.asking.is_none() {
+            client.asking = Some(start.elapsed());
+        }
+        let wait = next.map_or(PAUSE, |next| next.saturating_sub(start.elapsed()).min(PAUSE));
+        client.collect(wait, start)?;
+        if told.elapsed() >= Duration::from_millis(100) {
+            told = Instant::now();
+            progress(&client.ledger.tally());
+        }
+        if stop.load(Ordering::Relaxed) {
+            client.finished = true;
+        }
+    }
+    let asking = client.asking.unwrap_or_else(|| start.elapsed());
+    // Answers beyond those expected may still be on their way: they are to be counted too.
+    client.collect(Duration::from_millis(1), start)?;
+    Ok(Outcome {
+        tally: client.ledger.tally(),
+        latency: client.latency,
+        behind: client.behind,
+        unsent: client.unsent,
+        refused: client.refused,
+        asking,
+    })
+}
+
+/// Requests that carry their number are told apart by it, all others by their order in the flow.
+enum Ledger {
+    Numbered(NumberedLedger, Numbered),
+    Ordered(OrderedLedger, Vec<u8>),
+}
+
+impl Ledger {
+    fn expire(&mut self, now_ns: u64) -> bool {
+        match self {
+            Self::Numbered(ledger, _) => ledger.expire(now_ns),
+            Self::Ordered(ledger, _) => ledger.expire(now_ns),
+        }
+    }
+
+    fn tally(&self) -> Tally {
+        match self {
+            Self::Numbered(ledger, _) => ledger.tally(),
+            Self::Ordered(ledger, _) => ledger.tally(),
+        }
+    }
+}
+
+struct Client<'a> {
+    plan: &'a Plan,
+    flows: Vec<UdpSocket>,
+    watch: Watch,
+    ledger: Ledger,
+    request: Vec<u8>,
+    buffer: Vec<u8>,
+    latency: Histogram<u64>,
+    behind: Histogram<u64>,
+    /// Requests whose turn has come, sent or not.
+    turns: u64,
+    unsent: u64,
+    refused: u64,
+    finished: bool,
+    asking: Option<Duration>,
+}
+
+impl<'a> Client<'a> {
+    fn open(plan: &'a Plan) -> Result<Self> {
+        ensure!(plan.rate > 0.0, "the rate must be above 0");
+        ensure!(plan.flows > 0, "at least one flow is needed");
+        ensure!(
+            plan.count.is_some() || plan.duration.is_some(),
+            "without a count or a duration this would never end"
+        );
+        let watch = Watch::new(LOOK).context("cannot watch sockets")?;
+        let any: SocketAddr = if plan.to.is_ipv4() {
+            ([0, 0, 0, 0], 0).into()
+        } else {
+            ([0_u16; 8], 0).into()
+        };
+        let mut flows = Vec::with_capacity(plan.flows);
+        for flow in 0..plan.flows {
+            let socket = UdpSocket::bind(any).with_context(|| {
+                format!("cannot open flow {flow} of {}: see `ulimit -n` and --flows", plan.flows)
+            })?;
+            socket.connect(plan.to).with_context(|| format!("cannot reach {}", plan.to))?;
+            socket.set_nonblocking(true)?;
+            watch.add(&socket, flow as u64)?;
+            flows.push(socket);
+        }
+        let request =
+            plan.payload.as_ref().map_or_else(|| filled(plan.size), |given| given.bytes().to_vec());
+        Ok(Self {
+            plan,
+            flows,
+            watch,
+            ledger: ledger(plan, &request),
+            request,
+            buffer: vec![0; MAX_PAYLOAD + 1],
+            latency: Histogram::new_with_bounds(1, HIGHEST_NS, 3)?,
+            behind: Histogram::new_with_bounds(1, HIGHEST_NS, 3)?,
+            turns: 0,
+            unsent: 0,
+            refused: 0,
+            finished: false,
+            asking: None,
+        })
+    }
+
+    /// Sends what is due, at most a burst, and says when the next request is; `None` after the last.
+    fn ask(&mut self, now: Duration, start: Instant) -> Result<Option<Duration>> {
+        for _ in 0..BURST {
+            let due = match self.next_due() {
+                Some(due) if due <= now => due,
+                other => return Ok(other),
+            };
+            self.ask_one(due, start)?;
+        }
+        Ok(self.next_due())
+    }
+
+    fn next_due(&mut self) -> Option<Duration> {
+        let due = Duration::from_secs_f64(self.turns as f64 / self.plan.rate);
+        let over = self.plan.count.is_some_and(|count| self.turns >= count)
+            || self.plan.duration.is_some_and(|duration| due >= duration);
+        self.finished |= over;
+        (!self.finished).then_some(due)
+    }
+
+    fn ask_one(&mut self, due: Duration, start: Instant) -> Result<()> {
+        let flow = (self.turns % self.flows.len() as u64) as usize;
+        self.turns += 1;
+        if let Ledger::Numbered(ledger, form) = &self.ledger {
+            // The number it will get if the kernel takes it.
+            form.write(ledger.tally().asked, &mut self.request);
+        }
+        // A refusal that the kernel reports here is about an earlier request; it is reported once.
+        let mut sent = self.flows[flow].send(&self.request);
+        if matches!(&sent, Err(err) if err.kind() == io::ErrorKind::ConnectionRefused) {
+            self.refused += 1;
+            sent = self.flows[flow].send(&self.request);
+        }
+        match sent {
+            Ok(_) => {
+                self.behind.saturating_record(nanos(start.elapsed().saturating_sub(due)));
+                match &mut self.ledger {
+                    Ledger::Numbered(ledger, _) => {
+                        ledger.ask(nanos(due));
+                    }
+                    Ledger::Ordered(ledger, _) => ledger.ask(flow, nanos(due)),
+                }
+            }
+            Err(err) => {
+                self.unsent += 1;
+                let passing = [io::ErrorKind::WouldBlock, io::ErrorKind::ConnectionRefused];
+                let no_buffers = err.raw_os_error() == Some(NO_BUFFERS);
+                if !passing.contains(&err.kind()) && !no_buffers && err.kind() != io::ErrorKind::Interrupted {
+                    let size = self.request.len();
+                    return Err(err)
+                        .with_context(|| format!("cannot send {size} bytes to {}", self.plan.to));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits at most `wait` for answers and enters all that are there.
+    fn collect(&mut self, wait: Duration, start: Instant) -> Result<()> {
+        let ready: Vec<u64> = self.watch.wait(wait).context("cannot wait for answers")?.collect();
+        for flow in ready {
+            let flow = flow as usize;
+            for _ in 0..BURST {
+                match self.flows[flow].recv(&mut self.buffer) {
+                    Ok(len) => self.enter(flow, len, nanos(start.elapsed())),
+                    Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => self.refused += 1,
+                    // Anything else is over by the next look, or it is "nothing there".
+                    Err(_) => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, flow: usize, len: usize, now_ns: u64) {
+        let answer = &self.buffer[..len];
+        let verdict = match &mut self.ledger {
+            Ledger::Numbered(ledger, form) => match form.read(answer) {
+                Some((number, right)) => ledger.answer(number, right, now_ns),
+                None => {
+                    ledger.stray();
+                    return;
+                }
+            },
+            Ledger::Ordered(ledger, expected) => ledger.answer(flow, answer == expected, now_ns),
+        };
+        if let Verdict::Answer(latency) = verdict {
+            self.latency.saturating_record(latency.max(1));
+        }
+    }
+}
+
+/// `ENOBUFS` on every architecture of Linux but Alpha, MIPS and SPARC, where it then ends the run.
+const NO_BUFFERS: i32 = 105;
+
+fn ledger(plan: &Plan, request: &[u8]) -> Ledger {
+    let timeout_ns = nanos(plan.timeout);
+    match &plan.expect {
+        Expect::Echo if plan.payload.is_none() && plan.size >= NUMBERED => {
+            let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(0, nanos);
+            let mark = clock.rotate_left(20) ^ u64::from(std::process::id());
+            Ledger::Numbered(NumberedLedger::new(timeout_ns), Numbered { mark, size: plan.size })
+        }
+        Expect::Bytes(expected) => {
+            Ledger::Ordered(OrderedLedger::new(plan.flows, timeout_ns), expected.bytes().to_vec())
+        }
+        _ => Ledger::Ordered(OrderedLedger::new(plan.flows, timeout_ns), request.to_vec()),
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(to: SocketAddr) -> Plan {
+        Plan {
+            to,
+            rate: 20_000.0,
+            count: Some(2000),
+            duration: None,
+            size: 32,
+            flows: 3,
+            payload: None,
+            expect: Expect::Echo,
+            timeout: Duration::from_millis(500),
+        }
+    }
+
+    /// A server that answers with what `answer` makes of each request, until it is dropped.
+    struct Server(SocketAddr);
+
+    impl Server {
+        fn start(mut answer: impl FnMut(u64, &[u8]) -> Vec<Vec<u8>> + Send + 'static) -> Self {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let addr = socket.local_addr().unwrap();
+            std::thread::spawn(move || {
+                let mut buffer = [0; 2048];
+                let mut number = 0;
+                while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
+                    if len == 0 {
+                        return;
+                    }
+                    for reply in answer(number, &buffer[..len]) {
+                        socket.send_to(&reply, peer).unwrap();
+                    }
+                    number += 1;
+                }
+            });
+            Self(addr)
+        }
+    }
+
+    impl Drop for Server {
+        fn drop(&mut self) {
+            let _ = UdpSocket::bind("127.0.0.1:0").unwrap().send_to(&[], self.0);
+        }
+    }
+
+    fn ask(plan: &Plan) -> Outcome {
+        run(plan, &AtomicBool::new(false), |_| ()).unwrap()
+    }
+
+    #[test]
+    fn every_request_is_answered_and_timed() {
+        let server = Server::start(|_, request| vec![request.to_vec()]);
+        for size in [32, 8] {
+            let outcome = ask(&Plan { size, ..plan(server.0) });
+            assert_eq!(outcome.tally.asked, 2000);
+            assert_eq!(outcome.tally.answered, 2000, "{:?}", outcome.tally);
+            assert_eq!(outcome.latency.len(), 2000);
+            assert!(outcome.asking >= Duration::from_millis(90), "{:?}", outcome.asking);
+        }
+    }
+
+    #[test]
+    fn losses_duplicates_and_wrong_answers_are_told_apart() {
+        let server = Server::start(|number, request| match number % 10 {
+            0 => vec![],
+            1 => vec![request.to_vec(); 2],
+            2 => vec![[request, b"x"].concat()],
+            3 => vec![b"stray".to_vec(), request.to_vec()],
+            _ => vec![request.to_vec()],
+        });
+        let tally = ask(&plan(server.0)).tally;
+        assert_eq!((tally.asked, tally.answered), (2000, 1600), "{tally:?}");
+        assert_eq!((tally.lost, tally.wrong), (200, 200), "{tally:?}");
+        assert_eq!((tally.duplicates, tally.unexpected), (200, 200), "{tally:?}");
+    }
+
+    #[test]
+    fn a_stall_of_the_server_shows_in_the_latency_of_those_behind_it() {
+        let server = Server::start(|number, request| {
+            if number == 500 {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            vec![request.to_vec()]
+        });
+        // 100 ms at 2000 per second: 200 requests wait, which every receive buffer holds.
+        let outcome = ask(&Plan { count: Some(1000), rate: 2000.0, ..plan(server.0) });
+        assert_eq!(outcome.tally.answered, 1000);
+        let slow = outcome.latency.count_between(40_000_000, HIGHEST_NS);
+        assert!(slow >= 80, "{slow} requests slower than 40 ms");
+    }
+
+    #[test]
+    fn nobody_there_is_loss_and_not_an_error() {
+        let gone = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let timeout = Duration::from_millis(50);
+        let outcome = ask(&Plan { count: Some(100), timeout, ..plan(gone) });
+        assert_eq!(outcome.tally.answered, 0);
+        assert_eq!(outcome.tally.asked + outcome.unsent, 100);
+        assert!(outcome.refused > 0);
+    }
+
+    #[test]
+    fn a_plan_without_an_end_is_refused() {
+        let endless = Plan { count: None, ..plan(([127, 0, 0, 1], 9).into()) };
+        assert!(run(&endless, &AtomicBool::new(false), |_| ()).is_err());
+    }
+}

@@ -1,0 +1,181 @@
+//! What a client sends and what it expects back.
+
+use std::fmt;
+use std::fs;
+use std::str::FromStr;
+
+/// The largest payload of a UDP datagram over IPv4.
+pub const MAX_PAYLOAD: usize = 65_507;
+
+/// Bytes that the user gave: `text:HELLO`, `hex:00ff`, `file:PATH`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Payload {
+    bytes: Vec<u8>,
+}
+
+impl Payload {
+    /// The bytes themselves.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl FromStr for Payload {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bytes = match text.split_once(':') {
+            Some(("text", text)) => text.as_bytes().to_vec(),
+            Some(("hex", digits)) => parse_hex(digits)?,
+            Some(("file", path)) => fs::read(path).map_err(|err| format!("cannot read {path}: {err}"))?,
+            _ => return Err("give text:..., hex:... or file:PATH".into()),
+        };
+        if bytes.len() > MAX_PAYLOAD {
+            return Err(format!("{} bytes do not fit a datagram: at most {MAX_PAYLOAD}", bytes.len()));
+        }
+        Ok(Self { bytes })
+    }
+}
+
+/// What a server should answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Expect {
+    /// Nothing: answers are not even looked at.
+    #[default]
+    Nothing,
+    /// The bytes that it was sent.
+    Echo,
+    /// Always these bytes.
+    Bytes(Payload),
+}
+
+impl FromStr for Expect {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::Nothing),
+            "echo" => Ok(Self::Echo),
+            _ => text
+                .parse()
+                .map(Self::Bytes)
+                .map_err(|err| if err.starts_with("give ") { format!("give echo, none, {}", &err[5..]) } else { err }),
+        }
+    }
+}
+
+impl fmt::Display for Expect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("none"),
+            Self::Echo => f.write_str("echo"),
+            Self::Bytes(payload) => write!(f, "{} given bytes", payload.bytes.len()),
+        }
+    }
+}
+
+/// Pairs of hexadecimal digits; spaces, colons and underscores between them are for the eye.
+fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
+    let mut digits = Vec::with_capacity(text.len());
+    for character in text.chars().filter(|c| !matches!(c, ' ' | ':' | '_')) {
+        let digit = character.to_digit(16).ok_or(format!("'{character}' is not a hexadecimal digit"))?;
+        digits.push(digit as u8);
+    }
+    if !digits.len().is_multiple_of(2) {
+        return Err(format!("{} hexadecimal digits: two make a byte, so their number must be even", digits.len()));
+    }
+    Ok(digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+/// Length of the head of a numbered request.
+pub const NUMBERED: usize = 16;
+
+/// A request that carries its own number, so that its answer is known whatever order answers come in:
+/// a mark of this run (8 bytes) and the number (8), both with the highest byte first; the rest is fixed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbered {
+    /// A mark that earlier and other clients do not have: their late answers are not ours.
+    pub mark: u64,
+    /// Length of the request.
+    pub size: usize,
+}
+
+impl Numbered {
+    /// Writes request `number` into `out`, which becomes `size` bytes long.
+    pub fn write(&self, number: u64, out: &mut Vec<u8>) {
+        out.resize(self.size, 0);
+        let (head, rest) = out.split_at_mut(NUMBERED);
+        head[..8].copy_from_slice(&self.mark.to_be_bytes());
+        head[8..].copy_from_slice(&number.to_be_bytes());
+        for (at, byte) in rest.iter_mut().enumerate() {
+            *byte = filler(at);
+        }
+    }
+
+    /// The number of the request that `answer` echoes, and whether it echoes it whole; `None` when it
+    /// answers no request of this run.
+    pub fn read(&self, answer: &[u8]) -> Option<(u64, bool)> {
+        let (mark, rest) = answer.split_first_chunk::<8>()?;
+        let (number, rest) = rest.split_first_chunk::<8>()?;
+        if u64::from_be_bytes(*mark) != self.mark {
+            return None;
+        }
+        let whole =
+            answer.len() == self.size && rest.iter().enumerate().all(|(at, byte)| *byte == filler(at));
+        Some((u64::from_be_bytes(*number), whole))
+    }
+}
+
+/// `size` bytes that any change shows in.
+pub fn filled(size: usize) -> Vec<u8> {
+    (0..size).map(filler).collect()
+}
+
+fn filler(at: usize) -> u8 {
+    (at % 251) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_are_parsed() {
+        assert_eq!("text:a:b".parse::<Payload>().unwrap().bytes(), b"a:b");
+        assert_eq!("text:".parse::<Payload>().unwrap().bytes(), b"");
+        assert_eq!("hex:00 fF_1:0".parse::<Payload>().unwrap().bytes(), [0, 0xff, 0x10]);
+        assert!("hex:123".parse::<Payload>().unwrap_err().contains("even"));
+        assert!("hex:zz".parse::<Payload>().unwrap_err().contains("'z'"));
+        assert!("file:/nonexistent".parse::<Payload>().unwrap_err().contains("/nonexistent"));
+        assert!("hello".parse::<Payload>().unwrap_err().contains("text:"));
+        assert!(format!("text:{}", "x".repeat(70_000)).parse::<Payload>().is_err());
+    }
+
+    #[test]
+    fn expectations_are_parsed() {
+        assert_eq!("echo".parse(), Ok(Expect::Echo));
+        assert_eq!("none".parse(), Ok(Expect::Nothing));
+        assert!(matches!("text:pong".parse(), Ok(Expect::Bytes(_))));
+        assert!("ping".parse::<Expect>().unwrap_err().contains("echo, none"));
+    }
+
+    #[test]
+    fn a_numbered_request_is_recognised_and_checked() {
+        for size in [16, 17, 1000] {
+            let form = Numbered { mark: 77, size };
+            let mut bytes = Vec::new();
+            form.write(123_456, &mut bytes);
+            assert_eq!(bytes.len(), size);
+            assert_eq!(form.read(&bytes), Some((123_456, true)));
+            assert_eq!(form.read(&bytes[..15]), None);
+            assert_eq!(Numbered { mark: 78, size }.read(&bytes), None);
+            bytes.push(0);
+            assert_eq!(form.read(&bytes), Some((123_456, false)));
+        }
+        let form = Numbered { mark: 1, size: 20 };
+        let mut bytes = Vec::new();
+        form.write(5, &mut bytes);
+        bytes[19] ^= 1;
+        assert_eq!(form.read(&bytes), Some((5, false)));
+    }
+}

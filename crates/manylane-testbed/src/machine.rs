@@ -1,0 +1,146 @@
+//! The machine a result was measured on, as far as a reader needs it to judge the figures.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// Processors, kernel and memory of the machine that ran a measurement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Processors that are on line.
+    pub cpus: usize,
+    /// The processor's own name for itself, or `unknown`.
+    pub model: String,
+    /// Release of the running kernel, with its architecture.
+    pub kernel: String,
+    /// Memory in bytes; 0 when `/proc/meminfo` cannot be read.
+    pub memory_bytes: u64,
+    /// True when the processor says that it is a guest of a hypervisor: timings are noisier there.
+    pub virtual_machine: bool,
+    /// Mitigations of processor flaws that cost time at each system call, as the kernel words them.
+    pub mitigations: Vec<String>,
+    /// `net.core.rmem_max`: the largest receive buffer that needs no privilege.
+    pub rmem_max: u64,
+}
+
+impl Machine {
+    /// Reads `/proc` and `/sys`. Whatever cannot be read is left at its neutral value: a result
+    /// without the name of the processor is still a result.
+    pub fn read() -> Self {
+        let cpuinfo = text("/proc/cpuinfo");
+        Self {
+            cpus: online_cpus().len(),
+            model: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
+            kernel: format!(
+                "{} {}",
+                text("/proc/sys/kernel/osrelease").trim(),
+                std::env::consts::ARCH
+            ),
+            memory_bytes: field(&text("/proc/meminfo"), "MemTotal")
+                .and_then(|size| size.split_whitespace().next()?.parse::<u64>().ok())
+                .unwrap_or(0)
+                * 1024,
+            virtual_machine: field(&cpuinfo, "flags")
+                .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
+            mitigations: mitigations(),
+            rmem_max: text("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0),
+        }
+    }
+}
+
+/// The processors that are on line, in rising order; never empty.
+pub fn online_cpus() -> Vec<usize> {
+    let list = parse_cpu_list(text("/sys/devices/system/cpu/online").trim());
+    if list.is_empty() { vec![0] } else { list }
+}
+
+/// The processors that this process may run on, in rising order; never empty.
+pub fn allowed_cpus() -> Vec<usize> {
+    let status = text("/proc/self/status");
+    let list = field(&status, "Cpus_allowed_list").map(|list| parse_cpu_list(&list));
+    list.filter(|list| !list.is_empty()).unwrap_or_else(online_cpus)
+}
+
+/// Parses the kernel's form of a set of processors: `0-3,6`. What is not a number is left out.
+pub fn parse_cpu_list(list: &str) -> Vec<usize> {
+    let mut cpus = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.trim().parse(), last.trim().parse::<usize>()) {
+            cpus.extend(first..=last);
+        }
+    }
+    cpus
+}
+
+/// Nanoseconds that the processors together spent idle since boot.
+///
+/// The kernel counts idle time by its clock and not by sampling at the tick, so what is left of the
+/// wall clock is the more exact way to the busy time.
+pub(crate) fn idle_ns() -> u64 {
+    /// `USER_HZ` is 100 on every architecture of Linux that this project runs on.
+    const TICK_NS: u64 = 10_000_000;
+    let stat = text("/proc/stat");
+    let line = stat.lines().next().unwrap_or_default();
+    let fields: Vec<u64> =
+        line.split_whitespace().skip(1).filter_map(|value| value.parse().ok()).collect();
+    // user nice system idle iowait irq softirq steal: time that was stolen is nobody's work here.
+    let at = |index: usize| fields.get(index).copied().unwrap_or(0);
+    (at(3) + at(4) + at(7)) * TICK_NS
+}
+
+fn mitigations() -> Vec<String> {
+    let Ok(folder) = fs::read_dir("/sys/devices/system/cpu/vulnerabilities") else {
+        return Vec::new();
+    };
+    let mut found: Vec<String> = folder
+        .flatten()
+        .filter_map(|entry| {
+            let state = fs::read_to_string(entry.path()).ok()?;
+            let state = state.trim().strip_prefix("Mitigation: ")?.to_owned();
+            Some(format!("{}: {state}", entry.file_name().to_string_lossy()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn text(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The value of the first `name: value` line of a file in the style of `/proc/cpuinfo`.
+fn field(text: &str, name: &str) -> Option<String> {
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(key, _)| key.trim() == name)
+        .map(|(_, value)| value.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_read_as_the_kernel_writes_them() {
+        assert_eq!(parse_cpu_list("0-3,6"), [0, 1, 2, 3, 6]);
+        assert_eq!(parse_cpu_list("5"), [5]);
+        assert_eq!(parse_cpu_list(""), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn this_machine_has_a_kernel_and_processors() {
+        let machine = Machine::read();
+        assert!(machine.cpus >= 1);
+        assert!(machine.kernel.contains('.'));
+        assert!(machine.memory_bytes > 0);
+        assert!(!allowed_cpus().is_empty());
+    }
+
+    #[test]
+    fn idle_time_does_not_run_backwards() {
+        let before = idle_ns();
+        assert!(before > 0);
+        assert!(idle_ns() >= before);
+    }
+}

@@ -1,0 +1,156 @@
+//! What a benchmark compares: receivers that take datagrams and count them, all alike but for the way they
+//! take them.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::Result;
+use manylane::{Handle, Steering};
+
+use crate::baseline;
+
+/// The receivers by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// One socket, shared by all threads, one `recvfrom` a datagram: what most programs do.
+    SocketRecvfrom,
+    /// One socket, shared by all threads, `recvmmsg` of up to a batch.
+    SocketRecvmmsg,
+    /// A socket for each thread by `SO_REUSEPORT`, `recvmmsg` of up to a batch.
+    ReuseportRecvmmsg,
+    /// The same with `UDP_GRO` and buffers that hold whole trains.
+    ReuseportGro,
+    /// Ours: lanes of the engine `mmsg`.
+    LaneMmsg,
+}
+
+impl Kind {
+    /// All of them, baselines first.
+    pub const ALL: [Self; 5] = [
+        Self::SocketRecvfrom,
+        Self::SocketRecvmmsg,
+        Self::ReuseportRecvmmsg,
+        Self::ReuseportGro,
+        Self::LaneMmsg,
+    ];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SocketRecvfrom => "socket/recvfrom",
+            Self::SocketRecvmmsg => "socket/recvmmsg",
+            Self::ReuseportRecvmmsg => "reuseport/recvmmsg",
+            Self::ReuseportGro => "reuseport/gro",
+            Self::LaneMmsg => "lane/mmsg",
+        }
+    }
+
+    /// True for what this project makes, false for what it is compared with.
+    pub const fn is_ours(self) -> bool {
+        matches!(self, Self::LaneMmsg)
+    }
+
+    /// Receive queues that it has with so many threads.
+    pub const fn lanes(self, threads: usize) -> usize {
+        match self {
+            Self::SocketRecvfrom | Self::SocketRecvmmsg => 1,
+            Self::ReuseportRecvmmsg | Self::ReuseportGro | Self::LaneMmsg => threads,
+        }
+    }
+
+    /// Starts it in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When its sockets or threads cannot be made.
+    pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+        match self {
+            Self::SocketRecvfrom => baseline::recvfrom::start(options),
+            Self::SocketRecvmmsg => baseline::recvmmsg::shared(options),
+            Self::ReuseportRecvmmsg => baseline::recvmmsg::reuseport(options),
+            Self::ReuseportGro => baseline::recvmmsg::gro(options),
+            Self::LaneMmsg => baseline::lane::start(options),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// What all receivers are told alike.
+#[derive(Debug, Clone)]
+pub struct ReceiverOptions {
+    /// Address to bind; port 0 for any.
+    pub addr: SocketAddr,
+    /// Threads that receive.
+    pub threads: usize,
+    /// Datagrams that one call takes at most.
+    pub batch: usize,
+    /// Receive buffer of each socket in bytes; 0 leaves the system's default.
+    pub recv_buffer: usize,
+    /// Largest payload that is going to arrive.
+    pub size: usize,
+    /// Processors that threads are pinned to, in turn; empty for no pinning.
+    pub cpus: Vec<usize>,
+    /// How lanes are steered to. Baselines have the kernel's hash.
+    pub steering: Steering,
+}
+
+/// How a receiver stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Datagrams that reached the application since the start.
+    pub delivered: u64,
+    /// Datagrams that the kernel dropped at the receiver's sockets since the start.
+    pub kernel_dropped: u64,
+    /// CPU time of the receiving threads since their start.
+    pub rx_cpu: Duration,
+}
+
+/// A receiver that runs. It stops when it is dropped.
+pub trait Running: Send {
+    /// The address it listens on.
+    fn addr(&self) -> SocketAddr;
+
+    /// How it stands, without disturbing the threads that receive.
+    fn snapshot(&self) -> Snapshot;
+
+    /// The handle of the lanes, for what has lanes.
+    fn lanes(&self) -> Option<Handle> {
+        None
+    }
+
+    /// Stops it and says how it stood at the end.
+    ///
+    /// # Errors
+    /// When one of its threads failed.
+    fn stop(self: Box<Self>) -> Result<Snapshot>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for kind in Kind::ALL {
+            assert_eq!(kind.name().parse(), Ok(kind));
+        }
+        assert!("lane/xyz".parse::<Kind>().unwrap_err().contains("reuseport/gro"));
+    }
+}

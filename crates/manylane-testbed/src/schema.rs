@@ -1,0 +1,258 @@
+//! The documents that `--json` prints. A reader may rely on every field here for as long as the
+//! number at the end of the schema's name stays the same.
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+use crate::stats::median;
+
+/// Name of the document that `bench rx` writes.
+pub const BENCH_RX: &str = "manylane.bench.rx.v1";
+/// Name of the document that `bench gso` writes.
+pub const BENCH_GSO: &str = "manylane.bench.gso.v1";
+/// Name of the document that `bench churn` writes.
+pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
+/// Name of the document that `echo` writes when it ends.
+pub const ECHO: &str = "manylane.echo.v1";
+/// Name of the document that `send` writes.
+pub const SEND: &str = "manylane.send.v1";
+
+/// One result: what was measured, on what, how, and every figure.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Document<S, R> {
+    /// `manylane.NAME.vN`.
+    pub schema: String,
+    /// The machine that ran it.
+    pub machine: Machine,
+    /// The options in force, also those nobody named, and the command line.
+    pub settings: S,
+    /// The results.
+    pub rows: Vec<R>,
+}
+
+impl<S, R> Document<S, R> {
+    /// A document about this machine.
+    pub fn new(schema: &str, settings: S, rows: Vec<R>) -> Self {
+        Self { schema: schema.into(), machine: Machine::read(), settings, rows }
+    }
+}
+
+/// How a benchmark was run: enough to run it again.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BenchSettings {
+    /// The command line.
+    pub command: String,
+    /// When it started, in seconds since 1970.
+    pub started_unix: u64,
+    /// `loopback` or `testbed`.
+    pub setup: String,
+    /// The device that the traffic went through, with its queues.
+    pub device: String,
+    /// Which sender made the traffic.
+    pub sender: String,
+    /// Processor of the sender.
+    pub sender_cpus: Vec<usize>,
+    /// Processors that the receiving threads are pinned to, in turn.
+    pub receiver_cpus: Vec<usize>,
+    /// Numbers of receiving threads that were compared.
+    pub threads: Vec<usize>,
+    /// Payload sizes in bytes that were compared.
+    pub sizes: Vec<usize>,
+    /// Receivers that were compared.
+    pub receivers: Vec<String>,
+    /// Rounds; every receiver is measured once in each.
+    pub rounds: usize,
+    /// Length of a sample in seconds.
+    pub sample_seconds: f64,
+    /// Sources that the traffic comes from, each a flow of its own.
+    pub flows: usize,
+    /// Datagrams that one call may take.
+    pub batch: usize,
+    /// Receive buffer that was asked for each socket, in bytes.
+    pub recv_buffer: usize,
+    /// How the datagrams of `lane/*` find their lane, with what does it.
+    pub steering: String,
+    /// Largest share of datagrams that a no-loss rate may lose.
+    pub loss_limit: f64,
+    /// True for a shortened run.
+    pub quick: bool,
+    /// What a reader must know before comparing with another run, in plain words.
+    pub notes: Vec<String>,
+}
+
+/// One sample: one receiver, one time span of traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// The round that it was taken in, from 0.
+    pub round: usize,
+    /// Datagrams per second that the sender really sent.
+    pub offered_pps: f64,
+    /// Datagrams per second that reached the application.
+    pub delivered_pps: f64,
+    /// Share of the sent datagrams that did not.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the receiving threads per delivered datagram.
+    pub rx_cpu_ns: f64,
+    /// Nanoseconds of CPU of the whole machine, sender and softirqs included, per delivered datagram.
+    pub total_cpu_ns: f64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams delivered.
+    pub delivered: u64,
+    /// Datagrams that the kernel counted as dropped at the receiver's sockets.
+    pub kernel_dropped: u64,
+}
+
+/// One row of `bench rx` and `bench gso`: figures are medians over the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BenchRow {
+    /// Name of the receiver: `lane/mmsg`, `socket/recvfrom`, …
+    pub receiver: String,
+    /// Threads that receive.
+    pub threads: usize,
+    /// Receive queues: sockets for the baselines, lanes for ours.
+    pub lanes: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Datagrams per second that the sender really sent.
+    pub offered_pps: f64,
+    /// Datagrams per second that reached the application.
+    pub delivered_pps: f64,
+    /// Share of the sent datagrams that did not.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the receiving threads per delivered datagram.
+    pub rx_cpu_ns: f64,
+    /// Nanoseconds of CPU of the whole machine per delivered datagram.
+    pub total_cpu_ns: f64,
+    /// Highest rate with a loss within the limit; null when it was not searched for.
+    pub no_loss_pps: Option<f64>,
+    /// True when the sender and not the receiver set that rate: the receiver can do at least this.
+    pub sender_limited: Option<bool>,
+    /// Datagrams per second delivered when twice its own no-loss rate arrives; null when not measured.
+    pub goodput_at_double_pps: Option<f64>,
+    /// Datagrams per second that were really sent in that measurement: a sender may not reach twice the rate.
+    pub offered_at_double_pps: Option<f64>,
+    /// The raw samples that the medians were taken of.
+    pub samples: Vec<Sample>,
+}
+
+impl BenchRow {
+    /// A row of the medians of `samples`.
+    pub fn of(receiver: &str, threads: usize, lanes: usize, size: usize, samples: Vec<Sample>) -> Self {
+        let middle = |value: fn(&Sample) -> f64| median(samples.iter().map(value));
+        Self {
+            receiver: receiver.into(),
+            threads,
+            lanes,
+            size,
+            offered_pps: middle(|sample| sample.offered_pps),
+            delivered_pps: middle(|sample| sample.delivered_pps),
+            loss: middle(|sample| sample.loss),
+            rx_cpu_ns: middle(|sample| sample.rx_cpu_ns),
+            total_cpu_ns: middle(|sample| sample.total_cpu_ns),
+            no_loss_pps: None,
+            sender_limited: None,
+            goodput_at_double_pps: None,
+            offered_at_double_pps: None,
+            samples,
+        }
+    }
+}
+
+/// The one row of `bench churn`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChurnRow {
+    /// Name of the receiver.
+    pub receiver: String,
+    /// Threads, and lanes, at the start.
+    pub threads: usize,
+    /// Lanes at the start.
+    pub lanes: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Datagrams per second that the sender really sent.
+    pub offered_pps: f64,
+    /// Datagrams per second that reached the application.
+    pub delivered_pps: f64,
+    /// Share of the sent datagrams that did not.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the receiving threads per delivered datagram; null: threads come and go.
+    pub rx_cpu_ns: Option<f64>,
+    /// Nanoseconds of CPU of the whole machine per delivered datagram.
+    pub total_cpu_ns: f64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams delivered.
+    pub delivered: u64,
+    /// Sent but not delivered, counted after everything came to rest.
+    pub lost: u64,
+    /// Lanes added while traffic ran.
+    pub added: u64,
+    /// Lanes removed while traffic ran.
+    pub removed: u64,
+    /// Milliseconds between two changes.
+    pub every_ms: u64,
+    /// The same figures as raw samples.
+    pub samples: Vec<Sample>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(round: usize, rx_cpu_ns: f64) -> Sample {
+        Sample {
+            round,
+            offered_pps: 1000.0,
+            delivered_pps: 999.0,
+            loss: 0.001,
+            rx_cpu_ns,
+            total_cpu_ns: 2.0 * rx_cpu_ns,
+            sent: 1000,
+            delivered: 999,
+            kernel_dropped: 1,
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_median_of_its_samples() {
+        let samples = [30.0, 10.0, 20.0].iter().enumerate().map(|(n, ns)| sample(n, *ns)).collect();
+        let row = BenchRow::of("lane/mmsg", 2, 2, 10, samples);
+        assert_eq!(row.rx_cpu_ns, 20.0);
+        assert_eq!(row.total_cpu_ns, 40.0);
+        assert_eq!(row.samples.len(), 3);
+    }
+
+    #[test]
+    fn documents_survive_the_round_trip() {
+        let mut row = BenchRow::of("lane/mmsg", 8, 8, 10, vec![sample(0, 512.5)]);
+        row.no_loss_pps = Some(123_456.0);
+        let settings = BenchSettings { command: "manylane bench rx".into(), ..Default::default() };
+        let document = Document::new(BENCH_RX, settings, vec![row]);
+        let text = serde_json::to_string(&document).unwrap();
+        let again: Document<BenchSettings, BenchRow> = serde_json::from_str(&text).unwrap();
+        assert_eq!(again, document);
+    }
+
+    #[test]
+    fn the_form_that_readers_rely_on() {
+        let row = BenchRow::of("socket/recvfrom", 1, 1, 10, vec![sample(0, 1.0)]);
+        let document = Document::new(BENCH_RX, BenchSettings::default(), vec![row]);
+        let value = serde_json::to_value(&document).unwrap();
+        assert_eq!(value["schema"], "manylane.bench.rx.v1");
+        for name in ["cpus", "model", "kernel"] {
+            assert!(!value["machine"][name].is_null(), "machine.{name}");
+        }
+        let row = &value["rows"][0];
+        for name in [
+            "receiver", "threads", "lanes", "size", "offered_pps", "delivered_pps", "loss",
+            "rx_cpu_ns", "total_cpu_ns", "samples",
+        ] {
+            assert!(!row[name].is_null(), "rows[0].{name}");
+        }
+        // Not measured is said, not left out.
+        assert!(row.as_object().unwrap().contains_key("no_loss_pps"));
+        assert!(row["no_loss_pps"].is_null() && row["goodput_at_double_pps"].is_null());
+    }
+}
