@@ -10,6 +10,12 @@ SCRIPTS := $(wildcard scripts/*.sh) .ci/run
 
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
+# Empty, unless the pinned toolchain is installed under another name only.
+TOOLCHAIN := $(shell PATH="$(PATH)" scripts/toolchain.sh)
+ifneq ($(TOOLCHAIN),)
+export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz-build bench-build man install clean
 

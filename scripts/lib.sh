@@ -10,6 +10,12 @@ if ! command -v cargo >/dev/null && [ -x "${HOME:-}/.cargo/bin/cargo" ]; then
   PATH=$PATH:$HOME/.cargo/bin
 fi
 
+# What runs under make has it already.
+toolchain=$("$root/scripts/toolchain.sh")
+if [ -n "$toolchain" ]; then
+  export RUSTUP_TOOLCHAIN=$toolchain
+fi
+
 say() { printf '%s\n' "manylane: $*" >&2; }
 die() {
   say "$*"
