@@ -51,7 +51,9 @@ fn compile(clang: &str, source: &Path, object: &Path) -> Result<(), String> {
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
     let include = format!("-I/usr/include/{arch}-linux-gnu");
     let run = Command::new(clang)
-        .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I../abi", &include])
+        .args([
+            "-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I../abi", &include,
+        ])
         .args(["-fdebug-prefix-map=..=manylane", "-c"])
         .arg(source)
         .arg("-o")
@@ -59,7 +61,9 @@ fn compile(clang: &str, source: &Path, object: &Path) -> Result<(), String> {
         .output();
     match run {
         Ok(done) if done.status.success() => Ok(()),
-        Ok(done) => Err(format!("{clang} failed on {}:\n{}", source.display(), String::from_utf8_lossy(&done.stderr))),
+        Ok(done) => {
+            Err(format!("{clang} failed on {}:\n{}", source.display(), String::from_utf8_lossy(&done.stderr)))
+        }
         Err(err) => Err(format!("{clang} cannot be run ({err}): install clang and libbpf-dev, or set CLANG")),
     }
 }

@@ -187,6 +187,18 @@ pub fn attach_classic(fd: BorrowedFd<'_>, program: &[ClassicInsn]) -> io::Result
     set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, fprog)
 }
 
+/// Makes the kernel drop, and count as dropped, everything that would still be queued on the socket: what is in
+/// the queue can be taken in peace.
+///
+/// # Errors
+/// What `setsockopt(2)` reports.
+pub fn refuse_all(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // BPF_RET | BPF_K with 0: keep nothing of the packet.
+    let program = [ClassicInsn { code: 0x06, jt: 0, jf: 0, k: 0 }];
+    let fprog = libc::sock_fprog { len: 1, filter: program.as_ptr().cast_mut() };
+    set(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, fprog)
+}
+
 /// Wakes whoever sleeps in a receive on the socket, for good: later receives do not sleep any more. What is
 /// queued can still be taken.
 pub fn wake(fd: BorrowedFd<'_>) {

@@ -1,1 +1,49 @@
-//! See the manifest.
+//! One UDP socket, many lanes.
+//!
+//! A [`Socket`] binds one address and has one receive queue and one send path per core: its lanes, which share
+//! nothing with each other. [`Socket::serve`] runs a closure on each batch of datagrams, one pinned thread per
+//! lane:
+//!
+//! ```no_run
+//! fn main() -> Result<(), manylane::Error> {
+//!     let socket = manylane::Socket::bind("127.0.0.1:7777")?;
+//!     socket.serve(|batch, out| {
+//!         for datagram in batch {
+//!             out.reply(&datagram, datagram.payload());
+//!         }
+//!     })?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` (what the
+//! machine can do), `placement` (which core), `steer` (which lane), `lane`, `io` (the engine), `batch` (what was
+//! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together.
+
+mod batch;
+mod config;
+mod counters;
+mod error;
+mod holder;
+mod io;
+mod lane;
+mod outbox;
+mod placement;
+mod probe;
+mod serve;
+mod socket;
+mod steal;
+mod steer;
+
+pub use batch::{Batch, Datagram, Ecn};
+pub use config::{Builder, Engine};
+pub use counters::{Counters, LaneCounters, LaneId};
+pub use error::{Error, ErrorKind, Result};
+pub use io::Capabilities;
+pub use lane::{Lane, Received};
+pub use outbox::{Flushed, Outbox};
+pub use placement::Placement;
+pub use probe::{Probe, probe};
+pub use serve::LaneInfo;
+pub use socket::{Handle, Socket};
+pub use steer::{Steering, SteeringBy, SteeringInForce, key_hash};

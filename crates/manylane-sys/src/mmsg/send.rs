@@ -283,15 +283,16 @@ impl<'a> SendBatch<'a> {
     }
 
     /// Sends the datagrams of message `index` one by one, from the `skip`th on: for devices and paths that do
-    /// not take a train. Returns how many the kernel took before the first error, and that error.
+    /// not take a train. Returns the datagrams and bytes that the kernel took before the first
+    /// error, and that error.
     pub fn send_split(
         &mut self,
         fd: BorrowedFd<'_>,
         index: usize,
-        skip: usize,
-    ) -> (usize, Option<io::Error>) {
+        skip: u64,
+    ) -> (u64, u64, Option<io::Error>) {
         if index >= self.ring.queued {
-            return (0, None);
+            return (0, 0, None);
         }
         self.ring.seal();
         let train = self.ring.trains[index];
@@ -308,7 +309,7 @@ impl<'a> SendBatch<'a> {
         // The headers no longer say what is queued: the next send has to seal them anew.
         self.ring.sealed = false;
         let mut seen = 0;
-        let mut sent = 0;
+        let (mut sent, mut bytes) = (0, 0);
         for vector in 0..train.vectors {
             // SAFETY: a vector of this message; see `send` for what it points at.
             let whole = unsafe { *self.ring.vectors.at((train.first_vector + vector) as usize) };
@@ -326,12 +327,13 @@ impl<'a> SendBatch<'a> {
                 let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
                 // SAFETY: header, vector and what they point at live across the call.
                 if unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) } < 0 {
-                    return (sent, Some(io::Error::last_os_error()));
+                    return (sent, bytes, Some(io::Error::last_os_error()));
                 }
                 sent += 1;
+                bytes += len as u64;
             }
         }
-        (sent, None)
+        (sent, bytes, None)
     }
 
     /// Forgets everything queued, so that the space can be used again.

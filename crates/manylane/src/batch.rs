@@ -1,0 +1,218 @@
+//! What a receive brought: a batch of datagrams in the lane's buffers.
+//!
+//! The buffers belong to the lane; a batch borrows them, and with it every datagram and payload. The next
+//! receive needs the lane back, so that nothing can be read after it was overwritten. A GRO train is handed out
+//! as single datagrams, each a slice of the one buffer.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::SystemTime;
+
+use manylane_sys::addr::{SockAddr, Source};
+use manylane_sys::control::Ancillary;
+use manylane_sys::mmsg::{Message, RecvRing};
+
+/// Explicit congestion notification: the two low bits of the type of service (RFC 3168, section 5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ecn {
+    /// The sender does not take part.
+    NotCapable,
+    /// ECT(1), as L4S uses it (RFC 9331).
+    Capable1,
+    /// ECT(0).
+    Capable0,
+    /// A router on the way is congested.
+    CongestionExperienced,
+}
+
+impl Ecn {
+    fn from_tos(tos: u8) -> Self {
+        match tos & 3 {
+            0 => Self::NotCapable,
+            1 => Self::Capable1,
+            2 => Self::Capable0,
+            _ => Self::CongestionExperienced,
+        }
+    }
+}
+
+/// What one receive call brought, as an iterator over its datagrams.
+pub struct Batch<'a> {
+    ring: &'a RecvRing,
+    /// What the kernel said of each message; empty where it says nothing.
+    said: &'a [Ancillary],
+    /// Where the socket is bound: the local address of datagrams of which the kernel does not say it.
+    bound: &'a SocketAddr,
+    messages: usize,
+    datagrams: usize,
+    next: usize,
+    train: Option<Train<'a>>,
+}
+
+/// What is left of the message that is being handed out.
+#[derive(Clone, Copy)]
+struct Train<'a> {
+    message: Message<'a>,
+    said: Ancillary,
+    rest: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    pub(crate) fn new(
+        ring: &'a RecvRing,
+        said: &'a [Ancillary],
+        bound: &'a SocketAddr,
+        messages: usize,
+        datagrams: usize,
+    ) -> Self {
+        Self { ring, said, bound, messages, datagrams, next: 0, train: None }
+    }
+
+    /// Datagrams that have not been handed out yet.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.datagrams
+    }
+
+    /// True if there are none (left).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.datagrams == 0
+    }
+
+    /// Messages that the batch came as; fewer than datagrams where some were trains.
+    #[must_use]
+    pub fn messages(&self) -> usize {
+        self.messages
+    }
+}
+
+impl<'a> Iterator for Batch<'a> {
+    type Item = Datagram<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Datagram<'a>> {
+        let (message, said, payload) = match self.train.take() {
+            Some(train) => (train.message, train.said, train.rest),
+            None => {
+                if self.next == self.messages {
+                    return None;
+                }
+                let message = self.ring.message(self.next);
+                let said = self.said.get(self.next).copied().unwrap_or_default();
+                self.next += 1;
+                (message, said, message.data)
+            }
+        };
+        self.datagrams -= 1;
+        let segment = usize::from(said.segment);
+        let (payload, full_len) = if segment != 0 && payload.len() > segment {
+            let (one, rest) = payload.split_at(segment);
+            self.train = Some(Train { message, said, rest });
+            (one, one.len())
+        } else {
+            // The last one, or the only one: what was cut off is missing here.
+            (payload, payload.len() + (message.full_len - message.data.len()))
+        };
+        Some(Datagram { payload, full_len, peer: message.peer, said, bound: self.bound })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.datagrams, Some(self.datagrams))
+    }
+}
+
+impl ExactSizeIterator for Batch<'_> {}
+
+/// Datagrams in a message of `len` bytes.
+#[inline]
+pub(crate) fn datagrams_in(len: usize, segment: u16) -> usize {
+    if segment == 0 || len == 0 { 1 } else { len.div_ceil(usize::from(segment)) }
+}
+
+/// One received datagram.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    payload: &'a [u8],
+    full_len: usize,
+    peer: &'a SockAddr,
+    said: Ancillary,
+    bound: &'a SocketAddr,
+}
+
+impl<'a> Datagram<'a> {
+    /// The payload, as long as the batch.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// Whether the payload was cut off at the size of the buffer.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.full_len > self.payload.len()
+    }
+
+    /// Bytes that were sent: more than the payload has if it was cut off.
+    #[must_use]
+    pub fn full_len(&self) -> usize {
+        self.full_len
+    }
+
+    /// Who sent it. An IPv4 peer of a dual-stack socket is a v4-mapped IPv6 address.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        // The kernel fills the address of every datagram of an IP socket.
+        self.peer.to_std().unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))
+    }
+
+    /// The local address it was sent to, from which a reply leaves. For a broadcast it is the address of the
+    /// interface that it came in on.
+    #[must_use]
+    pub fn local(&self) -> SocketAddr {
+        self.said.local.map_or(*self.bound, |source| SocketAddr::new(source.ip, self.bound.port()))
+    }
+
+    /// Explicit congestion notification; none if it was turned off.
+    #[must_use]
+    pub fn ecn(&self) -> Option<Ecn> {
+        self.said.tos.map(Ecn::from_tos)
+    }
+
+    /// When the kernel took the packet; none unless asked for. All datagrams of a train have the first one's.
+    #[must_use]
+    pub fn timestamp(&self) -> Option<SystemTime> {
+        self.said.timestamp
+    }
+
+    pub(crate) fn raw_peer(&self) -> &'a SockAddr {
+        self.peer
+    }
+
+    /// Where a reply has to leave from, if the kernel would not know: multicast addresses cannot be one.
+    pub(crate) fn source(&self) -> Option<Source> {
+        self.said.local.filter(|source| !source.ip.is_multicast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_datagrams_of_trains() {
+        assert_eq!(datagrams_in(0, 0), 1);
+        assert_eq!(datagrams_in(100, 0), 1);
+        assert_eq!(datagrams_in(100, 100), 1);
+        assert_eq!(datagrams_in(101, 100), 2);
+        assert_eq!(datagrams_in(6400, 100), 64);
+    }
+
+    #[test]
+    fn ecn_is_the_low_bits() {
+        assert_eq!(Ecn::from_tos(0xb8), Ecn::NotCapable);
+        assert_eq!(Ecn::from_tos(0xb9), Ecn::Capable1);
+        assert_eq!(Ecn::from_tos(0x02), Ecn::Capable0);
+        assert_eq!(Ecn::from_tos(0xff), Ecn::CongestionExperienced);
+    }
+}

@@ -1,0 +1,347 @@
+//! Options: what a user may say, checked once, and then a [`Config`] that cannot be wrong.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+use manylane_bpf::abi;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::placement::Placement;
+use crate::socket::Socket;
+use crate::steer::{Steering, SteeringBy};
+
+/// How a lane talks to the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Engine {
+    /// The fastest that was measured to be faster: today [`Engine::Mmsg`].
+    #[default]
+    Auto,
+    /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
+    Mmsg,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Mmsg => "mmsg",
+        })
+    }
+}
+
+impl FromStr for Engine {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "mmsg" => Ok(Self::Mmsg),
+            _ => Err(Error::new(ErrorKind::Config, format!("engine {text:?} is none of auto, mmsg"))),
+        }
+    }
+}
+
+/// Largest payload that UDP can carry in one datagram, with room to spare.
+pub(crate) const LARGEST_DATAGRAM: usize = 65_535;
+
+/// Options of a socket. Setters can be called in any order; [`open`](Self::open) checks them together.
+///
+/// ```no_run
+/// # fn main() -> Result<(), manylane::Error> {
+/// use manylane::{Builder, Steering};
+/// let socket = Builder::new("[::]:5300")?.lanes(4).steering(Steering::RoundRobin).open()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Builder {
+    addr: SocketAddr,
+    lanes: Option<usize>,
+    engine: Engine,
+    steering: Steering,
+    steering_by: SteeringBy,
+    placement: Placement,
+    batch: usize,
+    datagram_size: usize,
+    recv_buffer: Option<usize>,
+    send_buffer: Option<usize>,
+    gro: Option<bool>,
+    gso: bool,
+    ecn: bool,
+    timestamps: bool,
+    only_v6: bool,
+    join_group: bool,
+    stealing: bool,
+}
+
+impl Builder {
+    /// Starts with the address to bind: IPv4, IPv6, or a wildcard; port 0 lets the kernel pick one. `[::]` takes
+    /// IPv4 as well unless [`only_v6`](Self::only_v6) is set. Of a name that resolves to several addresses the
+    /// first is taken.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`] if the address does not parse or resolve.
+    pub fn new(addr: impl ToSocketAddrs) -> Result<Self> {
+        let addr = addr
+            .to_socket_addrs()
+            .map_err(|err| Error::with(ErrorKind::Address, "the address does not parse or resolve", err))?
+            .next()
+            .ok_or_else(|| Error::new(ErrorKind::Address, "the name resolves to no address"))?;
+        Ok(Self {
+            addr,
+            lanes: None,
+            engine: Engine::Auto,
+            steering: Steering::Flow,
+            steering_by: SteeringBy::Auto,
+            placement: Placement::Spread,
+            batch: 64,
+            datagram_size: LARGEST_DATAGRAM,
+            recv_buffer: None,
+            send_buffer: None,
+            gro: None,
+            gso: true,
+            ecn: true,
+            timestamps: false,
+            only_v6: false,
+            join_group: false,
+            stealing: false,
+        })
+    }
+
+    /// Number of lanes, 1 to 256. Default: one for each core that the process may use (its CPU affinity and its
+    /// cgroup's CPU quota, as [`std::thread::available_parallelism`] counts).
+    pub fn lanes(&mut self, lanes: usize) -> &mut Self {
+        self.lanes = Some(lanes);
+        self
+    }
+
+    /// The engine. Default: [`Engine::Auto`].
+    pub fn engine(&mut self, engine: Engine) -> &mut Self {
+        self.engine = engine;
+        self
+    }
+
+    /// The rule that picks the lane of a datagram. Default: [`Steering::Flow`].
+    pub fn steering(&mut self, steering: Steering) -> &mut Self {
+        self.steering = steering;
+        self
+    }
+
+    /// What enforces the steering. Default: the best that the process may use. Anything else is for tests, and
+    /// for those who want an error where the best is not to be had.
+    pub fn steering_by(&mut self, by: SteeringBy) -> &mut Self {
+        self.steering_by = by;
+        self
+    }
+
+    /// Which core each lane's thread runs on in [`Socket::serve`]. Default: [`Placement::Spread`].
+    pub fn placement(&mut self, placement: Placement) -> &mut Self {
+        self.placement = placement;
+        self
+    }
+
+    /// Messages that one system call takes or sends, 1 to 1024. Default: 64.
+    pub fn batch(&mut self, batch: usize) -> &mut Self {
+        self.batch = batch;
+        self
+    }
+
+    /// Largest datagram that is received whole, 1 to 65535 bytes; a larger one is cut off and flagged. Default:
+    /// 65535. With GRO on, buffers are 64 KiB regardless, since a train of datagrams comes as one.
+    pub fn datagram_size(&mut self, bytes: usize) -> &mut Self {
+        self.datagram_size = bytes;
+        self
+    }
+
+    /// Receive buffer of each lane in the kernel, in bytes of `SO_RCVBUF`. Default: the system's.
+    pub fn recv_buffer(&mut self, bytes: usize) -> &mut Self {
+        self.recv_buffer = Some(bytes);
+        self
+    }
+
+    /// Send buffer of each lane in the kernel, in bytes of `SO_SNDBUF`. Default: the system's.
+    pub fn send_buffer(&mut self, bytes: usize) -> &mut Self {
+        self.send_buffer = Some(bytes);
+        self
+    }
+
+    /// Whether the kernel may hand over trains of datagrams at once (UDP GRO, Linux 5.0). Default: yes where the
+    /// kernel has it, except with steering by `round-robin` and `key`, which want to see every datagram.
+    pub fn gro(&mut self, on: bool) -> &mut Self {
+        self.gro = Some(on);
+        self
+    }
+
+    /// Whether consecutive replies of one size to one peer may leave as a train (UDP GSO, Linux 4.18).
+    /// Default: yes where the kernel has it.
+    pub fn gso(&mut self, on: bool) -> &mut Self {
+        self.gso = on;
+        self
+    }
+
+    /// Whether [`Datagram::ecn`](crate::Datagram::ecn) is filled in. Default: yes.
+    pub fn ecn(&mut self, on: bool) -> &mut Self {
+        self.ecn = on;
+        self
+    }
+
+    /// Whether the kernel stamps each datagram with its time of arrival. Default: no.
+    pub fn timestamps(&mut self, on: bool) -> &mut Self {
+        self.timestamps = on;
+        self
+    }
+
+    /// Keeps IPv4 off an IPv6 wildcard. Default: no.
+    pub fn only_v6(&mut self, on: bool) -> &mut Self {
+        self.only_v6 = on;
+        self
+    }
+
+    /// Allows other sockets of the same user on the port (`SO_REUSEPORT`), as for handing a port over from one
+    /// process to the next. Steering is then the kernel's, over everybody's sockets. Default: no.
+    pub fn join_group(&mut self, on: bool) -> &mut Self {
+        self.join_group = on;
+        self
+    }
+
+    /// Whether an idle lane takes datagrams from a loaded one in [`Socket::serve`]. It ends the order of a flow.
+    /// Default: no.
+    pub fn stealing(&mut self, on: bool) -> &mut Self {
+        self.stealing = on;
+        self
+    }
+
+    /// Checks the options and opens the socket: every lane is bound and ready when this returns.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
+    /// the option, the capability, the limit or the sysctl.
+    pub fn open(&self) -> Result<Socket> {
+        Socket::open(self.check()?)
+    }
+
+    /// The checked form of the options.
+    pub(crate) fn check(&self) -> Result<Config> {
+        let range = |name: &str, value: usize, most: usize| {
+            if (1..=most).contains(&value) {
+                Ok(value)
+            } else {
+                Err(Error::new(ErrorKind::Config, format!("{name} {value} is not within 1 to {most}")))
+            }
+        };
+        let lanes = match self.lanes {
+            Some(lanes) => lanes,
+            None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
+        };
+        self.steering.check()?;
+        if self.only_v6 && self.addr.is_ipv4() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("only_v6 does not go with the IPv4 address {}", self.addr),
+            ));
+        }
+        if self.join_group && !matches!(self.steering_by, SteeringBy::Auto | SteeringBy::Kernel) {
+            let message = format!(
+                "steering_by {} does not go with join_group: the group is not ours alone",
+                self.steering_by
+            );
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        if self.join_group && self.addr.port() == 0 {
+            return Err(Error::new(ErrorKind::Config, "join_group needs a port to join, not 0"));
+        }
+        for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
+            bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
+        }
+        Ok(Config {
+            addr: self.addr,
+            lanes: range("lanes", lanes, abi::MAX_LANES)?,
+            engine: Engine::Mmsg,
+            steering: self.steering,
+            steering_by: if self.join_group { SteeringBy::Kernel } else { self.steering_by },
+            placement: self.placement.clone(),
+            batch: range("batch", self.batch, 1024)?,
+            datagram_size: range("datagram_size", self.datagram_size, LARGEST_DATAGRAM)?,
+            recv_buffer: self.recv_buffer,
+            send_buffer: self.send_buffer,
+            gro: self.gro.unwrap_or(!matches!(self.steering, Steering::RoundRobin | Steering::Key { .. })),
+            gso: self.gso,
+            ecn: self.ecn,
+            timestamps: self.timestamps,
+            only_v6: self.only_v6,
+            join_group: self.join_group,
+            stealing: self.stealing,
+        })
+    }
+}
+
+/// Options that have been checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) addr: SocketAddr,
+    pub(crate) lanes: usize,
+    pub(crate) engine: Engine,
+    pub(crate) steering: Steering,
+    pub(crate) steering_by: SteeringBy,
+    pub(crate) placement: Placement,
+    pub(crate) batch: usize,
+    pub(crate) datagram_size: usize,
+    pub(crate) recv_buffer: Option<usize>,
+    pub(crate) send_buffer: Option<usize>,
+    pub(crate) gro: bool,
+    pub(crate) gso: bool,
+    pub(crate) ecn: bool,
+    pub(crate) timestamps: bool,
+    pub(crate) only_v6: bool,
+    pub(crate) join_group: bool,
+    pub(crate) stealing: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn builder() -> Builder {
+        Builder::new("127.0.0.1:0").unwrap()
+    }
+
+    #[test]
+    fn the_default_is_a_lane_per_available_core() {
+        let cores = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(builder().check().unwrap().lanes, cores);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let refused = |change: &dyn Fn(&mut Builder)| {
+            let mut builder = builder();
+            change(&mut builder);
+            let err = builder.check().unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Config);
+            err.to_string()
+        };
+        assert_eq!(refused(&|b| _ = b.lanes(0)), "lanes 0 is not within 1 to 256");
+        assert_eq!(refused(&|b| _ = b.lanes(257)), "lanes 257 is not within 1 to 256");
+        assert_eq!(refused(&|b| _ = b.batch(1025)), "batch 1025 is not within 1 to 1024");
+        assert_eq!(refused(&|b| _ = b.datagram_size(0)), "datagram_size 0 is not within 1 to 65535");
+        assert_eq!(refused(&|b| _ = b.recv_buffer(0)), "recv_buffer 0 is not within 1 to 1073741823");
+        assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
+        assert!(refused(&|b| _ = b.join_group(true)).contains("join_group"));
+        assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));
+    }
+
+    #[test]
+    fn gro_gives_way_to_policies_that_want_every_datagram() {
+        let gro = |steering| builder().steering(steering).check().unwrap().gro;
+        assert!(gro(Steering::Flow));
+        assert!(!gro(Steering::RoundRobin));
+        assert!(!gro(Steering::Key { offset: 0, len: 8 }));
+        assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
+    }
+
+    #[test]
+    fn an_address_that_does_not_parse_is_an_address_error() {
+        assert_eq!(Builder::new("nonsense").unwrap_err().kind(), ErrorKind::Address);
+    }
+}

@@ -1,0 +1,146 @@
+//! Errors of set-up and control. Failures of single datagrams are [counters](crate::LaneCounters), not errors.
+
+use std::error::Error as StdError;
+use std::{fmt, io};
+
+/// What kind of thing went wrong: what a program may want to act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An option has a value that cannot be.
+    Config,
+    /// The address does not parse, resolve, or belong to this machine.
+    Address,
+    /// Somebody else has the port.
+    InUse,
+    /// A privilege is missing.
+    Permission,
+    /// A limit of the process or the system is in the way: descriptors, memory, buffer sizes.
+    Limit,
+    /// The kernel does not have what was asked for.
+    Unsupported,
+    /// The application's closure panicked.
+    Panicked,
+    /// The last lane of a socket cannot be removed.
+    LastLane,
+    /// No such lane, or the call does not fit the socket's state.
+    State,
+    /// Anything else that the system reported.
+    Io,
+}
+
+/// An error that says what to fix: the option, the capability, the limit or the sysctl.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The result of what can fail in this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    pub(crate) fn with(
+        kind: ErrorKind,
+        message: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self { kind, message: message.into(), source: Some(source.into()) }
+    }
+
+    /// An error of the system, with the kind and the advice that its number allows.
+    pub(crate) fn system(doing: impl fmt::Display, err: io::Error) -> Self {
+        let (kind, advice) = match err.raw_os_error() {
+            Some(EMFILE) => (ErrorKind::Limit, ": raise the limit of open files (ulimit -n, LimitNOFILE=)"),
+            Some(ENFILE) => (ErrorKind::Limit, ": raise the sysctl fs.file-max"),
+            Some(ENOMEM | ENOBUFS) => (
+                ErrorKind::Limit,
+                ": a memory limit is in the way (ulimit -v, memory cgroup): lower batch() or lanes()",
+            ),
+            Some(EPERM | EACCES) => (ErrorKind::Permission, ""),
+            Some(EADDRINUSE) => (ErrorKind::InUse, ""),
+            Some(EADDRNOTAVAIL) => (ErrorKind::Address, ": no interface of this machine has that address"),
+            Some(EAFNOSUPPORT) => (ErrorKind::Address, ": this kernel has no IPv6 (or it is turned off)"),
+            Some(ENOPROTOOPT | EOPNOTSUPP | ENOSYS) => {
+                (ErrorKind::Unsupported, ": this kernel does not have it")
+            }
+            _ => (ErrorKind::Io, ""),
+        };
+        Self::with(kind, format!("{doing}{advice}"), err)
+    }
+
+    /// The message with all its causes on one line, for logs and reasons; of a cause that is long (what the
+    /// verifier of eBPF says) the first line.
+    pub(crate) fn chain(&self) -> String {
+        let mut text = self.message.clone();
+        let mut cause = self.source();
+        while let Some(err) = cause {
+            let cause_text = err.to_string();
+            text = format!("{text}: {}", cause_text.lines().next().unwrap_or_default());
+            cause = err.source();
+        }
+        text
+    }
+
+    /// What kind of error this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(err: Error) -> Self {
+        let kind = match err.kind {
+            ErrorKind::Config => io::ErrorKind::InvalidInput,
+            ErrorKind::Address => io::ErrorKind::AddrNotAvailable,
+            ErrorKind::InUse => io::ErrorKind::AddrInUse,
+            ErrorKind::Permission => io::ErrorKind::PermissionDenied,
+            ErrorKind::Limit => io::ErrorKind::OutOfMemory,
+            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            _ => io::ErrorKind::Other,
+        };
+        Self::new(kind, err)
+    }
+}
+
+// The numbers of asm-generic/errno.h that the library tells apart; they are the same on every Linux that has
+// lanes worth the name (alpha, mips, parisc and sparc number differently and are not supported).
+pub(crate) const EPERM: i32 = 1;
+pub(crate) const EINTR: i32 = 4;
+pub(crate) const EIO: i32 = 5;
+pub(crate) const EAGAIN: i32 = 11;
+pub(crate) const ENOMEM: i32 = 12;
+pub(crate) const EACCES: i32 = 13;
+pub(crate) const EINVAL: i32 = 22;
+pub(crate) const ENFILE: i32 = 23;
+pub(crate) const EMFILE: i32 = 24;
+pub(crate) const ENOSYS: i32 = 38;
+pub(crate) const EMSGSIZE: i32 = 90;
+pub(crate) const ENOPROTOOPT: i32 = 92;
+pub(crate) const EOPNOTSUPP: i32 = 95;
+pub(crate) const EAFNOSUPPORT: i32 = 97;
+pub(crate) const EADDRINUSE: i32 = 98;
+pub(crate) const EADDRNOTAVAIL: i32 = 99;
+pub(crate) const ENETDOWN: i32 = 100;
+pub(crate) const ENETUNREACH: i32 = 101;
+pub(crate) const ENOBUFS: i32 = 105;
+pub(crate) const ECONNREFUSED: i32 = 111;
+pub(crate) const EHOSTUNREACH: i32 = 113;

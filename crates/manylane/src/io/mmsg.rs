@@ -1,0 +1,154 @@
+//! Engine `mmsg`: a kernel socket, `recvmmsg` and `sendmmsg` on headers built once.
+//!
+//! | stage | who owns the buffer | when it is full or missing |
+//! |---|---|---|
+//! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
+//! | [`MmsgIo::recv`] | the lane's receive ring | takes a batch at most; the rest waits in the queue |
+//! | the application | borrows the ring through the batch | - |
+//! | the outbox | the lane's send ring, or borrows of the batch | full: it is flushed |
+//! | the kernel sends | the socket's send buffer (`SO_SNDBUF`) | waits 100 ms at most, then counts `lost_full` |
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use manylane_sys::control::Ancillary;
+use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
+use manylane_sys::sock::{self, Buffer, Flag};
+
+use super::{Capabilities, Taken};
+use crate::batch::{self, Batch};
+use crate::config::{Config, LARGEST_DATAGRAM};
+use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
+use crate::holder;
+
+/// How a lane's socket joins the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Join {
+    /// Alone on the port: the kernel guarantees that nobody else has it.
+    Alone,
+    /// Into the reuseport group.
+    Group,
+}
+
+/// Opens and binds the socket of one lane, with every option set before the first datagram can reach it.
+pub(crate) fn open(config: &Config, addr: &SocketAddr, join: Join) -> Result<(OwnedFd, Capabilities)> {
+    let fd = sock::open(addr).map_err(|err| Error::system("opening a lane's socket", err))?;
+    let socket = fd.as_fd();
+    let set = |flag: Flag, on: bool| {
+        sock::set_flag(socket, flag, on).map_err(|err| Error::system(format!("socket option {flag:?}"), err))
+    };
+    let v6 = addr.is_ipv6();
+    let dual = v6 && !config.only_v6;
+    if v6 {
+        set(Flag::OnlyV6, config.only_v6)?;
+    }
+    if addr.ip().is_unspecified() {
+        set(if v6 { Flag::PktInfoV6 } else { Flag::PktInfoV4 }, true)?;
+    }
+    if config.ecn {
+        if v6 {
+            set(Flag::TosV6, true)?;
+        }
+        if !v6 || dual {
+            set(Flag::TosV4, true)?;
+        }
+    }
+    if config.timestamps {
+        set(Flag::Timestamp, true)?;
+    }
+    buffer(socket, Buffer::Receive, config.recv_buffer)?;
+    buffer(socket, Buffer::Send, config.send_buffer)?;
+    let gro = config.gro && sock::set_flag(socket, Flag::Gro, true).is_ok();
+    let gso = config.gso && sock::supports_gso(socket);
+    if join == Join::Group {
+        set(Flag::ReusePort, true)?;
+    }
+    sock::bind(socket, addr).map_err(|err| bind_error(addr, err))?;
+    let datagram_size = if gro { LARGEST_DATAGRAM } else { config.datagram_size };
+    let timestamps = config.timestamps;
+    Ok((fd, Capabilities { batch: config.batch, datagram_size, gro, gso, timestamps }))
+}
+
+/// Sets a buffer to the size asked for, or says what keeps it smaller.
+fn buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Result<()> {
+    let Some(bytes) = bytes else { return Ok(()) };
+    let (option, sysctl) = match which {
+        Buffer::Receive => ("recv_buffer", "net.core.rmem_max"),
+        Buffer::Send => ("send_buffer", "net.core.wmem_max"),
+    };
+    let got = sock::set_buffer(socket, which, bytes).map_err(|err| Error::system(option, err))?;
+    if got < bytes {
+        let message = format!(
+            "{option} {bytes}: this process gets {got} bytes: raise the sysctl {sysctl}, or give it CAP_NET_ADMIN"
+        );
+        return Err(Error::new(ErrorKind::Limit, message));
+    }
+    Ok(())
+}
+
+fn bind_error(addr: &SocketAddr, err: std::io::Error) -> Error {
+    match err.raw_os_error() {
+        Some(EADDRINUSE) => {
+            let by = holder::of(addr).map_or_else(String::new, |who| format!(" by {who}"));
+            Error::with(ErrorKind::InUse, format!("{addr} is in use{by}"), err)
+        }
+        Some(EACCES) => {
+            let advice = "ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE";
+            Error::with(ErrorKind::Permission, format!("binding {addr}: {advice}"), err)
+        }
+        _ => Error::system(format!("binding {addr}"), err),
+    }
+}
+
+/// The rings of one lane.
+pub(crate) struct MmsgIo {
+    recv: RecvRing,
+    send: SendRing,
+    /// What the kernel said of each message of the last batch; stays empty without control messages.
+    said: Vec<Ancillary>,
+    control: bool,
+}
+
+impl MmsgIo {
+    pub(crate) fn new(config: &Config, addr: &SocketAddr, can: Capabilities) -> Result<Self> {
+        let control = can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified();
+        // The largest datagram fits with a byte to spare, so that only what is larger counts as cut off.
+        let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
+        let memory = |err| Error::system("buffers of a lane", err);
+        let recv = RecvRing::new(options).map_err(memory)?;
+        let send = SendRing::new(SendOptions { batch: can.batch, gso: can.gso }).map_err(memory)?;
+        Ok(Self { recv, send, said: Vec::with_capacity(can.batch), control })
+    }
+
+    /// Takes a batch from `fd` and reads what the kernel says about it.
+    #[inline]
+    pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> std::io::Result<Taken> {
+        self.said.clear();
+        let messages = self.recv.recv(fd, wait)?;
+        let mut taken = Taken { messages, ..Taken::default() };
+        for index in 0..messages {
+            let message = self.recv.message(index);
+            taken.bytes += message.data.len();
+            taken.truncated += usize::from(message.truncated);
+            if !self.control {
+                taken.datagrams += 1;
+                continue;
+            }
+            let said = message.ancillary();
+            let datagrams = batch::datagrams_in(message.data.len(), said.segment);
+            taken.datagrams += datagrams;
+            taken.trains += usize::from(datagrams > 1);
+            self.said.push(said);
+        }
+        Ok(taken)
+    }
+
+    /// The batch that was taken last, and the ring to answer through.
+    pub(crate) fn split<'a>(
+        &'a mut self,
+        taken: Taken,
+        bound: &'a SocketAddr,
+    ) -> (Batch<'a>, &'a mut SendRing) {
+        (Batch::new(&self.recv, &self.said, bound, taken.messages, taken.datagrams), &mut self.send)
+    }
+}

@@ -1,0 +1,288 @@
+//! A lane: one receive queue and one send path of a socket, owned by exactly one thread.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use manylane_bpf::abi;
+use manylane_sys::map::SharedWords;
+use manylane_sys::mmsg::Wait;
+use manylane_sys::{cpu, sock};
+
+use crate::batch::Batch;
+use crate::counters::{Cells, Count, LaneCounters, LaneId};
+use crate::error::{Error, Result};
+use crate::io::mmsg::MmsgIo;
+use crate::io::{Capabilities, Taken};
+use crate::outbox::Outbox;
+use crate::socket::Shared;
+use crate::steal::Thief;
+use crate::steer::Slot;
+
+/// Steered to, and open for receiving.
+pub(crate) const OPEN: u8 = 0;
+/// Out of steering, or the whole socket stops: what is queued is still handled, then the lane ends.
+pub(crate) const LEAVING: u8 = 1;
+
+/// Receives that a lane which closes spends on throwing away what is left.
+const DISCARD_BUDGET: usize = 1 << 14;
+
+/// The part of a lane that others may look at: its socket, its counters, its state.
+#[derive(Debug)]
+pub(crate) struct LaneShared {
+    pub(crate) id: LaneId,
+    pub(crate) slot: Slot,
+    pub(crate) fd: OwnedFd,
+    pub(crate) cpu: Option<usize>,
+    pub(crate) cells: Cells,
+    pub(crate) state: AtomicU8,
+    /// The kernel's counts when the lane opened: its socket or slot may have served another before.
+    pub(crate) drops_before: u32,
+    pub(crate) steered_before: u64,
+}
+
+impl LaneShared {
+    /// The lane's counters, with the kernel's drops at its queue.
+    pub(crate) fn counters(&self) -> LaneCounters {
+        let mut counters = self.cells.read();
+        let drops = sock::queue_state(self.fd.as_fd()).map_or(self.drops_before, |state| state.drops);
+        counters.kernel_dropped = u64::from(drops.wrapping_sub(self.drops_before));
+        counters
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == OPEN
+    }
+}
+
+/// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
+///
+/// A lane can move to another thread but not be shared. As a descriptor ([`AsFd`]) it can wait in an epoll of
+/// the application; level-triggered readiness means that [`recv`](Self::recv) brings something.
+pub struct Lane {
+    shared: Arc<Shared>,
+    me: Arc<LaneShared>,
+    io: MmsgIo,
+    can: Capabilities,
+    /// The receive timeout that the socket has.
+    timeout: Option<Duration>,
+    /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first word there.
+    load: Option<(Arc<SharedWords>, usize)>,
+    thief: Thief,
+}
+
+/// What a receive brought, and the way to answer.
+pub struct Received<'a> {
+    /// The datagrams; may be none.
+    pub batch: Batch<'a>,
+    /// Where replies go. Dropping it sends them.
+    pub out: Outbox<'a>,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        me: Arc<LaneShared>,
+        io: MmsgIo,
+        can: Capabilities,
+        load: Option<Arc<SharedWords>>,
+    ) -> Self {
+        let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
+        Self { shared, me, io, can, timeout: None, load, thief: Thief::default() }
+    }
+
+    /// The lane's id, unique within the socket.
+    #[must_use]
+    pub fn id(&self) -> LaneId {
+        self.me.id
+    }
+
+    /// The CPU that placement gave to the lane; none without pinning.
+    #[must_use]
+    pub fn cpu(&self) -> Option<usize> {
+        self.me.cpu
+    }
+
+    /// The address that the socket is bound to.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.addr
+    }
+
+    /// What the engine can do on this lane.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.can
+    }
+
+    /// Pins the calling thread to the CPU that placement gave to the lane, if any.
+    ///
+    /// # Errors
+    /// When the CPU went offline or out of the process's cpuset.
+    pub fn pin(&self) -> Result<()> {
+        let Some(cpu) = self.me.cpu else { return Ok(()) };
+        cpu::pin(cpu).map_err(|err| Error::system(format!("pinning to CPU {cpu} (placement)"), err))
+    }
+
+    /// Takes what is there, without waiting; the batch may be empty.
+    ///
+    /// # Errors
+    /// What the system reports for the socket as a whole. No error of a single datagram or peer shows here.
+    #[inline]
+    pub fn recv(&mut self) -> Result<Received<'_>> {
+        let taken = self.take(Wait::Never)?;
+        Ok(self.received(taken))
+    }
+
+    /// Waits until something is there, for at most `timeout`; the batch is empty if nothing came, and may be
+    /// after a signal, or once the lane leaves.
+    ///
+    /// # Errors
+    /// As for [`recv`](Self::recv).
+    #[inline]
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Received<'_>> {
+        let taken = self.take_timeout(timeout)?;
+        Ok(self.received(taken))
+    }
+
+    /// Sends of the lane's own accord, without a request.
+    pub fn sender(&mut self) -> Outbox<'_> {
+        self.received(Taken::default()).out
+    }
+
+    /// Takes the lane out of steering: when this returns, nothing more arrives in its queue, and when
+    /// [`recv`](Self::recv) then brings nothing, dropping the lane loses nothing.
+    ///
+    /// Takes some milliseconds (an RCU grace period). With steering by the kernel's own choice the lane cannot be
+    /// taken out, and what arrives between the last receive and the drop is lost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LastLane`](crate::ErrorKind::LastLane) for the only one left.
+    pub fn retire(&mut self) -> Result<()> {
+        self.shared.retire(&self.me)
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.me.is_open()
+    }
+
+    pub(crate) fn me(&self) -> &LaneShared {
+        &self.me
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Lets nothing more into the queue if the whole socket ends.
+    pub(crate) fn shut_if_stopping(&self) {
+        if self.shared.is_stopping() {
+            self.shared.shut(&self.me);
+        }
+    }
+
+    pub(crate) fn take_timeout(&mut self, timeout: Duration) -> Result<Taken> {
+        if timeout.is_zero() {
+            return self.take(Wait::Never);
+        }
+        if self.timeout != Some(timeout) {
+            // Below a microsecond it would mean for ever.
+            let bound = timeout.max(Duration::from_micros(1));
+            sock::set_recv_timeout(self.me.fd.as_fd(), bound)
+                .map_err(|err| Error::system("receive timeout", err))?;
+            self.timeout = Some(timeout);
+        }
+        self.take(Wait::First)
+    }
+
+    /// Takes a batch from the lane's own queue.
+    #[inline]
+    pub(crate) fn take(&mut self, wait: Wait) -> Result<Taken> {
+        let steered = self.load.as_ref().map(|(words, base)| words.load(base + abi::LOAD_STEERED));
+        let taken = match self.io.recv(self.me.fd.as_fd(), wait) {
+            Ok(taken) => taken,
+            Err(err) => {
+                self.me.cells.add(Count::RecvErrors, 1);
+                return Err(Error::system("receiving", err));
+            }
+        };
+        if let (Some((words, base)), Some(steered)) = (&self.load, steered) {
+            let at = base + abi::LOAD_TAKEN;
+            // An empty queue means that all that was steered here was taken or dropped: the sums meet again.
+            let total = if taken.messages == 0 { steered } else { words.load(at) + taken.messages as u64 };
+            words.store(at, total);
+        }
+        self.count(taken);
+        Ok(taken)
+    }
+
+    #[inline]
+    fn count(&self, taken: Taken) {
+        let cells = &self.me.cells;
+        if taken.messages == 0 {
+            return;
+        }
+        cells.add(Count::Batches, 1);
+        cells.add(Count::Messages, taken.messages as u64);
+        cells.add(Count::Delivered, taken.datagrams as u64);
+        cells.add(Count::DeliveredBytes, taken.bytes as u64);
+        if taken.messages == self.can.batch {
+            cells.add(Count::FullBatches, 1);
+        }
+        if taken.truncated > 0 {
+            cells.add(Count::Truncated, taken.truncated as u64);
+        }
+        if taken.trains > 0 {
+            cells.add(Count::Trains, taken.trains as u64);
+        }
+    }
+
+    /// Takes a batch from the queue of a lane that has more than it gets done, if there is one.
+    pub(crate) fn steal(&mut self) -> Result<Taken> {
+        let Some(victim) = self.thief.pick(&self.shared, &self.me) else { return Ok(Taken::default()) };
+        let taken = match self.io.recv(victim.fd.as_fd(), Wait::Never) {
+            Ok(taken) => taken,
+            Err(err) => return Err(Error::system("receiving for another lane", err)),
+        };
+        self.me.cells.add(Count::Stolen, taken.datagrams as u64);
+        self.count(taken);
+        Ok(taken)
+    }
+
+    /// What was taken last, in the form for the application.
+    #[inline]
+    pub(crate) fn received(&mut self, taken: Taken) -> Received<'_> {
+        let (batch, ring) = self.io.split(taken, &self.shared.addr);
+        let v6 = self.shared.addr.is_ipv6();
+        Received { batch, out: Outbox::new(ring.batch(), self.me.fd.as_fd(), &self.me.cells, v6) }
+    }
+
+    /// Throws away, and counts, what is still queued.
+    fn discard(&mut self) {
+        for _ in 0..DISCARD_BUDGET {
+            match self.io.recv(self.me.fd.as_fd(), Wait::Never) {
+                Ok(taken) if taken.messages > 0 => {
+                    self.me.cells.add(Count::Discarded, taken.datagrams as u64);
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+impl AsFd for Lane {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.me.fd.as_fd()
+    }
+}
+
+impl Drop for Lane {
+    /// Leaves steering if it has not yet, counts what is thrown away, and closes.
+    fn drop(&mut self) {
+        self.shared.leave(&self.me);
+        self.discard();
+        self.shared.closed(&self.me);
+    }
+}

@@ -1,0 +1,256 @@
+//! What a lane sends: datagrams gathered into a batch, and what happens to each of them.
+//!
+//! Nothing here returns an error for a single datagram: each one ends as sent or in a loss counter with its
+//! reason. Every wait and every retry has a bound.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use manylane_sys::addr::{SockAddr, Source};
+use manylane_sys::mmsg::{MAX_PAYLOAD, SendBatch};
+use manylane_sys::sock;
+
+use crate::batch::Datagram;
+use crate::counters::{Cells, Count};
+use crate::error as errno;
+
+/// How long one wait for space in the send buffer may take, and how many there may be in one flush.
+const WAIT: Duration = Duration::from_millis(10);
+const WAITS: u32 = 10;
+
+/// Datagrams on their way out of a lane, gathered until the batch is full, [`flush`](Self::flush) is called, or
+/// the value is dropped.
+///
+/// What cannot be sent is counted in [`LaneCounters`](crate::LaneCounters), not reported: see there for the
+/// reasons. [`flush`](Self::flush) says how many of a batch were sent.
+pub struct Outbox<'a> {
+    queue: SendBatch<'a>,
+    fd: BorrowedFd<'a>,
+    cells: &'a Cells,
+    datagrams: u64,
+    /// Link-local sources and IPv4-mapped ones need the socket's family.
+    v6: bool,
+}
+
+/// What became of a batch that was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flushed {
+    /// Datagrams that the kernel took.
+    pub sent: u64,
+    /// Datagrams that it did not; the counters say why.
+    pub lost: u64,
+}
+
+impl<'a> Outbox<'a> {
+    pub(crate) fn new(queue: SendBatch<'a>, fd: BorrowedFd<'a>, cells: &'a Cells, v6: bool) -> Self {
+        Self { queue, fd, cells, datagrams: 0, v6 }
+    }
+
+    /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
+    #[inline]
+    pub fn reply(&mut self, request: &Datagram<'_>, payload: &[u8]) {
+        self.copy(request.raw_peer(), request.source(), payload);
+    }
+
+    /// Answers `request` with bytes that live as long as the batch, such as the request's own: no copy.
+    #[inline]
+    pub fn reply_borrowed(&mut self, request: &Datagram<'_>, payload: &'a [u8]) {
+        self.cells.add(Count::Offered, 1);
+        if payload.len() > MAX_PAYLOAD {
+            self.cells.add(Count::LostTooLarge, 1);
+            return;
+        }
+        if !self.queue.has_room() {
+            self.flush();
+        }
+        if self.queue.push(request.raw_peer(), request.source(), payload) {
+            self.datagrams += 1;
+        } else {
+            self.cells.add(Count::LostOther, 1);
+        }
+    }
+
+    /// Answers `request` with what `build` writes: it gets `len` bytes of the lane's send buffer (of undefined
+    /// content) and returns how many of them make the payload.
+    #[inline]
+    pub fn reply_with(&mut self, request: &Datagram<'_>, len: usize, build: impl FnOnce(&mut [u8]) -> usize) {
+        self.build(request.raw_peer(), request.source(), len, build);
+    }
+
+    /// Sends a copy of `payload` to `peer`, of the lane's own accord. A dual-stack socket takes IPv4 peers too.
+    pub fn send_to(&mut self, peer: SocketAddr, payload: &[u8]) {
+        let peer = match peer {
+            SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+            other => other,
+        };
+        self.copy(&SockAddr::from(peer), None, payload);
+    }
+
+    #[inline]
+    fn copy(&mut self, peer: &SockAddr, source: Option<Source>, payload: &[u8]) {
+        self.build(peer, source, payload.len(), |space| {
+            space.copy_from_slice(payload);
+            payload.len()
+        });
+    }
+
+    #[inline]
+    fn build(
+        &mut self,
+        peer: &SockAddr,
+        source: Option<Source>,
+        len: usize,
+        build: impl FnOnce(&mut [u8]) -> usize,
+    ) {
+        self.cells.add(Count::Offered, 1);
+        if len > MAX_PAYLOAD {
+            self.cells.add(Count::LostTooLarge, 1);
+            return;
+        }
+        if self.queue.reserve(len).is_none() {
+            self.flush();
+        }
+        let Some(space) = self.queue.reserve(len) else {
+            self.cells.add(Count::LostOther, 1);
+            return;
+        };
+        let used = build(space).min(len);
+        if self.queue.push_reserved(peer, source, used) {
+            self.datagrams += 1;
+        } else {
+            self.cells.add(Count::LostOther, 1);
+        }
+    }
+
+    /// Datagrams gathered and not sent yet.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.datagrams as usize
+    }
+
+    /// True if nothing is gathered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.datagrams == 0
+    }
+
+    /// Sends what is gathered, and says how much of it the kernel took.
+    ///
+    /// Waits for at most 100 ms in all for space in the send buffer; what does not fit then is lost and counted.
+    pub fn flush(&mut self) -> Flushed {
+        let mut done = Flushed::default();
+        let mut waits = WAITS;
+        let mut at = 0;
+        while at < self.queue.messages() {
+            self.cells.add(Count::SendCalls, 1);
+            match self.queue.send(self.fd, at) {
+                Ok(taken) => {
+                    for index in at..at + taken {
+                        let (datagrams, bytes) = self.queue.content(index);
+                        self.sent(datagrams, bytes, &mut done);
+                    }
+                    at += taken;
+                }
+                Err(err) => {
+                    let code = err.raw_os_error().unwrap_or(0);
+                    if !self.retry(code, &mut waits) {
+                        self.give_up(at, code, &mut waits, &mut done);
+                        at += 1;
+                    }
+                }
+            }
+        }
+        self.queue.clear();
+        self.datagrams = 0;
+        done
+    }
+
+    fn sent(&self, datagrams: u64, bytes: u64, done: &mut Flushed) {
+        self.cells.add(Count::Sent, datagrams);
+        self.cells.add(Count::SentBytes, bytes);
+        if datagrams > 1 {
+            self.cells.add(Count::SentTrains, 1);
+        }
+        done.sent += datagrams;
+    }
+
+    /// Whether to try the same message again, after a wait where one is called for. Uses up one of `waits`.
+    fn retry(&self, code: i32, waits: &mut u32) -> bool {
+        if *waits == 0 {
+            return false;
+        }
+        *waits -= 1;
+        match code {
+            errno::EAGAIN => sock::wait_writable(self.fd, WAIT),
+            // An error that an earlier datagram left on the socket (an ICMP message): it is not this one's.
+            errno::EINTR | errno::ECONNREFUSED => true,
+            errno::ENOBUFS | errno::ENOMEM => {
+                // The device queue drains by itself; writability says nothing of it.
+                std::thread::yield_now();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Message `at` was refused for good: a train is tried datagram by datagram, anything else is lost.
+    fn give_up(&mut self, at: usize, code: i32, waits: &mut u32, done: &mut Flushed) {
+        let (datagrams, _) = self.queue.content(at);
+        let splits = matches!(code, errno::EINVAL | errno::EMSGSIZE | errno::EIO | errno::EOPNOTSUPP);
+        if datagrams == 1 || !splits {
+            self.cells.add(reason(code), datagrams);
+            done.lost += datagrams;
+            return;
+        }
+        self.cells.add(Count::GsoFallbacks, 1);
+        if matches!(code, errno::EIO | errno::EOPNOTSUPP) && self.queue.gso() {
+            // The device cannot checksum segments (udp_send_skb in net/ipv4/udp.c): no train will pass.
+            self.queue.disable_gso();
+            log::warn!(
+                "sending without GSO on this lane: the device or a tunnel refuses trains (errno {code})"
+            );
+        }
+        let mut tried = 0;
+        while tried < datagrams {
+            let (sent, bytes, err) = self.queue.send_split(self.fd, at, tried);
+            self.cells.add(Count::SendCalls, sent + u64::from(err.is_some()));
+            self.cells.add(Count::Sent, sent);
+            self.cells.add(Count::SentBytes, bytes);
+            done.sent += sent;
+            tried += sent;
+            let Some(err) = err else { break };
+            let code = err.raw_os_error().unwrap_or(0);
+            if !self.retry(code, waits) {
+                self.cells.add(reason(code), 1);
+                done.lost += 1;
+                tried += 1;
+            }
+        }
+    }
+}
+
+/// The counter for a datagram that was refused with `code`.
+fn reason(code: i32) -> Count {
+    match code {
+        errno::EAGAIN => Count::LostFull,
+        errno::ENOBUFS | errno::ENOMEM => Count::LostNoBuffers,
+        errno::ENETUNREACH | errno::EHOSTUNREACH | errno::ENETDOWN | errno::EADDRNOTAVAIL => {
+            Count::LostUnreachable
+        }
+        errno::EMSGSIZE => Count::LostTooLarge,
+        errno::EPERM | errno::EACCES => Count::LostDenied,
+        _ => Count::LostOther,
+    }
+}
+
+impl Drop for Outbox<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The application failed in the middle of a batch: its replies are not to be trusted.
+            self.cells.add(Count::Abandoned, self.datagrams);
+        } else if self.datagrams > 0 {
+            self.flush();
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What this machine and this process can do, found out by trying.
+//!
+//! The same answers serve the builder's fallbacks, `manylane doctor`, and the tests' decision to skip.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use manylane_sys::barrier;
+use manylane_sys::sock::{self, ClassicInsn, Flag};
+
+use crate::error::Error;
+use crate::steer;
+
+/// What can be used, each with the reason if it cannot.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Probe {
+    /// Steering by eBPF.
+    pub ebpf: Result<(), Error>,
+    /// Steering by classic BPF.
+    pub classic_bpf: Result<(), Error>,
+    /// Receiving trains of datagrams (UDP GRO).
+    pub gro: Result<(), Error>,
+    /// Sending trains of datagrams (UDP GSO).
+    pub gso: Result<(), Error>,
+    /// IPv6 sockets.
+    pub ipv6: Result<(), Error>,
+    /// Waiting for steering to settle by an RCU grace period (else by a pause).
+    pub grace_period: Result<(), Error>,
+    /// The drops of a single socket (`SO_MEMINFO`).
+    pub socket_drops: Result<(), Error>,
+}
+
+/// Tries everything once; takes some milliseconds.
+#[must_use]
+pub fn probe() -> Probe {
+    let v4 = SocketAddr::from(([127, 0, 0, 1], 0));
+    let with = |what: &'static str, try_it: &dyn Fn(std::os::fd::BorrowedFd<'_>) -> std::io::Result<()>| {
+        let fd =
+            sock::open(&v4).and_then(|fd| sock::set_flag(fd.as_fd(), Flag::ReusePort, true).map(|()| fd));
+        let tried = fd.and_then(|fd| {
+            sock::bind(fd.as_fd(), &v4)?;
+            try_it(fd.as_fd())
+        });
+        tried.map_err(|err| Error::system(what, err))
+    };
+    // BPF_RET | BPF_K with 0: always the first socket.
+    let first = [ClassicInsn { code: 0x06, jt: 0, jf: 0, k: 0 }];
+    let unsupported = || std::io::Error::from(std::io::ErrorKind::Unsupported);
+    Probe {
+        ebpf: steer::try_load_ebpf(),
+        classic_bpf: with("SO_ATTACH_REUSEPORT_CBPF", &|fd| sock::attach_classic(fd, &first)),
+        gro: with("UDP_GRO", &|fd| sock::set_flag(fd, Flag::Gro, true)),
+        gso: with("UDP_SEGMENT", &|fd| if sock::supports_gso(fd) { Ok(()) } else { Err(unsupported()) }),
+        ipv6: sock::open(&SocketAddr::from(([0; 8], 0))).map(drop).map_err(|err| Error::system("IPv6", err)),
+        grace_period: barrier::grace_period().map_err(|err| Error::system("membarrier", err)),
+        socket_drops: with("SO_MEMINFO", &|fd| sock::queue_state(fd).map(drop)),
+    }
+}

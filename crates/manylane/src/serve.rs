@@ -1,0 +1,188 @@
+//! Serving: a thread per lane, pinned, that runs the application's closure on each batch.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, PoisonError};
+use std::thread::{self, Scope};
+use std::time::Duration;
+
+use manylane_sys::mmsg::Wait;
+
+use crate::batch::Batch;
+use crate::counters::{Counters, LaneId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::{Lane, Received};
+use crate::outbox::Outbox;
+use crate::socket::{Shared, Socket};
+
+/// How long an idle lane sleeps at most, and one that may steal.
+const IDLE: Duration = Duration::from_millis(100);
+const IDLE_THIEF: Duration = Duration::from_millis(1);
+/// Failed receives in a row after which a lane gives up.
+const MAX_ERRORS: u32 = 1000;
+
+/// What the loop of `serve` hears.
+pub(crate) enum Event {
+    /// A lane was added: give it a thread.
+    Run(Lane),
+    /// The thread of a lane has ended.
+    Ended(Result<()>),
+}
+
+/// What a closure for one lane is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LaneInfo {
+    /// The lane.
+    pub id: LaneId,
+    /// The CPU that its thread is pinned to; none without pinning.
+    pub cpu: Option<usize>,
+}
+
+impl Socket {
+    /// Runs `handler` on every batch of every lane, one pinned thread per lane, each with a clone of its own,
+    /// until [`Handle::stop`](crate::Handle::stop). Replies leave when the closure returns.
+    ///
+    /// After a stop, what is queued is still handled; then the counters are returned.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Panicked`] if a closure panicked: the other lanes are stopped, and the message says what the
+    /// panic said. Otherwise what ended a lane.
+    pub fn serve<F>(self, handler: F) -> Result<Counters>
+    where
+        F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Clone + Send,
+    {
+        self.serve_with(|_| handler.clone())
+    }
+
+    /// Like [`serve`](Self::serve) with a closure made for each lane, also for those that are added later.
+    ///
+    /// # Errors
+    /// As for [`serve`](Self::serve).
+    pub fn serve_with<M, F>(self, mut make: M) -> Result<Counters>
+    where
+        M: FnMut(LaneInfo) -> F,
+        F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Send,
+    {
+        let Self { shared, lanes } = self;
+        let (events, inbox) = mpsc::channel();
+        *shared.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
+        let mut outcome = Ok(());
+        thread::scope(|scope| {
+            let mut running = 0;
+            let mut run = |lane: Lane| {
+                let handler = make(LaneInfo { id: lane.id(), cpu: lane.cpu() });
+                spawn(scope, lane, handler, events.clone())
+            };
+            let mut pending = lanes.into_iter();
+            loop {
+                let event = match pending.next() {
+                    Some(lane) => Event::Run(lane),
+                    None if running == 0 => break,
+                    // The sender in this scope outlives the loop, so that this cannot fail.
+                    None => inbox.recv().unwrap_or(Event::Ended(Ok(()))),
+                };
+                let ended = match event {
+                    Event::Run(lane) => match run(lane) {
+                        Ok(()) => {
+                            running += 1;
+                            continue;
+                        }
+                        Err(err) => Err(err),
+                    },
+                    Event::Ended(ended) => {
+                        running -= 1;
+                        ended
+                    }
+                };
+                if let Err(err) = ended {
+                    shared.stop();
+                    // The first error is the cause; the others are what it led to.
+                    if outcome.is_ok() {
+                        outcome = Err(err);
+                    }
+                }
+            }
+        });
+        *shared.server.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // Lanes that were added in the very moment of stopping never ran: they close here.
+        drop(inbox);
+        outcome.map(|()| shared.counters())
+    }
+}
+
+/// Gives a lane its thread.
+fn spawn<'scope, F>(
+    scope: &'scope Scope<'scope, '_>,
+    lane: Lane,
+    mut handler: F,
+    events: Sender<Event>,
+) -> Result<()>
+where
+    F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Send + 'scope,
+{
+    let shared: Arc<Shared> = lane.shared();
+    let name = format!("lane-{}", lane.id());
+    let body = move || {
+        let id = lane.id();
+        let mut lane = lane;
+        // The closure is dropped after a panic, and nothing looks at what it had in hand.
+        let ended = catch_unwind(AssertUnwindSafe(|| run(&mut lane, &mut handler, &shared)));
+        let ended = ended.unwrap_or_else(|panic| Err(panicked(id, panic.as_ref())));
+        drop(lane);
+        // The loop of `serve` waits for this as long as a lane runs.
+        let _ = events.send(Event::Ended(ended));
+    };
+    let spawned = thread::Builder::new().name(name).spawn_scoped(scope, body);
+    spawned.map(|_| ()).map_err(|err| {
+        let message = "a thread for a lane: raise the limit of threads (ulimit -u, TasksMax=)";
+        Error::with(ErrorKind::Limit, message, err)
+    })
+}
+
+fn panicked(id: LaneId, panic: &(dyn Any + Send)) -> Error {
+    let said = panic.downcast_ref::<&str>().copied();
+    let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+    Error::new(ErrorKind::Panicked, format!("the closure of lane {id} panicked: {said}"))
+}
+
+/// The one loop of a lane: receive a batch, handle it, send the replies; steal when idle; drain at the end.
+fn run<F>(lane: &mut Lane, handler: &mut F, shared: &Shared) -> Result<()>
+where
+    F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>),
+{
+    if let Err(err) = lane.pin() {
+        log::warn!("lane {} runs unpinned: {err}", lane.id());
+    }
+    let stealing = shared.config.stealing;
+    let idle = if stealing { IDLE_THIEF } else { IDLE };
+    let mut errors = 0;
+    while lane.is_open() {
+        let taken = match lane.take_timeout(idle) {
+            Ok(taken) if taken.messages == 0 && stealing => lane.steal()?,
+            Ok(taken) => taken,
+            // One failed receive is counted; only a socket that keeps failing ends the lane.
+            Err(err) if errors == MAX_ERRORS => return Err(err),
+            Err(_) => {
+                errors += 1;
+                continue;
+            }
+        };
+        errors = 0;
+        if taken.messages > 0 {
+            let Received { batch, mut out } = lane.received(taken);
+            handler(batch, &mut out);
+        }
+    }
+    // Nothing more may arrive: the lane is out of steering, or the socket ends and its door is shut.
+    lane.shut_if_stopping();
+    loop {
+        let taken = lane.take(Wait::Never)?;
+        if taken.messages == 0 {
+            return Ok(());
+        }
+        let Received { batch, mut out } = lane.received(taken);
+        handler(batch, &mut out);
+    }
+}

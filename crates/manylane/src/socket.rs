@@ -1,0 +1,440 @@
+//! The socket: opening its lanes, and everything that concerns more than one of them.
+//!
+//! Control is behind one lock that no lane's hot path takes. A lane that comes is bound, has its buffers, and
+//! only then is steered to. A lane that leaves is taken out of steering, a grace period passes, its queue is
+//! drained by its own thread, and then it is closed - or parked for the next lane, where closing would renumber
+//! the kernel's group (see [`crate::steer`]).
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use manylane_bpf::abi;
+use manylane_sys::sock::{self, Flag};
+use manylane_sys::{barrier, cpu};
+
+use crate::config::{Builder, Config, Engine};
+use crate::counters::{Cells, Counters, LaneCounters, LaneId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::Capabilities;
+use crate::io::mmsg::{self, Join, MmsgIo};
+use crate::lane::{LEAVING, Lane, LaneShared, OPEN};
+use crate::placement;
+use crate::serve::Event;
+use crate::steer::{Slot, Steer, SteeringInForce};
+
+/// How long the removal of a lane waits for its thread to finish the batch that it works on.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the lanes of a socket have in common.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) addr: SocketAddr,
+    /// CPUs to give to lanes, in turn; empty without pinning.
+    cpus: Vec<usize>,
+    control: Mutex<Control>,
+    /// Signalled when a lane has closed.
+    lane_closed: Condvar,
+    stopping: AtomicBool,
+    /// The loop of `serve`, while it runs.
+    pub(crate) server: Mutex<Option<mpsc::Sender<Event>>>,
+}
+
+/// What only control looks at.
+struct Control {
+    steer: Steer,
+    lanes: Vec<Arc<LaneShared>>,
+    /// Sockets of the group that serve no lane.
+    parked: Vec<(Slot, OwnedFd)>,
+    closed: LaneCounters,
+    next_id: u64,
+    /// Whether the first socket lets others join it.
+    grouped: bool,
+}
+
+impl Control {
+    /// A slot for a lane whose socket is new.
+    fn free_slot(&self) -> Result<Slot> {
+        let parked = self.parked.len();
+        if self.lanes.len() + parked >= abi::MAX_LANES {
+            return Err(Error::new(
+                ErrorKind::Limit,
+                format!("a socket has at most {} lanes", abi::MAX_LANES),
+            ));
+        }
+        let taken = |slot: &Slot| {
+            self.lanes.iter().any(|lane| lane.slot == *slot)
+                || self.parked.iter().any(|(other, _)| other == slot)
+        };
+        let free = (0..abi::MAX_LANES as Slot).find(|slot| !taken(slot));
+        free.ok_or_else(|| Error::new(ErrorKind::Limit, "no slot is free"))
+    }
+}
+
+impl Shared {
+    fn control(&self) -> MutexGuard<'_, Control> {
+        // Nothing that holds the lock leaves it in a state that a later holder could not use.
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open lanes.
+    pub(crate) fn lanes(&self) -> Vec<Arc<LaneShared>> {
+        self.control().lanes.clone()
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Opens one more lane and steers to it.
+    fn open_lane(self: &Arc<Self>) -> Result<Lane> {
+        if self.is_stopping() {
+            return Err(Error::new(ErrorKind::State, "the socket is being stopped"));
+        }
+        let mut control = self.control();
+        if !control.grouped {
+            if let Some(first) = control.lanes.first() {
+                let set = sock::set_flag(first.fd.as_fd(), Flag::ReusePort, true);
+                set.map_err(|err| Error::system("forming a group of lanes (SO_REUSEPORT)", err))?;
+            }
+            control.grouped = true;
+        }
+        let (slot, fd, can) = match control.parked.pop() {
+            Some((slot, fd)) => (slot, fd, capabilities(&self.config)),
+            None => {
+                let slot = control.free_slot()?;
+                let (fd, can) = mmsg::open(&self.config, &self.addr, Join::Group)?;
+                (slot, fd, can)
+            }
+        };
+        let lane = self.add(&mut control, slot, fd, can)?;
+        let (slot, cpu) = (lane.me().slot, lane.cpu());
+        control
+            .steer
+            .admit(slot, lane.as_fd(), cpu)
+            .inspect_err(|_| control.lanes.retain(|other| other.slot != slot))?;
+        Ok(lane)
+    }
+
+    /// Makes a lane of a bound socket. It is not steered to yet.
+    fn add(
+        self: &Arc<Self>,
+        control: &mut Control,
+        slot: Slot,
+        fd: OwnedFd,
+        can: Capabilities,
+    ) -> Result<Lane> {
+        let io = MmsgIo::new(&self.config, &self.addr, can)?;
+        let id = LaneId(control.next_id);
+        control.next_id += 1;
+        let cpu = self.cpus.get(id.0 as usize % self.cpus.len().max(1)).copied();
+        let drops_before = sock::queue_state(fd.as_fd()).unwrap_or_default().drops;
+        let steered_before = control.steer.steered(slot).unwrap_or(0);
+        let state = AtomicU8::new(OPEN);
+        let me = LaneShared { id, slot, fd, cpu, cells: Cells::new(), state, drops_before, steered_before };
+        let me = Arc::new(me);
+        control.lanes.push(Arc::clone(&me));
+        Ok(Lane::new(Arc::clone(self), me, io, can, control.steer.load_words()))
+    }
+
+    /// Takes a lane out of steering; when this returns nothing more arrives in its queue.
+    pub(crate) fn retire(&self, lane: &LaneShared) -> Result<()> {
+        {
+            let mut control = self.control();
+            if !lane.is_open() {
+                return Ok(());
+            }
+            let Some(other) =
+                control.lanes.iter().find(|other| other.id != lane.id && other.is_open()).cloned()
+            else {
+                return Err(Error::new(
+                    ErrorKind::LastLane,
+                    "the last lane of a socket cannot leave: stop the socket",
+                ));
+            };
+            lane.state.store(LEAVING, Ordering::Relaxed);
+            control.steer.retire(lane.slot, other.fd.as_fd())?;
+        }
+        barrier::settle();
+        Ok(())
+    }
+
+    /// A lane is about to close: makes sure that nothing more arrives in its queue.
+    pub(crate) fn leave(&self, lane: &LaneShared) {
+        if self.is_stopping() || self.retire(lane).is_err() {
+            self.shut(lane);
+        }
+    }
+
+    /// Lets nothing more into the queue of a lane of a socket that ends.
+    pub(crate) fn shut(&self, lane: &LaneShared) {
+        // Without the filter, what arrives between here and the close is lost uncounted: nothing worse.
+        if sock::refuse_all(lane.fd.as_fd()).is_ok() {
+            barrier::settle();
+        }
+    }
+
+    /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered.
+    pub(crate) fn closed(&self, lane: &Arc<LaneShared>) {
+        let mut control = self.control();
+        let mut counters = lane.counters();
+        counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
+        control.closed += counters;
+        control.lanes.retain(|other| other.id != lane.id);
+        if control.steer.needs_parking() && !self.is_stopping() {
+            if let Ok(fd) = lane.fd.try_clone() {
+                control.parked.push((lane.slot, fd));
+            }
+        }
+        drop(control);
+        self.lane_closed.notify_all();
+    }
+
+    /// Tells every lane to end: they handle what is queued, and `serve` returns.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        for lane in self.lanes() {
+            lane.state.store(LEAVING, Ordering::Relaxed);
+            sock::wake(lane.fd.as_fd());
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        let control = self.control();
+        let read = |lane: &Arc<LaneShared>| {
+            let mut counters = lane.counters();
+            counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
+            (lane.id, counters)
+        };
+        let (steered_short, steered_by_kernel) = control.steer.fallbacks();
+        Counters {
+            lanes: control.lanes.iter().map(read).collect(),
+            closed: control.closed,
+            steered_short,
+            steered_by_kernel,
+        }
+    }
+
+    fn remove_lane(&self, id: LaneId) -> Result<()> {
+        let unknown = || Error::new(ErrorKind::State, format!("the socket has no open lane {id}"));
+        let lane =
+            self.lanes().into_iter().find(|lane| lane.id == id && lane.is_open()).ok_or_else(unknown)?;
+        self.retire(&lane)?;
+        let mut control = self.control();
+        if !control.steer.needs_parking() {
+            // A socket that was woken stays awake; a parked one has to sleep again for the next lane.
+            sock::wake(lane.fd.as_fd());
+        }
+        drop(lane);
+        let gone = |control: &mut Control| control.lanes.iter().all(|lane| lane.id != id);
+        if !gone(&mut control) {
+            let waited =
+                self.lane_closed.wait_timeout_while(control, DRAIN_TIMEOUT, |control| !gone(control));
+            if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+                let message = format!("lane {id} is out of steering, but its closure has not returned yet");
+                return Err(Error::new(ErrorKind::State, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a socket that was opened before with the same options can do.
+fn capabilities(config: &Config) -> Capabilities {
+    Capabilities {
+        batch: config.batch,
+        datagram_size: if config.gro { crate::config::LARGEST_DATAGRAM } else { config.datagram_size },
+        gro: config.gro,
+        gso: config.gso,
+        timestamps: config.timestamps,
+    }
+}
+
+/// One bound address with many lanes.
+///
+/// Either [`serve`](Self::serve) runs a thread per lane, or [`into_lanes`](Self::into_lanes) hands them out.
+pub struct Socket {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) lanes: Vec<Lane>,
+}
+
+impl Socket {
+    /// Opens a socket with the default options: see [`Builder`].
+    ///
+    /// # Errors
+    /// As for [`Builder::open`].
+    pub fn bind(addr: impl std::net::ToSocketAddrs) -> Result<Self> {
+        Builder::new(addr)?.open()
+    }
+
+    /// Starts with the address to bind: [`Builder::new`].
+    ///
+    /// # Errors
+    /// As for [`Builder::new`].
+    pub fn builder(addr: impl std::net::ToSocketAddrs) -> Result<Builder> {
+        Builder::new(addr)
+    }
+
+    pub(crate) fn open(mut config: Config) -> Result<Self> {
+        let allowed = cpu::affinity().map_err(|err| Error::system("reading the CPU affinity", err))?;
+        let cpus =
+            config.placement.order(&placement::topology(Path::new("/sys/devices/system/cpu"), &allowed))?;
+        let steer = Steer::new(config.steering, config.steering_by)?;
+        let join = if config.join_group { Join::Group } else { Join::Alone };
+        let (first, can) = mmsg::open(&config, &config.addr, join)?;
+        let addr =
+            sock::local_addr(first.as_fd()).map_err(|err| Error::system("reading the bound address", err))?;
+        (config.gro, config.gso) = (can.gro, can.gso);
+        let lanes = config.lanes;
+        let control = Control {
+            steer,
+            lanes: Vec::new(),
+            parked: Vec::new(),
+            closed: LaneCounters::default(),
+            next_id: 0,
+            grouped: config.join_group,
+        };
+        let shared = Arc::new(Shared {
+            config,
+            addr,
+            cpus,
+            control: Mutex::new(control),
+            lane_closed: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            server: Mutex::new(None),
+        });
+        let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };
+        let first = {
+            let mut control = socket.shared.control();
+            let lane = socket.shared.add(&mut control, 0, first, can)?;
+            control.steer.admit(0, lane.as_fd(), lane.cpu())?;
+            lane
+        };
+        socket.lanes.push(first);
+        for at in 1..lanes {
+            let named =
+                |err: Error| Error::with(err.kind(), format!("lane {} of {lanes}: {err}", at + 1), err);
+            let lane = socket.shared.open_lane().map_err(named)?;
+            socket.lanes.push(lane);
+        }
+        log::info!("{addr}: {lanes} lanes, engine {}, steering {}", socket.engine(), socket.steering());
+        Ok(socket)
+    }
+
+    /// The address that the socket is bound to, with the port that the kernel picked if it was to.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.addr
+    }
+
+    /// Number of lanes that the socket was opened with.
+    #[must_use]
+    pub fn lane_count(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The engine in use; never [`Engine::Auto`].
+    #[must_use]
+    pub fn engine(&self) -> Engine {
+        self.shared.config.engine
+    }
+
+    /// The steering in force, and why it is not what was asked for where it is not.
+    #[must_use]
+    pub fn steering(&self) -> SteeringInForce {
+        self.handle().steering()
+    }
+
+    /// What the engine can do on this socket.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        capabilities(&self.shared.config)
+    }
+
+    /// A handle for other threads: counters, lanes that come and go, stopping.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Hands the lanes out, to be driven by hand.
+    #[must_use]
+    pub fn into_lanes(self) -> Vec<Lane> {
+        self.lanes
+    }
+}
+
+/// Control over a socket from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Ends [`Socket::serve`]: lanes handle what is queued, then it returns. May be called more than once.
+    pub fn stop(&self) {
+        self.shared.stop();
+    }
+
+    /// The counters now. Lanes are not disturbed: their cells are read without a lock; only the list of lanes
+    /// is guarded by one, which no lane takes while it receives or sends.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.shared.counters()
+    }
+
+    /// The steering in force.
+    #[must_use]
+    pub fn steering(&self) -> SteeringInForce {
+        self.shared.control().steer.in_force()
+    }
+
+    /// Ids of the open lanes.
+    #[must_use]
+    pub fn lane_ids(&self) -> Vec<LaneId> {
+        self.shared.lanes().iter().filter(|lane| lane.is_open()).map(|lane| lane.id).collect()
+    }
+
+    /// Adds a lane to a socket that serves; it gets a thread of its own.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] if [`Socket::serve`] does not run; whatever is in the way of opening a lane.
+    pub fn add_lane(&self) -> Result<LaneId> {
+        let idle = || {
+            Error::new(
+                ErrorKind::State,
+                "the socket does not serve: open_lane() gives a lane to drive by hand",
+            )
+        };
+        let server =
+            self.shared.server.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(idle)?;
+        let lane = self.shared.open_lane()?;
+        let id = lane.id();
+        server.send(Event::Run(lane)).map_err(|_| idle())?;
+        Ok(id)
+    }
+
+    /// Adds a lane to be driven by hand.
+    ///
+    /// # Errors
+    /// Whatever is in the way of opening a lane.
+    pub fn open_lane(&self) -> Result<Lane> {
+        self.shared.open_lane()
+    }
+
+    /// Removes a lane without losing a datagram: out of steering, drained by its thread, closed. Returns when it
+    /// is gone.
+    ///
+    /// With steering by the kernel's own choice lanes cannot be taken out of steering, and what arrives while
+    /// this one closes is lost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LastLane`] for the only one; [`ErrorKind::State`] if there is no such lane, or if its closure
+    /// does not return within 30 s.
+    pub fn remove_lane(&self, id: LaneId) -> Result<()> {
+        self.shared.remove_lane(id)
+    }
+}

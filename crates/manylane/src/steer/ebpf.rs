@@ -1,0 +1,158 @@
+//! Steering by eBPF: `bpf/steer.bpf.c` loaded, its maps filled, attached to the group.
+//!
+//! The group forms when the second lane binds. Until then there is nothing to attach to and no socket that
+//! the array would take, so that the first lane waits in `alone`.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use aya::maps::{Array, Map, MapData, PerCpuArray, ReusePortSockArray};
+use aya::programs::SkReuseport;
+use aya::{Ebpf, EbpfLoader};
+use manylane_bpf::abi;
+use manylane_sys::map::SharedWords;
+
+use super::table::Layout;
+use super::{Slot, Steering};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The steering table as a value of an array map: `abi::Table` in words.
+type TableWords = [u32; size_of::<abi::Table>() / 4];
+
+/// The loaded program and its maps. They go away with this value and the sockets of the group.
+pub(super) struct EbpfSteer {
+    program: Ebpf,
+    lanes: ReusePortSockArray<MapData>,
+    table: Array<MapData, TableWords>,
+    steered: PerCpuArray<MapData, u64>,
+    counts: PerCpuArray<MapData, u64>,
+    load: Option<Arc<SharedWords>>,
+    /// The first lane, while it is the only one.
+    alone: Option<(Slot, OwnedFd)>,
+    attached: bool,
+}
+
+fn refused(what: &str, err: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    let advice = "steering by eBPF needs CAP_BPF and CAP_NET_ADMIN, and Linux 4.19";
+    Error::with(ErrorKind::Permission, format!("{what}: {advice}"), err)
+}
+
+/// Loads the program and throws it away: for [`probe`](crate::probe).
+pub(crate) fn try_load() -> Result<()> {
+    EbpfSteer::load(Steering::Flow).map(|_| ())
+}
+
+impl EbpfSteer {
+    /// Loads the program for one policy.
+    pub(super) fn load(policy: Steering) -> Result<Self> {
+        let object = manylane_bpf::object("steer").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+        let (offset, len) = match policy {
+            Steering::Key { offset, len } => (u32::from(offset), u32::from(len)),
+            _ => (0, 0),
+        };
+        let number = policy.number();
+        let mut program = EbpfLoader::new()
+            // The program has no relocations against the kernel's types, and parsing those takes long.
+            .btf(None)
+            .override_global("ml_policy", &number, true)
+            .override_global("ml_key_offset", &offset, true)
+            .override_global("ml_key_len", &len, true)
+            .load(object)
+            .map_err(|err| refused("the eBPF maps for steering cannot be made", err))?;
+        // Before the maps are taken out of the object: loading writes their descriptors into the program.
+        steer_program(&mut program)?
+            .load()
+            .map_err(|err| refused("the eBPF program for steering does not load", err))?;
+        let mut map = |name: &str| -> Result<Map> {
+            let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {name}"));
+            program.take_map(name).ok_or_else(missing)
+        };
+        let wrong = |err| refused("an eBPF map for steering is not as expected", err);
+        let lanes = ReusePortSockArray::try_from(map("ml_lanes")?).map_err(wrong)?;
+        let table = Array::try_from(map("ml_table")?).map_err(wrong)?;
+        let steered = PerCpuArray::try_from(map("ml_steered")?).map_err(wrong)?;
+        let counts = PerCpuArray::try_from(map("ml_counts")?).map_err(wrong)?;
+        let load = match (policy, map("ml_load")?) {
+            (Steering::LeastLoaded, Map::Array(data)) => {
+                let words = abi::MAX_LANES * abi::LOAD_WORDS;
+                let mapped = SharedWords::new(data.fd().as_fd(), words);
+                Some(Arc::new(mapped.map_err(|err| refused("the load of lanes cannot be mapped", err))?))
+            }
+            _ => None,
+        };
+        Ok(Self { program, lanes, table, steered, counts, load, alone: None, attached: false })
+    }
+
+    /// Puts the socket of a lane into its slot.
+    pub(super) fn put_socket(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
+        if let Some((slot, first)) = self.alone.take() {
+            self.set(slot, first.as_fd())?;
+        }
+        if let Some(load) = &self.load {
+            // A new lane has an empty queue.
+            let base = slot as usize * abi::LOAD_WORDS;
+            load.store(base + abi::LOAD_TAKEN, load.load(base + abi::LOAD_STEERED));
+        }
+        match self.set(slot, fd) {
+            Err(_) if !self.attached => {
+                let fd = fd
+                    .try_clone_to_owned()
+                    .map_err(|err| Error::system("keeping the first lane's socket", err))?;
+                self.alone = Some((slot, fd));
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn set(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
+        let set = self.lanes.set(slot, &fd.as_raw_fd(), 0);
+        set.map_err(|err| refused("a lane's socket cannot be put into the steering array", err))
+    }
+
+    pub(super) fn put_table(&mut self, layout: &Layout) -> Result<()> {
+        let table = layout.table();
+        let mut words: TableWords = [0; size_of::<abi::Table>() / 4];
+        words[0] = table.size;
+        words[1..=abi::TABLE_SIZE].copy_from_slice(&table.lane);
+        if layout.lanes() > 1 || self.alone.as_ref().is_some_and(|(slot, _)| layout.entry(0) != *slot) {
+            self.alone = None;
+        }
+        self.table.set(0, words, 0).map_err(|err| refused("the steering table cannot be written", err))
+    }
+
+    /// Attaches the program to the group of `fd`, once there is a group.
+    pub(super) fn attach(&mut self, fd: BorrowedFd<'_>, lanes: usize) -> Result<()> {
+        if self.attached || self.alone.is_some() {
+            return Ok(());
+        }
+        match steer_program(&mut self.program)?.attach(fd) {
+            Ok(()) => self.attached = true,
+            Err(_) if lanes == 1 => {}
+            Err(err) => return Err(refused("the eBPF program for steering cannot be attached", err)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn load_words(&self) -> Option<Arc<SharedWords>> {
+        self.load.clone()
+    }
+
+    pub(super) fn steered(&self, slot: Slot) -> Option<u64> {
+        self.attached.then(|| sum(&self.steered, slot)).flatten()
+    }
+
+    pub(super) fn fallbacks(&self) -> (u64, u64) {
+        let count = |index| sum(&self.counts, index).unwrap_or(0);
+        (count(abi::STEER_SHORT), count(abi::STEER_KERNEL))
+    }
+}
+
+fn sum(map: &PerCpuArray<MapData, u64>, index: u32) -> Option<u64> {
+    Some(map.get(&index, 0).ok()?.iter().sum())
+}
+
+fn steer_program(object: &mut Ebpf) -> Result<&mut SkReuseport> {
+    let program = object.program_mut("ml_steer").and_then(|program| program.try_into().ok());
+    program.ok_or_else(|| Error::new(ErrorKind::Unsupported, "the eBPF object has no program ml_steer"))
+}

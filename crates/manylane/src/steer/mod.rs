@@ -1,0 +1,319 @@
+//! Steering: the rule that picks the lane of a datagram, and what enforces it.
+//!
+//! A socket has one table. Its entries name lanes by slot; the policy says which entry a datagram means
+//! ([`table`] lays it out). Three things can enforce it, in this order of preference:
+//!
+//! 1. [`ebpf`]: every policy, the lanes found through a socket array, so that slots are ours;
+//! 2. [`classic`]: `flow`, `cpu`, `random` and `key`, compiled anew for each table, without a privilege;
+//!    `round-robin` and `least-loaded` become `random`;
+//! 3. the kernel's own choice: its hash over the group. Lanes then cannot be taken out of steering.
+//!
+//! Order of events, kept by [`Steer`] under the socket's control lock: a lane that comes is bound and has its
+//! buffers before it is steered to; a lane that leaves is out of the table, and a grace period has passed,
+//! before its queue is drained.
+
+mod classic;
+mod ebpf;
+mod table;
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use manylane_bpf::abi;
+use manylane_sys::map::SharedWords;
+
+use crate::error::{Error, ErrorKind, Result};
+use classic::ClassicSteer;
+use ebpf::EbpfSteer;
+use table::Layout;
+
+pub(crate) use ebpf::try_load as try_load_ebpf;
+pub use table::key_hash;
+
+/// A lane's place in the socket array, free for another lane once it has closed.
+pub(crate) type Slot = u32;
+
+/// The rule that picks the lane of a datagram.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Steering {
+    /// By the kernel's hash of both addresses and ports: datagrams of one flow stay in order.
+    #[default]
+    Flow,
+    /// The next lane for each datagram, exactly.
+    RoundRobin,
+    /// The lane on the core that took the interrupt.
+    Cpu,
+    /// A random lane.
+    Random,
+    /// The emptier of two lanes picked at random.
+    LeastLoaded,
+    /// By a hash of `len` bytes of the payload from `offset` on; a shorter datagram goes by flow.
+    Key {
+        /// First byte of the key.
+        offset: u16,
+        /// Bytes of the key, 1 to 64.
+        len: u16,
+    },
+}
+
+impl Steering {
+    pub(crate) fn check(self) -> Result<()> {
+        match self {
+            Self::Key { len, .. } if !(1..=abi::MAX_KEY as u16).contains(&len) => {
+                let message = format!("key length {len} is not within 1 to {}", abi::MAX_KEY);
+                Err(Error::new(ErrorKind::Config, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The number of the policy in `abi/manylane_abi.h`.
+    fn number(self) -> u32 {
+        match self {
+            Self::Flow => 0,
+            Self::RoundRobin => 1,
+            Self::Cpu => 2,
+            Self::Random => 3,
+            Self::LeastLoaded => 4,
+            Self::Key { .. } => 5,
+        }
+    }
+}
+
+impl fmt::Display for Steering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flow => f.write_str("flow"),
+            Self::RoundRobin => f.write_str("round-robin"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Random => f.write_str("random"),
+            Self::LeastLoaded => f.write_str("least-loaded"),
+            Self::Key { offset, len } => write!(f, "key {offset}:{len}"),
+        }
+    }
+}
+
+impl FromStr for Steering {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let key = || {
+            let (offset, len) = text.strip_prefix("key")?.trim_start_matches([' ', '=']).split_once(':')?;
+            Some(Self::Key { offset: offset.parse().ok()?, len: len.parse().ok()? })
+        };
+        let steering = match text {
+            "flow" => Self::Flow,
+            "round-robin" => Self::RoundRobin,
+            "cpu" => Self::Cpu,
+            "random" => Self::Random,
+            "least-loaded" => Self::LeastLoaded,
+            _ => key().ok_or_else(|| {
+                let known = "flow, round-robin, cpu, random, least-loaded, key OFFSET:LENGTH";
+                Error::new(ErrorKind::Config, format!("steering {text:?} is none of {known}"))
+            })?,
+        };
+        steering.check().map(|()| steering)
+    }
+}
+
+/// What enforces the steering.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SteeringBy {
+    /// The best that the process may use.
+    #[default]
+    Auto,
+    /// eBPF (`SK_REUSEPORT`, Linux 4.19): needs `CAP_BPF` and `CAP_NET_ADMIN`.
+    Ebpf,
+    /// Classic BPF (Linux 4.5): needs no privilege.
+    ClassicBpf,
+    /// The kernel's own choice among the sockets of the group.
+    Kernel,
+}
+
+impl fmt::Display for SteeringBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Ebpf => "ebpf",
+            Self::ClassicBpf => "classic-bpf",
+            Self::Kernel => "kernel",
+        })
+    }
+}
+
+impl FromStr for SteeringBy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Auto, Self::Ebpf, Self::ClassicBpf, Self::Kernel]
+            .into_iter()
+            .find(|by| by.to_string() == text)
+            .ok_or_else(|| {
+                Error::new(ErrorKind::Config, format!("{text:?} is none of auto, ebpf, classic-bpf, kernel"))
+            })
+    }
+}
+
+/// The steering that is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SteeringInForce {
+    /// The policy that datagrams really meet; not the one asked for where that is not to be had.
+    pub policy: Steering,
+    /// What enforces it; never [`SteeringBy::Auto`].
+    pub by: SteeringBy,
+    /// Why it is not what was asked for, or not by eBPF.
+    pub why: Option<String>,
+}
+
+impl fmt::Display for SteeringInForce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} by {}", self.policy, self.by)?;
+        self.why.as_ref().map_or(Ok(()), |why| write!(f, " ({why})"))
+    }
+}
+
+enum Backend {
+    Ebpf(EbpfSteer),
+    Classic(ClassicSteer),
+    Kernel,
+}
+
+/// The steering of one socket: the table, and what enforces it.
+pub(crate) struct Steer {
+    backend: Backend,
+    layout: Layout,
+    in_force: SteeringInForce,
+}
+
+impl Steer {
+    /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped afterwards.
+    pub(crate) fn new(policy: Steering, by: SteeringBy) -> Result<Self> {
+        let (backend, why) = match by {
+            SteeringBy::Ebpf => (Backend::Ebpf(EbpfSteer::load(policy)?), None),
+            SteeringBy::ClassicBpf => (Backend::Classic(ClassicSteer::new(policy)), Some("asked for".into())),
+            SteeringBy::Kernel => (Backend::Kernel, Some("asked for".into())),
+            SteeringBy::Auto => match EbpfSteer::load(policy) {
+                Ok(ebpf) => (Backend::Ebpf(ebpf), None),
+                Err(err) => {
+                    (Backend::Classic(ClassicSteer::new(policy)), Some(format!("no eBPF: {}", err.chain())))
+                }
+            },
+        };
+        let (in_force, by) = match &backend {
+            Backend::Ebpf(_) => (policy, SteeringBy::Ebpf),
+            Backend::Classic(classic) => (classic.policy(), SteeringBy::ClassicBpf),
+            // The kernel's choice is a hash of the flow, whatever was asked for.
+            Backend::Kernel => (Steering::Flow, SteeringBy::Kernel),
+        };
+        let in_force = SteeringInForce { policy: in_force, by, why };
+        Ok(Self { backend, layout: Layout::new(in_force.policy), in_force })
+    }
+
+    pub(crate) fn in_force(&self) -> SteeringInForce {
+        self.in_force.clone()
+    }
+
+    /// Whether the kernel numbers the group's sockets by our order of binding, so that none may be closed.
+    pub(crate) fn needs_parking(&self) -> bool {
+        matches!(self.backend, Backend::Classic(_))
+    }
+
+    /// Starts to steer to the lane in `slot`, which is bound and ready. `cpu` is where its thread runs.
+    pub(crate) fn admit(&mut self, slot: Slot, fd: BorrowedFd<'_>, cpu: Option<usize>) -> Result<()> {
+        if let Backend::Ebpf(ebpf) = &mut self.backend {
+            ebpf.put_socket(slot, fd)?;
+        }
+        self.layout.admit(slot, cpu);
+        self.apply(fd)
+    }
+
+    /// Stops to steer to the lane in `slot`. After a grace period, nothing more arrives in its queue, unless the
+    /// kernel chooses (which always may pick it).
+    pub(crate) fn retire(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
+        self.layout.retire(slot);
+        self.apply(fd)
+    }
+
+    /// Puts the table in force. `fd` is any socket of the group.
+    fn apply(&mut self, fd: BorrowedFd<'_>) -> Result<()> {
+        if self.layout.is_empty() {
+            return Ok(());
+        }
+        let refused = match &mut self.backend {
+            Backend::Kernel => None,
+            Backend::Ebpf(ebpf) => {
+                ebpf.put_table(&self.layout)?;
+                ebpf.attach(fd, self.layout.lanes())?;
+                None
+            }
+            Backend::Classic(classic) => classic.attach(fd, &self.layout).err(),
+        };
+        // A kernel or a seccomp filter that takes no classic program: say so and go on with the kernel's choice.
+        if let Some(err) = refused {
+            log::warn!("steering by the kernel's choice: no classic BPF: {err}");
+            self.in_force = SteeringInForce {
+                policy: Steering::Flow,
+                by: SteeringBy::Kernel,
+                why: Some(format!("no classic BPF: {err}")),
+            };
+            self.backend = Backend::Kernel;
+        }
+        Ok(())
+    }
+
+    /// The words in which a lane tells eBPF what it has taken, for the policy that asks.
+    pub(crate) fn load_words(&self) -> Option<Arc<SharedWords>> {
+        match &self.backend {
+            Backend::Ebpf(ebpf) => ebpf.load_words(),
+            _ => None,
+        }
+    }
+
+    /// Messages steered to `slot` so far by whichever lanes have had it.
+    pub(crate) fn steered(&self, slot: Slot) -> Option<u64> {
+        match &self.backend {
+            Backend::Ebpf(ebpf) => ebpf.steered(slot),
+            _ => None,
+        }
+    }
+
+    /// Datagrams too short for the key, and messages left to the kernel's choice.
+    pub(crate) fn fallbacks(&self) -> (u64, u64) {
+        match &self.backend {
+            Backend::Ebpf(ebpf) => ebpf.fallbacks(),
+            _ => (0, 0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_what_it_prints() {
+        for text in ["flow", "round-robin", "cpu", "random", "least-loaded", "key 0:8", "key 65535:64"] {
+            assert_eq!(text.parse::<Steering>().unwrap().to_string(), text);
+        }
+        assert_eq!("key=2:4".parse::<Steering>().unwrap(), Steering::Key { offset: 2, len: 4 });
+        for text in ["", "rr", "key", "key 0", "key 0:0", "key 0:65", "key -1:4"] {
+            assert_eq!(text.parse::<Steering>().unwrap_err().kind(), ErrorKind::Config, "{text}");
+        }
+        for text in ["auto", "ebpf", "classic-bpf", "kernel"] {
+            assert_eq!(text.parse::<SteeringBy>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn without_ebpf_the_shared_counter_policies_become_random() {
+        for policy in [Steering::RoundRobin, Steering::LeastLoaded] {
+            let steer = Steer::new(policy, SteeringBy::ClassicBpf).unwrap();
+            assert_eq!(steer.in_force().policy, Steering::Random);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The layout of the steering table: plain arithmetic, no system calls.
+//!
+//! - `flow` and `key`: 1024 buckets of a hash. A lane that leaves gives only its own buckets away, a lane that
+//!   comes takes its share from the fullest: flows in other buckets stay where they are.
+//! - `cpu`: entry c names the lane whose thread runs on CPU c, or any where there is none.
+//! - `round-robin`, `random`, `least-loaded`: the lanes in turn; the size of the table is their number.
+//!
+//! All entries always name open lanes, also behind the size, so that a reader may see any mix of two tables.
+
+use manylane_bpf::abi::{TABLE_SIZE, Table};
+
+use super::{Slot, Steering};
+
+/// The lanes in steering, and the table that they make.
+pub(super) struct Layout {
+    policy: Steering,
+    lanes: Vec<(Slot, Option<usize>)>,
+    buckets: Vec<Slot>,
+}
+
+impl Layout {
+    pub(super) fn new(policy: Steering) -> Self {
+        Self { policy, lanes: Vec::new(), buckets: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// Number of lanes in steering.
+    pub(super) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    pub(super) fn admit(&mut self, slot: Slot, cpu: Option<usize>) {
+        self.retire(slot);
+        self.lanes.push((slot, cpu));
+        let lanes = self.lanes.len();
+        if lanes == 1 {
+            self.buckets = vec![slot; TABLE_SIZE];
+            return;
+        }
+        // Take buckets from whoever has the most until the newcomer has its share. From the end, so that lanes
+        // that come one after the other lie nearly as the kernel's own scaling of the hash would put them.
+        for _ in 0..TABLE_SIZE / lanes {
+            let fullest = self.fullest();
+            if let Some(at) = self.buckets.iter().rposition(|owner| *owner == fullest) {
+                self.buckets[at] = slot;
+            }
+        }
+    }
+
+    pub(super) fn retire(&mut self, slot: Slot) {
+        self.lanes.retain(|(lane, _)| *lane != slot);
+        if self.lanes.is_empty() {
+            return;
+        }
+        for at in 0..self.buckets.len() {
+            if self.buckets[at] == slot {
+                self.buckets[at] = self.emptiest();
+            }
+        }
+    }
+
+    fn share(&self, slot: Slot) -> usize {
+        self.buckets.iter().filter(|owner| **owner == slot).count()
+    }
+
+    fn fullest(&self) -> Slot {
+        let lanes = self.lanes.iter().map(|(slot, _)| *slot);
+        lanes.max_by_key(|slot| self.share(*slot)).unwrap_or(0)
+    }
+
+    fn emptiest(&self) -> Slot {
+        let lanes = self.lanes.iter().map(|(slot, _)| *slot);
+        lanes.min_by_key(|slot| self.share(*slot)).unwrap_or(0)
+    }
+
+    /// Number of entries that count.
+    pub(super) fn size(&self) -> usize {
+        match self.policy {
+            Steering::Flow | Steering::Key { .. } | Steering::Cpu => TABLE_SIZE,
+            _ => self.lanes.len(),
+        }
+    }
+
+    /// The slot at entry `at`, for any `at` below [`TABLE_SIZE`]. There is at least one lane.
+    pub(super) fn entry(&self, at: usize) -> Slot {
+        let in_turn = || self.lanes[at % self.lanes.len()].0;
+        match self.policy {
+            Steering::Flow | Steering::Key { .. } => self.buckets[at],
+            Steering::Cpu => {
+                self.lanes.iter().find(|(_, cpu)| *cpu == Some(at)).map_or_else(in_turn, |(slot, _)| *slot)
+            }
+            _ => in_turn(),
+        }
+    }
+
+    /// The table in the form that eBPF reads.
+    pub(super) fn table(&self) -> Box<Table> {
+        let mut table = Box::new(Table { size: self.size() as u32, lane: [0; TABLE_SIZE], pad: 0 });
+        for (at, lane) in table.lane.iter_mut().enumerate() {
+            *lane = self.entry(at);
+        }
+        table
+    }
+}
+
+/// The bucket of a hash: its ten top bits, which is the scale of the kernel's own choice.
+pub(super) const BUCKET_SHIFT: u32 = u32::BITS - TABLE_SIZE.trailing_zeros();
+
+/// Multipliers of the key's hash (the constants of MurmurHash3's finaliser; Austin Appleby, public domain).
+pub(super) const KEY_SEED: u32 = 0x9e37_79b9;
+pub(super) const KEY_WORD: u32 = 0x85eb_ca6b;
+pub(super) const KEY_LAST: u32 = 0xc2b2_ae35;
+
+/// The hash of a key, as eBPF and classic BPF compute it; its ten top bits are the bucket.
+#[must_use]
+pub fn key_hash(key: &[u8]) -> u32 {
+    let mut hash = KEY_SEED ^ key.len() as u32;
+    for chunk in key.chunks(4) {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        hash = (hash ^ u32::from_be_bytes(word)).wrapping_mul(KEY_WORD);
+        hash ^= hash >> 13;
+    }
+    hash = hash.wrapping_mul(KEY_LAST);
+    hash ^ hash >> 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn lanes_that_come_in_turn_share_evenly() {
+        let mut layout = Layout::new(Steering::Flow);
+        for slot in 0..7 {
+            layout.admit(slot, None);
+        }
+        for slot in 0..7 {
+            assert!(
+                (TABLE_SIZE / 7..=TABLE_SIZE / 7 + 2).contains(&layout.share(slot)),
+                "{}",
+                layout.share(slot)
+            );
+        }
+    }
+
+    #[test]
+    fn cpu_names_the_lane_that_runs_there() {
+        let mut layout = Layout::new(Steering::Cpu);
+        layout.admit(0, Some(3));
+        layout.admit(1, Some(1));
+        assert_eq!([layout.entry(3), layout.entry(1)], [0, 1]);
+        assert!(layout.entry(0) < 2 && layout.entry(900) < 2);
+    }
+
+    #[test]
+    fn in_turn_policies_count_their_lanes_and_fill_the_rest() {
+        let mut layout = Layout::new(Steering::RoundRobin);
+        for slot in [4, 9, 2] {
+            layout.admit(slot, None);
+        }
+        let table = layout.table();
+        assert_eq!(table.size, 3);
+        assert_eq!(table.lane[..4], [4, 9, 2, 4]);
+        layout.retire(9);
+        assert_eq!(layout.table().lane[..3], [4, 2, 4]);
+        assert!(layout.table().lane.iter().all(|slot| [4, 2].contains(slot)));
+    }
+
+    proptest! {
+        /// Whatever comes and goes: every bucket names a lane in steering, shares stay even, and a change moves
+        /// only the buckets of the lane that comes or goes.
+        #[test]
+        fn buckets_move_no_more_than_they_must(steps in prop::collection::vec(0_u32..12, 1..40)) {
+            let mut layout = Layout::new(Steering::Flow);
+            for slot in steps {
+                let before = layout.buckets.clone();
+                let present = layout.lanes.iter().any(|(lane, _)| *lane == slot);
+                if present { layout.retire(slot) } else { layout.admit(slot, None) }
+                if layout.is_empty() {
+                    continue;
+                }
+                let lanes: Vec<_> = layout.lanes.iter().map(|(lane, _)| *lane).collect();
+                prop_assert!(layout.buckets.iter().all(|owner| lanes.contains(owner)));
+                let shares: Vec<_> = lanes.iter().map(|lane| layout.share(*lane)).collect();
+                prop_assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1 + lanes.len());
+                for (old, new) in before.iter().zip(&layout.buckets) {
+                    prop_assert!(old == new || *old == slot || *new == slot);
+                }
+            }
+        }
+    }
+}
