@@ -4,6 +4,8 @@
 //! work: without them the crate builds with no programs, says so once, and every user of a program
 //! reports the same reason at run time.
 
+#![allow(clippy::expect_used, reason = "a build script reports by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};

@@ -1,2 +1,50 @@
-//! The program.
-fn main() {}
+//! The program `manylane`: `echo`, `send`, `bench`, and its own manual.
+//!
+//! Exit codes: 0 done, 1 failed, 2 bad usage. Results go to standard output, everything else to standard
+//! error. A reader that closes the pipe early is no failure.
+
+mod args;
+mod bench;
+mod echo;
+mod manual;
+mod output;
+mod parse;
+mod progress;
+mod send;
+mod signals;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(err) => {
+            // To standard error for bad usage, to standard output for help; a closed pipe is no error.
+            let _ = err.print();
+            return ExitCode::from(u8::try_from(err.exit_code()).unwrap_or(2));
+        }
+    };
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) if output::is_closed_pipe(&err) => ExitCode::SUCCESS,
+        Err(err) => {
+            output::tell(&format!("manylane: {err:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Echo(args) => echo::run(&args),
+        Command::Send(args) => send::run(&args),
+        Command::Bench { bench } => bench::run(&bench),
+        Command::Man(args) => manual::man(&args),
+        Command::Completions(args) => manual::completions(&args),
+    }
+}

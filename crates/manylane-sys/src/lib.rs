@@ -11,7 +11,10 @@
 //! | [`control`] | control messages: what came with a datagram, where a reply leaves from |
 //! | [`sock`] | opening, binding and options of UDP sockets |
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
+//! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
+//! | [`netns`] | network namespaces and devices, for tests |
+//! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
 
 pub mod addr;
@@ -19,8 +22,11 @@ pub mod barrier;
 pub mod control;
 pub mod cpu;
 pub mod map;
+pub mod measure;
 pub mod mmsg;
+pub mod netns;
 pub mod sock;
+pub mod volley;
 
 /// The result of a system call that returns -1 and sets `errno` on failure.
 pub(crate) fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {

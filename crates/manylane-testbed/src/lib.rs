@@ -1,1 +1,15 @@
-//! See the manifest.
+//! What Manylane is tested and measured with: hosts on one machine, traffic, baseline receivers,
+//! statistics and reports. Not a part of the product.
+
+pub mod client;
+pub mod host;
+pub mod link;
+pub mod machine;
+pub mod schema;
+pub mod skip;
+pub mod stats;
+pub mod testbed;
+pub mod traffic;
+
+pub use host::Host;
+pub use testbed::{Layout, Testbed};

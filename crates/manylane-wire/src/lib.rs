@@ -1,1 +1,49 @@
-//! See the manifest.
+//! Headers of Ethernet, ARP, IPv4, IPv6 and UDP, and their checksums: bytes in, bytes out.
+//!
+//! Nothing here does I/O, allocates, or panics on what came from a network. What is parsed is a small value
+//! that borrows the bytes it does not interpret; lengths in headers are checked against the bytes that are
+//! there, and padding behind a packet is cut off. Builders write into a slice of the caller.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`ethernet`] | addresses, VLAN tags, Ethernet headers |
+//! | [`arp`] | ARP for IPv4 over Ethernet |
+//! | [`ipv4`], [`ipv6`] | the network layer |
+//! | [`udp`] | UDP, checksum included |
+//! | [`checksum`] | the Internet checksum, and its update |
+//! | [`frame`] | a frame as a whole, layer by layer |
+//!
+//! ```
+//! use manylane_wire::ethernet::Mac;
+//! use manylane_wire::frame::{Frame, UdpFrame};
+//!
+//! let plan = UdpFrame {
+//!     payload: b"hello",
+//!     ..UdpFrame::new(
+//!         Mac([2, 0, 0, 0, 0, 1]),
+//!         Mac([2, 0, 0, 0, 0, 2]),
+//!         "10.0.0.1:1000".parse()?,
+//!         "10.0.0.2:53".parse()?,
+//!     )
+//! };
+//! let mut bytes = [0; 64];
+//! let length = plan.write(&mut bytes)?;
+//! let frame = Frame::parse(&bytes[..length])?;
+//! let udp = frame.udp().ok_or("no UDP")?;
+//! assert_eq!((udp.destination, udp.payload), (53, &b"hello"[..]));
+//! assert!(frame.checksums_hold());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod arp;
+pub mod checksum;
+mod error;
+pub mod ethernet;
+pub mod frame;
+pub mod ipv4;
+pub mod ipv6;
+pub mod udp;
+
+mod bytes;
+
+pub use error::{Error, Layer, Result};

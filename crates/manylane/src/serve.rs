@@ -25,7 +25,7 @@ const MAX_ERRORS: u32 = 1000;
 /// What the loop of `serve` hears.
 pub(crate) enum Event {
     /// A lane was added: give it a thread.
-    Run(Lane),
+    Run(Box<Lane>),
     /// The thread of a lane has ended.
     Ended(Result<()>),
 }
@@ -71,14 +71,14 @@ impl Socket {
         let mut outcome = Ok(());
         thread::scope(|scope| {
             let mut running = 0;
-            let mut run = |lane: Lane| {
+            let mut run = |lane: Box<Lane>| {
                 let handler = make(LaneInfo { id: lane.id(), cpu: lane.cpu() });
                 spawn(scope, lane, handler, events.clone())
             };
             let mut pending = lanes.into_iter();
             loop {
                 let event = match pending.next() {
-                    Some(lane) => Event::Run(lane),
+                    Some(lane) => Event::Run(Box::new(lane)),
                     None if running == 0 => break,
                     // The sender in this scope outlives the loop, so that this cannot fail.
                     None => inbox.recv().unwrap_or(Event::Ended(Ok(()))),
@@ -115,7 +115,7 @@ impl Socket {
 /// Gives a lane its thread.
 fn spawn<'scope, F>(
     scope: &'scope Scope<'scope, '_>,
-    lane: Lane,
+    mut lane: Box<Lane>,
     mut handler: F,
     events: Sender<Event>,
 ) -> Result<()>
@@ -126,7 +126,6 @@ where
     let name = format!("lane-{}", lane.id());
     let body = move || {
         let id = lane.id();
-        let mut lane = lane;
         // The closure is dropped after a panic, and nothing looks at what it had in hand.
         let ended = catch_unwind(AssertUnwindSafe(|| run(&mut lane, &mut handler, &shared)));
         let ended = ended.unwrap_or_else(|panic| Err(panicked(id, panic.as_ref())));

@@ -184,10 +184,11 @@ impl Shared {
         counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
-        if control.steer.needs_parking() && !self.is_stopping() {
-            if let Ok(fd) = lane.fd.try_clone() {
-                control.parked.push((lane.slot, fd));
-            }
+        if control.steer.needs_parking()
+            && !self.is_stopping()
+            && let Ok(fd) = lane.fd.try_clone()
+        {
+            control.parked.push((lane.slot, fd));
         }
         drop(control);
         self.lane_closed.notify_all();
@@ -413,7 +414,7 @@ impl Handle {
             self.shared.server.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(idle)?;
         let lane = self.shared.open_lane()?;
         let id = lane.id();
-        server.send(Event::Run(lane)).map_err(|_| idle())?;
+        server.send(Event::Run(Box::new(lane))).map_err(|_| idle())?;
         Ok(id)
     }
 

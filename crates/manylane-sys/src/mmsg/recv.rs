@@ -170,6 +170,8 @@ impl RecvRing {
         // SAFETY: the element belongs to the ring; the kernel writes to it only during `recv`.
         let peer = unsafe { &*self.names.at(index) };
         let control = if self.control {
+            // The field's type differs between C libraries.
+            #[allow(clippy::unnecessary_cast)]
             let len = (header.msg_hdr.msg_controllen as usize).min(control::RECV_CAPACITY);
             // SAFETY: as for `peer`; the length was capped at the size of the slot.
             unsafe { &(&(*self.controls.at(index)).0)[..len] }

@@ -24,7 +24,7 @@ struct Lanes {
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
     let mut builder = Builder::new(options.addr)?;
-    builder.engine(Engine::Mmsg).lanes(options.threads).batch(options.batch).steering(options.steering.clone());
+    builder.engine(Engine::Mmsg).lanes(options.threads).batch(options.batch).steering(options.steering);
     if options.recv_buffer > 0 {
         builder.recv_buffer(options.recv_buffer);
     }

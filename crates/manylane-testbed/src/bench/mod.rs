@@ -64,7 +64,7 @@ impl Options {
             recv_buffer: self.recv_buffer,
             size,
             cpus: cpus.to_vec(),
-            steering: self.steering.clone(),
+            steering: self.steering,
         }
     }
 

@@ -178,7 +178,7 @@ impl fmt::Display for SteeringInForce {
 }
 
 enum Backend {
-    Ebpf(EbpfSteer),
+    Ebpf(Box<EbpfSteer>),
     Classic(ClassicSteer),
     Kernel,
 }
@@ -194,11 +194,11 @@ impl Steer {
     /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped afterwards.
     pub(crate) fn new(policy: Steering, by: SteeringBy) -> Result<Self> {
         let (backend, why) = match by {
-            SteeringBy::Ebpf => (Backend::Ebpf(EbpfSteer::load(policy)?), None),
+            SteeringBy::Ebpf => (Backend::Ebpf(Box::new(EbpfSteer::load(policy)?)), None),
             SteeringBy::ClassicBpf => (Backend::Classic(ClassicSteer::new(policy)), Some("asked for".into())),
             SteeringBy::Kernel => (Backend::Kernel, Some("asked for".into())),
             SteeringBy::Auto => match EbpfSteer::load(policy) {
-                Ok(ebpf) => (Backend::Ebpf(ebpf), None),
+                Ok(ebpf) => (Backend::Ebpf(Box::new(ebpf)), None),
                 Err(err) => {
                     (Backend::Classic(ClassicSteer::new(policy)), Some(format!("no eBPF: {}", err.chain())))
                 }
