@@ -173,7 +173,7 @@ impl<'a> Datagram<'a> {
         self.said.local.map_or(*self.bound, |source| SocketAddr::new(source.ip, self.bound.port()))
     }
 
-    /// Explicit congestion notification; none if it was turned off.
+    /// Explicit congestion notification; none unless [asked for](crate::Builder::ecn).
     #[must_use]
     pub fn ecn(&self) -> Option<Ecn> {
         self.said.tos.map(Ecn::from_tos)
