@@ -138,17 +138,19 @@ static __always_inline __s64 depth(__u32 lane)
 	return load ? (__s64)(load->steered - load->taken) : 0;
 }
 
-/* The emptier of two lanes picked at random (power of two choices). */
+/* The emptier of two different lanes picked at random (power of two choices). */
 static __always_inline __u32 least_loaded_lane(const struct ml_table *table)
 {
 	__u32 size = table->size, rnd = bpf_get_prandom_u32();
-	__u32 one, two, lane;
+	__u32 one, two, lane, at, step;
 	struct ml_load *load;
 
-	if (!size)
+	if (size < 2)
 		return table_lane(table, 0);
-	one = table_lane(table, (rnd & 0xffff) % size);
-	two = table_lane(table, (rnd >> 16) % size);
+	at = (rnd & 0xffff) % size;
+	step = 1 + (rnd >> 16) % (size - 1);
+	one = table_lane(table, at);
+	two = table_lane(table, (at + step) % size);
 	lane = depth(two) < depth(one) ? two : one;
 	load = bpf_map_lookup_elem(&ml_load, &lane);
 	if (load)

@@ -95,11 +95,15 @@ impl Shared {
             return Err(Error::new(ErrorKind::State, "the socket is being stopped"));
         }
         let mut control = self.control();
+        let Some(first) = control.lanes.first() else {
+            return Err(Error::new(
+                ErrorKind::State,
+                "every lane of the socket has been closed, and so has its port",
+            ));
+        };
         if !control.grouped {
-            if let Some(first) = control.lanes.first() {
-                let set = sock::set_flag(first.fd.as_fd(), Flag::ReusePort, true);
-                set.map_err(|err| Error::system("forming a group of lanes (SO_REUSEPORT)", err))?;
-            }
+            let set = sock::set_flag(first.fd.as_fd(), Flag::ReusePort, true);
+            set.map_err(|err| Error::system("forming a group of lanes (SO_REUSEPORT)", err))?;
             control.grouped = true;
         }
         let (slot, fd, can) = match control.parked.pop() {
@@ -184,7 +188,10 @@ impl Shared {
         counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
-        if control.steer.needs_parking()
+        if control.lanes.is_empty() {
+            // The socket is gone: what was parked must not keep the port.
+            control.parked.clear();
+        } else if control.steer.needs_parking()
             && !self.is_stopping()
             && let Ok(fd) = lane.fd.try_clone()
         {
