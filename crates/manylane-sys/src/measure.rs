@@ -2,8 +2,10 @@
 //! many sockets have something to read.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
+
+use crate::addr::SockAddr;
 
 /// CPU time that thread `tid` of this process has used, up to now.
 ///
@@ -21,6 +23,31 @@ pub fn thread_time_of(tid: i32) -> io::Result<Duration> {
     // SAFETY: the kernel writes `time`, which lives across the call, and checks the clock's number.
     crate::check(unsafe { libc::clock_gettime(clock, &raw mut time) })?;
     Ok(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32))
+}
+
+/// Receives one datagram by `recvfrom(2)`, waiting for it: its length and, in `peer`, its sender.
+///
+/// As the standard library's `recv_from`, but for a socket that was shut down for reading, which that one
+/// cannot take: it yields 0 and leaves `peer` without a family.
+///
+/// # Errors
+/// What `recvfrom(2)` reports.
+#[inline]
+pub fn recv_from(fd: BorrowedFd<'_>, buffer: &mut [u8], peer: &mut SockAddr) -> io::Result<usize> {
+    let mut len = SockAddr::CAPACITY as libc::socklen_t;
+    // SAFETY: the kernel writes at most `buffer.len()` bytes into the buffer and at most `len` bytes, for which
+    // a SockAddr has room, into `peer`; all of them live across the call.
+    let got = unsafe {
+        libc::recvfrom(
+            fd.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            0,
+            std::ptr::from_mut(peer).cast(),
+            &raw mut len,
+        )
+    };
+    if got < 0 { Err(io::Error::last_os_error()) } else { Ok(got as usize) }
 }
 
 /// Lets the calling thread's sleeps end within a microsecond of their time instead of 50.
@@ -143,6 +170,19 @@ mod tests {
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         worker.join().unwrap();
         assert_eq!(thread_time_of(PID_MAX + 1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn one_datagram_or_the_end_of_receiving() {
+        let (receiver, sender) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        sender.send_to(b"hello", receiver.local_addr().unwrap()).unwrap();
+        let (mut buffer, mut peer) = ([0; 16], SockAddr::EMPTY);
+        assert_eq!(recv_from(receiver.as_fd(), &mut buffer, &mut peer).unwrap(), 5);
+        assert_eq!(peer.to_std(), Some(sender.local_addr().unwrap()));
+        crate::sock::wake(receiver.as_fd());
+        peer = SockAddr::EMPTY;
+        assert_eq!(recv_from(receiver.as_fd(), &mut buffer, &mut peer).unwrap(), 0);
+        assert_eq!(peer.to_std(), None);
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! What Manylane is tested and measured with: hosts on one machine, traffic, baseline receivers,
 //! statistics and reports. Not a part of the product.
 
+mod baseline;
+pub mod bench;
 pub mod client;
 pub mod host;
 pub mod link;
 pub mod machine;
+pub mod receiver;
+pub mod report;
 pub mod schema;
 pub mod skip;
 pub mod stats;

@@ -43,7 +43,7 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
                 seat.sit_down();
                 for datagram in batch {
-                    black_box((datagram.payload().first(), datagram.peer()));
+                    black_box(datagram.payload().first());
                 }
             }
         })

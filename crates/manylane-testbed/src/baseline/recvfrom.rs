@@ -2,8 +2,11 @@
 
 use std::hint::black_box;
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 
 use anyhow::Result;
+use manylane_sys::addr::SockAddr;
+use manylane_sys::measure;
 
 use super::crew::{self, Crew, Post};
 use crate::receiver::{ReceiverOptions, Running};
@@ -16,18 +19,17 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
 
 fn work(post: &Post<'_>, size: usize) -> Result<()> {
     let mut buffer = vec![0; size];
+    let mut peer = SockAddr::EMPTY;
     let mut delivered = 0;
     loop {
-        match post.socket.recv_from(&mut buffer) {
+        match measure::recv_from(post.socket.as_fd(), &mut buffer, &mut peer) {
             // Shut down for receiving: no datagram, though one without payload looks alike.
-            Ok((0, _)) if post.is_over() => return Ok(()),
-            Ok((len, peer)) => {
-                black_box((buffer[..len].first(), peer));
+            Ok(0) if post.is_over() => return Ok(()),
+            Ok(len) => {
+                black_box(buffer[..len].first());
                 delivered += 1;
                 post.seat.show(delivered);
             }
-            // The standard library cannot make an address of the end of a socket, and says so.
-            Err(_) if post.is_over() => return Ok(()),
             Err(err) if err.kind() == ErrorKind::Interrupted => {}
             Err(err) => return Err(err.into()),
         }

@@ -150,18 +150,25 @@ impl Setup {
         started.with_context(|| format!("cannot start {kind} with {} threads", options.threads))
     }
 
-    /// Sends to `to` and returns when it is over.
+    /// Sends to `to` for the duration of the load and returns when it is over.
     ///
     /// # Errors
     /// When the sender fails.
     pub fn send(&mut self, to: SocketAddr, load: &Load) -> Result<Sent> {
+        self.send_until(to, load, Until::Duration(load.duration))
+    }
+
+    /// Sends to `to` until what `until` says; the duration of the load does not count.
+    ///
+    /// # Errors
+    /// When the sender fails.
+    pub fn send_until(&mut self, to: SocketAddr, load: &Load, until: Until) -> Result<Sent> {
         let traffic = Traffic {
             pps: load.pps,
             flows: load.flows,
             segment: load.segment,
             ..Traffic::new(to, load.size)
         };
-        let until = Until::Duration(load.duration);
         let cpu = self.sender_cpu;
         match &mut self.place {
             Place::Testbed(hosts) => hosts.send(&traffic, cpu, until),

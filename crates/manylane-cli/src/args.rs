@@ -1,0 +1,362 @@
+//! The command line: every flag is defined here once; help, man pages and completions come from it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use manylane::{Engine, Placement, Steering, SteeringBy};
+use manylane_testbed::client::{Expect, Payload};
+use manylane_testbed::receiver::Kind;
+
+use crate::parse::{self, Rate};
+
+/// One UDP socket, a lane per core: serve, send and measure.
+#[derive(Debug, Parser)]
+#[command(name = "manylane", version, arg_required_else_help = true, infer_subcommands = false)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 bad usage.")]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve echo on lanes, with statistics while it runs
+    Echo(EchoArgs),
+    /// Send datagrams at a rate, check the replies, measure latency
+    Send(SendArgs),
+    /// Compare receivers: lanes against what is written by hand
+    Bench {
+        /// Which benchmark.
+        #[command(subcommand)]
+        bench: BenchCommand,
+    },
+    /// Write the man pages
+    Man(ManArgs),
+    /// Print the completions of a shell
+    Completions(CompletionsArgs),
+}
+
+/// `manylane echo`.
+///
+/// Serves until Ctrl-C or SIGTERM; then no lane gets anything new, what is queued is answered, and the final
+/// statistics go to standard output. The first line on standard error is `listening on ADDR`.
+#[derive(Debug, Args)]
+pub(crate) struct EchoArgs {
+    /// Address and port to serve, such as 0.0.0.0:7, [::]:7 or 127.0.0.1:0
+    #[arg(value_name = "ADDR")]
+    pub(crate) addr: String,
+    /// Lanes [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) lanes: Option<usize>,
+    /// How lanes talk to the kernel: auto or mmsg
+    #[arg(long, default_value_t = Engine::Auto)]
+    pub(crate) engine: Engine,
+    /// Which lane gets a datagram: flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH"
+    #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
+    pub(crate) steering: Steering,
+    /// What does the steering: auto, ebpf, classic-bpf or kernel
+    #[arg(long, default_value_t = SteeringBy::Auto, value_name = "HOW")]
+    pub(crate) steering_by: SteeringBy,
+    /// Processors of the lanes: spread, pack, none, or a list such as 0,2,4-7
+    #[arg(long, default_value_t = Placement::Spread, value_name = "WHERE")]
+    pub(crate) placement: Placement,
+    /// Messages that one call takes at most
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
+    pub(crate) batch: usize,
+    /// Take trains of datagrams as one message (UDP GRO)
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) gro: Switch,
+    /// Send trains of replies as one message (UDP GSO)
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) gso: Switch,
+    /// Receive buffer of each lane, such as 4M [default: the system's]
+    #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
+    pub(crate) recv_buffer: Option<usize>,
+    /// Largest datagram that is taken whole; larger ones are cut off and flagged
+    #[arg(long, value_name = "BYTES", value_parser = at_least_one)]
+    pub(crate) datagram_size: Option<usize>,
+    /// Let idle lanes take work from loaded ones; order within a flow is then not kept
+    #[arg(long)]
+    pub(crate) stealing: bool,
+    /// Read the ECN bits of datagrams
+    #[arg(long)]
+    pub(crate) ecn: bool,
+    /// On an IPv6 wildcard address, take no IPv4
+    #[arg(long)]
+    pub(crate) only_v6: bool,
+    /// Join other processes of this user on the same port: they and we then share the datagrams
+    #[arg(long)]
+    pub(crate) join_group: bool,
+    /// Seconds between two lines of statistics; 0 for none
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) stats: f64,
+    /// Final statistics as JSON (manylane.echo.v1)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `manylane send`.
+///
+/// With --expect, latency counts from the moment a request was due and not from when it was sent (an open
+/// loop): a server that stalls shows. Requests of 16 bytes and more carry a number, so that each reply is
+/// known; smaller or given ones are matched by their order in the flow.
+#[derive(Debug, Args)]
+pub(crate) struct SendArgs {
+    /// Address and port to send to
+    #[arg(value_name = "ADDR", required_unless_present = "fast", conflicts_with = "fast")]
+    pub(crate) addr: Option<String>,
+    /// Datagrams per second, such as 1000, 250k or 1.5M; max for as many as possible
+    #[arg(long, default_value = "1000", value_name = "RATE", value_parser = parse::rate)]
+    pub(crate) rate: Rate,
+    /// Datagrams in all, such as 10000 or 1M
+    #[arg(long, value_name = "N", value_parser = parse::count, conflicts_with = "duration")]
+    pub(crate) count: Option<u64>,
+    /// How long to send, such as 10s or 500ms [default: 10s, unless --count is given]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Payload of each datagram in bytes
+    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = payload_size)]
+    pub(crate) size: usize,
+    /// Sources, each with a port of its own
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) flows: u16,
+    /// Bytes of each datagram: text:HELLO, hex:00ff or file:PATH
+    #[arg(long, value_name = "BYTES", conflicts_with = "size")]
+    pub(crate) payload: Option<Payload>,
+    /// Replies to wait for: echo, none, or always the same bytes (text:..., hex:..., file:PATH)
+    #[arg(long, default_value = "none", value_name = "WHAT")]
+    pub(crate) expect: Expect,
+    /// How long to wait for a reply
+    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) timeout: Duration,
+    /// Send trains that the kernel cuts into datagrams (UDP GSO); not with --expect
+    #[arg(long, conflicts_with = "fast")]
+    pub(crate) gso: bool,
+    /// Make frames by an XDP program, several times faster (root). Frames do not leave this machine: they go
+    /// through a testbed, two network namespaces made for this run, to lanes that count them
+    #[arg(long, conflicts_with_all = ["payload"])]
+    pub(crate) fast: bool,
+    /// Lanes that receive in the testbed of --fast
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = at_least_one)]
+    pub(crate) lanes: usize,
+    /// The result as JSON (manylane.send.v1)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// What receiving costs, up to which rate nothing is lost, and what is left at twice that rate
+    Rx(RxArgs),
+    /// What receiving costs when the sender sends trains (UDP GSO) over loopback
+    Gso(GsoArgs),
+    /// Whether lanes that come and go under traffic lose datagrams
+    Churn(ChurnArgs),
+}
+
+/// `manylane bench rx`.
+#[derive(Debug, Args)]
+pub(crate) struct RxArgs {
+    /// Threads that receive; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,…", value_parser = at_least_one)]
+    pub(crate) threads: Vec<usize>,
+    /// Receivers to compare [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) receivers: Vec<Kind>,
+    /// Length of a sample [default: 1s; 60ms with --quick]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Common rate of the cost rounds [default: 0.9 of the lowest no-loss rate]
+    #[arg(long, value_name = "RATE", value_parser = parse::pps)]
+    pub(crate) rate: Option<f64>,
+    /// End within 40 seconds: shorter samples, no-loss rates for the most threads only
+    #[arg(long)]
+    pub(crate) quick: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// `manylane bench gso`.
+#[derive(Debug, Args)]
+pub(crate) struct GsoArgs {
+    /// Threads that receive; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = at_least_one)]
+    pub(crate) threads: Vec<usize>,
+    /// Receivers to compare [default: all but socket/recvfrom]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) receivers: Vec<Kind>,
+    /// Length of a sample
+    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Duration,
+    /// Datagrams per second
+    #[arg(long, default_value = "400k", value_name = "RATE", value_parser = parse::pps)]
+    pub(crate) rate: f64,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// `manylane bench churn`.
+#[derive(Debug, Args)]
+pub(crate) struct ChurnArgs {
+    /// Lanes at the start; one more or less at each change
+    #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = at_least_one)]
+    pub(crate) threads: Vec<usize>,
+    /// How long lanes come and go
+    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Duration,
+    /// Time between two changes
+    #[arg(long, default_value = "50ms", value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) every: Duration,
+    /// Datagrams per second [default: half of the no-loss rate]
+    #[arg(long, value_name = "RATE", value_parser = parse::pps)]
+    pub(crate) rate: Option<f64>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// Where a benchmark runs.
+#[derive(Debug, Args)]
+pub(crate) struct PlaceArgs {
+    /// Between two network namespaces joined by a veth pair, from an XDP sender (root) [default for root]
+    #[arg(long, conflicts_with = "loopback")]
+    pub(crate) testbed: bool,
+    /// On loopback, from ordinary sockets; needs no privileges [default without root]
+    #[arg(long)]
+    pub(crate) loopback: bool,
+}
+
+/// What all benchmarks take.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Payload of the datagrams in bytes; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "10", value_name = "BYTES,…", value_parser = payload_size)]
+    pub(crate) size: Vec<usize>,
+    /// Rounds; in each, every receiver has its turn
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = at_least_one)]
+    pub(crate) rounds: usize,
+    /// Sources of the traffic, each a flow
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) flows: u16,
+    /// Messages that one call takes at most, of all receivers alike
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
+    pub(crate) batch: usize,
+    /// Receive buffer of each socket, of all receivers alike
+    #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = parse::bytes)]
+    pub(crate) recv_buffer: usize,
+    /// Steering of the lanes, as for `manylane echo`
+    #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
+    pub(crate) steering: Steering,
+    /// Processors of the receiving threads, in turn, such as 0-3,6 [default: all but the sender's]
+    #[arg(long, value_name = "CPUS", value_parser = parse::cpus)]
+    pub(crate) receiver_cpus: Option<CpuList>,
+    /// Folder for the JSON with all samples and the HTML report
+    #[arg(long, default_value = "report", value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// The result as JSON on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `Option<Vec<_>>` means a repeated flag to clap; under another name it is one value.
+pub(crate) type CpuList = Vec<usize>;
+
+/// `manylane man`.
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Folder to write the pages to
+    #[arg(long, default_value = "man", value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+/// `manylane completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+impl Switch {
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number >= 1).ok_or("give a whole number above 0".into())
+}
+
+fn payload_size(text: &str) -> Result<usize, String> {
+    const MOST: usize = manylane_testbed::client::MAX_PAYLOAD;
+    text.parse().ok().filter(|size| *size <= MOST).ok_or(format!("give a size from 0 to {MOST}"))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|value: &f64| (0.0..=1e6).contains(value)).ok_or("give seconds, or 0".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_holds() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_every_flag_has_help() {
+        fn check(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{} has no help", command.get_name());
+            for flag in command.get_arguments() {
+                assert!(flag.get_help().is_some(), "{} {} has no help", command.get_name(), flag.get_id());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn policies_are_parsed() {
+        let parse = |words: &[&str]| Cli::try_parse_from([&["manylane", "echo", "127.0.0.1:0"], words].concat());
+        let Command::Echo(echo) = parse(&["--steering", "key 0:8", "--placement", "0,1"]).unwrap().command else {
+            panic!("not echo");
+        };
+        assert_eq!(echo.placement, Placement::List(vec![0, 1]));
+        assert!(matches!(echo.steering, Steering::Key { .. }));
+        for bad in [["--steering", "sideways"], ["--placement", "x"], ["--gro", "maybe"], ["--lanes", "0"]] {
+            assert_eq!(parse(&bad).unwrap_err().exit_code(), 2, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn lists_and_defaults_of_the_benchmark() {
+        let words = ["manylane", "bench", "rx", "--threads", "1,4", "--receiver-cpus", "0-1", "--size", "10,1000"];
+        let Command::Bench { bench: BenchCommand::Rx(rx) } = Cli::try_parse_from(words).unwrap().command else {
+            panic!("not bench rx");
+        };
+        assert_eq!((rx.threads, rx.common.size), (vec![1, 4], vec![10, 1000]));
+        assert_eq!(rx.common.receiver_cpus, Some(vec![0, 1]));
+        assert_eq!((rx.common.rounds, rx.common.recv_buffer), (5, 4 << 20));
+        assert!(rx.receivers.is_empty());
+    }
+}

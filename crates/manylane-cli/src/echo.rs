@@ -1,0 +1,254 @@
+//! `manylane echo`: every datagram goes back to where it came from.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use manylane::{Batch, Builder, Counters, Handle, LaneCounters, Outbox, Socket};
+use manylane_testbed::report::number;
+use manylane_testbed::schema::{Document, ECHO};
+use serde::Serialize;
+
+use crate::args::EchoArgs;
+use crate::output;
+use crate::progress::Progress;
+use crate::signals;
+
+/// How soon a signal is seen.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Serves until a signal comes.
+pub(crate) fn run(args: &EchoArgs) -> Result<()> {
+    // Before the socket is there, so that no signal between the two is missed.
+    let stop = signals::stop_flag()?;
+    let socket = open(args)?;
+    let settings = Settings::of(args, &socket);
+    output::tell(&format!("listening on {}", settings.addr));
+    output::tell(&settings.describe());
+    let handle = socket.handle();
+    let served = AtomicBool::new(false);
+    let start = Instant::now();
+    let counters = thread::scope(|scope| {
+        scope.spawn(|| watch(&handle, &stop, &served, args.stats));
+        let counters = socket.serve(|batch: Batch<'_>, out: &mut Outbox<'_>| {
+            for datagram in batch {
+                out.reply_borrowed(&datagram, datagram.payload());
+            }
+        });
+        served.store(true, Ordering::Relaxed);
+        counters
+    })?;
+    let document = Document::new(ECHO, Settings { seconds: start.elapsed().as_secs_f64(), ..settings }, rows(&counters));
+    if args.json { output::print_json(&document) } else { output::print(&text(&counters.total())) }
+}
+
+fn open(args: &EchoArgs) -> Result<Socket> {
+    let mut builder = Builder::new(args.addr.as_str())?;
+    builder
+        .engine(args.engine)
+        .steering(args.steering)
+        .steering_by(args.steering_by)
+        .placement(args.placement.clone())
+        .batch(args.batch)
+        .gro(args.gro.is_on())
+        .gso(args.gso.is_on())
+        .stealing(args.stealing)
+        .ecn(args.ecn)
+        .only_v6(args.only_v6)
+        .join_group(args.join_group);
+    if let Some(lanes) = args.lanes {
+        builder.lanes(lanes);
+    }
+    if let Some(bytes) = args.recv_buffer {
+        builder.recv_buffer(bytes);
+    }
+    if let Some(bytes) = args.datagram_size {
+        builder.datagram_size(bytes);
+    }
+    builder.open().with_context(|| format!("cannot serve {}", args.addr))
+}
+
+/// Shows statistics, and ends the serving when a signal came.
+fn watch(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
+    let progress = Progress::live();
+    let every = Duration::from_secs_f64(every);
+    let mut last = (Instant::now(), LaneCounters::default());
+    while !served.load(Ordering::Relaxed) {
+        thread::sleep(LOOK);
+        if stop.load(Ordering::Relaxed) {
+            handle.stop();
+            return;
+        }
+        if !every.is_zero() && last.0.elapsed() >= every {
+            let now = handle.counters();
+            progress.line(&interval(&last.1, &now, last.0.elapsed()));
+            last = (Instant::now(), now.total());
+        }
+    }
+}
+
+/// One line: what happened since `before`.
+fn interval(before: &LaneCounters, now: &Counters, elapsed: Duration) -> String {
+    let total = now.total();
+    let rate = |now: u64, before: u64| number((now - before) as f64 / elapsed.as_secs_f64());
+    let messages = (total.messages - before.messages).max(1);
+    let batches = (total.batches - before.batches).max(1);
+    let mut line = format!(
+        "{}/s in, {}/s out, {} lanes, {:.1} a call",
+        rate(total.delivered, before.delivered),
+        rate(total.sent, before.sent),
+        now.lanes.len(),
+        messages as f64 / batches as f64,
+    );
+    for (name, lost) in [
+        ("dropped by the kernel", total.kernel_dropped - before.kernel_dropped),
+        ("replies lost", total.lost() - before.lost()),
+        ("cut off", total.truncated - before.truncated),
+    ] {
+        if lost > 0 {
+            let _ = write!(line, ", {lost} {name}");
+        }
+    }
+    line
+}
+
+fn text(total: &LaneCounters) -> String {
+    let mut text = String::new();
+    let mut entry = |name: &str, value: u64| {
+        let _ = writeln!(text, "{name:<24}{value}");
+    };
+    entry("arrived", total.arrived());
+    entry("  delivered", total.delivered);
+    entry("  dropped by the kernel", total.kernel_dropped);
+    entry("  discarded", total.discarded);
+    entry("replies asked for", total.offered);
+    entry("  sent", total.sent);
+    entry("  lost", total.lost());
+    entry("cut off", total.truncated);
+    entry("batches", total.batches);
+    entry("messages", total.messages);
+    text
+}
+
+/// How it was served.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Settings {
+    command: String,
+    addr: String,
+    lanes: usize,
+    engine: String,
+    steering: String,
+    steering_by: String,
+    steering_why: Option<String>,
+    placement: String,
+    batch: usize,
+    gro: bool,
+    gso: bool,
+    stealing: bool,
+    recv_buffer: Option<usize>,
+    seconds: f64,
+}
+
+impl Settings {
+    fn of(args: &EchoArgs, socket: &Socket) -> Self {
+        let steering = socket.steering();
+        let can = socket.capabilities();
+        Self {
+            command: crate::bench::command_line(),
+            addr: socket.local_addr().to_string(),
+            lanes: socket.lane_count(),
+            engine: socket.engine().to_string(),
+            steering: steering.policy.to_string(),
+            steering_by: steering.by.to_string(),
+            steering_why: steering.why,
+            placement: args.placement.to_string(),
+            batch: args.batch,
+            gro: can.gro,
+            gso: can.gso,
+            stealing: args.stealing,
+            recv_buffer: args.recv_buffer,
+            seconds: 0.0,
+        }
+    }
+
+    fn describe(&self) -> String {
+        let why = self.steering_why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+        format!(
+            "{} lanes, engine {}, steering {} by {}{why}, placement {}",
+            self.lanes, self.engine, self.steering, self.steering_by, self.placement
+        )
+    }
+}
+
+/// The counters of one lane, of all that were closed (`closed`), or of everything (`total`).
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Row {
+    lane: String,
+    arrived: u64,
+    delivered: u64,
+    delivered_bytes: u64,
+    kernel_dropped: u64,
+    discarded: u64,
+    truncated: u64,
+    batches: u64,
+    messages: u64,
+    trains: u64,
+    stolen: u64,
+    recv_errors: u64,
+    steered: Option<u64>,
+    offered: u64,
+    sent: u64,
+    sent_bytes: u64,
+    send_calls: u64,
+    lost: u64,
+    lost_full: u64,
+    lost_no_buffers: u64,
+    lost_unreachable: u64,
+    lost_too_large: u64,
+    lost_denied: u64,
+    lost_other: u64,
+    abandoned: u64,
+}
+
+impl Row {
+    fn of(lane: String, counters: &LaneCounters) -> Self {
+        Self {
+            lane,
+            arrived: counters.arrived(),
+            delivered: counters.delivered,
+            delivered_bytes: counters.delivered_bytes,
+            kernel_dropped: counters.kernel_dropped,
+            discarded: counters.discarded,
+            truncated: counters.truncated,
+            batches: counters.batches,
+            messages: counters.messages,
+            trains: counters.trains,
+            stolen: counters.stolen,
+            recv_errors: counters.recv_errors,
+            steered: counters.steered,
+            offered: counters.offered,
+            sent: counters.sent,
+            sent_bytes: counters.sent_bytes,
+            send_calls: counters.send_calls,
+            lost: counters.lost(),
+            lost_full: counters.lost_full,
+            lost_no_buffers: counters.lost_no_buffers,
+            lost_unreachable: counters.lost_unreachable,
+            lost_too_large: counters.lost_too_large,
+            lost_denied: counters.lost_denied,
+            lost_other: counters.lost_other,
+            abandoned: counters.abandoned,
+        }
+    }
+}
+
+fn rows(counters: &Counters) -> Vec<Row> {
+    let mut rows: Vec<Row> = counters.lanes.iter().map(|(id, lane)| Row::of(id.to_string(), lane)).collect();
+    if counters.closed != LaneCounters::default() {
+        rows.push(Row::of("closed".into(), &counters.closed));
+    }
+    rows.push(Row::of("total".into(), &counters.total()));
+    rows
+}

@@ -1,0 +1,69 @@
+//! How far it is: a bar on a terminal, a line now and then elsewhere.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::output;
+
+/// Without a terminal, a line at most this often: logs are read later.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// Steps of the bar.
+const STEPS: u64 = 1000;
+
+/// A progress bar on standard error.
+pub(crate) struct Progress {
+    bar: Option<ProgressBar>,
+    last_line: Option<Instant>,
+}
+
+impl Progress {
+    /// A bar that goes from 0 to 1.
+    pub(crate) fn bar() -> Self {
+        Self::with("{bar:32} {percent:>3} %  {elapsed}  {wide_msg}")
+    }
+
+    /// A line that is kept up to date, for what has no end of its own.
+    pub(crate) fn live() -> Self {
+        Self::with("{wide_msg}")
+    }
+
+    fn with(template: &str) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style.progress_chars("━╸ "));
+            }
+            bar
+        });
+        Self { bar, last_line: None }
+    }
+
+    /// It is at `done` of 1 and does `what`.
+    pub(crate) fn show(&mut self, done: f64, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_position((done.clamp(0.0, 1.0) * STEPS as f64) as u64);
+            bar.set_message(what.to_owned());
+        } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
+            self.last_line = Some(Instant::now());
+            output::tell(&format!("{:3.0} %  {what}", done * 100.0));
+        }
+    }
+
+    /// A line of statistics: kept up to date on a terminal, one below the other elsewhere.
+    pub(crate) fn line(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(text.to_owned()),
+            None => output::tell(text),
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

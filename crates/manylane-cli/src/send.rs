@@ -1,0 +1,311 @@
+//! `manylane send`: the generator, with or without replies.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use manylane_testbed::bench::{Load, Setup};
+use manylane_testbed::client::{self, Expect, Plan, Tally};
+use manylane_testbed::receiver::{Kind, ReceiverOptions};
+use manylane_testbed::report::number;
+use manylane_testbed::schema::{Document, SEND};
+use manylane_testbed::traffic::{Sent, Traffic, Until, portable};
+use serde::Serialize;
+
+use crate::args::SendArgs;
+use crate::output;
+use crate::parse::Rate;
+use crate::progress::Progress;
+use crate::signals;
+
+/// How long it sends when nobody says.
+const DURATION: Duration = Duration::from_secs(10);
+
+/// Sends, and reports.
+pub(crate) fn run(args: &SendArgs) -> Result<()> {
+    let settings = Settings::of(args);
+    let row = if args.fast {
+        fast(args)?
+    } else {
+        let to = resolve(args.addr.as_deref().unwrap_or_default())?;
+        match args.expect {
+            Expect::Nothing => generate(args, to)?,
+            _ => ask(args, to)?,
+        }
+    };
+    let document = Document::new(SEND, settings, vec![row]);
+    if args.json { output::print_json(&document) } else { output::print(&document.rows[0].text()) }
+}
+
+fn resolve(addr: &str) -> Result<SocketAddr> {
+    let mut found = addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr} (give HOST:PORT)"))?;
+    found.next().with_context(|| format!("{addr} has no address"))
+}
+
+/// The span that was asked for, or the default; none when a count is given.
+fn span(args: &SendArgs) -> Option<Duration> {
+    args.duration.or_else(|| args.count.is_none().then_some(DURATION))
+}
+
+/// Requests by schedule, with replies.
+fn ask(args: &SendArgs, to: SocketAddr) -> Result<Row> {
+    ensure!(!args.gso, "--gso sends trains and cannot time single replies: leave out --gso or --expect");
+    let Rate::Pps(rate) = args.rate else {
+        anyhow::bail!("with --expect the rate is a schedule: give --rate a number");
+    };
+    let stop = signals::stop_flag()?;
+    let plan = Plan {
+        to,
+        rate,
+        count: args.count,
+        duration: span(args),
+        size: args.size,
+        flows: usize::from(args.flows),
+        payload: args.payload.clone(),
+        expect: args.expect.clone(),
+        timeout: args.timeout,
+    };
+    let total = args.count.map_or_else(|| rate * span(args).unwrap_or(DURATION).as_secs_f64(), |count| count as f64);
+    let mut progress = Progress::bar();
+    let outcome = client::run(&plan, &stop, |tally: &Tally| {
+        progress.show(tally.asked as f64 / total, &format!("{} asked, {} answered", tally.asked, tally.answered));
+    })?;
+    drop(progress);
+    let tally = outcome.tally;
+    Ok(Row {
+        sent: tally.asked,
+        rejected: outcome.unsent,
+        seconds: outcome.asking.as_secs_f64(),
+        offered_pps: tally.asked as f64 / outcome.asking.as_secs_f64().max(1e-9),
+        replies: Some(tally),
+        refused: outcome.refused,
+        loss: Some((tally.asked - tally.answered) as f64 / tally.asked.max(1) as f64),
+        latency_ns: Some(Quantiles::of(&outcome.latency)),
+        behind_ns: Some(Quantiles::of(&outcome.behind)),
+        delivered: None,
+    })
+}
+
+/// Datagrams by the portable sender; what becomes of them is not looked at.
+fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
+    let traffic = Traffic {
+        pps: pps(args.rate),
+        flows: args.flows,
+        segment: args.gso,
+        payload: args.payload.as_ref().map(|payload| payload.bytes().to_vec()),
+        ..Traffic::new(to, args.size)
+    };
+    let sent = match (args.count, span(args)) {
+        (Some(count), _) => portable::send(&traffic, Until::Count(count))?,
+        (None, time) => for_time(time.unwrap_or(DURATION), |until| portable::send(&traffic, until))?,
+    };
+    Ok(Row::of(&sent))
+}
+
+fn pps(rate: Rate) -> Option<f64> {
+    match rate {
+        Rate::Pps(pps) => Some(pps),
+        Rate::Max => None,
+    }
+}
+
+/// Sends for a time, or until a signal.
+fn for_time(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<Sent> {
+    let signal = signals::stop_flag()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let told = stop.clone();
+        scope.spawn(move || {
+            while start.elapsed() < time && !signal.load(Ordering::Relaxed) && !told.load(Ordering::Relaxed) {
+                thread::sleep(time.saturating_sub(start.elapsed()).min(Duration::from_millis(20)));
+            }
+            told.store(true, Ordering::Relaxed);
+        });
+        let sent = send(Until::Stop(stop.clone()));
+        // Also when the sender failed: the thread beside it must end.
+        stop.store(true, Ordering::Relaxed);
+        sent
+    })
+}
+
+/// Frames by XDP, in a testbed of their own, to lanes that count them.
+fn fast(args: &SendArgs) -> Result<Row> {
+    ensure!(args.expect == Expect::Nothing, "--fast only counts what arrives: leave out --expect");
+    output::tell(
+        "--fast: frames go through a testbed, two network namespaces made for this run; nothing leaves this machine",
+    );
+    let mut setup = Setup::testbed(None)?;
+    let receiver = ReceiverOptions {
+        addr: setup.bind_addr(),
+        threads: args.lanes,
+        batch: 64,
+        recv_buffer: 4 << 20,
+        size: args.size,
+        cpus: setup.receiver_cpus().to_vec(),
+        steering: manylane::Steering::Flow,
+    };
+    let running = setup.start(Kind::LaneMmsg, &receiver)?;
+    let load =
+        Load { pps: pps(args.rate), duration: DURATION, size: args.size, flows: args.flows, segment: false };
+    let to = running.addr();
+    let sent = match (args.count, span(args)) {
+        (Some(count), _) => setup.send_until(to, &load, Until::Count(count))?,
+        (None, time) => for_time(time.unwrap_or(DURATION), |until| setup.send_until(to, &load, until))?,
+    };
+    // What is queued is still handed out by a receiver that stops.
+    let end = running.stop()?;
+    Ok(Row {
+        delivered: Some(end.delivered),
+        loss: Some(1.0 - end.delivered as f64 / sent.datagrams.max(1) as f64),
+        ..Row::of(&sent)
+    })
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Settings {
+    command: String,
+    to: Option<String>,
+    sender: &'static str,
+    rate_pps: Option<f64>,
+    count: Option<u64>,
+    duration_seconds: Option<f64>,
+    size: usize,
+    flows: u16,
+    expect: String,
+    timeout_seconds: f64,
+}
+
+impl Settings {
+    fn of(args: &SendArgs) -> Self {
+        Self {
+            command: crate::bench::command_line(),
+            to: args.addr.clone(),
+            sender: match (args.fast, &args.expect, args.gso) {
+                (true, _, _) => "XDP live frames in a testbed",
+                (_, Expect::Nothing, false) => "sockets (sendmmsg)",
+                (_, Expect::Nothing, true) => "sockets (sendmmsg, UDP GSO)",
+                _ => "sockets, open loop",
+            },
+            rate_pps: pps(args.rate),
+            count: args.count,
+            duration_seconds: span(args).map(|time| time.as_secs_f64()),
+            size: args.payload.as_ref().map_or(args.size, |payload| payload.bytes().len()),
+            flows: args.flows,
+            expect: args.expect.to_string(),
+            timeout_seconds: args.timeout.as_secs_f64(),
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+struct Row {
+    /// Datagrams that left.
+    sent: u64,
+    /// Datagrams that the kernel did not take.
+    rejected: u64,
+    /// How long it sent.
+    seconds: f64,
+    offered_pps: f64,
+    /// What became of the requests, with --expect.
+    #[serde(flatten)]
+    replies: Option<Tally>,
+    /// Times the kernel said that nobody listens there.
+    refused: u64,
+    /// Share of datagrams that were lost, where that is known.
+    loss: Option<f64>,
+    /// From when a request was due to its reply.
+    latency_ns: Option<Quantiles>,
+    /// How far behind its schedule the sender was.
+    behind_ns: Option<Quantiles>,
+    /// Datagrams that the receiver in the testbed counted, with --fast.
+    delivered: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Quantiles {
+    count: u64,
+    min: u64,
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    #[serde(rename = "p99.9")]
+    p999: u64,
+    max: u64,
+}
+
+impl Quantiles {
+    fn of(histogram: &hdrhistogram::Histogram<u64>) -> Self {
+        Self {
+            count: histogram.len(),
+            min: if histogram.is_empty() { 0 } else { histogram.min() },
+            p50: histogram.value_at_quantile(0.5),
+            p90: histogram.value_at_quantile(0.9),
+            p99: histogram.value_at_quantile(0.99),
+            p999: histogram.value_at_quantile(0.999),
+            max: histogram.max(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let times = [self.p50, self.p90, self.p99, self.p999, self.max].map(time);
+        format!("p50 {}  p90 {}  p99 {}  p99.9 {}  max {}", times[0], times[1], times[2], times[3], times[4])
+    }
+}
+
+fn time(ns: u64) -> String {
+    match ns as f64 {
+        ns if ns >= 1e9 => format!("{:.2} s", ns / 1e9),
+        ns if ns >= 1e6 => format!("{:.2} ms", ns / 1e6),
+        ns if ns >= 1e3 => format!("{:.1} µs", ns / 1e3),
+        ns => format!("{ns} ns"),
+    }
+}
+
+impl Row {
+    fn of(sent: &Sent) -> Self {
+        Self {
+            sent: sent.datagrams,
+            rejected: sent.rejected,
+            seconds: sent.elapsed.as_secs_f64(),
+            offered_pps: sent.pps(),
+            ..Self::default()
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut lines = vec![format!(
+            "{} sent in {:.2} s, {}/s{}",
+            self.sent,
+            self.seconds,
+            number(self.offered_pps),
+            if self.rejected > 0 { format!(", {} not taken by the kernel", self.rejected) } else { String::new() }
+        )];
+        if let Some(delivered) = self.delivered {
+            lines.push(format!("{delivered} delivered"));
+        }
+        if let Some(replies) = &self.replies {
+            lines.push(format!(
+                "{} answered, {} late, {} wrong, {} lost, {} duplicates, {} unexpected",
+                replies.answered, replies.late, replies.wrong, replies.lost, replies.duplicates, replies.unexpected
+            ));
+        }
+        if let Some(loss) = self.loss {
+            lines.push(format!("loss     {:.4} %", loss * 100.0));
+        }
+        if self.refused > 0 {
+            lines.push(format!("nobody listens there: the kernel said so {} times", self.refused));
+        }
+        if let Some(latency) = self.latency_ns.filter(|latency| latency.count > 0) {
+            lines.push(format!("latency  {}", latency.text()));
+        }
+        if let Some(behind) = self.behind_ns.filter(|behind| behind.p99 > 1_000_000) {
+            lines.push(format!("behind   {}: the sender itself was late, which latency includes", behind.text()));
+        }
+        lines.join("\n") + "\n"
+    }
+}

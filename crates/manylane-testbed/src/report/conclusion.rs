@@ -1,0 +1,221 @@
+//! What the figures of a run say, in plain words. Every sentence is computed; none is there because it was
+//! hoped for.
+
+use crate::schema::{BenchRow, Sample};
+use crate::stats::{Summary, mann_whitney, median};
+
+/// Differences with a higher probability of being chance are not called differences.
+const CHANCE: f64 = 0.05;
+
+/// The baselines that lanes are measured against first: a socket for each thread, as lanes have it.
+const SAME_KIND: [&str; 2] = ["reuseport/recvmmsg", "reuseport/gro"];
+
+/// Sentences about the rows of one payload size.
+pub(crate) fn conclude(rows: &[&BenchRow]) -> Vec<String> {
+    let mut said = Vec::new();
+    let mut threads: Vec<usize> = rows.iter().map(|row| row.threads).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    let ours: Vec<&BenchRow> = rows.iter().copied().filter(|row| is_lane(row)).collect();
+    for &count in &threads {
+        let among: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.threads == count).collect();
+        for lane in among.iter().filter(|row| is_lane(row)) {
+            said.extend(against_baselines(lane, &among));
+        }
+    }
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        if !names.contains(&row.receiver.as_str()) {
+            names.push(&row.receiver);
+        }
+    }
+    for name in names {
+        said.extend(with_threads(name, rows));
+    }
+    for row in rows.iter().filter(|row| row.goodput_at_double_pps.is_some()) {
+        said.extend(overload(row));
+    }
+    if ours.is_empty() {
+        said.push("No lanes were measured: these are baselines only.".into());
+    }
+    said
+}
+
+fn is_lane(row: &BenchRow) -> bool {
+    row.receiver.starts_with("lane/")
+}
+
+fn costs(row: &BenchRow) -> Vec<f64> {
+    row.samples.iter().map(|sample: &Sample| sample.rx_cpu_ns).collect()
+}
+
+fn against_baselines(lane: &BenchRow, among: &[&BenchRow]) -> Option<String> {
+    let cheapest = |names: &dyn Fn(&str) -> bool| {
+        among
+            .iter()
+            .filter(|row| !is_lane(row) && names(&row.receiver))
+            .min_by(|a, b| a.rx_cpu_ns.total_cmp(&b.rx_cpu_ns))
+            .copied()
+    };
+    let same = cheapest(&|name| SAME_KIND.contains(&name)).or_else(|| cheapest(&|_| true))?;
+    Some(format!(
+        "{}: {} takes {:.0} ns of receiver CPU per datagram, {}.{}",
+        threads(lane.threads),
+        lane.receiver,
+        lane.rx_cpu_ns,
+        compare(lane, same),
+        match cheapest(&|name| name.starts_with("socket/")) {
+            Some(shared) if shared.receiver != same.receiver =>
+                format!(" Against one shared socket it is {}.", compare(lane, shared)),
+            _ => String::new(),
+        }
+    ))
+}
+
+/// How `lane` compares with `other`, and whether that may be chance.
+fn compare(lane: &BenchRow, other: &BenchRow) -> String {
+    let ratio = lane.rx_cpu_ns / other.rx_cpu_ns;
+    let base = format!("{} ({:.0} ns)", other.receiver, other.rx_cpu_ns);
+    let p = mann_whitney(&costs(lane), &costs(other));
+    if p > CHANCE {
+        format!("{ratio:.2} of {base}, which these samples cannot tell from no difference (p = {p:.2})")
+    } else if ratio <= 1.0 {
+        format!("{ratio:.2} of {base}: {:.0} % less (p = {p:.3})", (1.0 - ratio) * 100.0)
+    } else {
+        format!("{ratio:.2} of {base}: {:.0} % more (p = {p:.3})", (ratio - 1.0) * 100.0)
+    }
+}
+
+fn with_threads(name: &str, rows: &[&BenchRow]) -> Option<String> {
+    let mine: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.receiver == name).collect();
+    let fewest = mine.iter().min_by_key(|row| row.threads)?;
+    let most = mine.iter().max_by_key(|row| row.threads)?;
+    if fewest.threads == most.threads || fewest.rx_cpu_ns <= 0.0 {
+        return None;
+    }
+    let ratio = most.rx_cpu_ns / fewest.rx_cpu_ns;
+    Some(format!(
+        "From {} to {}, {name} goes from {:.0} to {:.0} ns per datagram: {}.",
+        fewest.threads,
+        threads(most.threads),
+        fewest.rx_cpu_ns,
+        most.rx_cpu_ns,
+        if mann_whitney(&costs(fewest), &costs(most)) > CHANCE {
+            format!("{ratio:.2} times, no difference that these samples could show")
+        } else {
+            format!("{ratio:.2} times")
+        }
+    ))
+}
+
+fn overload(row: &BenchRow) -> Option<String> {
+    let (best, offered, goodput) =
+        (row.no_loss_pps?, row.offered_at_double_pps?, row.goodput_at_double_pps?);
+    let kept = goodput / best;
+    let words = if kept >= 0.9 {
+        "it holds its rate under overload"
+    } else if kept >= 0.5 {
+        "it loses a part of its rate under overload"
+    } else {
+        "it collapses under overload (receive livelock)"
+    };
+    // A sender that cannot send more than the receiver takes proves nothing.
+    if offered < best * 1.2 {
+        return None;
+    }
+    Some(format!(
+        "{} with {}: {:.0} k/s without loss; of {:.0} k/s it delivers {:.0} k/s, {:.2} of its best: {words}.",
+        row.receiver,
+        threads(row.threads),
+        best / 1e3,
+        offered / 1e3,
+        goodput / 1e3,
+        kept
+    ))
+}
+
+fn threads(count: usize) -> String {
+    if count == 1 { "1 thread".into() } else { format!("{count} threads") }
+}
+
+/// How far the samples of the rows spread, and whether the machine was quiet enough to believe them.
+pub(crate) fn quality(rows: &[&BenchRow]) -> String {
+    let spreads = rows.iter().filter_map(|row| {
+        let summary = Summary::of(costs(row))?;
+        (summary.median > 0.0).then(|| summary.spread() / summary.median * 100.0)
+    });
+    let all: Vec<f64> = spreads.collect();
+    let Some(summary) = Summary::of(all.iter().copied()) else { return "No samples.".into() };
+    let lossy = rows.iter().filter(|row| row.loss > 0.001).count();
+    let mut text = format!(
+        "The middle half of a receiver's samples spreads over {:.1} % of their median as a rule, {:.1} % at most.",
+        median(all.iter().copied()),
+        summary.max
+    );
+    if summary.median > 15.0 {
+        text += " That is a noisy machine: small differences mean nothing here.";
+    }
+    if lossy > 0 {
+        text += &format!(" {lossy} of {} rows lost more than 0.1 % in their cost rounds: their cost is not comparable.", rows.len());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(receiver: &str, threads: usize, costs: &[f64]) -> BenchRow {
+        let samples = costs.iter().enumerate().map(|(round, cost)| Sample {
+            round,
+            offered_pps: 1e5,
+            delivered_pps: 1e5,
+            loss: 0.0,
+            rx_cpu_ns: *cost,
+            total_cpu_ns: *cost * 3.0,
+            sent: 1000,
+            delivered: 1000,
+            kernel_dropped: 0,
+        });
+        BenchRow::of(receiver, threads, threads, 10, samples.collect())
+    }
+
+    #[test]
+    fn the_words_follow_the_figures() {
+        let cheap = [400., 401., 402., 403., 404.];
+        let dear = [800., 801., 802., 803., 804.];
+        let (lane, base) = (row("lane/mmsg", 1, &cheap), row("reuseport/gro", 1, &dear));
+        let said = conclude(&[&lane, &base]).join(" ");
+        assert!(said.contains("0.50 of reuseport/gro (802 ns): 50 % less"), "{said}");
+        let (lane, base) = (row("lane/mmsg", 1, &dear), row("reuseport/gro", 1, &cheap));
+        let said = conclude(&[&lane, &base]).join(" ");
+        assert!(said.contains("2.00 of reuseport/gro (402 ns): 100 % more"), "{said}");
+        let said = conclude(&[&row("lane/mmsg", 1, &cheap), &row("reuseport/gro", 1, &cheap)]).join(" ");
+        assert!(said.contains("cannot tell from no difference"), "{said}");
+    }
+
+    #[test]
+    fn growth_and_collapse_are_named() {
+        let few = row("socket/recvfrom", 1, &[600., 601., 602., 603., 604.]);
+        let mut many = row("socket/recvfrom", 8, &[1200., 1201., 1202., 1203., 1204.]);
+        many.no_loss_pps = Some(300_000.0);
+        many.offered_at_double_pps = Some(600_000.0);
+        many.goodput_at_double_pps = Some(30_000.0);
+        let said = conclude(&[&few, &many]).join(" ");
+        assert!(said.contains("From 1 to 8 threads, socket/recvfrom goes from 602 to 1202"), "{said}");
+        assert!(said.contains("collapses under overload"), "{said}");
+        assert!(said.contains("baselines only"), "{said}");
+        many.goodput_at_double_pps = Some(299_000.0);
+        assert!(conclude(&[&many]).join(" ").contains("holds its rate"));
+        // The sender did not get far above: nothing is said.
+        many.offered_at_double_pps = Some(310_000.0);
+        assert!(!conclude(&[&many]).join(" ").contains("overload"));
+    }
+
+    #[test]
+    fn noise_is_admitted() {
+        assert!(quality(&[&row("lane/mmsg", 1, &[100., 200., 300., 400., 500.])]).contains("noisy"));
+        assert!(!quality(&[&row("lane/mmsg", 1, &[100., 100., 101., 101., 101.])]).contains("noisy"));
+        assert_eq!(quality(&[]), "No samples.");
+    }
+}

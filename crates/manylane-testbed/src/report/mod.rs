@@ -1,0 +1,286 @@
+//! A page about one run: what was compared, what it says, plots, and every figure. One file, nothing to load.
+
+mod conclusion;
+mod plots;
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use crate::schema::{BenchRow, BenchSettings, Document};
+use crate::stats::Summary;
+
+pub use plots::number;
+
+/// Sentences that the figures of a run support, in the order of payload sizes.
+pub fn conclusions(document: &Document<BenchSettings, BenchRow>) -> Vec<String> {
+    let mut said = Vec::new();
+    for size in sizes(document) {
+        let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.size == size).collect();
+        said.extend(conclusion::conclude(&rows));
+    }
+    said
+}
+
+/// The page.
+///
+/// # Errors
+/// When a plot cannot be drawn.
+pub fn html(document: &Document<BenchSettings, BenchRow>) -> Result<String> {
+    let name = document.schema.trim_start_matches("manylane.").trim_end_matches(".v1").replace('.', " ");
+    let mut page = String::with_capacity(256 << 10);
+    let title = format!("manylane {name}");
+    write!(page, include_str!("head.html"), title = escape(&title))?;
+    write!(page, "<h1>{}</h1>\n<p class=lead>{}</p>\n", escape(&title), escape(&subtitle(document)))?;
+    for size in sizes(document) {
+        let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.size == size).collect();
+        section(&mut page, size, &rows)?;
+    }
+    about(&mut page, document)?;
+    page += "</main></body></html>\n";
+    Ok(page)
+}
+
+fn sizes(document: &Document<BenchSettings, BenchRow>) -> Vec<usize> {
+    let mut sizes: Vec<usize> = document.rows.iter().map(|row| row.size).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn subtitle(document: &Document<BenchSettings, BenchRow>) -> String {
+    let (machine, settings) = (&document.machine, &document.settings);
+    format!(
+        "{} processors ({}), Linux {}. Traffic over {} from {}, {} flows, {} rounds of {} s, receivers taking turns.",
+        machine.cpus,
+        machine.model,
+        machine.kernel,
+        settings.device,
+        settings.sender,
+        settings.flows,
+        settings.rounds,
+        settings.sample_seconds
+    )
+}
+
+fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
+    writeln!(page, "<section><h2>Datagrams of {size} bytes</h2>")?;
+    page.push_str("<h3>What this run says</h3>\n<ul class=says>\n");
+    for sentence in conclusion::conclude(rows) {
+        writeln!(page, "<li>{}</li>", escape(&sentence))?;
+    }
+    writeln!(page, "<li class=quality>{}</li></ul>", escape(&conclusion::quality(rows)))?;
+
+    let names = distinct(rows.iter().map(|row| row.receiver.clone()));
+    let threads = {
+        let mut threads = distinct(rows.iter().map(|row| row.threads));
+        threads.sort_unstable();
+        threads
+    };
+    let labels: Vec<String> = threads.iter().map(ToString::to_string).collect();
+    let series = |value: &dyn Fn(&BenchRow) -> Option<f64>, samples: &dyn Fn(&BenchRow) -> Vec<f64>| -> Vec<plots::Series> {
+        let at = |name: &str, count: usize| {
+            rows.iter().copied().find(|row| row.receiver == name && row.threads == count)
+        };
+        names
+            .iter()
+            .map(|name| plots::Series {
+                colour: colour(name),
+                values: threads.iter().map(|count| at(name, *count).and_then(value)).collect(),
+                samples: threads
+                    .iter()
+                    .map(|count| at(name, *count).map(samples).unwrap_or_default())
+                    .collect(),
+            })
+            .collect()
+    };
+    let each = |value: fn(&crate::schema::Sample) -> f64| {
+        move |row: &BenchRow| row.samples.iter().map(value).collect::<Vec<f64>>()
+    };
+    let legend = legend(&names);
+    figure(
+        page,
+        "Receiver CPU per datagram",
+        "Lines join medians; each faint dot is one sample. Lower is better.",
+        &legend,
+        &plots::lines(&labels, "threads", "ns per datagram", &series(&|row| Some(row.rx_cpu_ns), &each(|s| s.rx_cpu_ns)))?,
+    );
+    figure(
+        page,
+        "CPU of the whole machine per datagram",
+        "Sender, softirqs and receivers together. Lower is better.",
+        &legend,
+        &plots::lines(&labels, "threads", "ns per datagram", &series(&|row| Some(row.total_cpu_ns), &each(|s| s.total_cpu_ns)))?,
+    );
+    let none = |_: &BenchRow| Vec::new();
+    let best = series(&|row| row.no_loss_pps, &none);
+    if best.iter().any(|bar| bar.values.iter().any(Option::is_some)) {
+        let double = series(&|row| row.goodput_at_double_pps, &none);
+        figure(
+            page,
+            "Highest rate without loss, and what is left at twice that rate",
+            "Bars: datagrams per second with at most 0.1 % lost. Dark line: delivered when twice that arrives. Higher is better.",
+            &legend,
+            &plots::bars(&labels, "threads", "datagrams per second", &best, &double)?,
+        );
+    }
+    table(page, rows)?;
+    page.push_str("</section>\n");
+    Ok(())
+}
+
+fn figure(page: &mut String, title: &str, caption: &str, legend: &str, svg: &str) {
+    let _ = writeln!(
+        page,
+        "<figure><h3>{}</h3>{legend}<div class=plot>{svg}</div><figcaption>{}</figcaption></figure>",
+        escape(title),
+        escape(caption)
+    );
+}
+
+fn legend(names: &[String]) -> String {
+    let entries: String = names
+        .iter()
+        .map(|name| format!("<li><i style=\"background:var(--s{})\"></i>{}</li>", colour(name), escape(name)))
+        .collect();
+    format!("<ul class=legend>{entries}</ul>")
+}
+
+/// The colour of a receiver: the first one is that of lanes, everywhere.
+fn colour(name: &str) -> usize {
+    const NAMES: [&str; 5] =
+        ["lane/mmsg", "socket/recvfrom", "socket/recvmmsg", "reuseport/recvmmsg", "reuseport/gro"];
+    NAMES.iter().position(|known| *known == name).unwrap_or(NAMES.len())
+}
+
+fn table(page: &mut String, rows: &[&BenchRow]) -> Result<()> {
+    page.push_str(
+        "<h3>All figures</h3><div class=wide><table><thead><tr><th>receiver<th>threads<th>lanes<th>offered/s\
+         <th>delivered/s<th>loss<th>receiver ns<th>quartiles<th>machine ns<th>no-loss/s<th>at twice that/s</tr></thead><tbody>\n",
+    );
+    let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), number);
+    for row in rows {
+        let spread = Summary::of(row.samples.iter().map(|sample| sample.rx_cpu_ns));
+        let quartiles = spread.map_or_else(String::new, |s| format!("{:.0}–{:.0}", s.lower_quartile, s.upper_quartile));
+        let limited = if row.sender_limited == Some(true) { "≥ " } else { "" };
+        writeln!(
+            page,
+            "<tr{}><td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.3} %<td>{:.0}<td>{quartiles}<td>{:.0}<td>{limited}{}<td>{}</tr>",
+            if row.receiver.starts_with("lane/") { " class=ours" } else { "" },
+            escape(&row.receiver),
+            row.threads,
+            row.lanes,
+            number(row.offered_pps),
+            number(row.delivered_pps),
+            row.loss * 100.0,
+            row.rx_cpu_ns,
+            row.total_cpu_ns,
+            optional(row.no_loss_pps),
+            optional(row.goodput_at_double_pps),
+        )?;
+    }
+    page.push_str("</tbody></table></div>\n");
+    Ok(())
+}
+
+fn about(page: &mut String, document: &Document<BenchSettings, BenchRow>) -> Result<()> {
+    let (machine, settings) = (&document.machine, &document.settings);
+    page.push_str("<section><h2>How it was measured</h2>\n<dl>\n");
+    let cpus = |list: &[usize]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let mut entry = |name: &str, value: &str| {
+        let _ = writeln!(page, "<dt>{name}<dd>{}", escape(if value.is_empty() { "–" } else { value }));
+    };
+    entry("Command", &settings.command);
+    entry("Machine", &format!(
+        "{} × {}, {} GiB{}", machine.cpus, machine.model, machine.memory_bytes >> 30,
+        if machine.virtual_machine { ", a virtual machine" } else { "" }
+    ));
+    entry("Kernel", &machine.kernel);
+    entry("Mitigations", &machine.mitigations.join("; "));
+    entry("Traffic", &format!("{} over {} ({})", settings.sender, settings.device, settings.setup));
+    entry("Processor of the sender", &cpus(&settings.sender_cpus));
+    entry("Processors of the receivers", &cpus(&settings.receiver_cpus));
+    entry("Batch, receive buffer", &format!("{} datagrams, {} bytes", settings.batch, settings.recv_buffer));
+    entry("Steering of lanes", &settings.steering);
+    for note in &settings.notes {
+        entry("Note", note);
+    }
+    page.push_str("</dl>\n<p>The raw samples are in the JSON file beside this page.</p></section>\n");
+    Ok(())
+}
+
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for value in values {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    found
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::{BENCH_RX, Sample};
+
+    fn document() -> Document<BenchSettings, BenchRow> {
+        let mut rows = Vec::new();
+        for (receiver, cost) in [("socket/recvfrom", 900.0), ("reuseport/gro", 400.0), ("lane/mmsg", 390.0)] {
+            for threads in [1, 8] {
+                let samples = (0..5).map(|round| Sample {
+                    round,
+                    offered_pps: 200_000.0,
+                    delivered_pps: 199_990.0,
+                    loss: 0.0,
+                    rx_cpu_ns: cost + round as f64,
+                    total_cpu_ns: 2.0 * cost,
+                    sent: 200_000,
+                    delivered: 200_000,
+                    kernel_dropped: 0,
+                });
+                let mut row = BenchRow::of(receiver, threads, threads, 10, samples.collect());
+                row.no_loss_pps = Some(500_000.0);
+                row.offered_at_double_pps = Some(1e6);
+                row.goodput_at_double_pps = Some(450_000.0);
+                rows.push(row);
+            }
+        }
+        let settings = BenchSettings { command: "manylane bench rx --x '<&>'".into(), ..Default::default() };
+        Document::new(BENCH_RX, settings, rows)
+    }
+
+    #[test]
+    fn the_page_is_whole_and_loads_nothing() {
+        let page = html(&document()).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+        assert_eq!(page.matches("<svg").count(), 3);
+        for loaded in ["http://", "https://", "<script", "<link", "src=", "@import", "url("] {
+            // The name of the SVG namespace is a name and not an address.
+            let page = page.replace("http://www.w3.org/2000/svg", "");
+            assert!(!page.contains(loaded), "{loaded}");
+        }
+        assert!(page.contains("&lt;&amp;&gt;") && !page.contains("<&>"));
+    }
+
+    #[test]
+    fn the_page_repeats_the_computed_conclusion() {
+        let document = document();
+        let said = conclusions(&document);
+        assert!(!said.is_empty());
+        let page = html(&document).unwrap();
+        for sentence in said {
+            assert!(page.contains(&escape(&sentence)), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_run_without_rows_is_a_page_too() {
+        let empty = Document::new(BENCH_RX, BenchSettings::default(), Vec::new());
+        assert!(html(&empty).is_ok());
+    }
+}

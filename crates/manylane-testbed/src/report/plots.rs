@@ -1,0 +1,212 @@
+//! The plots of a report, as SVG that takes its colours from the page around it.
+
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+/// Width of every plot in its own units; the page scales it.
+const WIDTH: u32 = 860;
+const HEIGHT: u32 = 380;
+/// Size of labels.
+const TEXT: u32 = 15;
+
+/// Stand-ins for colours of the page: no plot uses these values for anything else.
+const INK: RGBColor = RGBColor(1, 2, 3);
+const FAINT: RGBColor = RGBColor(4, 5, 6);
+const SERIES: [RGBColor; 8] = [
+    RGBColor(16, 0, 1),
+    RGBColor(16, 0, 2),
+    RGBColor(16, 0, 3),
+    RGBColor(16, 0, 4),
+    RGBColor(16, 0, 5),
+    RGBColor(16, 0, 6),
+    RGBColor(16, 0, 7),
+    RGBColor(16, 0, 8),
+];
+
+/// One line or one set of bars.
+pub(crate) struct Series {
+    /// Its colour: the same receiver has the same one in all plots.
+    pub(crate) colour: usize,
+    /// A value for each place on the axis; `None` where it was not measured.
+    pub(crate) values: Vec<Option<f64>>,
+    /// Raw samples at each place.
+    pub(crate) samples: Vec<Vec<f64>>,
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Lines over the places `labels`, with the samples as faint dots around each median.
+pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> Result<String> {
+    draw(|area| {
+        let all = series.iter().flat_map(|line| line.values.iter().flatten().chain(line.samples.iter().flatten()));
+        let top = top_of(all);
+        let mut chart = frame(area, labels.len(), top)?;
+        mesh(&mut chart, labels, x, y)?;
+        for (index, line) in series.iter().enumerate() {
+            let colour = SERIES[line.colour % SERIES.len()];
+            // Side by side, so that receivers of equal cost do not hide each other's samples.
+            let aside = (index as f64 - (series.len() as f64 - 1.0) / 2.0) * 0.035;
+            let dots = line.samples.iter().enumerate().flat_map(|(place, samples)| {
+                samples.iter().map(move |value| (place as f64 + aside, *value))
+            });
+            chart.draw_series(dots.map(|at| Circle::new(at, 2, colour.mix(0.45).filled()))).map_err(failed)?;
+            let points: Vec<(f64, f64)> = line
+                .values
+                .iter()
+                .enumerate()
+                .filter_map(|(place, value)| Some((place as f64 + aside, (*value)?)))
+                .collect();
+            chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2))).map_err(failed)?;
+            chart.draw_series(points.iter().map(|at| Circle::new(*at, 4, colour.filled()))).map_err(failed)?;
+        }
+        Ok(())
+    })
+}
+
+/// A group of bars for each of `labels`; a second, outlined value may stand over each bar.
+pub(crate) fn bars(labels: &[String], x: &str, y: &str, series: &[Series], outlined: &[Series]) -> Result<String> {
+    draw(|area| {
+        let all = series.iter().chain(outlined).flat_map(|bar| bar.values.iter().flatten());
+        let mut chart = frame(area, labels.len(), top_of(all))?;
+        mesh(&mut chart, labels, x, y)?;
+        let width = 0.8 / series.len().max(1) as f64;
+        for (index, bar) in series.iter().enumerate() {
+            let colour = SERIES[bar.colour % SERIES.len()];
+            let left = |place: usize| place as f64 - 0.4 + index as f64 * width;
+            let filled = bar.values.iter().enumerate().filter_map(|(place, value)| {
+                Some(Rectangle::new([(left(place), 0.0), (left(place) + width * 0.9, (*value)?)], colour.filled()))
+            });
+            chart.draw_series(filled).map_err(failed)?;
+            let Some(outline) = outlined.get(index) else { continue };
+            let lines = outline.values.iter().enumerate().filter_map(|(place, value)| {
+                let (from, to, value) = (left(place), left(place) + width * 0.9, (*value)?);
+                Some(PathElement::new([(from, value), (to, value)], INK.stroke_width(3)))
+            });
+            chart.draw_series(lines).map_err(failed)?;
+        }
+        Ok(())
+    })
+}
+
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>>;
+
+fn frame<'a, 'b>(
+    area: &'a Area<'b>,
+    places: usize,
+    top: f64,
+) -> Result<Chart<'a, 'b>> {
+    let mut builder = ChartBuilder::on(area);
+    builder.margin(8).x_label_area_size(48).y_label_area_size(78);
+    builder.build_cartesian_2d(-0.5..places as f64 - 0.5, 0.0..top).map_err(failed)
+}
+
+fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Result<()> {
+    let text = ("sans-serif", TEXT).into_font().color(&INK);
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(FAINT)
+        .axis_style(FAINT)
+        .x_labels(labels.len() * 2 + 1)
+        .x_label_formatter(&|at| {
+            // The axis also asks for labels between the places and outside: those have none.
+            let place = at.round();
+            if (at - place).abs() > 0.01 || place < 0.0 {
+                return String::new();
+            }
+            labels.get(place as usize).cloned().unwrap_or_default()
+        })
+        .y_label_formatter(&|value| number(*value))
+        .y_labels(6)
+        .x_desc(x)
+        .y_desc(y)
+        .label_style(text.clone())
+        .axis_desc_style(text)
+        .draw()
+        .map_err(failed)
+}
+
+fn draw(paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
+        paint(&area)?;
+        area.present().map_err(failed)?;
+    }
+    Ok(themed(&svg))
+}
+
+/// Makes the plot scale with the page and take the page's colours.
+fn themed(svg: &str) -> String {
+    let fixed = format!("<svg width=\"{WIDTH}\" height=\"{HEIGHT}\" ");
+    let mut svg = svg.replace(&fixed, "<svg role=\"img\" ");
+    for (number, colour) in SERIES.iter().enumerate() {
+        svg = svg.replace(&hex(*colour), &format!("var(--s{number})"));
+    }
+    svg.replace(&hex(INK), "var(--ink)").replace(&hex(FAINT), "var(--faint)")
+}
+
+fn hex(colour: RGBColor) -> String {
+    format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
+}
+
+fn top_of<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
+    let most = values.copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
+    if most > 0.0 { most * 1.08 } else { 1.0 }
+}
+
+/// A number as people read it: 1.25M, 350k, 42.
+pub fn number(value: f64) -> String {
+    let short = |value: f64, unit: &str| {
+        let digits = if value >= 100.0 || value == value.trunc() { 0 } else if value >= 10.0 { 1 } else { 2 };
+        format!("{value:.digits$}{unit}")
+    };
+    match value {
+        _ if value >= 1e6 => short(value / 1e6, "M"),
+        _ if value >= 1e4 => short(value / 1e3, "k"),
+        _ => short(value, ""),
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "used as a function for map_err")]
+fn failed(err: impl std::fmt::Debug) -> anyhow::Error {
+    anyhow!("cannot draw a plot: {err:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        let cases = [(0.0, "0"), (512.4, "512"), (42.0, "42"), (1.255, "1.25"), (350_000.0, "350k"), (1.25e6, "1.25M")];
+        for (value, text) in cases {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn a_plot_scales_and_has_the_colours_of_the_page() {
+        let series = [
+            Series { colour: 0, values: vec![Some(1.0), None], samples: vec![vec![1.0, 2.0], vec![]] },
+            Series { colour: 1, values: vec![Some(3.0), Some(4.0)], samples: vec![vec![], vec![4.0]] },
+        ];
+        let labels = ["1".to_owned(), "2".to_owned()];
+        for svg in [
+            lines(&labels, "threads", "ns", &series).unwrap(),
+            bars(&labels, "threads", "rate", &series, &series).unwrap(),
+        ] {
+            assert!(svg.starts_with("<svg role=\"img\" viewBox="), "{}", &svg[..80]);
+            assert!(svg.contains("var(--ink)") && svg.contains("var(--s0)") && svg.contains("var(--s1)"));
+            assert!(!svg.contains("#100001") && !svg.contains("#010203"));
+        }
+    }
+
+    #[test]
+    fn nothing_measured_is_an_empty_plot_and_no_failure() {
+        assert!(lines(&[], "threads", "ns", &[]).is_ok());
+        assert!(bars(&["1".into()], "threads", "ns", &[], &[]).is_ok());
+    }
+}
