@@ -23,8 +23,10 @@ use crate::steer::Slot;
 
 /// Steered to, and open for receiving.
 pub(crate) const OPEN: u8 = 0;
-/// Out of steering, or the whole socket stops: what is queued is still handled, then the lane ends.
-pub(crate) const LEAVING: u8 = 1;
+/// Being taken out of steering: datagrams may still arrive until the grace period is over.
+pub(crate) const RETIRING: u8 = 1;
+/// Nothing more arrives, or the whole socket stops: what is queued is still handled, then the lane ends.
+pub(crate) const LEAVING: u8 = 2;
 
 /// Receives that a lane which closes spends on throwing away what is left.
 const DISCARD_BUDGET: usize = 1 << 14;
@@ -52,8 +54,14 @@ impl LaneShared {
         counters
     }
 
+    /// Steered to.
     pub(crate) fn is_open(&self) -> bool {
         self.state.load(Ordering::Relaxed) == OPEN
+    }
+
+    /// Time to drain the queue and to end.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == LEAVING
     }
 }
 
@@ -164,8 +172,8 @@ impl Lane {
         self.shared.retire(&self.me)
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        self.me.is_open()
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.me.is_leaving()
     }
 
     pub(crate) fn me(&self) -> &LaneShared {

@@ -157,7 +157,7 @@ where
     let stealing = shared.config.stealing;
     let idle = if stealing { IDLE_THIEF } else { IDLE };
     let mut errors = 0;
-    while lane.is_open() {
+    while !lane.is_leaving() {
         let taken = match lane.take_timeout(idle) {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal()?,
             Ok(taken) => taken,

@@ -21,7 +21,7 @@ use crate::counters::{Cells, Counters, LaneCounters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::Capabilities;
 use crate::io::mmsg::{self, Join, MmsgIo};
-use crate::lane::{LEAVING, Lane, LaneShared, OPEN};
+use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING};
 use crate::placement;
 use crate::serve::Event;
 use crate::steer::{Slot, Steer, SteeringInForce};
@@ -115,11 +115,10 @@ impl Shared {
             }
         };
         let lane = self.add(&mut control, slot, fd, can)?;
-        let (slot, cpu) = (lane.me().slot, lane.cpu());
-        control
-            .steer
-            .admit(slot, lane.as_fd(), cpu)
-            .inspect_err(|_| control.lanes.retain(|other| other.slot != slot))?;
+        let admitted = control.steer.admit(lane.me().slot, lane.as_fd(), lane.cpu());
+        // A lane that could not be admitted closes, for which it needs the lock.
+        drop(control);
+        admitted?;
         Ok(lane)
     }
 
@@ -154,15 +153,16 @@ impl Shared {
             let Some(other) =
                 control.lanes.iter().find(|other| other.id != lane.id && other.is_open()).cloned()
             else {
-                return Err(Error::new(
-                    ErrorKind::LastLane,
-                    "the last lane of a socket cannot leave: stop the socket",
-                ));
+                let message = "the last lane of a socket cannot leave: stop the socket";
+                return Err(Error::new(ErrorKind::LastLane, message));
             };
-            lane.state.store(LEAVING, Ordering::Relaxed);
             control.steer.retire(lane.slot, other.fd.as_fd())?;
+            lane.state.store(RETIRING, Ordering::Relaxed);
         }
         barrier::settle();
+        // Only now: a thread that sees it drains the queue and ends, which must not be before the last datagram
+        // has arrived.
+        lane.state.store(LEAVING, Ordering::Relaxed);
         Ok(())
     }
 
@@ -315,12 +315,11 @@ impl Socket {
             server: Mutex::new(None),
         });
         let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };
-        let first = {
-            let mut control = socket.shared.control();
-            let lane = socket.shared.add(&mut control, 0, first, can)?;
-            control.steer.admit(0, lane.as_fd(), lane.cpu())?;
-            lane
-        };
+        let mut control = socket.shared.control();
+        let first = socket.shared.add(&mut control, 0, first, can)?;
+        let admitted = control.steer.admit(0, first.as_fd(), first.cpu());
+        drop(control);
+        admitted?;
         socket.lanes.push(first);
         for at in 1..lanes {
             let named =
