@@ -1,0 +1,72 @@
+//! What can be wrong with a header.
+
+use std::fmt;
+
+/// The result of parsing or writing a header.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why bytes are not the header that they should be, or a header cannot be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// There are fewer bytes than the header has, or than it says follow.
+    Truncated {
+        /// Where.
+        layer: Layer,
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes there.
+        there: usize,
+    },
+    /// A length in the header is less than the header itself.
+    BadLength(Layer),
+    /// The version or type is another one.
+    BadVersion(Layer),
+    /// What shall be written does not fit the length fields of the header.
+    TooLong(Layer),
+    /// Source and destination are not of the same family.
+    MixedFamilies,
+}
+
+/// A layer of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// Ethernet, VLAN tags included.
+    Ethernet,
+    /// ARP.
+    Arp,
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// UDP.
+    Udp,
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Layer::Ethernet => "Ethernet",
+            Layer::Arp => "ARP",
+            Layer::Ipv4 => "IPv4",
+            Layer::Ipv6 => "IPv6",
+            Layer::Udp => "UDP",
+        })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Truncated { layer, needed, there } => {
+                write!(f, "{layer}: {needed} bytes needed, {there} there")
+            }
+            Error::BadLength(layer) => write!(f, "{layer}: a length that is less than the header"),
+            Error::BadVersion(layer) => write!(f, "{layer}: another version or type"),
+            Error::TooLong(layer) => write!(f, "{layer}: too long for its length field"),
+            Error::MixedFamilies => f.write_str("source and destination are not of the same family"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,139 @@
+//! Ethernet headers with up to two VLAN tags.
+
+use std::fmt;
+
+use crate::bytes::{split, split_mut};
+use crate::error::{Layer, Result};
+
+/// Bytes of a header without tags.
+pub const HEADER: usize = 14;
+/// Bytes of a tag.
+pub const TAG: usize = 4;
+
+/// Values of the type field.
+pub mod ether_type {
+    /// IPv4.
+    pub const IPV4: u16 = 0x0800;
+    /// ARP.
+    pub const ARP: u16 = 0x0806;
+    /// A VLAN tag (802.1Q).
+    pub const VLAN: u16 = 0x8100;
+    /// The outer one of two VLAN tags (802.1ad).
+    pub const SERVICE_VLAN: u16 = 0x88a8;
+    /// IPv6.
+    pub const IPV6: u16 = 0x86dd;
+}
+
+/// A hardware address.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// All stations.
+    pub const BROADCAST: Mac = Mac([0xff; 6]);
+
+    /// Whether it is a group of stations, broadcast included.
+    #[must_use]
+    pub fn is_group(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A VLAN tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vlan {
+    /// The type that announced it: [`ether_type::VLAN`] or [`ether_type::SERVICE_VLAN`].
+    pub ether_type: u16,
+    /// Priority, drop eligibility and number, as on the wire.
+    pub control: u16,
+}
+
+impl Vlan {
+    /// Number of the VLAN.
+    #[must_use]
+    pub fn id(self) -> u16 {
+        self.control & 0x0fff
+    }
+}
+
+/// An Ethernet header with its tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ethernet {
+    /// To whom.
+    pub destination: Mac,
+    /// From whom.
+    pub source: Mac,
+    /// The tags, the outer one first; a second one never without a first one.
+    pub vlans: [Option<Vlan>; 2],
+    /// What follows the tags. A third tag shows here.
+    pub ether_type: u16,
+}
+
+impl Ethernet {
+    /// The header at the start of `frame`, and what follows it.
+    ///
+    /// # Errors
+    /// When the frame ends within the header or a tag.
+    pub fn parse(frame: &[u8]) -> Result<(Ethernet, &[u8])> {
+        let (&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1], mut rest) =
+            split::<HEADER>(frame, Layer::Ethernet)?;
+        let mut ether_type = u16::from_be_bytes([t0, t1]);
+        let mut vlans = [None; 2];
+        for vlan in &mut vlans {
+            if ether_type != ether_type::VLAN && ether_type != ether_type::SERVICE_VLAN {
+                break;
+            }
+            let (&[c0, c1, n0, n1], behind) = split::<TAG>(rest, Layer::Ethernet)?;
+            *vlan = Some(Vlan { ether_type, control: u16::from_be_bytes([c0, c1]) });
+            ether_type = u16::from_be_bytes([n0, n1]);
+            rest = behind;
+        }
+        let destination = Mac([d0, d1, d2, d3, d4, d5]);
+        Ok((Ethernet { destination, source: Mac([s0, s1, s2, s3, s4, s5]), vlans, ether_type }, rest))
+    }
+
+    /// Bytes of the header, tags included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        HEADER + TAG * self.vlans.iter().flatten().count()
+    }
+
+    /// Never: a header has bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Writes the header, and returns what is behind it.
+    ///
+    /// # Errors
+    /// When `frame` is too short.
+    pub fn write<'a>(&self, frame: &'a mut [u8]) -> Result<&'a mut [u8]> {
+        let (head, mut rest) = split_mut::<HEADER>(frame, Layer::Ethernet)?;
+        head[..6].copy_from_slice(&self.destination.0);
+        head[6..12].copy_from_slice(&self.source.0);
+        let mut kind = &mut head[12..];
+        for vlan in self.vlans.iter().flatten() {
+            let (tag, behind) = split_mut::<TAG>(rest, Layer::Ethernet)?;
+            kind.copy_from_slice(&vlan.ether_type.to_be_bytes());
+            tag[..2].copy_from_slice(&vlan.control.to_be_bytes());
+            kind = &mut tag[2..];
+            rest = behind;
+        }
+        kind.copy_from_slice(&self.ether_type.to_be_bytes());
+        Ok(rest)
+    }
+}

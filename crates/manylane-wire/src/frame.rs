@@ -1,0 +1,215 @@
+//! A frame as a whole: each layer as far as it is understood.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::arp::Arp;
+use crate::error::{Error, Layer, Result};
+use crate::ethernet::{Ethernet, HEADER, Mac, TAG, Vlan, ether_type};
+use crate::ipv4::{self, Ipv4, Ipv4Header};
+use crate::ipv6::{self, Ipv6, Ipv6Header};
+use crate::udp::{self, Udp};
+
+/// A frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// The link layer.
+    pub ethernet: Ethernet,
+    /// What the frame carries.
+    pub network: Network<'a>,
+}
+
+/// What a frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network<'a> {
+    /// ARP.
+    Arp(Arp),
+    /// IPv4.
+    Ipv4(Ipv4<'a>, Transport<'a>),
+    /// IPv6.
+    Ipv6(Ipv6<'a>, Transport<'a>),
+    /// Something else.
+    Other(&'a [u8]),
+}
+
+/// What an IP packet carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport<'a> {
+    /// A whole UDP datagram.
+    Udp(Udp<'a>),
+    /// A part of something.
+    Fragment(&'a [u8]),
+    /// Something else, also IPv6 with extension headers.
+    Other(&'a [u8]),
+}
+
+impl<'a> Frame<'a> {
+    /// The layers of `bytes`.
+    ///
+    /// # Errors
+    /// When a layer that it claims to have is broken.
+    pub fn parse(bytes: &'a [u8]) -> Result<Frame<'a>> {
+        let (ethernet, rest) = Ethernet::parse(bytes)?;
+        let network = match ethernet.ether_type {
+            ether_type::IPV4 => {
+                let ip = Ipv4::parse(rest)?;
+                Network::Ipv4(ip, Transport::parse(ip.protocol, ip.is_fragment(), ip.payload)?)
+            }
+            ether_type::IPV6 => {
+                let ip = Ipv6::parse(rest)?;
+                let fragment = ip.next_header == ipv6::FRAGMENT;
+                Network::Ipv6(ip, Transport::parse(ip.next_header, fragment, ip.payload)?)
+            }
+            ether_type::ARP => Network::Arp(Arp::parse(rest)?),
+            _ => Network::Other(rest),
+        };
+        Ok(Frame { ethernet, network })
+    }
+
+    /// The UDP datagram, if it is one and whole.
+    #[must_use]
+    pub fn udp(&self) -> Option<Udp<'a>> {
+        match self.network {
+            Network::Ipv4(_, Transport::Udp(udp)) | Network::Ipv6(_, Transport::Udp(udp)) => Some(udp),
+            _ => None,
+        }
+    }
+
+    /// From where the UDP datagram comes and where it goes to.
+    #[must_use]
+    pub fn endpoints(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let udp = self.udp()?;
+        let (source, destination) = self.addresses()?;
+        Some(((source, udp.source).into(), (destination, udp.destination).into()))
+    }
+
+    /// The IP addresses of source and destination.
+    #[must_use]
+    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        match self.network {
+            Network::Ipv4(ip, _) => Some((ip.source.into(), ip.destination.into())),
+            Network::Ipv6(ip, _) => Some((ip.source.into(), ip.destination.into())),
+            _ => None,
+        }
+    }
+
+    /// Whether the checksums of IPv4 and UDP, as far as there are any, are right.
+    #[must_use]
+    pub fn checksums_hold(&self) -> bool {
+        let network = match self.network {
+            Network::Ipv4(ip, _) => ip.checksum_holds(),
+            _ => true,
+        };
+        let transport = match (self.udp(), self.addresses()) {
+            (Some(udp), Some((source, destination))) => udp.checksum_holds(source, destination),
+            _ => true,
+        };
+        network && transport
+    }
+}
+
+impl<'a> Transport<'a> {
+    fn parse(protocol: u8, fragment: bool, payload: &'a [u8]) -> Result<Transport<'a>> {
+        if fragment {
+            return Ok(Transport::Fragment(payload));
+        }
+        if protocol != udp::PROTOCOL {
+            return Ok(Transport::Other(payload));
+        }
+        Udp::parse(payload).map(Transport::Udp)
+    }
+}
+
+/// A frame with a UDP datagram, to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpFrame<'a> {
+    /// From which station.
+    pub source_mac: Mac,
+    /// To which station.
+    pub destination_mac: Mac,
+    /// A VLAN tag.
+    pub vlan: Option<Vlan>,
+    /// From where; of the same family as `destination`.
+    pub source: SocketAddr,
+    /// Where to.
+    pub destination: SocketAddr,
+    /// Differentiated services (six bits) and ECN (two bits).
+    pub traffic_class: u8,
+    /// Hops that it may make.
+    pub ttl: u8,
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+impl UdpFrame<'_> {
+    /// An empty datagram, without a tag, of 64 hops.
+    #[must_use]
+    pub fn new(
+        source_mac: Mac,
+        destination_mac: Mac,
+        source: SocketAddr,
+        destination: SocketAddr,
+    ) -> UdpFrame<'static> {
+        UdpFrame {
+            source_mac,
+            destination_mac,
+            vlan: None,
+            source,
+            destination,
+            traffic_class: 0,
+            ttl: 64,
+            payload: &[],
+        }
+    }
+
+    /// Bytes of the frame.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
+        let ip = if self.destination.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER };
+        HEADER + if self.vlan.is_some() { TAG } else { 0 } + ip + udp::HEADER + self.payload.len()
+    }
+
+    /// Writes the frame, with right checksums, and returns its length.
+    ///
+    /// # Errors
+    /// When it does not fit `bytes`, or the payload does not fit a datagram; `bytes` may then hold parts.
+    pub fn write(&self, bytes: &mut [u8]) -> Result<usize> {
+        let (length, there) = (self.len(), bytes.len());
+        let needs = Error::Truncated { layer: Layer::Ethernet, needed: length, there };
+        let frame = bytes.get_mut(..length).ok_or(needs)?;
+        let ethernet = Ethernet {
+            destination: self.destination_mac,
+            source: self.source_mac,
+            vlans: [self.vlan, None],
+            ether_type: if self.destination.is_ipv4() { ether_type::IPV4 } else { ether_type::IPV6 },
+        };
+        let rest = ethernet.write(frame)?;
+        let payload = udp::HEADER + self.payload.len();
+        let datagram = match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => Ipv4Header {
+                traffic_class: self.traffic_class,
+                id: 0,
+                dont_fragment: true,
+                ttl: self.ttl,
+                protocol: udp::PROTOCOL,
+                source,
+                destination,
+            }
+            .write(rest, payload)?,
+            (IpAddr::V6(source), IpAddr::V6(destination)) => Ipv6Header {
+                traffic_class: self.traffic_class,
+                flow_label: 0,
+                next_header: udp::PROTOCOL,
+                hop_limit: self.ttl,
+                source,
+                destination,
+            }
+            .write(rest, payload)?,
+            _ => return Err(Error::MixedFamilies),
+        };
+        datagram[udp::HEADER..].copy_from_slice(self.payload);
+        let (source, destination) = (self.source, self.destination);
+        udp::seal(datagram, source.ip(), source.port(), destination.ip(), destination.port())?;
+        Ok(length)
+    }
+}

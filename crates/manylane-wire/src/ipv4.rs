@@ -1,0 +1,132 @@
+//! IPv4 headers (RFC 791).
+
+use std::net::Ipv4Addr;
+
+use crate::bytes::{split, split_mut, take};
+use crate::checksum::{Sum, checksum};
+use crate::error::{Error, Layer, Result};
+
+/// Bytes of a header without options.
+pub const HEADER: usize = 20;
+
+/// An IPv4 packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv4<'a> {
+    /// Differentiated services (six bits) and ECN (two bits).
+    pub traffic_class: u8,
+    /// Identification, for fragments.
+    pub id: u16,
+    /// May not be fragmented.
+    pub dont_fragment: bool,
+    /// Further fragments follow.
+    pub more_fragments: bool,
+    /// Where this fragment belongs, in units of eight bytes; 13 bits.
+    pub fragment_offset: u16,
+    /// Hops left.
+    pub ttl: u8,
+    /// What the payload is.
+    pub protocol: u8,
+    /// The checksum of the header, as received.
+    pub checksum: u16,
+    /// From whom.
+    pub source: Ipv4Addr,
+    /// To whom.
+    pub destination: Ipv4Addr,
+    /// The header with its options.
+    pub header: &'a [u8],
+    /// The payload: as long as the header says, without padding.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Ipv4<'a> {
+    /// The packet at the start of `bytes`. The checksum is not looked at: see
+    /// [`checksum_holds`](Self::checksum_holds).
+    ///
+    /// # Errors
+    /// When it is not IPv4, or its lengths do not agree with each other or with the bytes there.
+    pub fn parse(bytes: &'a [u8]) -> Result<Ipv4<'a>> {
+        let (&[v, class, l0, l1, i0, i1, f0, f1, ttl, protocol, c0, c1, ref addresses @ ..], _) =
+            split::<HEADER>(bytes, Layer::Ipv4)?;
+        if v >> 4 != 4 {
+            return Err(Error::BadVersion(Layer::Ipv4));
+        }
+        let header_length = usize::from(v & 0xf) * 4;
+        let total = usize::from(u16::from_be_bytes([l0, l1]));
+        if header_length < HEADER || total < header_length {
+            return Err(Error::BadLength(Layer::Ipv4));
+        }
+        let packet = take(bytes, total, Layer::Ipv4)?;
+        let (header, payload) = packet.split_at(header_length);
+        let fragment = u16::from_be_bytes([f0, f1]);
+        let &[s0, s1, s2, s3, d0, d1, d2, d3] = addresses;
+        Ok(Ipv4 {
+            traffic_class: class,
+            id: u16::from_be_bytes([i0, i1]),
+            dont_fragment: fragment & 0x4000 != 0,
+            more_fragments: fragment & 0x2000 != 0,
+            fragment_offset: fragment & 0x1fff,
+            ttl,
+            protocol,
+            checksum: u16::from_be_bytes([c0, c1]),
+            source: Ipv4Addr::new(s0, s1, s2, s3),
+            destination: Ipv4Addr::new(d0, d1, d2, d3),
+            header,
+            payload,
+        })
+    }
+
+    /// Whether the packet is a part of a larger one.
+    #[must_use]
+    pub fn is_fragment(&self) -> bool {
+        self.more_fragments || self.fragment_offset != 0
+    }
+
+    /// Whether the checksum of the header is right.
+    #[must_use]
+    pub fn checksum_holds(&self) -> bool {
+        Sum::default().bytes(self.header).holds()
+    }
+}
+
+/// What a header without options says, to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ipv4Header {
+    /// Differentiated services (six bits) and ECN (two bits).
+    pub traffic_class: u8,
+    /// Identification; of no meaning for a packet that may not be fragmented.
+    pub id: u16,
+    /// May not be fragmented.
+    pub dont_fragment: bool,
+    /// Hops left.
+    pub ttl: u8,
+    /// What the payload is.
+    pub protocol: u8,
+    /// From whom.
+    pub source: Ipv4Addr,
+    /// To whom.
+    pub destination: Ipv4Addr,
+}
+
+impl Ipv4Header {
+    /// Writes the header of a packet with `payload` bytes behind it, and returns what is behind it.
+    ///
+    /// # Errors
+    /// When `bytes` is too short, or the packet would be longer than its length field can say.
+    pub fn write<'a>(&self, bytes: &'a mut [u8], payload: usize) -> Result<&'a mut [u8]> {
+        let total = u16::try_from(HEADER + payload).map_err(|_| Error::TooLong(Layer::Ipv4))?;
+        let (header, rest) = split_mut::<HEADER>(bytes, Layer::Ipv4)?;
+        header[0] = 0x45;
+        header[1] = self.traffic_class;
+        header[2..4].copy_from_slice(&total.to_be_bytes());
+        header[4..6].copy_from_slice(&self.id.to_be_bytes());
+        header[6..8].copy_from_slice(&(u16::from(self.dont_fragment) << 14).to_be_bytes());
+        header[8] = self.ttl;
+        header[9] = self.protocol;
+        header[10..12].fill(0);
+        header[12..16].copy_from_slice(&self.source.octets());
+        header[16..].copy_from_slice(&self.destination.octets());
+        let sum = checksum(header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        Ok(rest)
+    }
+}

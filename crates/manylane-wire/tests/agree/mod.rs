@@ -1,0 +1,154 @@
+//! What our parser and etherparse have to agree on. Used by the tests and by the fuzz target `frame`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use etherparse::{EtherType, LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
+use manylane_wire::ethernet::{self, Mac};
+use manylane_wire::frame::{Frame, Network, Transport};
+
+/// Parses `bytes` by both, and panics where they see different things.
+pub(crate) fn check(bytes: &[u8]) {
+    let ours = Frame::parse(bytes);
+    if let Ok(frame) = &ours {
+        is_consistent(bytes, frame);
+    }
+    let Ok(theirs) = SlicedPacket::from_ethernet(bytes) else {
+        // What it refuses and we take: only what we do not look into.
+        if let Ok(frame) = ours {
+            assert!(frame.udp().is_none(), "UDP that etherparse refuses: {frame:?}");
+        }
+        return;
+    };
+    if !understood_alike(&theirs) {
+        return;
+    }
+    match (&theirs.net, &theirs.transport) {
+        (Some(NetSlice::Ipv4(ip)), Some(TransportSlice::Udp(udp))) if udp.length() != 0 => {
+            let frame = ours.expect("an IPv4 frame that etherparse takes");
+            let header = ip.header();
+            agree_on_udp(&frame, header.source_addr().into(), header.destination_addr().into(), udp);
+            let sum = header.to_header().calc_header_checksum();
+            let Network::Ipv4(packet, _) = frame.network else { panic!("not IPv4: {frame:?}") };
+            // Options may carry what a header built anew does not; then only the fields are compared.
+            if header.options().is_empty() {
+                assert_eq!(packet.checksum_holds(), alike(sum, header.header_checksum()));
+            }
+            assert_eq!((packet.ttl, packet.id), (header.ttl(), header.identification()));
+        }
+        (Some(NetSlice::Ipv6(ip)), Some(TransportSlice::Udp(udp))) if udp.length() != 0 => {
+            let header = ip.header();
+            // It takes a length of zero for a jumbogram, which nobody sends in Ethernet frames.
+            if header.payload_length() == 0 {
+                return;
+            }
+            let frame = ours.expect("an IPv6 frame that etherparse takes");
+            agree_on_udp(&frame, header.source_addr().into(), header.destination_addr().into(), udp);
+            let Network::Ipv6(packet, _) = frame.network else { panic!("not IPv6: {frame:?}") };
+            assert_eq!(packet.traffic_class, header.traffic_class());
+            assert_eq!(packet.flow_label, header.flow_label().value());
+            assert_eq!(packet.hop_limit, header.hop_limit());
+        }
+        (Some(NetSlice::Arp(arp)), _) => {
+            let (Ok(Frame { network: Network::Arp(packet), .. }), Ok(theirs)) =
+                (ours, arp.to_packet().try_eth_ipv4())
+            else {
+                return;
+            };
+            assert_eq!(u16::from(packet.operation), theirs.operation.0);
+            assert_eq!((packet.sender_mac.0, packet.target_mac.0), (theirs.sender_mac, theirs.target_mac));
+            assert_eq!(packet.sender, Ipv4Addr::from(theirs.sender_ipv4));
+            assert_eq!(packet.target, Ipv4Addr::from(theirs.target_ipv4));
+        }
+        _ => {}
+    }
+}
+
+/// Whether the layers below IP are such that both sides go on: at most two tags of the kinds we know, and
+/// no extension headers, which we leave to the kernel.
+fn understood_alike(packet: &SlicedPacket<'_>) -> bool {
+    let known = [ethernet::ether_type::VLAN, ethernet::ether_type::SERVICE_VLAN].map(EtherType);
+    let mut announced =
+        packet.link.as_ref().and_then(|link| link.ether_payload()).map(|next| next.ether_type);
+    for ext in &packet.link_exts {
+        let LinkExtSlice::Vlan(vlan) = ext else { return false };
+        if !announced.is_some_and(|kind| known.contains(&kind)) {
+            return false;
+        }
+        announced = Some(vlan.ether_type());
+    }
+    let plain = match &packet.net {
+        Some(NetSlice::Ipv4(ip)) => ip.extensions().is_empty(),
+        Some(NetSlice::Ipv6(ip)) => ip.extensions().is_empty(),
+        _ => true,
+    };
+    plain && packet.link_exts.len() <= 2
+}
+
+fn agree_on_udp(frame: &Frame<'_>, source: IpAddr, destination: IpAddr, theirs: &etherparse::UdpSlice<'_>) {
+    let udp = frame.udp().expect("a datagram that etherparse sees");
+    assert_eq!((udp.source, udp.destination), (theirs.source_port(), theirs.destination_port()));
+    assert_eq!(udp.payload, theirs.payload());
+    assert_eq!(udp.checksum, theirs.checksum());
+    let ends = (SocketAddr::new(source, udp.source), SocketAddr::new(destination, udp.destination));
+    assert_eq!(frame.endpoints(), Some(ends));
+    if udp.checksum == 0 {
+        return;
+    }
+    let header = theirs.to_header();
+    let right = match (source, destination) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            header.calc_checksum_ipv4_raw(a.octets(), b.octets(), udp.payload).unwrap()
+        }
+        (IpAddr::V6(a), IpAddr::V6(b)) => {
+            header.calc_checksum_ipv6_raw(a.octets(), b.octets(), udp.payload).unwrap()
+        }
+        _ => panic!("one frame of two families"),
+    };
+    assert_eq!(udp.checksum_holds(source, destination), alike(right, udp.checksum), "{frame:?}");
+}
+
+/// Zero has two forms in ones' complement.
+fn alike(a: u16, b: u16) -> bool {
+    a == b || (a.is_multiple_of(0xffff) && b.is_multiple_of(0xffff))
+}
+
+/// What holds for every frame that we take, whatever others say.
+fn is_consistent(bytes: &[u8], frame: &Frame<'_>) {
+    let within = |part: &[u8]| {
+        let (all, part) = (bytes.as_ptr_range(), part.as_ptr_range());
+        assert!(all.start <= part.start && part.end <= all.end, "a slice of something else");
+    };
+    let transport = match frame.network {
+        Network::Ipv4(ip, transport) => {
+            within(ip.payload);
+            assert_eq!(ip.is_fragment(), matches!(transport, Transport::Fragment(_)));
+            assert!(ip.header.len() >= 20 && ip.header.len().is_multiple_of(4));
+            transport
+        }
+        Network::Ipv6(ip, transport) => {
+            within(ip.payload);
+            transport
+        }
+        Network::Other(rest) => return within(rest),
+        Network::Arp(arp) => {
+            let mut again = [0; 28];
+            arp.write(&mut again).unwrap();
+            let start = frame.ethernet.len();
+            assert_eq!(again, bytes[start..start + 28]);
+            assert!(arp.answer(Mac::default()).is_none_or(|reply| reply.target == arp.sender));
+            return;
+        }
+    };
+    match transport {
+        Transport::Udp(udp) => {
+            within(udp.payload);
+            assert_eq!(udp.datagram.len(), udp.payload.len() + 8);
+            // Must not panic; its value is compared elsewhere.
+            let _ = frame.checksums_hold();
+        }
+        Transport::Fragment(rest) | Transport::Other(rest) => within(rest),
+    }
+    let mut again = vec![0; frame.ethernet.len()];
+    frame.ethernet.write(&mut again).unwrap();
+    assert_eq!(again, bytes[..again.len()]);
+}
