@@ -1,0 +1,162 @@
+//! Network namespaces without a name, and the few ioctls that a test network needs.
+//!
+//! A namespace lives as long as something refers to it: a thread inside, a descriptor, a socket. Ours are
+//! held by a descriptor and never mounted anywhere, so the kernel takes them away, with every device in
+//! them, when the process ends, however it ends.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::thread;
+
+/// A network namespace.
+#[derive(Debug)]
+pub struct NetNs {
+    fd: OwnedFd,
+}
+
+impl NetNs {
+    /// Makes an empty namespace; it has a loopback device that is down.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_SYS_ADMIN, `ENOSPC` at the limit of `user.max_net_namespaces`.
+    pub fn create() -> io::Result<NetNs> {
+        // On a thread of its own: unsharing moves the calling thread, and the caller shall stay where it is.
+        thread::scope(|scope| {
+            let made = thread::Builder::new().name("netns".into()).spawn_scoped(scope, || {
+                // SAFETY: takes no pointer; it changes the namespace of this thread, which ends here.
+                if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                NetNs::current()
+            })?;
+            made.join()
+                .unwrap_or_else(|_| Err(io::Error::other("the thread that makes a namespace panicked")))
+        })
+    }
+
+    /// The namespace of the calling thread.
+    ///
+    /// # Errors
+    /// When /proc is not mounted.
+    pub fn current() -> io::Result<NetNs> {
+        Ok(NetNs { fd: File::open("/proc/thread-self/ns/net")?.into() })
+    }
+
+    /// Moves the calling thread into this namespace. Threads that it starts from then on begin there too.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_SYS_ADMIN.
+    pub fn enter(&self) -> io::Result<()> {
+        enter(self.fd.as_fd())
+    }
+
+    /// Makes `command` run inside this namespace.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be duplicated.
+    pub fn contain(&self, command: &mut Command) -> io::Result<()> {
+        let fd = self.fd.try_clone()?;
+        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls
+        // are allowed: it does one setns on a descriptor that it owns, and allocates nothing (an
+        // `io::Error` of a raw OS code is not on the heap).
+        unsafe { command.pre_exec(move || enter(fd.as_fd())) };
+        Ok(())
+    }
+
+    /// A path by which another process of the same user can open this namespace while we live.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
+    }
+}
+
+impl AsFd for NetNs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes no pointer; the descriptor is open for as long as the borrow lives.
+    if unsafe { libc::setns(fd.as_raw_fd(), libc::CLONE_NEWNET) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Index of the device `name` in the namespace of the calling thread.
+///
+/// # Errors
+/// `ENODEV` when there is no such device.
+pub fn device_index(name: &str) -> io::Result<u32> {
+    let mut request = request(name)?;
+    ioctl(libc::SIOCGIFINDEX, &mut request)?;
+    // SAFETY: SIOCGIFINDEX filled this member of the union.
+    let index = unsafe { request.ifr_ifru.ifru_ifindex };
+    u32::try_from(index).map_err(io::Error::other)
+}
+
+/// Whether the device is up and has a carrier, so that a frame sent now is not lost.
+///
+/// # Errors
+/// `ENODEV` when there is no such device.
+pub fn device_is_running(name: &str) -> io::Result<bool> {
+    let mut request = request(name)?;
+    ioctl(libc::SIOCGIFFLAGS, &mut request)?;
+    // SAFETY: SIOCGIFFLAGS filled this member of the union.
+    let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
+    Ok(flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0)
+}
+
+/// Switches generic receive offload of a device. A veth device with GRO runs NAPI (Linux 5.13), without
+/// which it takes no frames that XDP sends to it.
+///
+/// # Errors
+/// `ENODEV` when there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
+pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
+    /// `struct ethtool_value` of linux/ethtool.h.
+    #[repr(C)]
+    struct EthtoolValue {
+        cmd: u32,
+        data: u32,
+    }
+    const ETHTOOL_SGRO: u32 = 0x2c;
+    let mut value = EthtoolValue { cmd: ETHTOOL_SGRO, data: u32::from(on) };
+    let mut request = request(name)?;
+    // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it.
+    request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
+    ioctl(libc::SIOCETHTOOL, &mut request)
+}
+
+fn request(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of it.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // One byte stays zero: the kernel wants the name terminated.
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("device name too long: {name}")));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+#[allow(clippy::unnecessary_cast, reason = "the type of an ioctl number differs between C libraries")]
+fn ioctl(number: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
+    // SAFETY: takes no pointer.
+    let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was made just above and nobody else has it.
+    let socket = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: every number used in this file takes an `ifreq`, which is borrowed for the call; the pointer
+    // inside, if any, is set by the caller to a value that outlives the call.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), number as _, std::ptr::from_mut(request)) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
