@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * The traffic generator: turns each frame that BPF_PROG_TEST_RUN hands it (live
+ * frames) into the next UDP datagram and sends it out of a device.
+ *
+ * The kernel recycles the pages of frames without writing the frame into them
+ * again, and a receiver may have changed them meanwhile: all headers are written
+ * each time. The payload is left as it is.
+ */
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define ETHERNET 14
+#define UDP 8
+#define HEAD4 (ETHERNET + 20 + UDP)
+#define HEAD6 (ETHERNET + 40 + UDP)
+
+/* Set before the program is loaded. */
+const volatile __u32 device;		/* index of the device to send from */
+const volatile __u32 flows = 1;		/* number of source ports */
+const volatile __u16 first_port;	/* the first one; no overflow */
+const volatile __u16 unfinished;	/* checksum's sum with source port 0 */
+const volatile __u8 ipv6;
+
+/*
+ * One entry, in 64-bit words. User space sets the orders and reads the results
+ * between two runs. Only one thread runs the program of one object at a time, so
+ * it needs no atomics.
+ *
+ * The pace is kept here and not in user space: each BPF_PROG_TEST_RUN ends with
+ * waits for RCU, some 20 ms, so that one call has to do for a whole run. A frame
+ * that is not due yet is dropped, which costs less than 50 ns.
+ */
+struct ml_generator {
+	__u64 limit;	/* order: frames to make, UINT64_MAX for no limit */
+	__u64 duration;	/* order: ns from the first frame, UINT64_MAX as above */
+	__u64 interval;	/* order: between two frames, in 1/256 ns; 0 for no pace */
+	__u64 frames;	/* result: frames made */
+	__u64 first;	/* result: when the first one was, in ns; 0 before */
+	__u64 last;	/* result: when the last one was */
+	__u64 late;	/* result: the most that one was behind its time, in ns */
+	__u64 next;	/* when the next one is due, in 1/256 ns */
+	__u64 flow;	/* of the next frame */
+	__u8 head[64];	/* Ethernet, IP and UDP header; port and checksum blank */
+};
+_Static_assert(sizeof(struct ml_generator) == 17 * 8, "as traffic/live.rs has it");
+_Static_assert(__builtin_offsetof(struct ml_generator, frames) == 3 * 8, "as above");
+_Static_assert(__builtin_offsetof(struct ml_generator, head) == 9 * 8, "as above");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ml_generator);
+} generator SEC(".maps");
+
+/* 1: whether a frame is due. */
+static __always_inline int due(struct ml_generator *state)
+{
+	__u64 now;
+
+	if (state->frames >= state->limit)
+		return 0;
+	now = bpf_ktime_get_ns();
+	if (!state->first) {
+		state->first = now;
+		state->next = now << 8;
+	}
+	if (now - state->first >= state->duration)
+		return 0;
+	if (state->interval) {
+		__u64 at = state->next >> 8;
+
+		if (now < at)
+			return 0;
+		if (now - at > state->late)
+			state->late = now - at;
+		state->next += state->interval;
+	}
+	state->last = now;
+	return 1;
+}
+
+/* 2: which flow is next. */
+static __always_inline __u16 next_port(struct ml_generator *state)
+{
+	__u64 flow = state->flow;
+
+	state->flow = flow + 1 < flows ? flow + 1 : 0;
+	return first_port + (__u16)flow;
+}
+
+/* 3: the checksum, of which only the source port was missing. */
+static __always_inline __u16 finish_checksum(__u16 port)
+{
+	__u32 sum = (__u32)unfinished + port;
+
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = ~sum & 0xffff;
+	/* Zero on the wire means "none". */
+	return sum ? sum : 0xffff;
+}
+
+/* 4: the headers. The length is constant, so that the copy has no loop. */
+static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state, const __u32 length)
+{
+	__u8 *frame = (__u8 *)(long)ctx->data;
+	__u16 port;
+
+	if (frame + length > (__u8 *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	__builtin_memcpy(frame, state->head, length);
+	port = next_port(state);
+	*(__u16 *)(frame + length - UDP) = bpf_htons(port);
+	*(__u16 *)(frame + length - 2) = bpf_htons(finish_checksum(port));
+	state->frames++;
+	return bpf_redirect(device, 0);
+}
+
+SEC("xdp")
+int generate(struct xdp_md *ctx)
+{
+	const __u32 zero = 0;
+	struct ml_generator *state = bpf_map_lookup_elem(&generator, &zero);
+
+	if (!state)
+		return XDP_ABORTED;
+	if (!due(state))
+		return XDP_DROP;
+	return ipv6 ? fill(ctx, state, HEAD6) : fill(ctx, state, HEAD4);
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

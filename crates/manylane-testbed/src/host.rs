@@ -1,0 +1,257 @@
+//! A host of a testbed: a network namespace with devices.
+
+use std::ffi::OsStr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fs, io, panic};
+
+use anyhow::{Context, Result, bail, ensure};
+use manylane_sys::netns::{self, NetNs};
+
+use crate::link::{DeviceCounters, End, device_counters};
+
+/// How long a device may take to come up before that is an error.
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives as long
+/// as one of them, a thread inside, or a process or socket started there.
+#[derive(Clone, Debug)]
+pub struct Host {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    index: usize,
+    namespace: NetNs,
+    /// By number of the link; `None` where the link does not end at this host.
+    ends: Vec<Option<End>>,
+}
+
+impl Host {
+    pub(crate) fn new(index: usize, namespace: NetNs, ends: Vec<Option<End>>) -> Host {
+        Host { inner: Arc::new(Inner { index, namespace, ends }) }
+    }
+
+    /// Number of the host in its testbed.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.inner.index
+    }
+
+    /// The namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &NetNs {
+        &self.inner.namespace
+    }
+
+    /// Runs `work` on a fresh thread inside the host and waits for it. Threads and processes that `work`
+    /// starts are inside too, and so are its sockets, wherever they are used later.
+    ///
+    /// # Panics
+    /// When `work` does.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                self.enter();
+                work()
+            });
+            worker.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+        })
+    }
+
+    /// Starts a thread called `name` inside the host.
+    ///
+    /// # Errors
+    /// When the system has no thread for us.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<JoinHandle<T>> {
+        let host = self.clone();
+        thread::Builder::new().name(name.into()).spawn(move || {
+            host.enter();
+            work()
+        })
+    }
+
+    /// A command that will run inside the host.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> io::Result<Command> {
+        let mut command = Command::new(program);
+        self.inner.namespace.contain(&mut command)?;
+        Ok(command)
+    }
+
+    /// The IPv4 address of this end of a link.
+    ///
+    /// # Panics
+    /// As everything that takes a link: when it does not end at this host.
+    #[must_use]
+    pub fn ip4(&self, link: usize) -> Ipv4Addr {
+        self.end(link).ip4
+    }
+
+    /// The IPv6 address of this end of a link.
+    ///
+    /// # Panics
+    /// Also when the testbed was made without IPv6.
+    #[must_use]
+    #[allow(clippy::expect_used, reason = "documented: a mistake in the test that calls it")]
+    pub fn ip6(&self, link: usize) -> Ipv6Addr {
+        self.end(link).ip6.expect("a testbed with IPv6")
+    }
+
+    /// The address of this end of a link in one family or the other.
+    #[must_use]
+    pub fn ip(&self, link: usize, ipv6: bool) -> IpAddr {
+        if ipv6 { self.ip6(link).into() } else { self.ip4(link).into() }
+    }
+
+    /// Name of the device at this end of a link.
+    #[must_use]
+    pub fn device(&self, link: usize) -> &str {
+        &self.end(link).device
+    }
+
+    /// Hardware address of this end of a link.
+    #[must_use]
+    pub fn mac(&self, link: usize) -> [u8; 6] {
+        self.end(link).mac
+    }
+
+    /// Largest IP packet of this end of a link.
+    #[must_use]
+    pub fn mtu(&self, link: usize) -> u32 {
+        self.end(link).mtu
+    }
+
+    /// Number of the device in this host.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn device_index(&self, link: usize) -> Result<u32> {
+        let device = self.device(link);
+        self.run(|| netns::device_index(device)).with_context(|| format!("looking for the device {device}"))
+    }
+
+    /// What the kernel counted on this end of a link.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn device_counters(&self, link: usize) -> Result<DeviceCounters> {
+        self.run(|| device_counters(self.device(link)))
+    }
+
+    /// Gives this end of a link one more address, beside those that it has.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn add_address(&self, link: usize, address: IpAddr) -> Result<()> {
+        let device = self.device(link);
+        self.ip_batch(&match address {
+            IpAddr::V4(ip) => format!("address add {ip}/24 dev {device}\n"),
+            IpAddr::V6(ip) => format!("address add {ip}/64 dev {device} nodad\n"),
+        })
+    }
+
+    /// Sets this end of a link up or down; the other end then has no carrier. Returns when it is done;
+    /// what is up can carry frames if the other end is up too.
+    ///
+    /// The kernel forgets IPv6 addresses and neighbours of a device that goes down: the addresses of the
+    /// layout come back here, neighbours are then looked for as usual.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn set_link(&self, link: usize, up: bool) -> Result<()> {
+        let end = self.end(link);
+        let device = &end.device;
+        if !up {
+            return self.ip_batch(&format!("link set dev {device} down\n"));
+        }
+        let mut lines = format!("link set dev {device} up\n");
+        if let Some(ip6) = end.ip6 {
+            lines += &format!("address replace {ip6}/64 dev {device} nodad\n");
+        }
+        self.ip_batch(&lines)
+    }
+
+    /// Waits until this end of a link carries frames.
+    ///
+    /// # Errors
+    /// When it does not within a few seconds: the other end is down.
+    pub fn wait_for_carrier(&self, link: usize) -> Result<()> {
+        let device = self.device(link);
+        self.run(|| {
+            let start = Instant::now();
+            while !netns::device_is_running(device).with_context(|| format!("looking at {device}"))? {
+                ensure!(start.elapsed() < CARRIER_TIMEOUT, "{device} has no carrier: is the other end up?");
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        })
+    }
+
+    /// Switches generic receive offload of this end of a link. Layouts have it on: a veth device runs NAPI
+    /// only then, and frames sent by XDP enter it only so.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn set_gro(&self, link: usize, on: bool) -> Result<()> {
+        let device = self.device(link);
+        self.run(|| netns::set_device_gro(device, on)).with_context(|| format!("switching GRO of {device}"))
+    }
+
+    /// Sets a sysctl of the network namespace, such as `net.ipv4.udp_rmem_min`.
+    ///
+    /// # Errors
+    /// When it does not exist in a namespace, or refuses the value.
+    pub fn set_sysctl(&self, name: &str, value: &str) -> Result<()> {
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        self.run(|| fs::write(&path, value)).with_context(|| format!("setting the sysctl {name} to {value}"))
+    }
+
+    /// Runs lines of `ip -batch` inside the host.
+    ///
+    /// # Errors
+    /// What `ip` says, with the lines.
+    pub fn ip_batch(&self, lines: &str) -> Result<()> {
+        let mut command = self.command("ip").context("preparing to run ip")?;
+        command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(explain_missing_ip)?;
+        if let Some(mut input) = child.stdin.take() {
+            // Should ip end early, its own message is the better one.
+            let _ = io::Write::write_all(&mut input, lines.as_bytes());
+        }
+        let done = child.wait_with_output().context("waiting for ip")?;
+        if !done.status.success() {
+            bail!("ip: {}\nwhile running:\n{lines}", String::from_utf8_lossy(&done.stderr).trim());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end(&self, link: usize) -> &End {
+        match self.inner.ends.get(link) {
+            Some(Some(end)) => end,
+            _ => panic!("link {link} does not end at host {}", self.index()),
+        }
+    }
+
+    #[allow(clippy::expect_used, reason = "making the namespace needed the same privilege")]
+    pub(crate) fn enter(&self) {
+        self.inner.namespace.enter().expect("a namespace of our own can be entered");
+    }
+}
+
+pub(crate) fn explain_missing_ip(err: io::Error) -> anyhow::Error {
+    if err.kind() == io::ErrorKind::NotFound {
+        return anyhow::anyhow!("the program ip is missing: apt-get install iproute2");
+    }
+    anyhow::Error::new(err).context("starting ip")
+}

@@ -1,0 +1,89 @@
+//! Tests that cannot run on this machine say so, where nobody can overlook it.
+//!
+//! A skip is printed past the test harness, which hides what passing tests print; it is appended to the
+//! file that `MANYLANE_SKIPS` names, so that a run can list its skips at the end; and with `CI=true` it is
+//! a failure, unless the machine itself forces it.
+
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+
+/// What a machine can lack that no set-up of it brings: the only reasons to skip in CI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Forced {
+    /// The kernel is older than the feature, or was built without it.
+    Kernel,
+    /// There are fewer CPUs than the test needs.
+    Cpus,
+    /// There is less memory than the test needs.
+    Memory,
+}
+
+impl fmt::Display for Forced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Forced::Kernel => "this kernel",
+            Forced::Cpus => "too few CPUs",
+            Forced::Memory => "too little memory",
+        })
+    }
+}
+
+/// Whether the calling test, `name`, can build a [`Testbed`](crate::testbed::Testbed) here. Says so if not:
+/// `if !skip::need_root("netns_name") { return; }`
+///
+/// # Panics
+/// In CI, where it must be possible.
+#[must_use]
+pub fn need_root(name: &str) -> bool {
+    match crate::testbed::available() {
+        Ok(()) => true,
+        Err(why) => {
+            skip(name, None, &format!("{why:#}"));
+            false
+        }
+    }
+}
+
+/// Whether `condition` holds, which the test `name` needs; if not, the skip is told with `why`. For what
+/// any machine can be given (a package, a privilege), so that it fails in CI.
+///
+/// # Panics
+/// In CI, when the condition does not hold.
+#[must_use]
+pub fn need(name: &str, condition: bool, why: &str) -> bool {
+    if !condition {
+        skip(name, None, why);
+    }
+    condition
+}
+
+/// As [`need`], for what the machine forces: allowed in CI too.
+#[must_use]
+pub fn need_unless_forced(name: &str, condition: bool, forced: Forced, why: &str) -> bool {
+    if !condition {
+        skip(name, Some(forced), why);
+    }
+    condition
+}
+
+#[allow(clippy::panic, reason = "a skip that CI does not allow is a failed test")]
+fn skip(name: &str, forced: Option<Forced>, why: &str) {
+    let line = match forced {
+        Some(forced) => format!("SKIP {name}: {why} (forced by {forced})\n"),
+        None => format!("SKIP {name}: {why}\n"),
+    };
+    // Not eprint!, which the test harness captures. A skip that cannot be told is not worth a failure.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
+        // One write in append mode: tests run in parallel, also in several processes.
+        let appended = OpenOptions::new().create(true).append(true).open(&path);
+        if let Err(err) = appended.and_then(|mut file| file.write_all(line.as_bytes())) {
+            let _ = writeln!(std::io::stderr(), "MANYLANE_SKIPS={}: {err}", path.display());
+        }
+    }
+    if forced.is_none() && std::env::var_os("CI").is_some_and(|ci| ci == "true") {
+        panic!("{name} may not be skipped in CI: {why}");
+    }
+}

@@ -1,0 +1,253 @@
+//! Two or more hosts on one machine: network namespaces joined by veth pairs with several queues.
+//!
+//! Nothing of it has a name outside the process, so there is nothing to clean up: the kernel takes the
+//! namespaces and their devices away when the process ends, whether it returns, panics, gets Ctrl-C or is
+//! killed. (A program started inside a host keeps that host alive until it ends too.)
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::{fs, io};
+
+use anyhow::{Context, Result, bail, ensure};
+use manylane_sys::netns::NetNs;
+
+use crate::host::{Host, explain_missing_ip};
+use crate::link::{End, device, mac_text};
+
+/// Hosts and links at most: both are bytes of the addresses.
+const MAX: usize = 200;
+
+/// What a testbed shall look like. The default is two hosts joined by one link of four queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Number of hosts.
+    pub hosts: usize,
+    /// The links, each between two hosts.
+    pub links: Vec<(usize, usize)>,
+    /// Queues of every device, in each direction.
+    pub queues: u32,
+    /// Largest IP packet of every device.
+    pub mtu: u32,
+    /// IPv6 addresses beside the IPv4 ones.
+    pub ipv6: bool,
+    /// Hosts know each other's hardware addresses from the start, so that no frame waits for ARP.
+    pub neighbours: bool,
+    /// Generic receive offload of every device. Without it, a veth device takes no frames from XDP.
+    pub gro: bool,
+}
+
+impl Default for Layout {
+    fn default() -> Layout {
+        Layout {
+            hosts: 2,
+            links: vec![(0, 1)],
+            queues: 4,
+            mtu: 1500,
+            ipv6: true,
+            neighbours: true,
+            gro: true,
+        }
+    }
+}
+
+/// Hosts and links, alive until this value is dropped.
+#[derive(Debug)]
+pub struct Testbed {
+    hosts: Vec<Host>,
+    links: usize,
+}
+
+impl Testbed {
+    /// Builds `layout`. Link `n` joins its two hosts by devices called `linkn`, with the addresses
+    /// 10.77.n.h and fd77:0:0:n::h, where h is the number of the host plus one.
+    ///
+    /// # Errors
+    /// When the layout makes no sense, privileges or the program `ip` are missing (see [`available`]), or
+    /// the kernel has no veth devices.
+    pub fn new(layout: &Layout) -> Result<Testbed> {
+        check(layout)?;
+        privileged()?;
+        let mut hosts = Vec::with_capacity(layout.hosts);
+        for index in 0..layout.hosts {
+            let namespace = NetNs::create().context("making a network namespace")?;
+            let ends = layout.links.iter().zip(0u8..).map(|(&(a, b), link)| {
+                (a == index || b == index).then(|| End::new(link, index as u8, layout.mtu, layout.ipv6))
+            });
+            hosts.push(Host::new(index, namespace, ends.collect()));
+        }
+        for (link, &(a, b)) in layout.links.iter().enumerate() {
+            join(&hosts[a], &hosts[b], link, layout).with_context(|| format!("making link {link}"))?;
+        }
+        let testbed = Testbed { hosts, links: layout.links.len() };
+        for host in &testbed.hosts {
+            configure(&testbed, host, layout)
+                .with_context(|| format!("configuring host {}", host.index()))?;
+        }
+        for (link, &(a, b)) in layout.links.iter().enumerate() {
+            for host in [&testbed.hosts[a], &testbed.hosts[b]] {
+                // Only once it is up: a veth device tells its peer of GRO when it is switched, and only then
+                // does the peer become a target for XDP (Linux 6.18).
+                if layout.gro {
+                    host.set_gro(link, true)?;
+                }
+                host.wait_for_carrier(link)?;
+            }
+        }
+        Ok(testbed)
+    }
+
+    /// Host `index`.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[must_use]
+    pub fn host(&self, index: usize) -> &Host {
+        &self.hosts[index]
+    }
+
+    /// All hosts.
+    #[must_use]
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// Number of links.
+    #[must_use]
+    pub fn links(&self) -> usize {
+        self.links
+    }
+}
+
+/// Whether this process can build a testbed.
+///
+/// # Errors
+/// What is missing, and how to get it.
+pub fn available() -> Result<()> {
+    privileged()?;
+    let ip = Command::new("ip").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    ensure!(
+        ip.map_err(explain_missing_ip)?.success(),
+        "the program ip does not run: apt-get install iproute2"
+    );
+    match NetNs::create() {
+        Ok(_) => Ok(()),
+        Err(err) if err.kind() == io::ErrorKind::PermissionDenied => {
+            bail!("network namespaces are not permitted here (a container? run it with --privileged)")
+        }
+        Err(err) => Err(err).context("making a network namespace"),
+    }
+}
+
+fn privileged() -> Result<()> {
+    const CAP_NET_ADMIN: u32 = 12;
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = fs::read_to_string("/proc/thread-self/status").context("reading the capabilities")?;
+    let held = effective_capabilities(&status).context("no capabilities in /proc/thread-self/status")?;
+    let missing: Vec<&str> = [(CAP_SYS_ADMIN, "CAP_SYS_ADMIN"), (CAP_NET_ADMIN, "CAP_NET_ADMIN")]
+        .into_iter()
+        .filter(|(bit, _)| held & (1 << bit) == 0)
+        .map(|(_, name)| name)
+        .collect();
+    ensure!(
+        missing.is_empty(),
+        "a testbed of network namespaces needs {}: run as root (sudo)",
+        missing.join(" and ")
+    );
+    Ok(())
+}
+
+fn effective_capabilities(status: &str) -> Option<u64> {
+    let text = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(text.trim(), 16).ok()
+}
+
+fn check(layout: &Layout) -> Result<()> {
+    ensure!((1..=MAX).contains(&layout.hosts), "a testbed has 1 to {MAX} hosts, not {}", layout.hosts);
+    ensure!(layout.links.len() <= MAX, "a testbed has at most {MAX} links, not {}", layout.links.len());
+    ensure!((1..=64).contains(&layout.queues), "a device has 1 to 64 queues, not {}", layout.queues);
+    ensure!(
+        (1280..=65_535).contains(&layout.mtu),
+        "an MTU is 1280 (the least for IPv6) to 65535, not {}",
+        layout.mtu
+    );
+    for &(a, b) in &layout.links {
+        ensure!(a != b && a < layout.hosts && b < layout.hosts, "no link can join the hosts {a} and {b}");
+    }
+    Ok(())
+}
+
+/// Makes the pair of devices, one in each host from its first moment.
+fn join(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
+    let Layout { queues, mtu, .. } = layout;
+    let name = device(link as u8);
+    let options = format!("mtu {mtu} numtxqueues {queues} numrxqueues {queues}");
+    a.ip_batch(&format!(
+        "link add name {name} address {} {options} type veth peer name {name} address {} {options} netns {}\n",
+        mac_text(&a.end(link).mac),
+        mac_text(&b.end(link).mac),
+        b.namespace().path(),
+    ))
+}
+
+fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
+    if !layout.ipv6 {
+        // Without this the kernel sends a few multicast reports of its own. It may have no IPv6 at all.
+        let _ = host.set_sysctl("net.ipv6.conf.all.disable_ipv6", "1");
+    }
+    let mut lines = String::from("link set dev lo up\n");
+    for (link, &(a, b)) in layout.links.iter().enumerate() {
+        if a != host.index() && b != host.index() {
+            continue;
+        }
+        let peer = testbed.host(if a == host.index() { b } else { a }).end(link);
+        lines += &host.end(link).configuration(layout.neighbours.then_some(peer));
+    }
+    host.ip_batch(&lines)
+}
+
+/// The network namespaces that some process or thread of this machine is in, by number: to show that
+/// nothing is left over.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn namespaces_in_use() -> Result<BTreeSet<u64>> {
+    let mut found = BTreeSet::new();
+    for process in fs::read_dir("/proc").context("reading /proc")?.filter_map(Result::ok) {
+        // Processes end while we look, and those of others may be closed to us.
+        let Ok(tasks) = fs::read_dir(process.path().join("task")) else { continue };
+        for task in tasks.filter_map(Result::ok) {
+            let link = fs::read_link(task.path().join("ns/net")).unwrap_or_default();
+            let text = link.to_string_lossy();
+            let number = text.strip_prefix("net:[").and_then(|rest| rest.strip_suffix(']'));
+            found.extend(number.and_then(|number| number.parse::<u64>().ok()));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_that_make_no_sense_are_refused() {
+        let good = Layout::default();
+        assert!(check(&good).is_ok());
+        for bad in [
+            Layout { hosts: 0, ..good.clone() },
+            Layout { hosts: 1, ..good.clone() },
+            Layout { links: vec![(0, 0)], ..good.clone() },
+            Layout { links: vec![(0, 2)], ..good.clone() },
+            Layout { queues: 0, ..good.clone() },
+            Layout { mtu: 100, ..good.clone() },
+        ] {
+            assert!(check(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn capabilities_are_read_from_the_status() {
+        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t000001ffffffffff\n"), Some(0x1ff_ffff_ffff));
+        assert_eq!(effective_capabilities("Name:\tx\n"), None);
+    }
+}

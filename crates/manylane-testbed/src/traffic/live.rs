@@ -1,0 +1,308 @@
+//! The fast sender: an XDP program makes the frames and the kernel hands them to the device, without a
+//! socket, a route or an skb on the sending side (live frames, Linux 5.18).
+//!
+//! A run is one system call, in which the program itself keeps the pace: it asks the clock for each frame
+//! that the kernel offers, and lets those go that are not due. So a run occupies a CPU as long as it lasts,
+//! whatever the rate; and it is ended by a signal (SIGURG, which means nothing else here).
+
+use std::net::IpAddr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{io, sync::Arc};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use aya::maps::Array;
+use aya::programs::{ProgramError, TestRun as _, TestRunAttrs, TestRunOptions, Xdp};
+use aya::{Ebpf, EbpfLoader};
+use manylane_sys::{cpu, signal};
+use manylane_wire::checksum::Sum;
+use manylane_wire::ethernet::{self, Mac};
+use manylane_wire::frame::UdpFrame;
+use signal_hook::consts::SIGURG;
+
+use super::{Sent, Traffic, Until};
+use crate::host::Host;
+use crate::link::device_counters;
+
+/// Frames that the kernel prepares at one time, after which the other end of the link may take them: so
+/// many as it takes in one go (NAPI_POLL_WEIGHT).
+const BATCH: u32 = 64;
+/// Bytes that fit one page beside what the kernel keeps there, on every kernel so far.
+const LONGEST_PACKET: usize = 3300;
+/// How often a run is looked at from outside: how late a stop may be noticed.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long frames may be on their way through the link after the last one was made.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// `struct ml_generator` of bpf/generator.bpf.c, in words.
+type State = [u64; 17];
+const LIMIT: usize = 0;
+const DURATION: usize = 1;
+const INTERVAL: usize = 2;
+const FRAMES: usize = 3;
+const FIRST: usize = 4;
+const LAST: usize = 5;
+const LATE: usize = 6;
+const NEXT: usize = 7;
+const HEAD: usize = 9;
+/// Bytes of headers in there.
+const HEAD_LENGTH: usize = 64;
+
+/// Sends frames from one end of a link. Exact counts need that it is the only such sender on that end.
+#[derive(Debug)]
+pub struct LiveSender {
+    host: Host,
+    link: usize,
+    ebpf: Ebpf,
+    frame: Vec<u8>,
+    pps: Option<f64>,
+    cpu: Option<usize>,
+}
+
+impl LiveSender {
+    /// Prepares to send `traffic` from `from` to `to` over `link`, which joins them. The target of the
+    /// traffic is any address of `to`.
+    ///
+    /// # Errors
+    /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
+    pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
+        ensure!(traffic.flows > 0, "traffic needs at least one flow");
+        ensure!(!traffic.segment, "live frames are single datagrams: trains (GSO) need the portable sender");
+        let payload = traffic.datagram();
+        let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
+        let frame = frame(from, to, link, traffic, &payload)?;
+        let ipv6 = traffic.target.is_ipv6();
+        let head = if ipv6 { 62 } else { 42 };
+        let object = manylane_bpf::object("generator").map_err(|why| anyhow!(why))?;
+        let mut ebpf = EbpfLoader::new()
+            .override_global("device", &from.device_index(link)?, true)
+            .override_global("flows", &u32::from(traffic.flows), true)
+            .override_global("first_port", &first_port, true)
+            .override_global(
+                "unfinished",
+                &unfinished_sum(&frame[head - 8..head], from, link, traffic, &payload),
+                true,
+            )
+            .override_global("ipv6", &u8::from(ipv6), true)
+            .load(object)
+            .context("loading the traffic generator")?;
+        let program: &mut Xdp = ebpf.program_mut("generate").context("no program generate")?.try_into()?;
+        program.load().context("loading the traffic generator (needs CAP_BPF and CAP_NET_ADMIN)")?;
+        let mut sender = LiveSender { host: from.clone(), link, ebpf, frame, pps: traffic.pps, cpu: None };
+        sender.set_head(head)?;
+        Ok(sender)
+    }
+
+    /// Runs on this CPU from now on. Frames enter the queue of the link that has the number of the CPU
+    /// (modulo queues), and the receiving end takes them on the same CPU.
+    pub fn pin(&mut self, cpu: usize) -> &mut Self {
+        self.cpu = Some(cpu);
+        self
+    }
+
+    /// Changes the rate for the runs to come.
+    pub fn set_rate(&mut self, pps: Option<f64>) -> &mut Self {
+        self.pps = pps;
+        self
+    }
+
+    /// Sends, and returns when all frames have entered the other end.
+    ///
+    /// # Errors
+    /// When the kernel does not run live frames, or the other end takes none of them.
+    #[allow(clippy::needless_pass_by_value, reason = "as the portable sender; an order is used once")]
+    pub fn send(&mut self, until: Until) -> Result<Sent> {
+        let (host, device) = (self.host.clone(), self.host.device(self.link).to_owned());
+        self.set_orders(&until)?;
+        let before = host.device_counters(self.link)?;
+        let cpu = self.run(&until)?;
+        let state = self.state()?;
+        let interval = Duration::from_nanos(state[INTERVAL] >> 8);
+        let mut sent = Sent {
+            datagrams: state[FRAMES],
+            rejected: 0,
+            elapsed: Duration::from_nanos(state[LAST] - state[FIRST]) + interval,
+            late: Duration::from_nanos(state[LATE]),
+            cpu,
+        };
+        // The program counts what it made. The link counts what it refused because it was full, and what
+        // went through; what is in neither went to a link that was down.
+        let settled = Instant::now();
+        loop {
+            let now = host.run(|| device_counters(&device))?;
+            let refused = now.tx_dropped - before.tx_dropped;
+            let through = now.tx_packets - before.tx_packets;
+            if through + refused < sent.datagrams && settled.elapsed() < SETTLE {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            sent.rejected = refused.max(sent.datagrams.saturating_sub(through)).min(sent.datagrams);
+            sent.datagrams -= sent.rejected;
+            break;
+        }
+        ensure!(
+            sent.datagrams > 0 || sent.rejected == 0,
+            "{device} took none of {} frames: is the other end up, with GRO or an XDP program?",
+            sent.rejected
+        );
+        Ok(sent)
+    }
+
+    /// Runs the program on a thread inside the host until it has done its orders, and returns the CPU time
+    /// of that thread.
+    fn run(&self, until: &Until) -> Result<Duration> {
+        catch_signal()?;
+        let (thread_id, over) = (AtomicI32::new(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                self.host.enter();
+                if let Some(cpu) = self.cpu {
+                    cpu::pin(cpu).with_context(|| format!("pinning the generator to CPU {cpu}"))?;
+                }
+                thread_id.store(cpu::thread_id(), Ordering::Relaxed);
+                let time = cpu::thread_time();
+                self.fire(until, &over)?;
+                anyhow::Ok(cpu::thread_time().saturating_sub(time))
+            });
+            let start = Instant::now();
+            while !worker.is_finished() {
+                thread::sleep(LOOK);
+                if self.is_done(until, start)? {
+                    over.store(true, Ordering::Relaxed);
+                    let tid = thread_id.load(Ordering::Relaxed);
+                    // Again and again, since one that comes before the system call is lost; and to a
+                    // thread that may just have ended.
+                    if tid != 0 && !worker.is_finished() {
+                        let _ = signal::interrupt_thread(tid, SIGURG);
+                    }
+                }
+            }
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Runs the program as often as there is something to do; most often once.
+    fn fire(&self, until: &Until, over: &AtomicBool) -> Result<()> {
+        let program: &Xdp = self.ebpf.program("generate").context("no program generate")?.try_into()?;
+        loop {
+            // Without a pace every frame offered is made, so that a count ends the call by itself.
+            let repeat = match until {
+                Until::Count(count) if self.pps.is_none() => count.saturating_sub(self.state()?[FRAMES]),
+                _ => u64::MAX,
+            };
+            if repeat == 0 || over.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let options = TestRunOptions {
+                data_in: Some(&self.frame),
+                repeat: u32::try_from(repeat).unwrap_or(u32::MAX),
+                attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+                ..TestRunOptions::default()
+            };
+            match program.test_run(options) {
+                Ok(_) => {}
+                // Our signal, or somebody else's, after which we go on.
+                Err(ProgramError::SyscallError(err)) if err.io_error.kind() == io::ErrorKind::Interrupted => {
+                }
+                Err(err) => {
+                    return Err(err).context("sending live frames (Linux 5.18, CAP_BPF and CAP_NET_ADMIN)");
+                }
+            }
+        }
+    }
+
+    fn is_done(&self, until: &Until, start: Instant) -> Result<bool> {
+        Ok(match until {
+            Until::Count(count) => self.state()?[FRAMES] >= *count,
+            // The program ends it by its own clock, which starts a little later.
+            Until::Duration(duration) => start.elapsed() > *duration + LOOK,
+            Until::Stop(stop) => stop.load(Ordering::Relaxed),
+        })
+    }
+
+    fn set_orders(&mut self, until: &Until) -> Result<()> {
+        let mut state = self.state()?;
+        state[LIMIT] = if let Until::Count(count) = until { *count } else { u64::MAX };
+        state[DURATION] = if let Until::Duration(time) = until { nanoseconds(*time) } else { u64::MAX };
+        // A float to an integer saturates: a rate of nothing is one frame in years.
+        state[INTERVAL] = self.pps.map_or(0, |pps| ((256e9 / pps.max(0.0)) as u64).clamp(1, u64::MAX >> 2));
+        for result in [FRAMES, FIRST, LAST, LATE, NEXT] {
+            state[result] = 0;
+        }
+        self.set_state(state)
+    }
+
+    fn state(&self) -> Result<State> {
+        let map = self.ebpf.map("generator").context("no map generator")?;
+        Array::<_, State>::try_from(map)?.get(&0, 0).context("reading the state of the generator")
+    }
+
+    fn set_state(&mut self, state: State) -> Result<()> {
+        let map = self.ebpf.map_mut("generator").context("no map generator")?;
+        Array::<_, State>::try_from(map)?.set(0, state, 0).context("giving orders to the generator")
+    }
+
+    fn set_head(&mut self, length: usize) -> Result<()> {
+        let mut head = [0; HEAD_LENGTH];
+        head[..length].copy_from_slice(&self.frame[..length]);
+        let mut state = State::default();
+        for (word, bytes) in state[HEAD..].iter_mut().zip(head.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(bytes.try_into()?);
+        }
+        self.set_state(state)
+    }
+}
+
+/// Makes SIGURG interrupt a system call and do nothing else.
+fn catch_signal() -> Result<()> {
+    static CAUGHT: OnceLock<io::Result<()>> = OnceLock::new();
+    let caught = CAUGHT.get_or_init(|| {
+        // The flag is not looked at: what counts is that there is a handler.
+        signal_hook::flag::register(SIGURG, Arc::new(AtomicBool::new(false))).map(|_| ())
+    });
+    match caught {
+        Ok(()) => Ok(()),
+        Err(err) => bail!("catching SIGURG: {err}"),
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The frame as the program will find it, with source port and checksum zero.
+fn frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> Result<Vec<u8>> {
+    let source = from.ip(link, traffic.target.is_ipv6());
+    let plan = UdpFrame {
+        payload,
+        ..UdpFrame::new(Mac(from.mac(link)), Mac(to.mac(link)), (source, 0).into(), traffic.target)
+    };
+    let most = usize::try_from(from.mtu(link))?.min(LONGEST_PACKET) + ethernet::HEADER;
+    let room = most - (plan.len() - payload.len());
+    ensure!(
+        payload.len() <= room,
+        "{} bytes do not fit a frame of this link, which takes {room}: choose a smaller size, or the portable sender",
+        payload.len()
+    );
+    let mut frame = vec![0; plan.len()];
+    if let Err(err) = plan.write(&mut frame) {
+        bail!("no frame can carry {} bytes: {err}", payload.len());
+    }
+    let head = frame.len() - payload.len();
+    frame[head - 2..head].fill(0);
+    Ok(frame)
+}
+
+/// The sum for the checksum of the datagram, not complemented, with source port and checksum zero.
+fn unfinished_sum(udp: &[u8], from: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> u16 {
+    let length = (udp.len() + payload.len()) as u16;
+    let addresses = match (from.ip(link, traffic.target.is_ipv6()), traffic.target.ip()) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => Sum::pseudo4(a, b, manylane_wire::udp::PROTOCOL, length),
+        (IpAddr::V6(a), IpAddr::V6(b)) => Sum::pseudo6(a, b, manylane_wire::udp::PROTOCOL, length.into()),
+        // `ip` answers in the family of the target.
+        _ => Sum::default(),
+    };
+    addresses.bytes(udp).bytes(payload).value()
+}

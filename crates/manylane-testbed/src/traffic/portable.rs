@@ -1,0 +1,130 @@
+//! The portable sender: one connected socket a flow, `sendmmsg(2)`, and UDP GSO when asked for. It runs in
+//! the network namespace of the calling thread.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use manylane_sys::volley::{self, Volley};
+use manylane_sys::{cpu, measure};
+
+use super::pace::{Due, Pace};
+use super::{Sent, Traffic, Until};
+
+/// Messages of one system call.
+const MESSAGES: usize = 64;
+/// The same with GSO, where each message is a train: about a thousand datagrams.
+const TRAINS: usize = 16;
+/// The longest sleep: how late a stop may be noticed.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+
+/// Sends `traffic` on the calling thread.
+///
+/// What the socket refuses for now (no buffers, link down, no route) is counted in
+/// [`Sent::rejected`] and the sender goes on; that nobody listens at the target is no error either.
+///
+/// # Errors
+/// When sockets cannot be made, or the datagram is too large.
+#[allow(clippy::needless_pass_by_value, reason = "an order is used once")]
+pub fn send(traffic: &Traffic, until: Until) -> Result<Sent> {
+    let datagram = traffic.datagram();
+    ensure!(traffic.flows > 0, "traffic needs at least one flow");
+    let flows = (0..traffic.flows)
+        .map(|_| connect(traffic.target))
+        .collect::<Result<Vec<UdpSocket>>>()
+        .with_context(|| format!("{} flows need as many sockets (ulimit -n)", traffic.flows))?;
+    // Until here a train of one is all that an empty datagram gives.
+    if traffic.segment && !datagram.is_empty() {
+        let size = u16::try_from(datagram.len()).context("a datagram has 65507 bytes at most")?;
+        for flow in &flows {
+            volley::set_segment(flow.as_fd(), size).context("UDP GSO needs Linux 4.18")?;
+        }
+    }
+    let volley = Volley::new(&datagram, if traffic.segment { TRAINS } else { MESSAGES }, traffic.segment);
+    run(&flows, &volley, traffic, &until)
+}
+
+fn run(flows: &[UdpSocket], volley: &Volley, traffic: &Traffic, until: &Until) -> Result<Sent> {
+    let pace = Pace::new(traffic.pps, volley.capacity() as u64);
+    // A burst is divided among the flows, so that they take turns as finely as the rate allows.
+    let mut share = (pace.burst() / u64::from(traffic.flows)).max(1);
+    if traffic.segment && traffic.pps.is_none() {
+        share = share.max(volley.train() as u64);
+    }
+    measure::sleep_precisely();
+    let (start, cpu) = (Instant::now(), cpu::thread_time());
+    let mut sent = Sent::default();
+    let mut turn = 0;
+    loop {
+        let tried = sent.datagrams + sent.rejected;
+        let left = until.left(tried, start.elapsed());
+        if left == 0 {
+            break;
+        }
+        match pace.due(tried, start.elapsed()) {
+            Due::In(wait) => thread::sleep(wait.min(LONGEST_SLEEP)),
+            Due::Now { count, late } => {
+                sent.late = sent.late.max(late);
+                let mut burst = count.min(left);
+                while burst > 0 {
+                    let part = share.min(burst);
+                    fire(&flows[turn], volley, part, &mut sent)?;
+                    turn = (turn + 1) % flows.len();
+                    burst -= part;
+                }
+            }
+        }
+    }
+    sent.elapsed = start.elapsed();
+    sent.cpu = cpu::thread_time().saturating_sub(cpu);
+    Ok(sent)
+}
+
+/// Sends `count` datagrams of one flow; each ends up in one of the two counters.
+fn fire(flow: &UdpSocket, volley: &Volley, count: u64, sent: &mut Sent) -> Result<()> {
+    let mut left = count as usize;
+    while left > 0 {
+        match volley.send(flow.as_fd(), left) {
+            Ok(done) => {
+                sent.datagrams += done as u64;
+                left -= done;
+            }
+            // The kernel reports here that an earlier datagram met no socket; this one was not tried. Each
+            // such report takes a datagram that left, so this ends.
+            Err(err) if matches!(err.kind(), ErrorKind::ConnectionRefused | ErrorKind::Interrupted) => {}
+            Err(err) if is_for_now(&err) => {
+                let lost = left.min(volley.train());
+                sent.rejected += lost as u64;
+                left -= lost;
+            }
+            Err(err) => return Err(err).context("sending"),
+        }
+    }
+    Ok(())
+}
+
+/// Whether what the socket refuses now, it may take later.
+fn is_for_now(err: &std::io::Error) -> bool {
+    const ENOBUFS: i32 = 105;
+    matches!(
+        err.kind(),
+        ErrorKind::WouldBlock
+            | ErrorKind::NetworkDown
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::HostUnreachable
+            | ErrorKind::PermissionDenied
+    ) || err.raw_os_error() == Some(ENOBUFS)
+}
+
+fn connect(target: SocketAddr) -> Result<UdpSocket> {
+    let any: SocketAddr = match target {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let socket = UdpSocket::bind(any).context("making a socket")?;
+    socket.connect(target).with_context(|| format!("connecting to {target}"))?;
+    Ok(socket)
+}
