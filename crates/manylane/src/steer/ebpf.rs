@@ -33,7 +33,7 @@ pub(super) struct EbpfSteer {
 }
 
 fn refused(what: &str, err: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    let advice = "steering by eBPF needs CAP_BPF and CAP_NET_ADMIN, and Linux 4.19";
+    let advice = "steering by eBPF needs CAP_BPF and Linux 5.12";
     Error::with(ErrorKind::Permission, format!("{what}: {advice}"), err)
 }
 

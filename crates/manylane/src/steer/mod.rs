@@ -126,7 +126,7 @@ pub enum SteeringBy {
     /// The best that the process may use.
     #[default]
     Auto,
-    /// eBPF (`SK_REUSEPORT`, Linux 4.19): needs `CAP_BPF` and `CAP_NET_ADMIN`.
+    /// eBPF (`SK_REUSEPORT`; Linux 5.12, for atomics that return a value): needs `CAP_BPF`.
     Ebpf,
     /// Classic BPF (Linux 4.5): needs no privilege.
     ClassicBpf,
