@@ -18,10 +18,10 @@
 #define HEAD6 (ETHERNET + 40 + UDP)
 
 /* Set before the program is loaded. */
-const volatile __u32 device;		/* index of the device to send from */
-const volatile __u32 flows = 1;		/* number of source ports */
-const volatile __u16 first_port;	/* the first one; no overflow */
-const volatile __u16 unfinished;	/* checksum's sum with source port 0 */
+const volatile __u32 device;	 /* index of the device to send from */
+const volatile __u32 flows = 1;	 /* number of source ports */
+const volatile __u16 first_port; /* the first one; no overflow */
+const volatile __u16 unfinished; /* checksum's sum with source port 0 */
 const volatile __u8 ipv6;
 
 /*
@@ -34,20 +34,27 @@ const volatile __u8 ipv6;
  * that is not due yet is dropped, which costs less than 50 ns.
  */
 struct ml_generator {
-	__u64 limit;	/* order: frames to make, UINT64_MAX for no limit */
-	__u64 duration;	/* order: ns from the first frame, UINT64_MAX as above */
-	__u64 interval;	/* order: between two frames, in 1/256 ns; 0 for no pace */
-	__u64 frames;	/* result: frames made */
-	__u64 first;	/* result: when the first one was, in ns; 0 before */
-	__u64 last;	/* result: when the last one was */
-	__u64 late;	/* result: the most that one was behind its time, in ns */
-	__u64 next;	/* when the next one is due, in 1/256 ns */
-	__u64 flow;	/* of the next frame */
-	__u8 head[64];	/* Ethernet, IP and UDP header; port and checksum blank */
+	/* Orders. */
+	__u64 limit;	/* frames to make, UINT64_MAX for no limit */
+	__u64 duration; /* ns from the first frame, UINT64_MAX as above */
+	__u64 interval; /* between two frames, in 1/256 ns; 0 for no pace */
+	/* Results. */
+	__u64 frames; /* made */
+	__u64 first;  /* when the first one was, in ns; 0 before */
+	__u64 last;   /* when the last one was */
+	__u64 late;   /* the most that one was behind its time, in ns */
+	/* Our own. */
+	__u64 next; /* when the next one is due, in 1/256 ns */
+	__u64 flow; /* of the next frame */
+	/* Ethernet, IP and UDP header; source port and checksum are blank. */
+	__u8 head[64];
 };
-_Static_assert(sizeof(struct ml_generator) == 17 * 8, "as traffic/live.rs has it");
-_Static_assert(__builtin_offsetof(struct ml_generator, frames) == 3 * 8, "as above");
-_Static_assert(__builtin_offsetof(struct ml_generator, head) == 9 * 8, "as above");
+_Static_assert(sizeof(struct ml_generator) == 17 * 8,
+	       "as traffic/live.rs has it");
+_Static_assert(__builtin_offsetof(struct ml_generator, frames) == 3 * 8,
+	       "as above");
+_Static_assert(__builtin_offsetof(struct ml_generator, head) == 9 * 8,
+	       "as above");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -104,7 +111,8 @@ static __always_inline __u16 finish_checksum(__u16 port)
 }
 
 /* 4: the headers. The length is constant, so that the copy has no loop. */
-static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state, const __u32 length)
+static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state,
+				const __u32 length)
 {
 	__u8 *frame = (__u8 *)(long)ctx->data;
 	__u16 port;
