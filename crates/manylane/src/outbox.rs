@@ -177,20 +177,23 @@ impl<'a> Outbox<'a> {
 
     /// Whether to try the same message again, after a wait where one is called for. Uses up one of `waits`.
     fn retry(&self, code: i32, waits: &mut u32) -> bool {
-        if *waits == 0 {
+        let passes = matches!(
+            code,
+            errno::EAGAIN | errno::EINTR | errno::ECONNREFUSED | errno::ENOBUFS | errno::ENOMEM
+        );
+        if !passes || *waits == 0 {
             return false;
         }
         *waits -= 1;
         match code {
             errno::EAGAIN => sock::wait_writable(self.fd, WAIT),
-            // An error that an earlier datagram left on the socket (an ICMP message): it is not this one's.
-            errno::EINTR | errno::ECONNREFUSED => true,
             errno::ENOBUFS | errno::ENOMEM => {
                 // The device queue drains by itself; writability says nothing of it.
                 std::thread::yield_now();
                 true
             }
-            _ => false,
+            // A signal, or an error that an earlier datagram left on the socket (an ICMP message).
+            _ => true,
         }
     }
 
@@ -204,13 +207,7 @@ impl<'a> Outbox<'a> {
             return;
         }
         self.cells.add(Count::GsoFallbacks, 1);
-        if matches!(code, errno::EIO | errno::EOPNOTSUPP) && self.queue.gso() {
-            // The device cannot checksum segments (udp_send_skb in net/ipv4/udp.c): no train will pass.
-            self.queue.disable_gso();
-            log::warn!(
-                "sending without GSO on this lane: the device or a tunnel refuses trains (errno {code})"
-            );
-        }
+        let lost_before = done.lost;
         let mut tried = 0;
         while tried < datagrams {
             let (sent, bytes, err) = self.queue.send_split(self.fd, at, tried);
@@ -225,6 +222,17 @@ impl<'a> Outbox<'a> {
                 self.cells.add(reason(code), 1);
                 done.lost += 1;
                 tried += 1;
+            }
+        }
+        // What passes one by one but not as a train exceeds the path's MTU with the headers of a train, or the
+        // device cannot checksum segments (EIO, udp_send_skb in net/ipv4/udp.c): no such train again.
+        if done.lost == lost_before {
+            let limit = if code == errno::EIO { 0 } else { self.queue.segment(at).saturating_sub(1) };
+            self.queue.limit_gso(limit);
+            if self.cells.get(Count::GsoFallbacks) == 1 {
+                log::warn!(
+                    "a train was refused (errno {code}): this lane now joins datagrams of at most {limit} bytes"
+                );
             }
         }
     }

@@ -13,7 +13,7 @@ pub const MAX_PAYLOAD: usize = 65_507;
 /// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take twice as many.
 const MAX_SEGMENTS: u16 = 64;
 /// Largest datagram that joins a train: larger ones do not fit an Ethernet frame, and the kernel refuses trains
-/// whose segments exceed the MTU of the path.
+/// whose segments exceed the MTU of the path (less for IPv6, tunnels and such: see `limit_gso`).
 const MAX_SEGMENT: usize = 1472;
 /// Pieces of payload that can be queued; contiguous ones share one.
 const VECTORS: usize = 1024;
@@ -56,7 +56,8 @@ pub struct SendRing {
     arena_used: usize,
     /// The headers say what is queued.
     sealed: bool,
-    gso: bool,
+    /// Largest datagram that may join a train; 0 for no trains.
+    max_segment: usize,
 }
 
 // SAFETY: the raw pointers in the headers point into memory that the ring owns, or, in vectors that count as
@@ -91,7 +92,7 @@ impl SendRing {
             vectors_used: 0,
             arena_used: 0,
             sealed: false,
-            gso,
+            max_segment: if gso { MAX_SEGMENT } else { 0 },
         })
     }
 
@@ -99,17 +100,6 @@ impl SendRing {
     pub fn batch(&mut self) -> SendBatch<'_> {
         self.clear();
         SendBatch { ring: self }
-    }
-
-    /// Whether consecutive datagrams are joined.
-    #[must_use]
-    pub fn gso(&self) -> bool {
-        self.gso
-    }
-
-    /// Stops joining datagrams: the device or the path does not take trains.
-    pub fn disable_gso(&mut self) {
-        self.gso = false;
     }
 
     fn clear(&mut self) {
@@ -123,8 +113,7 @@ impl SendRing {
     fn join(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
         let Some(last) = self.queued.checked_sub(1) else { return false };
         let train = &mut self.trains[last];
-        let fits = self.gso
-            && train.open
+        let fits = train.open
             && len > 0
             && len <= usize::from(train.segment)
             && train.count < MAX_SEGMENTS
@@ -169,7 +158,7 @@ impl SendRing {
             bytes: len as u32,
             segment: len.min(usize::from(u16::MAX)) as u16,
             count: 1,
-            open: (1..=MAX_SEGMENT).contains(&len),
+            open: (1..=self.max_segment).contains(&len),
             source,
         };
         // SAFETY: an element of the ring's own allocation; nothing else refers to it now.
@@ -341,15 +330,15 @@ impl<'a> SendBatch<'a> {
         self.ring.clear();
     }
 
-    /// Whether consecutive datagrams are joined.
+    /// Bytes of each datagram in message `index` (but the last, which may be shorter).
     #[must_use]
-    pub fn gso(&self) -> bool {
-        self.ring.gso()
+    pub fn segment(&self, index: usize) -> u16 {
+        self.ring.trains[index].segment
     }
 
-    /// Stops joining datagrams from now on.
-    pub fn disable_gso(&mut self) {
-        self.ring.disable_gso();
+    /// Lets only datagrams of up to `bytes` join trains from now on; 0 ends trains.
+    pub fn limit_gso(&mut self, bytes: u16) {
+        self.ring.max_segment = self.ring.max_segment.min(usize::from(bytes));
     }
 }
 
