@@ -62,6 +62,9 @@ fn get_int(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
     Ok(value)
 }
 
+/// Of linux/in6.h; the libc crate does not have it.
+const IPV6_MULTICAST_ALL: libc::c_int = 29;
+
 /// An option of a lane's socket that is on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
@@ -81,6 +84,10 @@ pub enum Flag {
     Gro,
     /// `SO_TIMESTAMPNS`: say when the kernel took the packet.
     Timestamp,
+    /// `IP_MULTICAST_ALL`: take multicast of groups that other sockets joined.
+    MulticastAllV4,
+    /// `IPV6_MULTICAST_ALL` (Linux 4.20): the same over IPv6.
+    MulticastAllV6,
 }
 
 /// Turns an option on or off.
@@ -97,6 +104,8 @@ pub fn set_flag(fd: BorrowedFd<'_>, flag: Flag, on: bool) -> io::Result<()> {
         Flag::TosV6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
         Flag::Gro => (libc::SOL_UDP, libc::UDP_GRO),
         Flag::Timestamp => (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+        Flag::MulticastAllV4 => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
+        Flag::MulticastAllV6 => (libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL),
     };
     set(fd, level, name, i32::from(on))
 }

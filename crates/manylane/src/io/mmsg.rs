@@ -45,6 +45,12 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: Join) -> Result<(Ow
     if addr.ip().is_unspecified() {
         set(if v6 { Flag::PktInfoV6 } else { Flag::PktInfoV4 }, true)?;
     }
+    // The kernel gives multicast to every socket on the port, not to one of the group: each lane would get a copy
+    // of what any program on the host has joined. This way only a lane that joined a group gets it.
+    let multicast_all = if v6 { Flag::MulticastAllV6 } else { Flag::MulticastAllV4 };
+    if sock::set_flag(socket, multicast_all, false).is_err() {
+        log::debug!("{multicast_all:?} cannot be turned off: multicast would come to every lane");
+    }
     if config.ecn {
         if v6 {
             set(Flag::TosV6, true)?;
