@@ -167,7 +167,7 @@ pub(crate) struct RxArgs {
     /// Receivers to compare [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) receivers: Vec<Kind>,
-    /// Length of a sample [default: 1s; 60ms with --quick]
+    /// Length of a sample [default: 1s; 120ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
     /// Common rate of the cost rounds [default: 0.9 of the lowest no-loss rate]
@@ -195,7 +195,7 @@ pub(crate) struct GsoArgs {
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
     /// Datagrams per second
-    #[arg(long, default_value = "400k", value_name = "RATE", value_parser = parse::pps)]
+    #[arg(long, default_value = "500k", value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: f64,
     #[command(flatten)]
     pub(crate) common: BenchArgs,
@@ -242,9 +242,9 @@ pub(crate) struct BenchArgs {
     /// Rounds; in each, every receiver has its turn
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = at_least_one)]
     pub(crate) rounds: usize,
-    /// Sources of the traffic, each a flow
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) flows: u16,
+    /// Sources of the traffic, each a flow [default: 64; of gso 1, for a train is of one flow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) flows: Option<u16>,
     /// Messages that one call takes at most, of all receivers alike
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: usize,
@@ -337,8 +337,10 @@ mod tests {
 
     #[test]
     fn policies_are_parsed() {
-        let parse = |words: &[&str]| Cli::try_parse_from([&["manylane", "echo", "127.0.0.1:0"], words].concat());
-        let Command::Echo(echo) = parse(&["--steering", "key 0:8", "--placement", "0,1"]).unwrap().command else {
+        let parse =
+            |words: &[&str]| Cli::try_parse_from([&["manylane", "echo", "127.0.0.1:0"], words].concat());
+        let Command::Echo(echo) = parse(&["--steering", "key 0:8", "--placement", "0,1"]).unwrap().command
+        else {
             panic!("not echo");
         };
         assert_eq!(echo.placement, Placement::List(vec![0, 1]));
@@ -350,8 +352,10 @@ mod tests {
 
     #[test]
     fn lists_and_defaults_of_the_benchmark() {
-        let words = ["manylane", "bench", "rx", "--threads", "1,4", "--receiver-cpus", "0-1", "--size", "10,1000"];
-        let Command::Bench { bench: BenchCommand::Rx(rx) } = Cli::try_parse_from(words).unwrap().command else {
+        let words =
+            ["manylane", "bench", "rx", "--threads", "1,4", "--receiver-cpus", "0-1", "--size", "10,1000"];
+        let Command::Bench { bench: BenchCommand::Rx(rx) } = Cli::try_parse_from(words).unwrap().command
+        else {
             panic!("not bench rx");
         };
         assert_eq!((rx.threads, rx.common.size), (vec![1, 4], vec![10, 1000]));

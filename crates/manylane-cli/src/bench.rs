@@ -22,7 +22,10 @@ use crate::signals;
 /// Length of a sample of `bench rx`.
 const SAMPLE: Duration = Duration::from_secs(1);
 /// The same in a quick run: twenty receivers, five rounds, searches, all within 40 seconds.
-const QUICK_SAMPLE: Duration = Duration::from_millis(60);
+const QUICK_SAMPLE: Duration = Duration::from_millis(120);
+
+/// Sources of the traffic: enough for the kernel's hash to spread over eight lanes.
+const FLOWS: u16 = 64;
 
 /// Runs a benchmark.
 pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
@@ -38,7 +41,9 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
 pub(crate) fn command_line() -> String {
     let words = std::env::args().enumerate().map(|(at, word)| match at {
         0 => "manylane".into(),
-        _ if word.chars().all(|c| c.is_alphanumeric() || "-_./,:=@%+[]".contains(c)) && !word.is_empty() => word,
+        _ if word.chars().all(|c| c.is_alphanumeric() || "-_./,:=@%+[]".contains(c)) && !word.is_empty() => {
+            word
+        }
         _ => format!("'{}'", word.replace('\'', "'\\''")),
     });
     words.collect::<Vec<String>>().join(" ")
@@ -71,7 +76,8 @@ fn rx(args: &RxArgs, director: &mut Bar) -> Result<()> {
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
     let receivers = or_all(&args.receivers, &bench::gso::RECEIVERS);
-    let options = options(&args.common, &args.threads, receivers, args.duration, Some(args.rate));
+    let mut options = options(&args.common, &args.threads, receivers, args.duration, Some(args.rate));
+    options.flows = args.common.flows.unwrap_or(1);
     let mut setup = Setup::loopback(args.common.receiver_cpus.clone())?;
     let document = bench::gso::run(&mut setup, &options, director)?;
     finish(&args.common, director, "gso", &document)
@@ -93,7 +99,13 @@ fn or_all(given: &[Kind], all: &[Kind]) -> Vec<Kind> {
     if given.is_empty() { all.to_vec() } else { given.to_vec() }
 }
 
-fn options(args: &BenchArgs, threads: &[usize], receivers: Vec<Kind>, duration: Duration, pps: Option<f64>) -> Options {
+fn options(
+    args: &BenchArgs,
+    threads: &[usize],
+    receivers: Vec<Kind>,
+    duration: Duration,
+    pps: Option<f64>,
+) -> Options {
     Options {
         threads: threads.to_vec(),
         sizes: args.size.clone(),
@@ -101,7 +113,7 @@ fn options(args: &BenchArgs, threads: &[usize], receivers: Vec<Kind>, duration: 
         rounds: args.rounds,
         duration,
         pps,
-        flows: args.flows,
+        flows: args.flows.unwrap_or(FLOWS),
         batch: args.batch,
         recv_buffer: args.recv_buffer,
         steering: args.steering,
@@ -129,7 +141,12 @@ fn place(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
 }
 
 /// Writes the files, then shows the result.
-fn finish(args: &BenchArgs, director: &mut Bar, name: &str, document: &Document<BenchSettings, BenchRow>) -> Result<()> {
+fn finish(
+    args: &BenchArgs,
+    director: &mut Bar,
+    name: &str,
+    document: &Document<BenchSettings, BenchRow>,
+) -> Result<()> {
     // The bar goes before the table comes.
     director.progress = Progress::bar();
     let json = write(&args.out, &format!("bench-{name}.json"), &output::json(document)?)?;
@@ -146,7 +163,8 @@ fn finish(args: &BenchArgs, director: &mut Bar, name: &str, document: &Document<
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
+    fs::create_dir_all(folder)
+        .with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
     let path = folder.join(name);
     fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(path.display().to_string())
@@ -156,7 +174,15 @@ fn table(rows: &[BenchRow]) -> Table {
     let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), number);
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header([
-        "receiver", "threads", "bytes", "offered/s", "loss %", "receiver ns", "machine ns", "no-loss/s", "at twice/s",
+        "receiver",
+        "threads",
+        "bytes",
+        "offered/s",
+        "loss %",
+        "receiver ns",
+        "machine ns",
+        "no-loss/s",
+        "at twice/s",
     ]);
     for row in rows {
         let limited = if row.sender_limited == Some(true) { "≥" } else { "" };

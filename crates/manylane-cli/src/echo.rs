@@ -40,7 +40,8 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
         served.store(true, Ordering::Relaxed);
         counters
     })?;
-    let document = Document::new(ECHO, Settings { seconds: start.elapsed().as_secs_f64(), ..settings }, rows(&counters));
+    let document =
+        Document::new(ECHO, Settings { seconds: start.elapsed().as_secs_f64(), ..settings }, rows(&counters));
     if args.json { output::print_json(&document) } else { output::print(&text(&counters.total())) }
 }
 

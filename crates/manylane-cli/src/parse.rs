@@ -69,7 +69,9 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
 /// A list of processors: `0-3,6`.
 pub(crate) fn cpus(text: &str) -> Result<Vec<usize>, String> {
     let right = |part: &str| match part.split_once('-') {
-        Some((first, last)) => matches!((first.parse::<u16>(), last.parse::<u16>()), (Ok(a), Ok(b)) if a <= b),
+        Some((first, last)) => {
+            matches!((first.parse::<u16>(), last.parse::<u16>()), (Ok(a), Ok(b)) if a <= b)
+        }
         None => part.parse::<u16>().is_ok(),
     };
     if text.split(',').all(right) {

@@ -41,7 +41,8 @@ pub(crate) fn run(args: &SendArgs) -> Result<()> {
 }
 
 fn resolve(addr: &str) -> Result<SocketAddr> {
-    let mut found = addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr} (give HOST:PORT)"))?;
+    let mut found =
+        addr.to_socket_addrs().with_context(|| format!("cannot resolve {addr} (give HOST:PORT)"))?;
     found.next().with_context(|| format!("{addr} has no address"))
 }
 
@@ -68,10 +69,12 @@ fn ask(args: &SendArgs, to: SocketAddr) -> Result<Row> {
         expect: args.expect.clone(),
         timeout: args.timeout,
     };
-    let total = args.count.map_or_else(|| rate * span(args).unwrap_or(DURATION).as_secs_f64(), |count| count as f64);
+    let total =
+        args.count.map_or_else(|| rate * span(args).unwrap_or(DURATION).as_secs_f64(), |count| count as f64);
     let mut progress = Progress::bar();
     let outcome = client::run(&plan, &stop, |tally: &Tally| {
-        progress.show(tally.asked as f64 / total, &format!("{} asked, {} answered", tally.asked, tally.answered));
+        progress
+            .show(tally.asked as f64 / total, &format!("{} asked, {} answered", tally.asked, tally.answered));
     })?;
     drop(progress);
     let tally = outcome.tally;
@@ -283,7 +286,11 @@ impl Row {
             self.sent,
             self.seconds,
             number(self.offered_pps),
-            if self.rejected > 0 { format!(", {} not taken by the kernel", self.rejected) } else { String::new() }
+            if self.rejected > 0 {
+                format!(", {} not taken by the kernel", self.rejected)
+            } else {
+                String::new()
+            }
         )];
         if let Some(delivered) = self.delivered {
             lines.push(format!("{delivered} delivered"));
@@ -291,7 +298,12 @@ impl Row {
         if let Some(replies) = &self.replies {
             lines.push(format!(
                 "{} answered, {} late, {} wrong, {} lost, {} duplicates, {} unexpected",
-                replies.answered, replies.late, replies.wrong, replies.lost, replies.duplicates, replies.unexpected
+                replies.answered,
+                replies.late,
+                replies.wrong,
+                replies.lost,
+                replies.duplicates,
+                replies.unexpected
             ));
         }
         if let Some(loss) = self.loss {
@@ -304,7 +316,10 @@ impl Row {
             lines.push(format!("latency  {}", latency.text()));
         }
         if let Some(behind) = self.behind_ns.filter(|behind| behind.p99 > 1_000_000) {
-            lines.push(format!("behind   {}: the sender itself was late, which latency includes", behind.text()));
+            lines.push(format!(
+                "behind   {}: the sender itself was late, which latency includes",
+                behind.text()
+            ));
         }
         lines.join("\n") + "\n"
     }

@@ -174,7 +174,8 @@ mod tests {
 
     #[test]
     fn one_datagram_or_the_end_of_receiving() {
-        let (receiver, sender) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let (receiver, sender) =
+            (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
         sender.send_to(b"hello", receiver.local_addr().unwrap()).unwrap();
         let (mut buffer, mut peer) = ([0; 16], SockAddr::EMPTY);
         assert_eq!(recv_from(receiver.as_fd(), &mut buffer, &mut peer).unwrap(), 5);

@@ -159,11 +159,8 @@ impl<'a> Client<'a> {
             "without a count or a duration this would never end"
         );
         let watch = Watch::new(LOOK).context("cannot watch sockets")?;
-        let any: SocketAddr = if plan.to.is_ipv4() {
-            ([0, 0, 0, 0], 0).into()
-        } else {
-            ([0_u16; 8], 0).into()
-        };
+        let any: SocketAddr =
+            if plan.to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
         let mut flows = Vec::with_capacity(plan.flows);
         for flow in 0..plan.flows {
             let socket = UdpSocket::bind(any).with_context(|| {
@@ -174,8 +171,7 @@ impl<'a> Client<'a> {
             watch.add(&socket, flow as u64)?;
             flows.push(socket);
         }
-        let request =
-            plan.payload.as_ref().map_or_else(|| filled(plan.size), |given| given.bytes().to_vec());
+        let request = plan.payload.as_ref().map_or_else(|| filled(plan.size), |given| given.bytes().to_vec());
         Ok(Self {
             plan,
             flows,
@@ -242,8 +238,7 @@ impl<'a> Client<'a> {
                 let no_buffers = err.raw_os_error() == Some(NO_BUFFERS);
                 if !passing.contains(&err.kind()) && !no_buffers && err.kind() != io::ErrorKind::Interrupted {
                     let size = self.request.len();
-                    return Err(err)
-                        .with_context(|| format!("cannot send {size} bytes to {}", self.plan.to));
+                    return Err(err).with_context(|| format!("cannot send {size} bytes to {}", self.plan.to));
                 }
             }
         }

@@ -31,11 +31,7 @@ impl Machine {
         Self {
             cpus: online_cpus().len(),
             model: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
-            kernel: format!(
-                "{} {}",
-                text("/proc/sys/kernel/osrelease").trim(),
-                std::env::consts::ARCH
-            ),
+            kernel: format!("{} {}", text("/proc/sys/kernel/osrelease").trim(), std::env::consts::ARCH),
             memory_bytes: field(&text("/proc/meminfo"), "MemTotal")
                 .and_then(|size| size.split_whitespace().next()?.parse::<u64>().ok())
                 .unwrap_or(0)
@@ -82,8 +78,7 @@ pub(crate) fn idle_ns() -> u64 {
     const TICK_NS: u64 = 10_000_000;
     let stat = text("/proc/stat");
     let line = stat.lines().next().unwrap_or_default();
-    let fields: Vec<u64> =
-        line.split_whitespace().skip(1).filter_map(|value| value.parse().ok()).collect();
+    let fields: Vec<u64> = line.split_whitespace().skip(1).filter_map(|value| value.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal: time that was stolen is nobody's work here.
     let at = |index: usize| fields.get(index).copied().unwrap_or(0);
     (at(3) + at(4) + at(7)) * TICK_NS

@@ -246,8 +246,16 @@ mod tests {
         }
         let row = &value["rows"][0];
         for name in [
-            "receiver", "threads", "lanes", "size", "offered_pps", "delivered_pps", "loss",
-            "rx_cpu_ns", "total_cpu_ns", "samples",
+            "receiver",
+            "threads",
+            "lanes",
+            "size",
+            "offered_pps",
+            "delivered_pps",
+            "loss",
+            "rx_cpu_ns",
+            "total_cpu_ns",
+            "samples",
         ] {
             assert!(!row[name].is_null(), "rows[0].{name}");
         }

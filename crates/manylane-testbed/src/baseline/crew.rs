@@ -76,7 +76,11 @@ impl Post<'_> {
 
 impl Crew {
     /// Starts the threads; thread k receives on socket k, or all on the only one.
-    pub(crate) fn start<F>(options: &ReceiverOptions, sockets: Vec<UdpSocket>, work: F) -> Result<Box<dyn Running>>
+    pub(crate) fn start<F>(
+        options: &ReceiverOptions,
+        sockets: Vec<UdpSocket>,
+        work: F,
+    ) -> Result<Box<dyn Running>>
     where
         F: Fn(&Post<'_>) -> Result<()> + Clone + Send + 'static,
     {
@@ -117,9 +121,9 @@ impl Crew {
         for socket in &self.sockets {
             sock::wake(socket.as_fd());
         }
-        self.threads.drain(..).try_for_each(|thread| {
-            thread.join().map_err(|_| anyhow!("a receiver's thread panicked"))?
-        })
+        self.threads
+            .drain(..)
+            .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a receiver's thread panicked"))?)
     }
 }
 
@@ -129,7 +133,8 @@ impl Running for Crew {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let drops = |socket: &Arc<UdpSocket>| sock::queue_state(socket.as_fd()).map_or(0, |state| state.drops);
+        let drops =
+            |socket: &Arc<UdpSocket>| sock::queue_state(socket.as_fd()).map_or(0, |state| state.drops);
         Snapshot {
             delivered: self.seats.iter().map(|seat| seat.delivered.load(Ordering::Relaxed)).sum(),
             kernel_dropped: self.sockets.iter().map(|socket| u64::from(drops(socket))).sum(),

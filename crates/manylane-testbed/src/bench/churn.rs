@@ -69,7 +69,10 @@ fn half_rate(
         let sample = measure(setup, Kind::LaneMmsg, &receiver, &load, 0)?;
         Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
     })?;
-    ensure!(found.pps > 0.0, "datagrams are lost even at the lowest rate that was tried: is the machine busy?");
+    ensure!(
+        found.pps > 0.0,
+        "datagrams are lost even at the lowest rate that was tried: is the machine busy?"
+    );
     Ok(found.pps * SHARE)
 }
 
@@ -88,7 +91,8 @@ fn churn(
     let stop = Arc::new(AtomicBool::new(false));
     let changer = {
         let stop = stop.clone();
-        thread::spawn(move || change(&lanes, threads, every, &stop))
+        // Lanes are opened in the network namespace of the thread that asks for them.
+        setup.inside(|| thread::spawn(move || change(&lanes, threads, every, &stop)))
     };
     let clock = Busy::start();
     let start = Instant::now();

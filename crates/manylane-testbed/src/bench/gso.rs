@@ -3,8 +3,6 @@
 //! The kernel then carries a train through as one packet; a receiver with GRO takes it as one message, one
 //! without has it cut into datagrams first.
 
-use std::time::Duration;
-
 use anyhow::Result;
 
 use super::sample::{go_on, measure};
@@ -17,14 +15,15 @@ use crate::stats::interleaved;
 pub const RECEIVERS: [Kind; 4] =
     [Kind::SocketRecvmmsg, Kind::ReuseportRecvmmsg, Kind::ReuseportGro, Kind::LaneMmsg];
 
-/// Datagrams per second unless told otherwise: what a receiver that takes them one by one can follow.
-pub const PPS: f64 = 400_000.0;
-
 /// Runs the benchmark. The setup must be loopback.
 ///
 /// # Errors
 /// When a receiver or the sender fails, or when it is stopped.
-pub fn run(setup: &mut Setup, options: &Options, director: &mut dyn Director) -> Result<Document<BenchSettings, BenchRow>> {
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, BenchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
     settings.notes.extend(crowded(setup));
     settings.sender += " in trains (UDP GSO)";
@@ -44,8 +43,8 @@ pub fn run(setup: &mut Setup, options: &Options, director: &mut dyn Director) ->
             go_on(director.stop())?;
             let what = format!("{kind} with {threads} threads, round {} of {}", round + 1, options.rounds);
             director.progress(f64::from(taken) / planned as f64, &what);
-            let pps = Some(options.pps.unwrap_or(PPS));
-            let load = Load { pps, duration: options.duration, size, flows: options.flows, segment: true };
+            let Options { pps, duration, flows, .. } = *options;
+            let load = Load { pps, duration, size, flows, segment: true };
             let receiver = options.receiver(setup.bind_addr(), threads, size, setup.receiver_cpus());
             samples[index].push(measure(setup, kind, &receiver, &load, round)?);
             taken += 1;
@@ -57,6 +56,3 @@ pub fn run(setup: &mut Setup, options: &Options, director: &mut dyn Director) ->
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_GSO, settings, rows))
 }
-
-/// Length of a sample unless told otherwise.
-pub const DURATION: Duration = Duration::from_secs(1);

@@ -33,11 +33,16 @@ struct Config {
 ///
 /// # Errors
 /// When a receiver or the sender fails, when no common rate can be found, or when it is stopped.
-pub fn run(setup: &mut Setup, options: &Options, director: &mut dyn Director) -> Result<Document<BenchSettings, BenchRow>> {
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, BenchRow>> {
     let limits = Limits::default();
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(crowded(setup));
-    let mut bench = Bench { setup, options, limits, director, spent: Duration::ZERO, planned: Duration::ZERO };
+    let mut bench =
+        Bench { setup, options, limits, director, spent: Duration::ZERO, planned: Duration::ZERO };
     let mut rows = Vec::new();
     bench.plan();
     for &size in &options.sizes {
@@ -77,7 +82,9 @@ impl Bench<'_> {
     fn configs(&self, size: usize) -> Vec<Config> {
         let threads = self.options.threads.iter();
         threads
-            .flat_map(|&threads| self.options.receivers.iter().map(move |&kind| Config { kind, threads, size }))
+            .flat_map(|&threads| {
+                self.options.receivers.iter().map(move |&kind| Config { kind, threads, size })
+            })
             .collect()
     }
 
@@ -114,7 +121,9 @@ impl Bench<'_> {
         let searched: Vec<Config> = self.searched(configs).copied().collect();
         if searched.len() < configs.len() {
             let threads = searched.first().map_or(0, |config| config.threads);
-            settings.notes.push(format!("quick run: no-loss rates were searched with {threads} threads only"));
+            settings
+                .notes
+                .push(format!("quick run: no-loss rates were searched with {threads} threads only"));
         }
         let mut limits = self.limits;
         if self.options.quick {
@@ -158,7 +167,12 @@ impl Bench<'_> {
             for index in order {
                 let config = configs[index];
                 let rounds = self.options.rounds;
-                let what = format!("{} with {} threads, round {} of {rounds}", config.kind, config.threads, round + 1);
+                let what = format!(
+                    "{} with {} threads, round {} of {rounds}",
+                    config.kind,
+                    config.threads,
+                    round + 1
+                );
                 samples[index].push(self.sample(&config, Some(pps), self.options.duration, round, &what)?);
             }
         }
@@ -191,8 +205,7 @@ impl Bench<'_> {
         go_on(self.director.stop())?;
         let done = self.spent.as_secs_f64() / self.planned.as_secs_f64().max(1e-9);
         self.director.progress(done.min(1.0), what);
-        let load =
-            Load { pps, duration, size: config.size, flows: self.options.flows, segment: false };
+        let load = Load { pps, duration, size: config.size, flows: self.options.flows, segment: false };
         let receiver = self.options.receiver(
             self.setup.bind_addr(),
             config.threads,

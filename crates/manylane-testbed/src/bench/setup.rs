@@ -143,11 +143,16 @@ impl Setup {
     /// # Errors
     /// When the receiver cannot start.
     pub fn start(&self, kind: Kind, options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-        let started = match &self.place {
-            Place::Loopback => kind.start(options),
-            Place::Testbed(hosts) => hosts.testbed.host(1).run(|| kind.start(options)),
-        };
-        started.with_context(|| format!("cannot start {kind} with {} threads", options.threads))
+        self.inside(|| kind.start(options))
+            .with_context(|| format!("cannot start {kind} with {} threads", options.threads))
+    }
+
+    /// Does `work` where the traffic arrives; sockets and threads that it makes are there too.
+    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.place {
+            Place::Loopback => work(),
+            Place::Testbed(hosts) => hosts.testbed.host(1).run(work),
+        }
     }
 
     /// Sends to `to` for the duration of the load and returns when it is over.

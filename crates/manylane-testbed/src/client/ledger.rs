@@ -188,9 +188,7 @@ impl OrderedLedger {
 
     fn expire_flow(&mut self, flow: usize, now_ns: u64) {
         let queue = &mut self.flows[flow];
-        while queue
-            .front()
-            .is_some_and(|due| now_ns.saturating_sub(*due) > self.timeout_ns * Self::PATIENCE)
+        while queue.front().is_some_and(|due| now_ns.saturating_sub(*due) > self.timeout_ns * Self::PATIENCE)
         {
             queue.pop_front();
             self.open -= 1;
@@ -236,15 +234,8 @@ mod tests {
         assert_eq!(ledger.answer(4, true, 501), Verdict::Duplicate);
         ledger.stray();
         let tally = ledger.tally();
-        let expected = Tally {
-            asked: 6,
-            answered: 2,
-            late: 2,
-            wrong: 1,
-            lost: 1,
-            duplicates: 2,
-            unexpected: 2,
-        };
+        let expected =
+            Tally { asked: 6, answered: 2, late: 2, wrong: 1, lost: 1, duplicates: 2, unexpected: 2 };
         assert_eq!(tally, expected);
     }
 

@@ -56,10 +56,9 @@ impl FromStr for Expect {
         match text {
             "none" => Ok(Self::Nothing),
             "echo" => Ok(Self::Echo),
-            _ => text
-                .parse()
-                .map(Self::Bytes)
-                .map_err(|err| if err.starts_with("give ") { format!("give echo, none, {}", &err[5..]) } else { err }),
+            _ => text.parse().map(Self::Bytes).map_err(|err| {
+                if err.starts_with("give ") { format!("give echo, none, {}", &err[5..]) } else { err }
+            }),
         }
     }
 }
@@ -82,7 +81,10 @@ fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
         digits.push(digit as u8);
     }
     if !digits.len().is_multiple_of(2) {
-        return Err(format!("{} hexadecimal digits: two make a byte, so their number must be even", digits.len()));
+        return Err(format!(
+            "{} hexadecimal digits: two make a byte, so their number must be even",
+            digits.len()
+        ));
     }
     Ok(digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())
 }

@@ -109,8 +109,7 @@ fn with_threads(name: &str, rows: &[&BenchRow]) -> Option<String> {
 }
 
 fn overload(row: &BenchRow) -> Option<String> {
-    let (best, offered, goodput) =
-        (row.no_loss_pps?, row.offered_at_double_pps?, row.goodput_at_double_pps?);
+    let (best, offered, goodput) = (row.no_loss_pps?, row.offered_at_double_pps?, row.goodput_at_double_pps?);
     let kept = goodput / best;
     let words = if kept >= 0.9 {
         "it holds its rate under overload"
@@ -156,7 +155,10 @@ pub(crate) fn quality(rows: &[&BenchRow]) -> String {
         text += " That is a noisy machine: small differences mean nothing here.";
     }
     if lossy > 0 {
-        text += &format!(" {lossy} of {} rows lost more than 0.1 % in their cost rounds: their cost is not comparable.", rows.len());
+        text += &format!(
+            " {lossy} of {} rows lost more than 0.1 % in their cost rounds: their cost is not comparable.",
+            rows.len()
+        );
     }
     text
 }

@@ -78,7 +78,9 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
         threads
     };
     let labels: Vec<String> = threads.iter().map(ToString::to_string).collect();
-    let series = |value: &dyn Fn(&BenchRow) -> Option<f64>, samples: &dyn Fn(&BenchRow) -> Vec<f64>| -> Vec<plots::Series> {
+    let series = |value: &dyn Fn(&BenchRow) -> Option<f64>,
+                  samples: &dyn Fn(&BenchRow) -> Vec<f64>|
+     -> Vec<plots::Series> {
         let at = |name: &str, count: usize| {
             rows.iter().copied().find(|row| row.receiver == name && row.threads == count)
         };
@@ -103,14 +105,24 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
         "Receiver CPU per datagram",
         "Lines join medians; each faint dot is one sample. Lower is better.",
         &legend,
-        &plots::lines(&labels, "threads", "ns per datagram", &series(&|row| Some(row.rx_cpu_ns), &each(|s| s.rx_cpu_ns)))?,
+        &plots::lines(
+            &labels,
+            "threads",
+            "ns per datagram",
+            &series(&|row| Some(row.rx_cpu_ns), &each(|s| s.rx_cpu_ns)),
+        )?,
     );
     figure(
         page,
         "CPU of the whole machine per datagram",
         "Sender, softirqs and receivers together. Lower is better.",
         &legend,
-        &plots::lines(&labels, "threads", "ns per datagram", &series(&|row| Some(row.total_cpu_ns), &each(|s| s.total_cpu_ns)))?,
+        &plots::lines(
+            &labels,
+            "threads",
+            "ns per datagram",
+            &series(&|row| Some(row.total_cpu_ns), &each(|s| s.total_cpu_ns)),
+        )?,
     );
     let none = |_: &BenchRow| Vec::new();
     let best = series(&|row| row.no_loss_pps, &none);
@@ -161,7 +173,8 @@ fn table(page: &mut String, rows: &[&BenchRow]) -> Result<()> {
     let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), number);
     for row in rows {
         let spread = Summary::of(row.samples.iter().map(|sample| sample.rx_cpu_ns));
-        let quartiles = spread.map_or_else(String::new, |s| format!("{:.0}–{:.0}", s.lower_quartile, s.upper_quartile));
+        let quartiles =
+            spread.map_or_else(String::new, |s| format!("{:.0}–{:.0}", s.lower_quartile, s.upper_quartile));
         let limited = if row.sender_limited == Some(true) { "≥ " } else { "" };
         writeln!(
             page,
@@ -191,10 +204,16 @@ fn about(page: &mut String, document: &Document<BenchSettings, BenchRow>) -> Res
         let _ = writeln!(page, "<dt>{name}<dd>{}", escape(if value.is_empty() { "–" } else { value }));
     };
     entry("Command", &settings.command);
-    entry("Machine", &format!(
-        "{} × {}, {} GiB{}", machine.cpus, machine.model, machine.memory_bytes >> 30,
-        if machine.virtual_machine { ", a virtual machine" } else { "" }
-    ));
+    entry(
+        "Machine",
+        &format!(
+            "{} × {}, {} GiB{}",
+            machine.cpus,
+            machine.model,
+            machine.memory_bytes >> 30,
+            if machine.virtual_machine { ", a virtual machine" } else { "" }
+        ),
+    );
     entry("Kernel", &machine.kernel);
     entry("Mitigations", &machine.mitigations.join("; "));
     entry("Traffic", &format!("{} over {} ({})", settings.sender, settings.device, settings.setup));

@@ -39,7 +39,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// Lines over the places `labels`, with the samples as faint dots around each median.
 pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> Result<String> {
     draw(|area| {
-        let all = series.iter().flat_map(|line| line.values.iter().flatten().chain(line.samples.iter().flatten()));
+        let all =
+            series.iter().flat_map(|line| line.values.iter().flatten().chain(line.samples.iter().flatten()));
         let top = top_of(all);
         let mut chart = frame(area, labels.len(), top)?;
         mesh(&mut chart, labels, x, y)?;
@@ -47,10 +48,13 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
             let colour = SERIES[line.colour % SERIES.len()];
             // Side by side, so that receivers of equal cost do not hide each other's samples.
             let aside = (index as f64 - (series.len() as f64 - 1.0) / 2.0) * 0.035;
-            let dots = line.samples.iter().enumerate().flat_map(|(place, samples)| {
-                samples.iter().map(move |value| (place as f64 + aside, *value))
-            });
-            chart.draw_series(dots.map(|at| Circle::new(at, 2, colour.mix(0.45).filled()))).map_err(failed)?;
+            let dots =
+                line.samples.iter().enumerate().flat_map(|(place, samples)| {
+                    samples.iter().map(move |value| (place as f64 + aside, *value))
+                });
+            chart
+                .draw_series(dots.map(|at| Circle::new(at, 2, colour.mix(0.45).filled())))
+                .map_err(failed)?;
             let points: Vec<(f64, f64)> = line
                 .values
                 .iter()
@@ -58,14 +62,22 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
                 .filter_map(|(place, value)| Some((place as f64 + aside, (*value)?)))
                 .collect();
             chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2))).map_err(failed)?;
-            chart.draw_series(points.iter().map(|at| Circle::new(*at, 4, colour.filled()))).map_err(failed)?;
+            chart
+                .draw_series(points.iter().map(|at| Circle::new(*at, 4, colour.filled())))
+                .map_err(failed)?;
         }
         Ok(())
     })
 }
 
 /// A group of bars for each of `labels`; a second, outlined value may stand over each bar.
-pub(crate) fn bars(labels: &[String], x: &str, y: &str, series: &[Series], outlined: &[Series]) -> Result<String> {
+pub(crate) fn bars(
+    labels: &[String],
+    x: &str,
+    y: &str,
+    series: &[Series],
+    outlined: &[Series],
+) -> Result<String> {
     draw(|area| {
         let all = series.iter().chain(outlined).flat_map(|bar| bar.values.iter().flatten());
         let mut chart = frame(area, labels.len(), top_of(all))?;
@@ -75,7 +87,10 @@ pub(crate) fn bars(labels: &[String], x: &str, y: &str, series: &[Series], outli
             let colour = SERIES[bar.colour % SERIES.len()];
             let left = |place: usize| place as f64 - 0.4 + index as f64 * width;
             let filled = bar.values.iter().enumerate().filter_map(|(place, value)| {
-                Some(Rectangle::new([(left(place), 0.0), (left(place) + width * 0.9, (*value)?)], colour.filled()))
+                Some(Rectangle::new(
+                    [(left(place), 0.0), (left(place) + width * 0.9, (*value)?)],
+                    colour.filled(),
+                ))
             });
             chart.draw_series(filled).map_err(failed)?;
             let Some(outline) = outlined.get(index) else { continue };
@@ -89,13 +104,13 @@ pub(crate) fn bars(labels: &[String], x: &str, y: &str, series: &[Series], outli
     })
 }
 
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>>;
+type Chart<'a, 'b> = ChartContext<
+    'a,
+    SVGBackend<'b>,
+    Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
+>;
 
-fn frame<'a, 'b>(
-    area: &'a Area<'b>,
-    places: usize,
-    top: f64,
-) -> Result<Chart<'a, 'b>> {
+fn frame<'a, 'b>(area: &'a Area<'b>, places: usize, top: f64) -> Result<Chart<'a, 'b>> {
     let mut builder = ChartBuilder::on(area);
     builder.margin(8).x_label_area_size(48).y_label_area_size(78);
     builder.build_cartesian_2d(-0.5..places as f64 - 0.5, 0.0..top).map_err(failed)
@@ -160,7 +175,13 @@ fn top_of<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
 /// A number as people read it: 1.25M, 350k, 42.
 pub fn number(value: f64) -> String {
     let short = |value: f64, unit: &str| {
-        let digits = if value >= 100.0 || value == value.trunc() { 0 } else if value >= 10.0 { 1 } else { 2 };
+        let digits = if value >= 100.0 || value == value.trunc() {
+            0
+        } else if value >= 10.0 {
+            1
+        } else {
+            2
+        };
         format!("{value:.digits$}{unit}")
     };
     match value {
@@ -181,7 +202,14 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let cases = [(0.0, "0"), (512.4, "512"), (42.0, "42"), (1.255, "1.25"), (350_000.0, "350k"), (1.25e6, "1.25M")];
+        let cases = [
+            (0.0, "0"),
+            (512.4, "512"),
+            (42.0, "42"),
+            (1.255, "1.25"),
+            (350_000.0, "350k"),
+            (1.25e6, "1.25M"),
+        ];
         for (value, text) in cases {
             assert_eq!(number(value), text);
         }

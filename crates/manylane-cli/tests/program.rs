@@ -1,0 +1,279 @@
+//! The program from outside: what it prints, where, and with which exit code. Loopback, no privileges.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn manylane(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_manylane"));
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+fn run(words: &[&str]) -> Output {
+    manylane(words).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The one document on standard output, and nothing else.
+fn document(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|err| panic!("{err} in:\n{text}"))
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    folder
+}
+
+/// `manylane echo` on a port of its own; killed when the test fails.
+struct Echo {
+    child: Child,
+    addr: String,
+}
+
+impl Echo {
+    fn start(words: &[&str]) -> Self {
+        let mut child = manylane(&[&["echo", "127.0.0.1:0", "--json"], words].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let first = lines.next().unwrap().unwrap();
+        let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
+        // Somebody has to read on, or the program would wait for the pipe.
+        thread::spawn(move || lines.for_each(drop));
+        Self { child, addr }
+    }
+
+    /// Sends a signal and waits: the final statistics.
+    fn end(mut self, signal: &str) -> Value {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > deadline => panic!("still running after SIG{signal}"),
+                None => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        assert_eq!(status.code(), Some(0), "exit code after SIG{signal}");
+        let mut text = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        document(&text)
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn total(document: &Value) -> &Value {
+    document["rows"].as_array().unwrap().iter().find(|row| row["lane"] == "total").unwrap()
+}
+
+#[test]
+fn loopback_all_that_is_asked_is_answered() {
+    for (size, lanes, count) in [("32", "2", 3000), ("8", "3", 2000), ("0", "1", 500)] {
+        let echo = Echo::start(&["--lanes", lanes, "--recv-buffer", "4M"]);
+        let asked = count.to_string();
+        let words = ["send", &echo.addr, "--expect", "echo", "--count", &asked, "--rate", "5k", "--json"];
+        let output = run(&[&words[..], &["--size", size, "--flows", "3", "--timeout", "10s"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let sent = document(&stdout(&output));
+        assert_eq!(sent["schema"], "manylane.send.v1");
+        let row = &sent["rows"][0];
+        for (name, value) in
+            [("asked", count), ("answered", count), ("lost", 0), ("duplicates", 0), ("unexpected", 0)]
+        {
+            assert_eq!(row[name], value, "{name} of {row}");
+        }
+        assert_eq!(row["latency_ns"]["count"], count);
+        assert!(row["latency_ns"]["p50"].as_u64().unwrap() > 0);
+        let served = echo.end("TERM");
+        assert_eq!(served["schema"], "manylane.echo.v1");
+        for name in ["arrived", "delivered", "offered", "sent"] {
+            assert_eq!(total(&served)[name], count, "{name}");
+        }
+        assert!(served["machine"]["kernel"].as_str().unwrap().contains('.'));
+    }
+}
+
+#[test]
+fn loopback_signals_end_in_order() {
+    for signal in ["INT", "TERM"] {
+        let echo = Echo::start(&[]);
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.send_to(b"hello", &echo.addr).unwrap();
+        let mut buffer = [0; 16];
+        assert_eq!(client.recv(&mut buffer).unwrap(), 5);
+        let served = echo.end(signal);
+        assert_eq!(total(&served)["delivered"], 1);
+    }
+}
+
+#[test]
+fn loopback_fixed_replies_and_their_absence() {
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addr = server.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok((len, peer)) = server.recv_from(&mut buffer) {
+            let reply: &[u8] = if &buffer[..len] == b"ping" { b"pong" } else { b"what?" };
+            server.send_to(reply, peer).unwrap();
+        }
+    });
+    let ask = |payload: &str| {
+        let words = ["send", &addr, "--payload", payload, "--expect", "text:pong", "--count", "20", "--json"];
+        let output = run(&words);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        document(&stdout(&output))["rows"][0].clone()
+    };
+    let row = ask("hex:70 69 6e 67");
+    assert_eq!((row["answered"].as_u64(), row["wrong"].as_u64()), (Some(20), Some(0)));
+    let row = ask("text:pang");
+    assert_eq!((row["answered"].as_u64(), row["wrong"].as_u64()), (Some(0), Some(20)));
+}
+
+#[test]
+fn loopback_the_generator_sends_exactly_what_was_asked_for() {
+    let echo = Echo::start(&["--lanes", "1", "--recv-buffer", "4M"]);
+    for gso in [&[][..], &["--gso"]] {
+        let words = ["send", &echo.addr, "--count", "1500", "--rate", "20k", "--json"];
+        let output = run(&[&words[..], gso].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(document(&stdout(&output))["rows"][0]["sent"], 1500);
+    }
+    // The queue is drained before the end.
+    assert_eq!(total(&echo.end("TERM"))["arrived"], 3000);
+}
+
+#[test]
+fn usage_errors_say_what_was_meant() {
+    for (words, hint) in [
+        (&["ecko"][..], "echo"),
+        (&["echo", "127.0.0.1:0", "--lane", "2"], "--lanes"),
+        (&["echo", "127.0.0.1:0", "--steering", "sideways"], "round-robin"),
+        (&["echo"], "<ADDR>"),
+        (&["send", "127.0.0.1:9", "--rate", "quick"], "250k"),
+        (&["send", "127.0.0.1:9", "--expect", "pong"], "text:"),
+        (&["bench", "rx", "--receivers", "lane/none"], "lane/mmsg"),
+        (&["bench", "rx", "--testbed", "--loopback"], "--loopback"),
+        (&["bench", "chrun"], "churn"),
+    ] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(hint), "{words:?} does not hint at {hint}: {}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{words:?}");
+    }
+}
+
+#[test]
+fn failures_name_their_reason_and_exit_with_1() {
+    let taken = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let output = run(&["echo", &addr]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).starts_with("manylane: ") && stderr(&output).contains(&addr),
+        "{}",
+        stderr(&output)
+    );
+    let output = run(&["send", "no-port"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("HOST:PORT"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let pages = folder("closed-pipe-man");
+    let out = pages.to_str().unwrap();
+    for words in [
+        &["--help"][..],
+        &["echo", "--help"],
+        &["completions", "bash"],
+        &["man", "--out", out],
+        &["send", "127.0.0.1:9", "--count", "1", "--json"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = manylane(words)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {}", stderr(&output));
+        assert_eq!(stderr(&output), "", "{words:?}");
+    }
+}
+
+#[test]
+fn loopback_a_small_benchmark_is_one_document_and_a_report() {
+    let out = folder("bench-rx");
+    let words =
+        ["bench", "rx", "--loopback", "--quick", "--json", "--rate", "5k", "--out", out.to_str().unwrap()];
+    let more = ["--threads", "1,2", "--rounds", "2", "--duration", "30ms", "--size", "10,100"];
+    let output = run(&[&words[..], &more].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.rx.v1");
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5 * 2 * 2);
+    for row in rows {
+        assert_eq!(row["samples"].as_array().unwrap().len(), 2);
+        assert!(row["delivered_pps"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["rx_cpu_ns"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let kept = fs::read_to_string(out.join("bench-rx.json")).unwrap();
+    assert_eq!(self::document(&kept), document);
+    let page = fs::read_to_string(out.join("bench-rx.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("lane/mmsg"));
+}
+
+#[test]
+fn loopback_lanes_that_come_and_go_lose_nothing() {
+    let out = folder("bench-churn");
+    let words = ["bench", "churn", "--loopback", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
+    let output = run(&[&words[..], &["--duration", "1s", "--every", "50ms"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let row = &document(&stdout(&output))["rows"][0];
+    assert_eq!(row["lost"], 0, "{row}");
+    assert!(row["added"].as_u64().unwrap() > 0 && row["sent"].as_u64().unwrap() > 0, "{row}");
+}
+
+#[test]
+fn manual_and_completions_are_complete() {
+    let out = folder("man");
+    let output = run(&["man", "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for page in ["manylane", "manylane-echo", "manylane-send", "manylane-bench", "manylane-bench-rx"] {
+        let text = fs::read_to_string(out.join(format!("{page}.1"))).unwrap();
+        assert!(text.contains(".TH") && text.contains(".SH NAME"), "{page}");
+    }
+    assert!(fs::read_to_string(out.join("manylane-echo.1")).unwrap().contains("steering"));
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(stdout(&output).contains("manylane") && stdout(&output).contains("steering"), "{shell}");
+    }
+}
