@@ -61,14 +61,13 @@ impl<'a> Outbox<'a> {
             self.cells.add(Count::LostTooLarge, 1);
             return;
         }
-        if !self.queue.has_room() {
+        let (peer, source) = (request.raw_peer(), request.source());
+        if !self.queue.push(peer, source, payload) {
             self.flush();
+            // An empty ring takes any datagram.
+            self.queue.push(peer, source, payload);
         }
-        if self.queue.push(request.raw_peer(), request.source(), payload) {
-            self.datagrams += 1;
-        } else {
-            self.cells.add(Count::LostOther, 1);
-        }
+        self.datagrams += 1;
     }
 
     /// Answers `request` with what `build` writes: it gets `len` bytes of the lane's send buffer (of undefined
@@ -103,24 +102,26 @@ impl<'a> Outbox<'a> {
         len: usize,
         build: impl FnOnce(&mut [u8]) -> usize,
     ) {
-        self.cells.add(Count::Offered, 1);
         if len > MAX_PAYLOAD {
+            self.cells.add(Count::Offered, 1);
             self.cells.add(Count::LostTooLarge, 1);
             return;
         }
         if self.queue.reserve(len).is_none() {
             self.flush();
         }
-        let Some(space) = self.queue.reserve(len) else {
-            self.cells.add(Count::LostOther, 1);
-            return;
-        };
+        // An empty arena has room for any datagram.
+        let Some(space) = self.queue.reserve(len) else { return };
         let used = build(space).min(len);
-        if self.queue.push_reserved(peer, source, used) {
-            self.datagrams += 1;
-        } else {
-            self.cells.add(Count::LostOther, 1);
+        // Only now: `build` may panic, and what it did not finish was never offered.
+        self.cells.add(Count::Offered, 1);
+        if !self.queue.push_reserved(peer, source, used) {
+            self.send_queued();
+            self.queue.clear_all_but_reserved(used);
+            // An empty ring takes any datagram.
+            self.queue.push_reserved(peer, source, used);
         }
+        self.datagrams += 1;
     }
 
     /// Datagrams gathered and not sent yet.
@@ -139,6 +140,13 @@ impl<'a> Outbox<'a> {
     ///
     /// Waits for at most 100 ms in all for space in the send buffer; what does not fit then is lost and counted.
     pub fn flush(&mut self) -> Flushed {
+        let done = self.send_queued();
+        self.queue.clear();
+        done
+    }
+
+    /// Sends what is queued and leaves it in the ring.
+    fn send_queued(&mut self) -> Flushed {
         let mut done = Flushed::default();
         let mut waits = WAITS;
         let mut at = 0;
@@ -161,7 +169,6 @@ impl<'a> Outbox<'a> {
                 }
             }
         }
-        self.queue.clear();
         self.datagrams = 0;
         done
     }

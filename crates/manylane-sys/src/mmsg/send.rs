@@ -145,12 +145,20 @@ impl SendRing {
         self.vectors_used += 1;
     }
 
-    /// Queues one datagram. The caller keeps `data` alive until the queue is cleared or dropped.
-    fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) {
-        self.sealed = false;
-        if self.join(peer, source, data, len) {
-            return;
+    /// Queues one datagram; false, and nothing is queued, if there is no room. The caller keeps `data` alive until
+    /// the queue is cleared or dropped.
+    fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
+        if self.vectors_used == VECTORS {
+            return false;
         }
+        if self.join(peer, source, data, len) {
+            self.sealed = false;
+            return true;
+        }
+        if self.queued == self.headers.len() {
+            return false;
+        }
+        self.sealed = false;
         let index = self.queued;
         self.trains[index] = Train {
             first_vector: self.vectors_used as u32,
@@ -165,6 +173,7 @@ impl SendRing {
         unsafe { *self.names.at(index) = *peer };
         self.put_vector(data, len);
         self.queued += 1;
+        true
     }
 
     /// Makes the headers say what is queued, once for all that was pushed.
@@ -201,29 +210,18 @@ impl<'a> SendBatch<'a> {
         self.ring.queued
     }
 
-    /// True if another datagram of any kind can be queued.
-    #[must_use]
-    #[inline]
-    pub fn has_room(&self) -> bool {
-        self.ring.queued < self.ring.headers.len() && self.ring.vectors_used < VECTORS
-    }
-
     /// Queues a datagram whose payload is borrowed; no copy is made. Returns false, and queues nothing, if the
     /// ring is full or the payload is longer than a datagram can be.
     #[inline]
     pub fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: &'a [u8]) -> bool {
-        let fits = self.has_room() && data.len() <= MAX_PAYLOAD;
-        if fits {
-            self.ring.push(peer, source, data.as_ptr(), data.len());
-        }
-        fits
+        data.len() <= MAX_PAYLOAD && self.ring.push(peer, source, data.as_ptr(), data.len())
     }
 
     /// Space in the ring for a payload of up to `len` bytes, for [`push_reserved`](Self::push_reserved); none if
-    /// the ring is full.
+    /// there is not so much left.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        if !self.has_room() || len > MAX_PAYLOAD || len > ARENA - self.ring.arena_used {
+        if len > MAX_PAYLOAD || len > ARENA - self.ring.arena_used {
             return None;
         }
         // SAFETY: the range lies inside the arena, which started zeroed; what is queued lies before it.
@@ -233,16 +231,26 @@ impl<'a> SendBatch<'a> {
     }
 
     /// Queues the first `len` bytes of what [`reserve`](Self::reserve) gave last. Returns false, and queues
-    /// nothing, if there is no room for so many.
+    /// nothing, if the ring is full; the bytes stay as they are.
     #[inline]
     pub fn push_reserved(&mut self, peer: &SockAddr, source: Option<Source>, len: usize) -> bool {
-        let fits = self.has_room() && len <= MAX_PAYLOAD && len <= ARENA - self.ring.arena_used;
-        if fits {
-            let data = self.ring.arena.as_ptr().wrapping_add(self.ring.arena_used);
-            self.ring.push(peer, source, data, len);
-            self.ring.arena_used += len;
+        if len > MAX_PAYLOAD || len > ARENA - self.ring.arena_used {
+            return false;
         }
-        fits
+        let data = self.ring.arena.as_ptr().wrapping_add(self.ring.arena_used);
+        let pushed = self.ring.push(peer, source, data, len);
+        self.ring.arena_used += if pushed { len } else { 0 };
+        pushed
+    }
+
+    /// Forgets everything queued, but keeps the first `len` bytes of what [`reserve`](Self::reserve) gave last.
+    pub fn clear_all_but_reserved(&mut self, len: usize) {
+        let from = self.ring.arena_used;
+        let len = len.min(ARENA - from);
+        let arena = self.ring.arena.as_ptr();
+        // SAFETY: both ranges lie inside the arena; they may overlap, which copy() allows.
+        unsafe { ptr::copy(arena.add(from), arena, len) };
+        self.ring.clear();
     }
 
     /// Datagrams in message `index`, and their bytes.
