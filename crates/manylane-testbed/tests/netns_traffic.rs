@@ -133,6 +133,11 @@ fn netns_live_keeps_its_rate_and_stops_when_told() {
     let sink = to.run(|| UdpSocket::bind((to.ip4(0), 0)).unwrap());
     let traffic = Traffic { pps: Some(10_000.0), ..Traffic::new(sink.local_addr().unwrap(), 10) };
     let mut sender = LiveSender::new(from, to, 0, &traffic).unwrap();
+    // Nothing to do is no error and takes no time.
+    for nothing in [Until::Count(0), Until::Duration(Duration::ZERO), Until::Stop(Arc::new(true.into()))] {
+        let sent = sender.send(nothing).unwrap();
+        assert!(sent.datagrams <= 1_000, "{sent:?}");
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let later = stop.clone();
     let timer = thread::spawn(move || {

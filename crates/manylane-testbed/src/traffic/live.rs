@@ -119,11 +119,12 @@ impl LiveSender {
         let before = host.device_counters(self.link)?;
         let cpu = self.run(&until)?;
         let state = self.state()?;
-        let interval = Duration::from_nanos(state[INTERVAL] >> 8);
+        // The last frame has its time too, so that the rate is right also for few frames.
+        let interval = if state[FRAMES] > 0 { state[INTERVAL] >> 8 } else { 0 };
         let mut sent = Sent {
             datagrams: state[FRAMES],
             rejected: 0,
-            elapsed: Duration::from_nanos(state[LAST] - state[FIRST]) + interval,
+            elapsed: Duration::from_nanos(state[LAST].saturating_sub(state[FIRST]).saturating_add(interval)),
             late: Duration::from_nanos(state[LATE]),
             cpu,
         };
@@ -166,10 +167,15 @@ impl LiveSender {
                 self.fire(until, &over)?;
                 anyhow::Ok(cpu::thread_time().saturating_sub(time))
             });
-            let start = Instant::now();
+            let (mut began, mut failed) = (None, None);
             while !worker.is_finished() {
                 thread::sleep(LOOK);
-                if self.is_done(until, start)? {
+                // When we cannot see how far it is, it has to end too.
+                let done = self.is_done(until, &mut began).unwrap_or_else(|err| {
+                    failed = Some(err);
+                    true
+                });
+                if done {
                     over.store(true, Ordering::Relaxed);
                     let tid = thread_id.load(Ordering::Relaxed);
                     // Again and again, since one that comes before the system call is lost; and to a
@@ -179,7 +185,8 @@ impl LiveSender {
                     }
                 }
             }
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            let time = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            failed.map_or(Ok(time), Err)
         })
     }
 
@@ -213,11 +220,18 @@ impl LiveSender {
         }
     }
 
-    fn is_done(&self, until: &Until, start: Instant) -> Result<bool> {
+    /// Whether the run is over; `began` is when its first frame was seen.
+    fn is_done(&self, until: &Until, began: &mut Option<Instant>) -> Result<bool> {
         Ok(match until {
             Until::Count(count) => self.state()?[FRAMES] >= *count,
-            // The program ends it by its own clock, which starts a little later.
-            Until::Duration(duration) => start.elapsed() > *duration + LOOK,
+            // The program ends it by its own clock. Ours may start late, but not early.
+            Until::Duration(duration) => match began {
+                Some(began) => began.elapsed() > *duration,
+                None => {
+                    *began = (self.state()?[FIRST] != 0).then(Instant::now);
+                    false
+                }
+            },
             Until::Stop(stop) => stop.load(Ordering::Relaxed),
         })
     }

@@ -1,0 +1,93 @@
+//! What is told where a test cannot run: each case in a process of its own, for its environment.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+use manylane_testbed::skip::{self, Forced};
+use manylane_testbed::testbed;
+
+/// Runs one of the helpers below with these variables and no others that matter.
+fn child(helper: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", helper, "--test-threads=1"]);
+    command.env_remove("CI").env_remove("MANYLANE_SKIPS").envs(variables.iter().copied());
+    command
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+#[ignore = "a helper of this file"]
+fn helper_lacks_a_package() {
+    assert!(!skip::need("some_test", false, "no such package: apt-get install it"));
+}
+
+#[test]
+#[ignore = "a helper of this file"]
+fn helper_lacks_cpus() {
+    assert!(!skip::need_unless_forced("other_test", false, Forced::Cpus, "needs 64 CPUs"));
+}
+
+#[test]
+#[ignore = "a helper of this file"]
+fn helper_builds_a_testbed() {
+    let _ = skip::need_root("root_test");
+}
+
+#[test]
+fn a_skip_is_printed_and_listed() {
+    let list = std::env::temp_dir().join(format!("manylane-skips-{}", std::process::id()));
+    let path = list.to_str().unwrap();
+    for helper in ["helper_lacks_a_package", "helper_lacks_cpus"] {
+        let done = child(helper, &[("MANYLANE_SKIPS", path)]).output().unwrap();
+        assert!(done.status.success());
+        assert!(stderr(&done).contains("SKIP "), "{}", stderr(&done));
+    }
+    let listed = std::fs::read_to_string(&list).unwrap();
+    std::fs::remove_file(&list).unwrap();
+    let lines: Vec<&str> = listed.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "SKIP some_test: no such package: apt-get install it",
+            "SKIP other_test: needs 64 CPUs (forced by too few CPUs)"
+        ]
+    );
+}
+
+#[test]
+fn ci_allows_only_skips_that_the_machine_forces() {
+    let ci = [("CI", "true")];
+    assert!(!child("helper_lacks_a_package", &ci).output().unwrap().status.success());
+    assert!(child("helper_lacks_cpus", &ci).output().unwrap().status.success());
+}
+
+#[test]
+fn without_the_program_ip_it_says_how_to_get_it() {
+    if testbed::available().is_err() {
+        return; // Then the next test says why.
+    }
+    let done = child("helper_builds_a_testbed", &[("PATH", "/nonexistent")]).output().unwrap();
+    assert!(stderr(&done).contains("apt-get install iproute2"), "{}", stderr(&done));
+}
+
+#[test]
+fn netns_without_privileges_it_says_which() {
+    if !skip::need_root("netns_without_privileges_it_says_which") {
+        return;
+    }
+    // The build folder may be closed to others: a copy is not.
+    let copy = std::env::temp_dir().join(format!("manylane-helper-{}", std::process::id()));
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.args(["--ignored", "--exact", "helper_builds_a_testbed"]).current_dir("/");
+    command.env_remove("CI").env_remove("MANYLANE_SKIPS");
+    let done = command.uid(65_534).gid(65_534).output();
+    std::fs::remove_file(&copy).unwrap();
+    let told = stderr(&done.unwrap());
+    assert!(told.contains("CAP_SYS_ADMIN and CAP_NET_ADMIN") && told.contains("run as root"), "{told}");
+}
