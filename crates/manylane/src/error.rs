@@ -64,7 +64,10 @@ impl Error {
             ),
             Some(EPERM | EACCES) => (ErrorKind::Permission, ""),
             Some(EADDRINUSE) => (ErrorKind::InUse, ""),
-            Some(EADDRNOTAVAIL) => (ErrorKind::Address, ": no interface of this machine has that address"),
+            Some(EADDRNOTAVAIL) => (
+                ErrorKind::Address,
+                ": no interface of this machine has that address (IPv6 may be off: net.ipv6.conf.all.disable_ipv6)",
+            ),
             Some(EAFNOSUPPORT) => (ErrorKind::Address, ": this kernel has no IPv6 (or it is turned off)"),
             Some(ENOPROTOOPT | EOPNOTSUPP | ENOSYS) => {
                 (ErrorKind::Unsupported, ": this kernel does not have it")

@@ -3,28 +3,62 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+/// The tables of bound UDP sockets, of the network namespace of the calling thread.
+const TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
+
 /// Says who holds a UDP port that conflicts with `addr`: process, command and user, as far as they can be seen.
-pub(crate) fn of(addr: &SocketAddr) -> Option<String> {
-    let (inode, uid) = ["/proc/self/net/udp", "/proc/self/net/udp6"]
-        .iter()
-        .filter_map(|table| fs::read_to_string(table).ok())
-        .find_map(|table| table.lines().skip(1).find_map(|line| holder_in(line, addr)))?;
-    Some(match process_of(inode) {
-        Some((pid, command)) => format!("process {pid} ({command}) of user {uid}"),
-        None => format!("a process of user {uid} that this one may not see"),
+pub(crate) fn of(addr: &SocketAddr, only_v6: bool) -> Option<String> {
+    let entries: Vec<Entry> = entries().filter(|entry| entry.conflicts(addr, only_v6)).collect();
+    // The very same address explains most.
+    let entry = entries.iter().find(|entry| entry.addr == *addr).or_else(|| entries.first())?;
+    Some(match process_of(entry.inode) {
+        Some((pid, command)) => format!("process {pid} ({command}) of user {}", entry.uid),
+        None => format!("a process of user {} that this one may not see", entry.uid),
     })
 }
 
-/// Inode and user of a line of `/proc/net/udp`, if its address conflicts.
-fn holder_in(line: &str, wanted: &SocketAddr) -> Option<(u64, u32)> {
-    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let (ip, port) = fields.get(1)?.split_once(':')?;
-    let ip = parse_ip(ip)?;
-    let clashes = |one: IpAddr, two: IpAddr| one == two || one.is_unspecified() || two.is_unspecified();
-    if u16::from_str_radix(port, 16).ok()? != wanted.port() || !clashes(ip, wanted.ip()) {
-        return None;
+/// How many sockets are bound to exactly this address, whoever has them; none if that cannot be read.
+pub(crate) fn count(addr: &SocketAddr) -> Option<usize> {
+    let table = fs::read_to_string(TABLES[usize::from(addr.is_ipv6())]).ok()?;
+    let same = |entry: &Entry| entry.addr.ip() == addr.ip() && entry.addr.port() == addr.port();
+    Some(table.lines().filter_map(Entry::parse).filter(same).count())
+}
+
+fn entries() -> impl Iterator<Item = Entry> {
+    let tables = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
+    tables.flat_map(|table| table.lines().filter_map(Entry::parse).collect::<Vec<_>>())
+}
+
+/// A bound socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    addr: SocketAddr,
+    inode: u64,
+    uid: u32,
+}
+
+impl Entry {
+    /// Reads a line of `/proc/net/udp`.
+    fn parse(line: &str) -> Option<Self> {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let (ip, port) = fields.get(1)?.split_once(':')?;
+        let addr = SocketAddr::new(parse_ip(ip)?, u16::from_str_radix(port, 16).ok()?);
+        Some(Self { addr, inode: fields.get(9)?.parse().ok()?, uid: fields.get(7)?.parse().ok()? })
     }
-    Some((fields.get(9)?.parse().ok()?, fields.get(7)?.parse().ok()?))
+
+    /// Whether the kernel would refuse `wanted` because of this socket.
+    fn conflicts(&self, wanted: &SocketAddr, only_v6: bool) -> bool {
+        let clash = match (self.addr.ip(), wanted.ip()) {
+            (IpAddr::V4(_), IpAddr::V6(ip)) => match ip.to_ipv4_mapped() {
+                Some(ip) => IpAddr::V4(ip) == self.addr.ip() || self.addr.ip().is_unspecified(),
+                None => ip.is_unspecified() && !only_v6,
+            },
+            // Whether the other's wildcard takes IPv4 as well is not in the table; it does by default.
+            (IpAddr::V6(ip), IpAddr::V4(_)) => ip.is_unspecified(),
+            (one, two) => one == two || one.is_unspecified() || two.is_unspecified(),
+        };
+        self.addr.port() == wanted.port() && clash
+    }
 }
 
 /// An address as the kernel prints it: words in the byte order of the machine, in hexadecimal.
@@ -67,19 +101,36 @@ mod tests {
     fn finds_this_process() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
-        let found = of(&addr).unwrap();
+        let found = of(&addr, false).unwrap();
         assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port());
-        assert!(of(&any).is_some());
+        assert!(of(&any, false).is_some());
+        assert_eq!(count(&addr), Some(1));
         drop(socket);
-        assert_eq!(of(&addr), None);
+        assert_eq!(of(&addr, false), None);
+        assert_eq!(count(&addr), Some(0));
     }
 
     #[test]
     fn lines_that_are_cut_off_are_passed_over() {
-        let addr = "127.0.0.1:53".parse().unwrap();
         for line in ["", "1:", "1: 0100007F", "1: 0100007F:0035", "1: zz:0035 0 0 0 0 0 0 0 0"] {
-            assert_eq!(holder_in(line, &addr), None);
+            assert_eq!(Entry::parse(line), None);
         }
+    }
+
+    #[test]
+    fn conflicts_are_the_kernels() {
+        let clash = |held: &str, wanted: &str, only_v6| {
+            let entry = Entry { addr: held.parse().unwrap(), inode: 0, uid: 0 };
+            entry.conflicts(&wanted.parse().unwrap(), only_v6)
+        };
+        assert!(clash("0.0.0.0:5", "127.0.0.1:5", false));
+        assert!(clash("127.0.0.1:5", "[::]:5", false));
+        assert!(clash("[::]:5", "127.0.0.1:5", false));
+        assert!(clash("127.0.0.1:5", "[::ffff:127.0.0.1]:5", false));
+        assert!(!clash("127.0.0.1:5", "[::]:5", true));
+        assert!(!clash("0.0.0.0:5", "[::1]:5", false));
+        assert!(!clash("127.0.0.1:5", "127.0.0.2:5", false));
+        assert!(!clash("127.0.0.1:5", "127.0.0.1:6", false));
     }
 }

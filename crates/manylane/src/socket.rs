@@ -19,6 +19,7 @@ use manylane_sys::{barrier, cpu};
 use crate::config::{Builder, Config, Engine};
 use crate::counters::{Cells, Counters, LaneCounters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
+use crate::holder;
 use crate::io::Capabilities;
 use crate::io::mmsg::{self, Join, MmsgIo};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING};
@@ -106,6 +107,9 @@ impl Shared {
             set.map_err(|err| Error::system("forming a group of lanes (SO_REUSEPORT)", err))?;
             control.grouped = true;
         }
+        if control.steer.needs_parking() {
+            self.check_group(&control)?;
+        }
         let (slot, fd, can) = match control.parked.pop() {
             Some((slot, fd)) => (slot, fd, capabilities(&self.config)),
             None => {
@@ -120,6 +124,22 @@ impl Shared {
         drop(control);
         admitted?;
         Ok(lane)
+    }
+
+    /// Makes sure that the group is ours alone, for a steering that goes by the kernel's numbering of its sockets:
+    /// the kernel lets other processes of the same user in once there are two lanes.
+    fn check_group(&self, control: &Control) -> Result<()> {
+        let ours = control.lanes.len() + control.parked.len();
+        match holder::count(&self.addr) {
+            Some(all) if all > ours => {
+                let message = format!(
+                    "another process of this user is bound to {} as well: a lane more cannot be steered to without eBPF",
+                    self.addr
+                );
+                Err(Error::new(ErrorKind::InUse, message))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes a lane of a bound socket. It is not steered to yet.
@@ -290,7 +310,7 @@ impl Socket {
         let allowed = cpu::affinity().map_err(|err| Error::system("reading the CPU affinity", err))?;
         let cpus =
             config.placement.order(&placement::topology(Path::new("/sys/devices/system/cpu"), &allowed))?;
-        let steer = Steer::new(config.steering, config.steering_by)?;
+        let steer = Steer::new(config.steering, config.steering_by, config.join_group)?;
         let join = if config.join_group { Join::Group } else { Join::Alone };
         let (first, can) = mmsg::open(&config, &config.addr, join)?;
         let addr =

@@ -69,7 +69,7 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: Join) -> Result<(Ow
     if join == Join::Group {
         set(Flag::ReusePort, true)?;
     }
-    sock::bind(socket, addr).map_err(|err| bind_error(addr, err))?;
+    sock::bind(socket, addr).map_err(|err| bind_error(addr, config.only_v6, err))?;
     let datagram_size = if gro { LARGEST_DATAGRAM } else { config.datagram_size };
     let timestamps = config.timestamps;
     Ok((fd, Capabilities { batch: config.batch, datagram_size, gro, gso, timestamps }))
@@ -92,10 +92,10 @@ fn buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Result
     Ok(())
 }
 
-fn bind_error(addr: &SocketAddr, err: std::io::Error) -> Error {
+fn bind_error(addr: &SocketAddr, only_v6: bool, err: std::io::Error) -> Error {
     match err.raw_os_error() {
         Some(EADDRINUSE) => {
-            let by = holder::of(addr).map_or_else(String::new, |who| format!(" by {who}"));
+            let by = holder::of(addr, only_v6).map_or_else(String::new, |who| format!(" by {who}"));
             Error::with(ErrorKind::InUse, format!("{addr} is in use{by}"), err)
         }
         Some(EACCES) => {

@@ -191,11 +191,15 @@ pub(crate) struct Steer {
 }
 
 impl Steer {
-    /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped afterwards.
-    pub(crate) fn new(policy: Steering, by: SteeringBy) -> Result<Self> {
+    /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped afterwards. `shared`
+    /// says that others may be in the group.
+    pub(crate) fn new(policy: Steering, by: SteeringBy, shared: bool) -> Result<Self> {
         let (backend, why) = match by {
             SteeringBy::Ebpf => (Backend::Ebpf(Box::new(EbpfSteer::load(policy)?)), None),
             SteeringBy::ClassicBpf => (Backend::Classic(ClassicSteer::new(policy)), Some("asked for".into())),
+            SteeringBy::Kernel if shared => {
+                (Backend::Kernel, Some("join_group: the group is not ours alone".into()))
+            }
             SteeringBy::Kernel => (Backend::Kernel, Some("asked for".into())),
             SteeringBy::Auto => match EbpfSteer::load(policy) {
                 Ok(ebpf) => (Backend::Ebpf(Box::new(ebpf)), None),
@@ -312,7 +316,7 @@ mod tests {
     #[test]
     fn without_ebpf_the_shared_counter_policies_become_random() {
         for policy in [Steering::RoundRobin, Steering::LeastLoaded] {
-            let steer = Steer::new(policy, SteeringBy::ClassicBpf).unwrap();
+            let steer = Steer::new(policy, SteeringBy::ClassicBpf, false).unwrap();
             assert_eq!(steer.in_force().policy, Steering::Random);
         }
     }
