@@ -18,6 +18,9 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Tell on standard error what the library does and decides
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
 }
 
 /// The commands.
@@ -195,7 +198,7 @@ pub(crate) struct GsoArgs {
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
     /// Datagrams per second
-    #[arg(long, default_value = "500k", value_name = "RATE", value_parser = parse::pps)]
+    #[arg(long, default_value = "1M", value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: f64,
     #[command(flatten)]
     pub(crate) common: BenchArgs,

@@ -208,7 +208,8 @@ fn churn_text(rows: &[ChurnRow]) -> String {
     let mut text = String::new();
     for row in rows {
         text += &format!(
-            "{} at {}/s: {} lanes added, {} removed, one change every {} ms; {} sent, {} delivered, {} lost\n",
+            "{} at {}/s: {} lanes added, {} removed, one change every {} ms; {} sent, {} delivered, \
+             {} lost ({} of them dropped by the kernel at a full queue)\n",
             row.receiver,
             number(row.offered_pps),
             row.added,
@@ -216,7 +217,8 @@ fn churn_text(rows: &[ChurnRow]) -> String {
             row.every_ms,
             row.sent,
             row.delivered,
-            row.lost
+            row.lost,
+            row.samples.iter().map(|sample| sample.kernel_dropped).sum::<u64>()
         );
     }
     text

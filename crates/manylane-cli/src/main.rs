@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod echo;
+mod logger;
 mod manual;
 mod output;
 mod parse;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(err.exit_code()).unwrap_or(2));
         }
     };
+    logger::install(cli.verbose);
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) if output::is_closed_pipe(&err) => ExitCode::SUCCESS,

@@ -1,5 +1,7 @@
 //! The program from outside: what it prints, where, and with which exit code. Loopback, no privileges.
 
+#![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;

@@ -15,6 +15,7 @@ use super::sample::{Busy, go_on, measure, rest};
 use super::{Director, Limits, Load, Options, Setup, Trial, crowded, no_loss_rate};
 use crate::receiver::Kind;
 use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Sample};
+use crate::traffic::Until;
 
 /// Time between two changes unless told otherwise.
 pub const EVERY: Duration = Duration::from_millis(50);
@@ -22,8 +23,8 @@ pub const EVERY: Duration = Duration::from_millis(50);
 const SHARE: f64 = 0.5;
 /// Length of a trial of the search.
 const TRIAL: Duration = Duration::from_millis(200);
-/// Traffic comes in stretches of this length, so that the benchmark can be stopped.
-const STRETCH: Duration = Duration::from_millis(500);
+/// How soon a request to stop is seen.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs the benchmark with a change every `every`.
 ///
@@ -96,26 +97,41 @@ fn churn(
     };
     let clock = Busy::start();
     let start = Instant::now();
-    let mut total = crate::traffic::Sent::default();
-    let mut outcome = Ok(());
-    while start.elapsed() < options.duration && !changer.is_finished() {
-        outcome = go_on(director.stop());
-        if outcome.is_err() {
-            break;
+    let load =
+        Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, segment: false };
+    let (to, sending) = (running.addr(), Arc::new(AtomicBool::new(true)));
+    let until = Until::Stop(Arc::new(AtomicBool::new(false)));
+    let (outcome, total) = thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let sent = setup.send_until(to, &load, until.clone());
+            sending.store(false, Ordering::Relaxed);
+            sent
+        });
+        let mut outcome = Ok(());
+        // Ends with its time, on request, and when either side has failed.
+        while start.elapsed() < options.duration
+            && sending.load(Ordering::Relaxed)
+            && !changer.is_finished()
+            && outcome.is_ok()
+        {
+            let done = start.elapsed().as_secs_f64() / options.duration.as_secs_f64();
+            director
+                .progress(done, &format!("{threads} lanes, one more or less every {} ms", every.as_millis()));
+            thread::sleep(LOOK.min(options.duration.saturating_sub(start.elapsed())));
+            outcome = go_on(director.stop());
         }
-        let done = start.elapsed().as_secs_f64() / options.duration.as_secs_f64();
-        director.progress(done, &format!("{threads} lanes, one more or less every {} ms", every.as_millis()));
-        let duration = STRETCH.min(options.duration.saturating_sub(start.elapsed()));
-        let load = Load { pps: Some(pps), duration, size, flows: options.flows, segment: false };
-        let sent = setup.send(running.addr(), &load)?;
-        total.datagrams += sent.datagrams;
-        total.elapsed += sent.elapsed;
-    }
+        if let Until::Stop(stop) = &until {
+            stop.store(true, Ordering::Relaxed);
+        }
+        (outcome, sender.join())
+    });
+    let total = total.map_err(|_| anyhow!("the sender panicked"))?;
     let (elapsed, busy) = clock.stop();
     stop.store(true, Ordering::Relaxed);
     let changed = changer.join().map_err(|_| anyhow!("the thread that changes lanes panicked"))?;
     outcome?;
     let (added, removed) = changed.context("a lane could not come or go")?;
+    let total = total?;
     rest(running.as_ref(), &Default::default(), &total);
     let end = running.stop()?;
     let lost = total.datagrams.saturating_sub(end.delivered);

@@ -141,9 +141,7 @@ mod tests {
             kernel_dropped,
             rx_cpu: Duration::from_micros(micros),
         };
-        let mut sent = Sent::default();
-        sent.datagrams = 1000;
-        sent.elapsed = Duration::from_millis(100);
+        let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
         let (elapsed, busy) = (Duration::from_millis(100), Duration::from_millis(50));
         let (before, at_end, after) = (snap(100, 5, 10), snap(900, 5, 400), snap(1000, 105, 460));
         let got = sample(3, &sent, &before, &at_end, &after, elapsed, busy);

@@ -57,7 +57,7 @@ impl FromStr for Expect {
             "none" => Ok(Self::Nothing),
             "echo" => Ok(Self::Echo),
             _ => text.parse().map(Self::Bytes).map_err(|err| {
-                if err.starts_with("give ") { format!("give echo, none, {}", &err[5..]) } else { err }
+                err.strip_prefix("give ").map_or(err.clone(), |forms| format!("give echo, none, {forms}"))
             }),
         }
     }
