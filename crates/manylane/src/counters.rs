@@ -117,7 +117,8 @@ pub struct LaneCounters {
     pub discarded: u64,
     /// Receive calls that failed.
     pub recv_errors: u64,
-    /// Messages that eBPF steered to the lane, counted on the kernel's side; none without eBPF.
+    /// Messages that eBPF steered to the lane, counted on the kernel's side; none without eBPF. A train that was sent
+    /// on this host (GSO over loopback or veth) is steered once, also where GRO is off and it then comes apart.
     pub steered: Option<u64>,
     /// Given to the lane for sending.
     pub offered: u64,
