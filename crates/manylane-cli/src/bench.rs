@@ -76,7 +76,7 @@ fn rx(args: &RxArgs, director: &mut Bar) -> Result<()> {
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
     let receivers = or_all(&args.receivers, &bench::gso::RECEIVERS);
-    let mut options = options(&args.common, &args.threads, receivers, args.duration, Some(args.rate));
+    let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps());
     options.flows = args.common.flows.unwrap_or(1);
     let mut setup = Setup::loopback(args.common.receiver_cpus.clone())?;
     let document = bench::gso::run(&mut setup, &options, director)?;

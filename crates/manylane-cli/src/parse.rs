@@ -11,6 +11,16 @@ pub(crate) enum Rate {
     Max,
 }
 
+impl Rate {
+    /// The number; `None` without a limit.
+    pub(crate) fn pps(self) -> Option<f64> {
+        match self {
+            Self::Pps(pps) => Some(pps),
+            Self::Max => None,
+        }
+    }
+}
+
 /// `250k`, `1.5M`, `1000`, or `max`.
 pub(crate) fn rate(text: &str) -> Result<Rate, String> {
     if text == "max" {

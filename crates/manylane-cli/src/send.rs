@@ -95,7 +95,7 @@ fn ask(args: &SendArgs, to: SocketAddr) -> Result<Row> {
 /// Datagrams by the portable sender; what becomes of them is not looked at.
 fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     let traffic = Traffic {
-        pps: pps(args.rate),
+        pps: args.rate.pps(),
         flows: args.flows,
         segment: args.gso,
         payload: args.payload.as_ref().map(|payload| payload.bytes().to_vec()),
@@ -106,13 +106,6 @@ fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
         (None, time) => for_time(time.unwrap_or(DURATION), |until| portable::send(&traffic, until))?,
     };
     Ok(Row::of(&sent))
-}
-
-fn pps(rate: Rate) -> Option<f64> {
-    match rate {
-        Rate::Pps(pps) => Some(pps),
-        Rate::Max => None,
-    }
 }
 
 /// Sends for a time, or until a signal.
@@ -153,7 +146,7 @@ fn fast(args: &SendArgs) -> Result<Row> {
     };
     let running = setup.start(Kind::LaneMmsg, &receiver)?;
     let load =
-        Load { pps: pps(args.rate), duration: DURATION, size: args.size, flows: args.flows, segment: false };
+        Load { pps: args.rate.pps(), duration: DURATION, size: args.size, flows: args.flows, segment: false };
     let to = running.addr();
     let sent = match (args.count, span(args)) {
         (Some(count), _) => setup.send_until(to, &load, Until::Count(count))?,
@@ -193,7 +186,7 @@ impl Settings {
                 (_, Expect::Nothing, true) => "sockets (sendmmsg, UDP GSO)",
                 _ => "sockets, open loop",
             },
-            rate_pps: pps(args.rate),
+            rate_pps: args.rate.pps(),
             count: args.count,
             duration_seconds: span(args).map(|time| time.as_secs_f64()),
             size: args.payload.as_ref().map_or(args.size, |payload| payload.bytes().len()),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use super::setup::{Load, Setup};
 use crate::machine;
@@ -49,13 +49,30 @@ pub fn measure(
     rest(running.as_ref(), &Snapshot::default(), &warmed);
     let before = running.snapshot();
     let clock = Busy::start();
-    let sent = setup.send(running.addr(), load)?;
+    let (sent, delivered_pps) = thread::scope(|scope| {
+        let (to, setup) = (running.addr(), &mut *setup);
+        let sender = scope.spawn(move || setup.send(to, load));
+        let delivered_pps = rate_inside(running.as_ref(), load.duration);
+        (sender.join(), delivered_pps)
+    });
+    let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
+    let busy = clock.stop().1;
     let at_end = running.snapshot();
-    let (elapsed, busy) = clock.stop();
     rest(running.as_ref(), &before, &sent);
     let after = running.stop()?;
-    let sample = sample(round, &sent, &before, &at_end, &after, elapsed, busy);
-    Ok(sample)
+    // Idle time counts in ticks; what was busy between the two looks served what was delivered between them.
+    let total_cpu_ns = per(busy, at_end.delivered - before.delivered);
+    Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, &before, &after) })
+}
+
+/// Datagrams per second that are delivered in the middle of a stretch of traffic: neither its first moments
+/// count nor the queue that is emptied after its end.
+fn rate_inside(running: &dyn Running, duration: Duration) -> f64 {
+    thread::sleep(duration.mul_f64(0.3));
+    let (start, before) = (Instant::now(), running.snapshot().delivered);
+    thread::sleep(duration.mul_f64(0.6));
+    let delivered = running.snapshot().delivered - before;
+    delivered as f64 / start.elapsed().as_secs_f64().max(1e-9)
 }
 
 /// Waits until all that was sent since `before` is delivered or dropped, or nothing moves any more.
@@ -75,26 +92,16 @@ pub(crate) fn rest(running: &dyn Running, before: &Snapshot, sent: &Sent) {
     }
 }
 
-fn sample(
-    round: usize,
-    sent: &Sent,
-    before: &Snapshot,
-    at_end: &Snapshot,
-    after: &Snapshot,
-    elapsed: Duration,
-    busy: Duration,
-) -> Sample {
+/// What follows from the counts; rates of the machine are left at 0.
+fn sample(round: usize, sent: &Sent, before: &Snapshot, after: &Snapshot) -> Sample {
     let delivered = after.delivered - before.delivered;
-    // The rate is that of the time in which traffic ran, not of the queue that was emptied after it.
-    let in_time = at_end.delivered - before.delivered;
-    let rx_cpu = after.rx_cpu.saturating_sub(before.rx_cpu);
     Sample {
         round,
         offered_pps: sent.pps(),
-        delivered_pps: in_time as f64 / elapsed.as_secs_f64().max(1e-9),
+        delivered_pps: 0.0,
         loss: 1.0 - ratio(delivered.min(sent.datagrams), sent.datagrams),
-        rx_cpu_ns: per(rx_cpu, delivered),
-        total_cpu_ns: per(busy, in_time),
+        rx_cpu_ns: per(after.rx_cpu.saturating_sub(before.rx_cpu), delivered),
+        total_cpu_ns: 0.0,
         sent: sent.datagrams,
         delivered,
         kernel_dropped: after.kernel_dropped - before.kernel_dropped,
@@ -142,13 +149,11 @@ mod tests {
             rx_cpu: Duration::from_micros(micros),
         };
         let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
-        let (elapsed, busy) = (Duration::from_millis(100), Duration::from_millis(50));
-        let (before, at_end, after) = (snap(100, 5, 10), snap(900, 5, 400), snap(1000, 105, 460));
-        let got = sample(3, &sent, &before, &at_end, &after, elapsed, busy);
+        let (before, after) = (snap(100, 5, 10), snap(1000, 105, 460));
+        let got = sample(3, &sent, &before, &after);
         assert_eq!((got.round, got.sent, got.delivered, got.kernel_dropped), (3, 1000, 900, 100));
-        assert_eq!((got.offered_pps, got.delivered_pps), (10_000.0, 8_000.0));
+        assert_eq!((got.offered_pps, got.rx_cpu_ns), (10_000.0, 500.0));
         assert!((got.loss - 0.1).abs() < 1e-12);
-        assert_eq!((got.rx_cpu_ns, got.total_cpu_ns), (500.0, 62_500.0));
     }
 
     #[test]

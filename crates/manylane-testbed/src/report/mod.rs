@@ -128,6 +128,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
     let best = series(&|row| row.no_loss_pps, &none);
     if best.iter().any(|bar| bar.values.iter().any(Option::is_some)) {
         let double = series(&|row| row.goodput_at_double_pps, &none);
+        let (labels, best, double) = only_measured(&labels, best, double);
         figure(
             page,
             "Highest rate without loss, and what is left at twice that rate",
@@ -139,6 +140,20 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
     table(page, rows)?;
     page.push_str("</section>\n");
     Ok(())
+}
+
+/// Leaves out the places where no bar stands: a quick run searches rates for one number of threads only.
+fn only_measured(
+    labels: &[String],
+    mut bars: Vec<plots::Series>,
+    mut lines: Vec<plots::Series>,
+) -> (Vec<String>, Vec<plots::Series>, Vec<plots::Series>) {
+    let stands = |place: usize| bars.iter().any(|bar| bar.values[place].is_some());
+    let places: Vec<usize> = (0..labels.len()).filter(|&place| stands(place)).collect();
+    for series in bars.iter_mut().chain(&mut lines) {
+        series.values = places.iter().map(|&place| series.values[place]).collect();
+    }
+    (places.iter().map(|&place| labels[place].clone()).collect(), bars, lines)
 }
 
 fn figure(page: &mut String, title: &str, caption: &str, legend: &str, svg: &str) {
