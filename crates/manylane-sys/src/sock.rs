@@ -217,6 +217,16 @@ pub fn wake(fd: BorrowedFd<'_>) {
     unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD) };
 }
 
+/// The number under which `/proc/net/udp` lists the socket.
+///
+/// # Errors
+/// What `fstat(2)` reports.
+pub fn inode(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let file = std::fs::File::from(fd.try_clone_to_owned()?);
+    Ok(file.metadata()?.ino())
+}
+
 /// Waits until the socket can send, for at most `timeout`; true if it can.
 #[must_use]
 pub fn wait_writable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {

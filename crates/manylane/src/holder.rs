@@ -11,17 +11,17 @@ pub(crate) fn of(addr: &SocketAddr, only_v6: bool) -> Option<String> {
     let entries: Vec<Entry> = entries().filter(|entry| entry.conflicts(addr, only_v6)).collect();
     // The very same address explains most.
     let entry = entries.iter().find(|entry| entry.addr == *addr).or_else(|| entries.first())?;
-    Some(match process_of(entry.inode) {
-        Some((pid, command)) => format!("process {pid} ({command}) of user {}", entry.uid),
-        None => format!("a process of user {} that this one may not see", entry.uid),
-    })
+    Some(entry.owner())
 }
 
-/// How many sockets are bound to exactly this address, whoever has them; none if that cannot be read.
-pub(crate) fn count(addr: &SocketAddr) -> Option<usize> {
+/// A socket that is bound to exactly this address and is none of `ours` (inodes), if one can be seen.
+pub(crate) fn stranger(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
     let table = fs::read_to_string(TABLES[usize::from(addr.is_ipv6())]).ok()?;
+    // The kernel prints a table that changes meanwhile: an entry may be missing, or be there twice.
     let same = |entry: &Entry| entry.addr.ip() == addr.ip() && entry.addr.port() == addr.port();
-    Some(table.lines().filter_map(Entry::parse).filter(same).count())
+    let found =
+        table.lines().filter_map(Entry::parse).find(|entry| same(entry) && !ours.contains(&entry.inode))?;
+    Some(found.owner())
 }
 
 fn entries() -> impl Iterator<Item = Entry> {
@@ -44,6 +44,14 @@ impl Entry {
         let (ip, port) = fields.get(1)?.split_once(':')?;
         let addr = SocketAddr::new(parse_ip(ip)?, u16::from_str_radix(port, 16).ok()?);
         Some(Self { addr, inode: fields.get(9)?.parse().ok()?, uid: fields.get(7)?.parse().ok()? })
+    }
+
+    /// Who has it: process, command and user, as far as they can be seen.
+    fn owner(&self) -> String {
+        match process_of(self.inode) {
+            Some((pid, command)) => format!("process {pid} ({command}) of user {}", self.uid),
+            None => format!("a process of user {} that this one may not see", self.uid),
+        }
     }
 
     /// Whether the kernel would refuse `wanted` because of this socket.
@@ -105,10 +113,12 @@ mod tests {
         assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port());
         assert!(of(&any, false).is_some());
-        assert_eq!(count(&addr), Some(1));
+        let inode = manylane_sys::sock::inode(std::os::fd::AsFd::as_fd(&socket)).unwrap();
+        assert_eq!(stranger(&addr, &[inode]), None);
+        assert!(stranger(&addr, &[inode + 1]).is_some());
         drop(socket);
         assert_eq!(of(&addr, false), None);
-        assert_eq!(count(&addr), Some(0));
+        assert_eq!(stranger(&addr, &[]), None);
     }
 
     #[test]

@@ -36,7 +36,7 @@ const DISCARD_BUDGET: usize = 1 << 14;
 pub(crate) struct LaneShared {
     pub(crate) id: LaneId,
     pub(crate) slot: Slot,
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: Arc<OwnedFd>,
     pub(crate) cpu: Option<usize>,
     pub(crate) cells: Cells,
     pub(crate) state: AtomicU8,
@@ -289,8 +289,8 @@ impl AsFd for Lane {
 impl Drop for Lane {
     /// Leaves steering if it has not yet, counts what is thrown away, and closes.
     fn drop(&mut self) {
-        self.shared.leave(&self.me);
+        let reusable = self.shared.leave(&self.me);
         self.discard();
-        self.shared.closed(&self.me);
+        self.shared.closed(&self.me, reusable);
     }
 }

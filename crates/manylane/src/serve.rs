@@ -16,8 +16,8 @@ use crate::lane::{Lane, Received};
 use crate::outbox::Outbox;
 use crate::socket::{Shared, Socket};
 
-/// How long an idle lane sleeps at most, and one that may steal.
-const IDLE: Duration = Duration::from_millis(100);
+/// How long an idle lane sleeps at most before it looks whether it has to leave, and one that may steal.
+const IDLE: Duration = Duration::from_millis(20);
 const IDLE_THIEF: Duration = Duration::from_millis(1);
 /// Failed receives in a row after which a lane gives up.
 const MAX_ERRORS: u32 = 1000;

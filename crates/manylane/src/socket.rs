@@ -2,8 +2,8 @@
 //!
 //! Control is behind one lock that no lane's hot path takes. A lane that comes is bound, has its buffers, and
 //! only then is steered to. A lane that leaves is taken out of steering, a grace period passes, its queue is
-//! drained by its own thread, and then it is closed - or parked for the next lane, where closing would renumber
-//! the kernel's group (see [`crate::steer`]).
+//! drained by its own thread, and its socket is parked for the next lane: no socket of the group closes before all
+//! do (see `Steer::needs_parking` for why).
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,7 +49,7 @@ struct Control {
     steer: Steer,
     lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group that serve no lane.
-    parked: Vec<(Slot, OwnedFd)>,
+    parked: Vec<(Slot, Arc<OwnedFd>)>,
     closed: LaneCounters,
     next_id: u64,
     /// Whether the first socket lets others join it.
@@ -107,7 +107,7 @@ impl Shared {
             set.map_err(|err| Error::system("forming a group of lanes (SO_REUSEPORT)", err))?;
             control.grouped = true;
         }
-        if control.steer.needs_parking() {
+        if control.steer.counts_sockets() {
             self.check_group(&control)?;
         }
         let (slot, fd, can) = match control.parked.pop() {
@@ -115,7 +115,7 @@ impl Shared {
             None => {
                 let slot = control.free_slot()?;
                 let (fd, can) = mmsg::open(&self.config, &self.addr, Join::Group)?;
-                (slot, fd, can)
+                (slot, Arc::new(fd), can)
             }
         };
         let lane = self.add(&mut control, slot, fd, can)?;
@@ -129,17 +129,11 @@ impl Shared {
     /// Makes sure that the group is ours alone, for a steering that goes by the kernel's numbering of its sockets:
     /// the kernel lets other processes of the same user in once there are two lanes.
     fn check_group(&self, control: &Control) -> Result<()> {
-        let ours = control.lanes.len() + control.parked.len();
-        match holder::count(&self.addr) {
-            Some(all) if all > ours => {
-                let message = format!(
-                    "another process of this user is bound to {} as well: a lane more cannot be steered to without eBPF",
-                    self.addr
-                );
-                Err(Error::new(ErrorKind::InUse, message))
-            }
-            _ => Ok(()),
-        }
+        let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd)| fd));
+        let ours: Vec<u64> = fds.filter_map(|fd| sock::inode(fd.as_fd()).ok()).collect();
+        let Some(who) = holder::stranger(&self.addr, &ours) else { return Ok(()) };
+        let message = format!("{} is also bound by {who}: no lane can be added without eBPF", self.addr);
+        Err(Error::new(ErrorKind::InUse, message))
     }
 
     /// Makes a lane of a bound socket. It is not steered to yet.
@@ -147,7 +141,7 @@ impl Shared {
         self: &Arc<Self>,
         control: &mut Control,
         slot: Slot,
-        fd: OwnedFd,
+        fd: Arc<OwnedFd>,
         can: Capabilities,
     ) -> Result<Lane> {
         let io = MmsgIo::new(&self.config, &self.addr, can)?;
@@ -186,11 +180,14 @@ impl Shared {
         Ok(())
     }
 
-    /// A lane is about to close: makes sure that nothing more arrives in its queue.
-    pub(crate) fn leave(&self, lane: &LaneShared) {
-        if self.is_stopping() || self.retire(lane).is_err() {
+    /// A lane is about to close: makes sure that nothing more arrives in its queue. Returns whether its socket can
+    /// serve another lane.
+    pub(crate) fn leave(&self, lane: &LaneShared) -> bool {
+        let retired = !self.is_stopping() && self.retire(lane).is_ok();
+        if !retired {
             self.shut(lane);
         }
+        retired
     }
 
     /// Lets nothing more into the queue of a lane of a socket that ends.
@@ -202,7 +199,7 @@ impl Shared {
     }
 
     /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered.
-    pub(crate) fn closed(&self, lane: &Arc<LaneShared>) {
+    pub(crate) fn closed(&self, lane: &Arc<LaneShared>, reusable: bool) {
         let mut control = self.control();
         let mut counters = lane.counters();
         counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
@@ -211,11 +208,8 @@ impl Shared {
         if control.lanes.is_empty() {
             // The socket is gone: what was parked must not keep the port.
             control.parked.clear();
-        } else if control.steer.needs_parking()
-            && !self.is_stopping()
-            && let Ok(fd) = lane.fd.try_clone()
-        {
-            control.parked.push((lane.slot, fd));
+        } else if reusable && control.steer.needs_parking() {
+            control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
         drop(control);
         self.lane_closed.notify_all();
@@ -251,12 +245,10 @@ impl Shared {
         let lane =
             self.lanes().into_iter().find(|lane| lane.id == id && lane.is_open()).ok_or_else(unknown)?;
         self.retire(&lane)?;
-        let mut control = self.control();
-        if !control.steer.needs_parking() {
-            // A socket that was woken stays awake; a parked one has to sleep again for the next lane.
-            sock::wake(lane.fd.as_fd());
-        }
         drop(lane);
+        // The lane's thread notices within the time that an idle lane sleeps. Waking it (as a stop does) would keep
+        // the socket awake for good, and the next lane may be given it.
+        let mut control = self.control();
         let gone = |control: &mut Control| control.lanes.iter().all(|lane| lane.id != id);
         if !gone(&mut control) {
             let waited =
@@ -336,7 +328,7 @@ impl Socket {
         });
         let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };
         let mut control = socket.shared.control();
-        let first = socket.shared.add(&mut control, 0, first, can)?;
+        let first = socket.shared.add(&mut control, 0, Arc::new(first), can)?;
         let admitted = control.steer.admit(0, first.as_fd(), first.cpu());
         drop(control);
         admitted?;

@@ -3,6 +3,7 @@
 //! The group forms when the second lane binds. Until then there is nothing to attach to and no socket that
 //! the array would take, so that the first lane waits in `alone`.
 
+use std::error::Error as StdError;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use manylane_sys::map::SharedWords;
 
 use super::table::Layout;
 use super::{Slot, Steering};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM, Error, ErrorKind, Result};
 
 /// The steering table as a value of an array map: `abi::Table` in words.
 type TableWords = [u32; size_of::<abi::Table>() / 4];
@@ -27,14 +28,29 @@ pub(super) struct EbpfSteer {
     steered: PerCpuArray<MapData, u64>,
     counts: PerCpuArray<MapData, u64>,
     load: Option<Arc<SharedWords>>,
+    /// Slots that hold a socket.
+    filled: Vec<Slot>,
     /// The first lane, while it is the only one.
     alone: Option<(Slot, OwnedFd)>,
     attached: bool,
 }
 
-fn refused(what: &str, err: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    let advice = "steering by eBPF needs CAP_BPF and Linux 5.12";
-    Error::with(ErrorKind::Permission, format!("{what}: {advice}"), err)
+/// The error of a step of eBPF, of the kind that its number says.
+fn refused<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(&err);
+    let mut code = None;
+    while let Some(err) = cause {
+        code = err.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error).or(code);
+        cause = err.source();
+    }
+    let kind = match code {
+        Some(number @ (EMFILE | ENFILE | ENOMEM)) => {
+            return Error::system(what, std::io::Error::from_raw_os_error(number));
+        }
+        Some(EPERM | EACCES) => ErrorKind::Permission,
+        _ => ErrorKind::Unsupported,
+    };
+    Error::with(kind, format!("{what}: steering by eBPF needs CAP_BPF and Linux 5.12"), err)
 }
 
 /// Loads the program and throws it away: for [`probe`](crate::probe).
@@ -80,7 +96,17 @@ impl EbpfSteer {
             }
             _ => None,
         };
-        Ok(Self { program, lanes, table, steered, counts, load, alone: None, attached: false })
+        Ok(Self {
+            program,
+            lanes,
+            table,
+            steered,
+            counts,
+            load,
+            filled: Vec::new(),
+            alone: None,
+            attached: false,
+        })
     }
 
     /// Puts the socket of a lane into its slot.
@@ -106,7 +132,11 @@ impl EbpfSteer {
     }
 
     fn set(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
-        let set = self.lanes.set(slot, &fd.as_raw_fd(), 0);
+        if self.filled.contains(&slot) {
+            // A parked socket is back: it never left its slot.
+            return Ok(());
+        }
+        let set = self.lanes.set(slot, &fd.as_raw_fd(), 0).map(|()| self.filled.push(slot));
         set.map_err(|err| refused("a lane's socket cannot be put into the steering array", err))
     }
 

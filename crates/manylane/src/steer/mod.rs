@@ -222,8 +222,16 @@ impl Steer {
         self.in_force.clone()
     }
 
-    /// Whether the kernel numbers the group's sockets by our order of binding, so that none may be closed.
+    /// Whether a socket of the group must not be closed while others go on. Closing one takes it out of its group
+    /// before it is out of the table of ports (udp_lib_unhash in net/ipv4/udp.c): a datagram that meets it in
+    /// between is queued on it, past all steering, and lost. Classic BPF also needs the kernel's numbering of the
+    /// group to stay. Where the kernel chooses, a parked socket would be chosen: there it has to close.
     pub(crate) fn needs_parking(&self) -> bool {
+        !matches!(self.backend, Backend::Kernel)
+    }
+
+    /// Whether steering goes by the kernel's numbering of the group, which a stranger in it would shift.
+    pub(crate) fn counts_sockets(&self) -> bool {
         matches!(self.backend, Backend::Classic(_))
     }
 
