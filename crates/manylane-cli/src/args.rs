@@ -170,7 +170,7 @@ pub(crate) struct RxArgs {
     /// Receivers to compare [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) receivers: Vec<Kind>,
-    /// Length of a sample [default: 1s; 120ms with --quick]
+    /// Length of a sample [default: 1s; 100ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
     /// Common rate of the cost rounds [default: 0.9 of the lowest no-loss rate]
@@ -197,9 +197,9 @@ pub(crate) struct GsoArgs {
     /// Length of a sample
     #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Duration,
-    /// Datagrams per second; max for as many as the sender can. Receivers without GRO may lose some at the
-    /// default, which shows as their loss; their cost per delivered datagram is not touched by that
-    #[arg(long, default_value = "2M", value_name = "RATE", value_parser = parse::rate)]
+    /// Datagrams per second, or max for as many as the sender can. The kernel cuts trains for a receiver
+    /// without GRO on the sender's time: at max, each receiver has a sender as fast as it lets it be
+    #[arg(long, default_value = "max", value_name = "RATE", value_parser = parse::rate)]
     pub(crate) rate: Rate,
     #[command(flatten)]
     pub(crate) common: BenchArgs,

@@ -22,7 +22,7 @@ use crate::signals;
 /// Length of a sample of `bench rx`.
 const SAMPLE: Duration = Duration::from_secs(1);
 /// The same in a quick run: twenty receivers, five rounds, searches, all within 40 seconds.
-const QUICK_SAMPLE: Duration = Duration::from_millis(120);
+const QUICK_SAMPLE: Duration = Duration::from_millis(100);
 
 /// Sources of the traffic: enough for the kernel's hash to spread over eight lanes.
 const FLOWS: u16 = 64;
