@@ -6,7 +6,7 @@
 //!    has receive livelock.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
@@ -20,6 +20,11 @@ use crate::stats::{interleaved, median};
 const COMMON_SHARE: f64 = 0.9;
 /// Trials that a search takes as a rule; only the progress bar depends on it.
 const TRIALS: usize = 14;
+
+/// When a quick run stops searching rates and starts to measure cost.
+const QUICK_SEARCH: Duration = Duration::from_secs(14);
+/// When a quick run must come to its end, whatever is left: on a busy machine everything takes longer.
+const QUICK_END: Duration = Duration::from_secs(36);
 
 /// One thing that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,8 +46,8 @@ pub fn run(
     let limits = Limits::default();
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(crowded(setup));
-    let mut bench =
-        Bench { setup, options, limits, director, spent: Duration::ZERO, planned: Duration::ZERO };
+    let (start, spent, planned) = (Instant::now(), Duration::ZERO, Duration::ZERO);
+    let mut bench = Bench { setup, options, limits, director, start, spent, planned };
     let mut rows = Vec::new();
     bench.plan();
     for &size in &options.sizes {
@@ -50,16 +55,18 @@ pub fn run(
         let found = bench.search(&configs, &mut settings)?;
         let pps = bench.common_rate(&found)?;
         settings.notes.push(format!("{size} bytes: cost was measured at {pps:.0} datagrams per second"));
-        let samples = bench.cost(&configs, pps)?;
+        let samples = bench.cost(&configs, pps, &mut settings)?;
         for (config, samples) in configs.iter().zip(samples) {
             let lanes = config.kind.lanes(config.threads);
             let mut row = BenchRow::of(config.kind.name(), config.threads, lanes, size, samples);
             if let Some(found) = found.get(config) {
                 row.no_loss_pps = Some(found.pps);
                 row.sender_limited = Some(found.sender_limited);
-                let (offered, goodput) = bench.overload(config, found.pps * 2.0)?;
-                row.offered_at_double_pps = Some(offered);
-                row.goodput_at_double_pps = Some(goodput);
+                if !bench.is_late(QUICK_END) {
+                    let (offered, goodput) = bench.overload(config, found.pps * 2.0)?;
+                    row.offered_at_double_pps = Some(offered);
+                    row.goodput_at_double_pps = Some(goodput);
+                }
             }
             rows.push(row);
         }
@@ -73,12 +80,18 @@ struct Bench<'a> {
     options: &'a Options,
     limits: Limits,
     director: &'a mut dyn Director,
+    start: Instant,
     /// Time of the samples so far, and of all that are planned.
     spent: Duration,
     planned: Duration,
 }
 
 impl Bench<'_> {
+    /// Whether a quick run is beyond `limit`; any other run has all the time.
+    fn is_late(&self, limit: Duration) -> bool {
+        self.options.quick && self.start.elapsed() > limit
+    }
+
     fn configs(&self, size: usize) -> Vec<Config> {
         let threads = self.options.threads.iter();
         threads
@@ -130,6 +143,13 @@ impl Bench<'_> {
             limits.precision = 0.1;
         }
         for config in searched {
+            if !found.is_empty() && self.is_late(QUICK_SEARCH) {
+                let (kind, threads) = (config.kind, config.threads);
+                settings
+                    .notes
+                    .push(format!("quick run, slow machine: no time for {kind}, {threads} threads"));
+                continue;
+            }
             // What the receiver before it reached is a good first guess: half of it saves the climb.
             let guess = found.values().map(|found| found.pps / 2.0).fold(limits.start_pps, f64::max);
             let from = Limits { start_pps: guess, ..limits };
@@ -161,9 +181,21 @@ impl Bench<'_> {
     }
 
     /// The samples of each configuration, in the order of `configs`.
-    fn cost(&mut self, configs: &[Config], pps: f64) -> Result<Vec<Vec<Sample>>> {
+    fn cost(
+        &mut self,
+        configs: &[Config],
+        pps: f64,
+        settings: &mut BenchSettings,
+    ) -> Result<Vec<Vec<Sample>>> {
         let mut samples = vec![Vec::new(); configs.len()];
+        let mut longest = Duration::ZERO;
         for (round, order) in interleaved(self.options.rounds, configs.len()).enumerate() {
+            // Only whole rounds: every receiver has as many samples as any other.
+            if round > 0 && self.is_late(QUICK_END.saturating_sub(longest)) {
+                settings.notes.push(format!("quick run, slow machine: time for {round} rounds only"));
+                break;
+            }
+            let begun = Instant::now();
             for index in order {
                 let config = configs[index];
                 let rounds = self.options.rounds;
@@ -175,6 +207,7 @@ impl Bench<'_> {
                 );
                 samples[index].push(self.sample(&config, Some(pps), self.options.duration, round, &what)?);
             }
+            longest = longest.max(begun.elapsed());
         }
         Ok(samples)
     }
