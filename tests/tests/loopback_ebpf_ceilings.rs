@@ -3,6 +3,8 @@
 //! A program that grows past its ceiling is looked at by a person before the ceiling is raised: what the
 //! verifier finds hard, old kernels refuse.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use aya::EbpfLoader;
 use aya::programs::{Program, SkReuseport, Xdp};
 use manylane_testbed::skip;

@@ -1,0 +1,135 @@
+//! The other side: connected sockets, which take datagrams from nowhere but the address that they sent to.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::thread;
+
+use manylane_sys::volley::set_segment;
+use manylane_sys::{cpu, sock};
+
+use crate::PATIENCE;
+
+/// A peer: a connected socket.
+pub struct Client {
+    /// The socket.
+    pub socket: UdpSocket,
+}
+
+impl Client {
+    /// A client of `server` at a loopback address of the same family.
+    #[must_use]
+    pub fn to(server: SocketAddr) -> Self {
+        let from = if server.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
+        Self::between(from.parse().unwrap(), server)
+    }
+
+    /// A client at `from`.
+    #[must_use]
+    pub fn between(from: SocketAddr, server: SocketAddr) -> Self {
+        let socket = UdpSocket::bind(from).unwrap();
+        socket.connect(server).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        // As much as an unprivileged process gets everywhere: room for some hundred small answers.
+        sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, 212_992).unwrap();
+        Self { socket }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.socket.local_addr().unwrap()
+    }
+
+    /// Sends one datagram.
+    pub fn send(&self, payload: &[u8]) {
+        assert_eq!(self.socket.send(payload).unwrap(), payload.len());
+    }
+
+    /// Sends `payload` as a train of datagrams of `segment` bytes, of which the last may be shorter.
+    pub fn send_train(&self, payload: &[u8], segment: u16) {
+        send_train(&self.socket, payload, segment);
+    }
+
+    /// Receives one datagram.
+    #[must_use]
+    pub fn recv(&self) -> Vec<u8> {
+        self.try_recv().expect("an answer")
+    }
+
+    /// Receives one datagram; none if it does not come.
+    #[must_use]
+    pub fn try_recv(&self) -> Option<Vec<u8>> {
+        let mut buffer = vec![0; 66_000];
+        let len = self.socket.recv(&mut buffer).ok()?;
+        buffer.truncate(len);
+        Some(buffer)
+    }
+
+    /// Receives one datagram, which has to be `payload`.
+    pub fn expect(&self, payload: &[u8]) {
+        let got = self.recv();
+        assert!(got == payload, "{} bytes came, {} other ones were due", got.len(), payload.len());
+    }
+
+    /// Sends one datagram and waits for it to come back.
+    pub fn ping(&self) {
+        self.send(b"ping");
+        self.expect(b"ping");
+    }
+
+    /// Whether nothing is there to receive.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.socket.set_nonblocking(true).unwrap();
+        let quiet = matches!(self.socket.recv(&mut [0; 1]), Err(err) if err.kind() == ErrorKind::WouldBlock);
+        self.socket.set_nonblocking(false).unwrap();
+        quiet
+    }
+}
+
+/// As [`Client::send_train`], over any connected socket.
+pub fn send_train(socket: &UdpSocket, payload: &[u8], segment: u16) {
+    set_segment(socket.as_fd(), segment).unwrap();
+    assert_eq!(socket.send(payload).unwrap(), payload.len());
+    set_segment(socket.as_fd(), 0).unwrap();
+}
+
+/// `len` bytes that follow from `seed` and look like no other seed's.
+#[must_use]
+pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
+    let mut state = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ len as u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Runs `send` and returns when everything that it sent over loopback has been queued or dropped.
+///
+/// The kernel may do the receiving side of loopback a moment later, but does it in order on each CPU: when a
+/// datagram arrives that the same CPU sent afterwards, what was sent before has arrived.
+pub fn settled<T: Send>(send: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            cpu::pin(cpu::affinity().unwrap()[0]).unwrap();
+            let done = send();
+            let fence = UdpSocket::bind("127.0.0.1:0").unwrap();
+            fence.set_read_timeout(Some(PATIENCE)).unwrap();
+            fence.send_to(b"fence", fence.local_addr().unwrap()).unwrap();
+            assert_eq!(fence.recv(&mut [0; 8]).unwrap(), 5);
+            done
+        });
+        sender.join().unwrap()
+    })
+}
+
+/// The v4-mapped form in which a dual-stack socket sees an address.
+#[must_use]
+pub fn mapped(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), addr.port()),
+        IpAddr::V6(_) => addr,
+    }
+}

@@ -1,0 +1,155 @@
+//! Lanes driven by hand, all by one thread, through an epoll: readiness of lanes is tested by the way.
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use manylane::{Datagram, Ecn, Handle, Lane, LaneId, Outbox, Received, Socket};
+use manylane_sys::measure::Watch;
+
+use crate::PATIENCE;
+
+/// A datagram as it was received, kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names are those of manylane::Datagram")]
+pub struct Got {
+    /// Which lane it came in on.
+    pub lane: LaneId,
+    pub payload: Vec<u8>,
+    pub full_len: usize,
+    pub truncated: bool,
+    pub peer: SocketAddr,
+    pub local: SocketAddr,
+    pub ecn: Option<Ecn>,
+    pub timestamp: Option<SystemTime>,
+}
+
+impl Got {
+    /// Keeps `datagram`, which `lane` received.
+    #[must_use]
+    pub fn new(lane: LaneId, datagram: &Datagram<'_>) -> Self {
+        Self {
+            lane,
+            payload: datagram.payload().to_vec(),
+            full_len: datagram.full_len(),
+            truncated: datagram.is_truncated(),
+            peer: datagram.peer(),
+            local: datagram.local(),
+            ecn: datagram.ecn(),
+            timestamp: datagram.timestamp(),
+        }
+    }
+}
+
+/// All lanes of a socket in the hands of one thread.
+pub struct Hands {
+    /// The lanes, in the order in which they were opened.
+    pub lanes: Vec<Lane>,
+    /// Control over the socket.
+    pub handle: Handle,
+    watch: Watch,
+}
+
+impl Hands {
+    /// Takes the lanes of `socket`.
+    #[must_use]
+    pub fn new(socket: Socket) -> Self {
+        let handle = socket.handle();
+        let mut hands = Self { lanes: Vec::new(), handle, watch: Watch::new(300).unwrap() };
+        for lane in socket.into_lanes() {
+            hands.add(lane);
+        }
+        hands
+    }
+
+    /// Takes one more lane.
+    pub fn add(&mut self, lane: Lane) {
+        self.lanes.push(lane);
+        // A new epoll, since under classic BPF the socket of a lane that left may come back as that of a new
+        // one, and is then still in the old epoll.
+        self.watch = Watch::new(300).unwrap();
+        for lane in &self.lanes {
+            self.watch.add(lane, token(lane)).unwrap();
+        }
+    }
+
+    /// Opens one more lane and takes it.
+    pub fn open(&mut self) -> LaneId {
+        let lane = self.handle.open_lane().unwrap();
+        let id = lane.id();
+        self.add(lane);
+        id
+    }
+
+    /// The address of the socket.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.lanes[0].local_addr()
+    }
+
+    /// Receives until `count` datagrams have come, and gives each to `each` with the means to answer.
+    ///
+    /// # Panics
+    /// If they do not come, or more do.
+    pub fn receive<F>(&mut self, count: usize, mut each: F)
+    where
+        F: for<'a> FnMut(LaneId, Datagram<'a>, &mut Outbox<'a>),
+    {
+        let mut seen = 0;
+        while seen < count {
+            let ready: Vec<u64> = self.watch.wait(PATIENCE).unwrap().collect();
+            assert!(!ready.is_empty(), "{seen} of {count} datagrams came: {:?}", self.handle.counters());
+            for lane in self.lanes.iter_mut().filter(|lane| ready.contains(&token(lane))) {
+                let id = lane.id();
+                let Received { batch, mut out } = lane.recv().unwrap();
+                assert!(!batch.is_empty(), "a lane that is readable has something");
+                for datagram in batch {
+                    seen += 1;
+                    each(id, datagram, &mut out);
+                }
+            }
+        }
+        assert_eq!(seen, count, "datagrams");
+    }
+
+    /// Receives `count` datagrams and keeps them, in order of each lane.
+    pub fn take(&mut self, count: usize) -> Vec<Got> {
+        let mut got = Vec::with_capacity(count);
+        self.receive(count, |lane, datagram, _| got.push(Got::new(lane, &datagram)));
+        got
+    }
+
+    /// Receives `count` datagrams and sends each back.
+    pub fn echo(&mut self, count: usize) {
+        self.receive(count, |_, datagram, out| out.reply(&datagram, datagram.payload()));
+    }
+
+    /// Receives one datagram and tells the lane that it came in on.
+    pub fn lane_of_next(&mut self) -> LaneId {
+        let mut id = None;
+        self.receive(1, |lane, _, _| id = Some(lane));
+        id.unwrap()
+    }
+
+    /// Takes what is there without waiting, on all lanes, until there is nothing; tells how much it was.
+    pub fn drain(&mut self) -> usize {
+        let mut all = 0;
+        loop {
+            let some: usize = self.lanes.iter_mut().map(|lane| lane.recv().unwrap().batch.len()).sum();
+            if some == 0 {
+                return all;
+            }
+            all += some;
+        }
+    }
+
+    /// Whether nothing is left on any lane.
+    #[must_use]
+    pub fn is_quiet(&mut self) -> bool {
+        self.watch.wait(Duration::ZERO).unwrap().next().is_none() && self.drain() == 0
+    }
+}
+
+fn token(lane: &Lane) -> u64 {
+    // Ids are not public as numbers, but print as such.
+    lane.id().to_string().parse().unwrap()
+}

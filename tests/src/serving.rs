@@ -1,0 +1,71 @@
+//! A socket that serves in a thread of its own, for as long as a test needs it.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+
+use manylane::{Batch, Counters, Error, Handle, LaneInfo, Outbox, Socket};
+
+use crate::{Client, PATIENCE};
+
+/// A running [`Socket::serve`].
+pub struct Serving {
+    /// Control over the socket.
+    pub handle: Handle,
+    /// Its address.
+    pub addr: SocketAddr,
+    outcome: Receiver<Result<Counters, Error>>,
+}
+
+impl Serving {
+    /// Serves with one closure for all lanes.
+    pub fn start<F>(socket: Socket, handler: F) -> Self
+    where
+        F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Clone + Send + 'static,
+    {
+        Self::start_with(socket, move |_| handler.clone())
+    }
+
+    /// Serves with a closure made for each lane.
+    pub fn start_with<M, F>(socket: Socket, make: M) -> Self
+    where
+        M: FnMut(LaneInfo) -> F + Send + 'static,
+        F: for<'a> FnMut(Batch<'a>, &mut Outbox<'a>) + Send,
+    {
+        let (handle, addr) = (socket.handle(), socket.local_addr());
+        let (tell, outcome) = mpsc::channel();
+        // Not joined: if it hangs, the test shall say so instead of hanging too.
+        thread::spawn(move || drop(tell.send(socket.serve_with(make))));
+        Self { handle, addr, outcome }
+    }
+
+    /// Serves echo.
+    #[must_use]
+    pub fn echo(socket: Socket) -> Self {
+        let serving = Self::start(socket, |batch, out| {
+            for datagram in batch {
+                out.reply(&datagram, datagram.payload());
+            }
+        });
+        // Control calls need a server that runs.
+        Client::to(serving.addr).ping();
+        serving
+    }
+
+    /// What `serve` returns, which something else has made it do.
+    ///
+    /// # Panics
+    /// If it does not return.
+    pub fn outcome(self) -> Result<Counters, Error> {
+        self.outcome.recv_timeout(PATIENCE).expect("serve returns")
+    }
+
+    /// Stops the socket and returns what `serve` does.
+    ///
+    /// # Panics
+    /// If it does not return.
+    pub fn stop(self) -> Result<Counters, Error> {
+        self.handle.stop();
+        self.outcome()
+    }
+}

@@ -1,0 +1,207 @@
+//! Receiving: every datagram whole, once, with its peer and the address that it was sent to.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use manylane_testbed::skip;
+use manylane_tests::{Client, Hands, Variant, mapped, need_ipv6, on_every_variant, pattern};
+
+/// Sizes at which something changes: empty, words, cache lines, MTUs, pages, the largest.
+const SIZES: [usize; 26] = [
+    0, 1, 2, 3, 4, 7, 8, 9, 63, 64, 65, 127, 512, 1000, 1400, 1472, 1473, 1500, 4095, 4096, 4097, 9000,
+    16_384, 32_768, 65_506, 65_507,
+];
+
+fn open(variant: &Variant, addr: &str) -> Hands {
+    Hands::new(variant.builder(addr).open().unwrap())
+}
+
+/// Sends each size, checks what is received, sends it back, checks what comes back.
+fn echo_of_every_size(hands: &mut Hands, client: &Client, peer: SocketAddr, local: SocketAddr) {
+    for (seed, len) in SIZES.into_iter().enumerate() {
+        let payload = pattern(seed, len);
+        client.send(&payload);
+        hands.receive(1, |_, datagram, out| {
+            assert!(datagram.payload() == payload, "{len} bytes");
+            assert_eq!((datagram.peer(), datagram.local()), (peer, local));
+            assert_eq!((datagram.full_len(), datagram.is_truncated()), (len, false));
+            out.reply(&datagram, datagram.payload());
+        });
+        client.expect(&payload);
+    }
+    assert!(hands.is_quiet() && client.is_quiet());
+}
+
+fn assert_counts(hands: &Hands, clients: u64) {
+    let total = hands.handle.counters().total();
+    let bytes = clients * SIZES.iter().sum::<usize>() as u64;
+    let sizes = clients * SIZES.len() as u64;
+    assert_eq!((total.delivered, total.delivered_bytes, total.messages), (sizes, bytes, sizes));
+    assert_eq!((total.offered, total.sent, total.sent_bytes, total.lost()), (sizes, sizes, bytes, 0));
+    assert_eq!((total.arrived(), total.truncated, total.trains, total.recv_errors), (sizes, 0, 0, 0));
+}
+
+on_every_variant! {
+    fn loopback_every_size_at_an_ipv4_address(variant) {
+        let mut hands = open(variant, "127.0.0.1:0");
+        let client = Client::to(hands.addr());
+        let (peer, local) = (client.addr(), hands.addr());
+        echo_of_every_size(&mut hands, &client, peer, local);
+        assert_counts(&hands, 1);
+    }
+
+    fn loopback_every_size_at_an_ipv6_address(variant) {
+        if !need_ipv6("loopback_every_size_at_an_ipv6_address") {
+            return;
+        }
+        let mut hands = open(variant, "[::1]:0");
+        let client = Client::to(hands.addr());
+        let (peer, local) = (client.addr(), hands.addr());
+        echo_of_every_size(&mut hands, &client, peer, local);
+        assert_counts(&hands, 1);
+    }
+
+    fn loopback_an_ipv4_wildcard_answers_from_the_address_asked(variant) {
+        let mut hands = open(variant, "0.0.0.0:0");
+        for ip in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
+            let server = SocketAddr::new(ip.parse().unwrap(), hands.addr().port());
+            let client = Client::to(server);
+            let peer = client.addr();
+            echo_of_every_size(&mut hands, &client, peer, server);
+        }
+        assert_counts(&hands, 3);
+    }
+
+    fn loopback_a_dual_stack_wildcard_answers_from_the_address_asked(variant) {
+        if !need_ipv6("loopback_a_dual_stack_wildcard_answers_from_the_address_asked") {
+            return;
+        }
+        let mut hands = open(variant, "[::]:0");
+        for ip in ["127.0.0.1", "::1", "127.0.0.2", "127.0.0.3"] {
+            let server = SocketAddr::new(ip.parse().unwrap(), hands.addr().port());
+            let client = Client::to(server);
+            let (peer, local) = (mapped(client.addr()), mapped(server));
+            echo_of_every_size(&mut hands, &client, peer, local);
+        }
+        assert_counts(&hands, 4);
+    }
+
+    fn loopback_batches_from_many_peers_bring_each_datagram_once(variant) {
+        for batch in [1, 2, 7, 64, 1024] {
+            let mut hands = Hands::new(variant.builder("127.0.0.1:0").batch(batch).open().unwrap());
+            let clients: Vec<_> = (0..5).map(|_| Client::to(hands.addr())).collect();
+            let mut due: Vec<_> = Vec::new();
+            for number in 0..150 {
+                let client = &clients[number % 5];
+                let payload = pattern(number, number * 7 % 300);
+                client.send(&payload);
+                due.push((client.addr(), payload));
+            }
+            let mut got: Vec<_> =
+                hands.take(due.len()).into_iter().map(|got| (got.peer, got.payload)).collect();
+            // In order for each peer; lanes have no order among each other.
+            for client in &clients {
+                let of = |all: &[(SocketAddr, Vec<u8>)]| -> Vec<_> {
+                    all.iter().filter(|(peer, _)| *peer == client.addr()).cloned().collect()
+                };
+                assert!(of(&got) == of(&due), "batch {batch}");
+            }
+            got.sort();
+            due.sort();
+            assert!(got == due, "batch {batch}");
+            assert!(hands.is_quiet());
+            if batch == 1 {
+                assert_eq!(hands.handle.counters().total().batches, 150);
+            }
+        }
+    }
+}
+
+/// IPv6 carries 20 bytes more than IPv4, which lanes receive and do not send.
+#[test]
+fn loopback_the_largest_datagram_of_ipv6_arrives_whole() {
+    if !need_ipv6("loopback_the_largest_datagram_of_ipv6_arrives_whole") {
+        return;
+    }
+    for gro in [true, false] {
+        let builder = &mut manylane::Builder::new("[::1]:0").unwrap();
+        let mut hands = Hands::new(builder.gro(gro).open().unwrap());
+        let client = Client::to(hands.addr());
+        for len in [65_508, 65_527] {
+            let payload = pattern(1, len);
+            client.send(&payload);
+            hands.receive(1, |_, datagram, out| {
+                assert!(datagram.payload() == payload && !datagram.is_truncated());
+                out.reply(&datagram, datagram.payload());
+                out.reply_borrowed(&datagram, datagram.payload());
+            });
+        }
+        let total = hands.handle.counters().total();
+        assert_eq!((total.offered, total.sent, total.lost_too_large), (4, 0, 4));
+        assert!(client.is_quiet());
+    }
+}
+
+#[test]
+fn loopback_only_v6_leaves_ipv4_to_others() {
+    if !need_ipv6("loopback_only_v6_leaves_ipv4_to_others") {
+        return;
+    }
+    let builder = &mut manylane::Builder::new("[::]:0").unwrap();
+    let mut hands = Hands::new(builder.lanes(2).only_v6(true).open().unwrap());
+    let other = UdpSocket::bind(("0.0.0.0", hands.addr().port())).unwrap();
+    let client = Client::to(SocketAddr::new("::1".parse().unwrap(), hands.addr().port()));
+    client.send(b"six");
+    hands.echo(1);
+    client.expect(b"six");
+    let client = Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), hands.addr().port()));
+    client.send(b"four");
+    other.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
+    assert_eq!(other.recv(&mut [0; 10]).unwrap(), 4);
+    assert!(hands.is_quiet());
+}
+
+/// A specific address takes nothing that was sent to another one of the machine.
+#[test]
+fn loopback_a_specific_address_takes_its_own_only() {
+    let builder = &mut manylane::Builder::new("127.0.0.2:0").unwrap();
+    let mut hands = Hands::new(builder.lanes(2).open().unwrap());
+    let port = hands.addr().port();
+    let Ok(other) = UdpSocket::bind(("127.0.0.3", port)) else {
+        let why = "another process of this machine has the port on 127.0.0.3";
+        assert!(skip::need("loopback_a_specific_address_takes_its_own_only", false, why));
+        return;
+    };
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
+    client.send_to(b"three", ("127.0.0.3", port)).unwrap();
+    client.send_to(b"two", ("127.0.0.2", port)).unwrap();
+    assert_eq!(other.recv(&mut [0; 10]).unwrap(), 5);
+    hands.echo(1);
+    let mut buffer = [0; 10];
+    let (len, from) = client.recv_from(&mut buffer).unwrap();
+    assert_eq!((&buffer[..len], from.ip()), (&b"two"[..], IpAddr::from([127, 0, 0, 2])));
+    assert!(hands.is_quiet());
+}
+
+/// Two sockets of one process have nothing to do with each other.
+#[test]
+fn loopback_two_sockets_at_once() {
+    let open = || Hands::new(manylane::Builder::new("127.0.0.1:0").unwrap().lanes(2).open().unwrap());
+    let (mut one, mut two) = (open(), open());
+    let clients = [Client::to(one.addr()), Client::to(two.addr())];
+    for round in 0..50 {
+        clients[0].send(&pattern(round, 40));
+        clients[1].send(&pattern(round, 50));
+        two.echo(1);
+        one.echo(1);
+        clients[0].expect(&pattern(round, 40));
+        clients[1].expect(&pattern(round, 50));
+    }
+    drop(one);
+    clients[1].send(b"still there");
+    two.echo(1);
+    clients[1].expect(b"still there");
+    assert_eq!(two.handle.counters().total().delivered, 51);
+}

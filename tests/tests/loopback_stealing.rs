@@ -1,0 +1,134 @@
+//! Stealing: an idle lane helps a slow one when asked to, and keeps off when not.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::sync::mpsc;
+
+use manylane::SteeringBy::{ClassicBpf, Ebpf};
+use manylane::{Batch, Builder, LaneId, Outbox, Steering, SteeringBy, key_hash};
+use manylane_tests::{Client, Hands, PATIENCE, Serving, backends};
+
+const KEY: Steering = Steering::Key { offset: 0, len: 4 };
+
+fn builder(by: SteeringBy, stealing: bool) -> Builder {
+    let mut builder = Builder::new("127.0.0.1:0").unwrap();
+    builder.lanes(2).steering(KEY).steering_by(by).stealing(stealing);
+    builder
+}
+
+/// A key for each of the two lanes of such a socket: they share the buckets in the same way each time.
+fn keys(by: SteeringBy) -> [[u8; 4]; 2] {
+    let mut hands = Hands::new(builder(by, false).open().unwrap());
+    let client = Client::to(hands.addr());
+    let mut keys = [None; 2];
+    for key in (0_u32..).map(u32::to_be_bytes) {
+        client.send(&key);
+        let lane = hands.lane_of_next();
+        let at = hands.lanes.iter().position(|other| other.id() == lane).unwrap();
+        keys[at].get_or_insert(key);
+        if let [Some(one), Some(two)] = keys {
+            assert_ne!(key_hash(&one) >> 22, key_hash(&two) >> 22);
+            return [one, two];
+        }
+    }
+    unreachable!("some key falls on each lane")
+}
+
+/// A server of two lanes, of which the first stays in its first call until it is released, and what it handles.
+struct Slow {
+    serving: Serving,
+    slow: LaneId,
+    /// The slow lane is in its closure.
+    entered: mpsc::Receiver<()>,
+    /// Ends the wait of the slow lane, when dropped.
+    release: mpsc::Sender<()>,
+    /// Lane and last byte of each datagram, when it has been handled.
+    handled: mpsc::Receiver<(LaneId, u8)>,
+}
+
+fn serve(by: SteeringBy, stealing: bool) -> Slow {
+    let socket = builder(by, stealing).open().unwrap();
+    let slow = socket.handle().lane_ids()[0];
+    let (enter, entered) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let (tell, handled) = mpsc::channel();
+    let mut released = Some(released);
+    let serving = Serving::start_with(socket, move |info| {
+        let (enter, tell) = (enter.clone(), tell.clone());
+        let mut gate = if info.id == slow { released.take() } else { None };
+        move |batch: Batch<'_>, _: &mut Outbox<'_>| {
+            if let Some(gate) = gate.take() {
+                enter.send(()).unwrap();
+                let _ = gate.recv_timeout(PATIENCE);
+            }
+            batch.for_each(|datagram| tell.send((info.id, datagram.payload()[4])).unwrap());
+        }
+    });
+    Slow { serving, slow, entered, release, handled }
+}
+
+#[test]
+fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
+    for by in backends("loopback_stealing_empties_the_queue_of_a_slow_lane", &[Ebpf, ClassicBpf]) {
+        let [key, _] = keys(by);
+        let Slow { serving, slow, entered, release, handled } = serve(by, true);
+        let client = Client::to(serving.addr);
+        let send = |number: u8| client.send(&[&key[..], &[number]].concat());
+        // Until the slow lane is at work. The idle one may be faster, also for what was not meant for it.
+        let mut early = 0;
+        loop {
+            send(0);
+            early += 1;
+            let stolen = loop {
+                if entered.try_recv().is_ok() {
+                    break false;
+                }
+                if handled.try_recv().is_ok() {
+                    break true;
+                }
+                std::thread::yield_now();
+            };
+            if !stolen {
+                break;
+            }
+        }
+        // All of these are for the slow lane, which cannot take them.
+        (1..=100).for_each(send);
+        let mut seen: Vec<_> = (1..=100).map(|_| handled.recv_timeout(PATIENCE).expect("stolen")).collect();
+        seen.sort_unstable();
+        let first = seen.first().unwrap().0;
+        assert_ne!(first, slow);
+        assert!(seen.iter().copied().eq((1..=100).map(|number| (first, number))), "{by}: {seen:?}");
+        drop(release);
+        assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, 0));
+        let counters = serving.stop().unwrap();
+        let total = counters.total();
+        assert_eq!((total.delivered, total.stolen), (100 + early, 100 + early - 1));
+        assert_eq!((total.arrived(), total.kernel_dropped, total.discarded), (100 + early, 0, 0));
+    }
+}
+
+#[test]
+fn loopback_without_stealing_a_slow_lane_keeps_its_queue() {
+    for by in backends("loopback_without_stealing_a_slow_lane_keeps_its_queue", &[Ebpf, ClassicBpf]) {
+        let [key, other] = keys(by);
+        let Slow { serving, slow, entered, release, handled } = serve(by, false);
+        let client = Client::to(serving.addr);
+        let send = |key: [u8; 4], number: u8| client.send(&[&key[..], &[number]].concat());
+        send(key, 0);
+        entered.recv_timeout(PATIENCE).unwrap();
+        for number in 1..=50 {
+            send(key, number);
+            send(other, 100 + number);
+            let (lane, what) = handled.recv_timeout(PATIENCE).unwrap();
+            assert!(lane != slow && what == 100 + number, "{by}");
+        }
+        assert!(handled.try_recv().is_err());
+        drop(release);
+        for number in 0..=50 {
+            assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, number));
+        }
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.delivered, total.stolen, total.arrived()), (101, 0, 101));
+    }
+}
