@@ -35,6 +35,9 @@ impl Ecn {
     }
 }
 
+/// What is said of a message of which the kernel says nothing.
+static NOTHING: Ancillary = Ancillary { local: None, tos: None, segment: 0, timestamp: None };
+
 /// What one receive call brought, as an iterator over its datagrams.
 pub struct Batch<'a> {
     ring: &'a RecvRing,
@@ -48,12 +51,14 @@ pub struct Batch<'a> {
     train: Option<Train<'a>>,
 }
 
-/// What is left of the message that is being handed out.
-#[derive(Clone, Copy)]
+/// What is left of the train that is being handed out.
 struct Train<'a> {
-    message: Message<'a>,
-    said: Ancillary,
     rest: &'a [u8],
+    segment: usize,
+    /// Bytes at its end that did not fit into the buffer.
+    cut: usize,
+    peer: &'a SockAddr,
+    said: &'a Ancillary,
 }
 
 impl<'a> Batch<'a> {
@@ -84,6 +89,25 @@ impl<'a> Batch<'a> {
     pub fn messages(&self) -> usize {
         self.messages
     }
+
+    /// The next datagram of a train.
+    #[inline]
+    fn from_train(&mut self) -> Option<Datagram<'a>> {
+        let train = self.train.as_mut()?;
+        let (peer, said) = (train.peer, train.said);
+        let (payload, full_len) = match train.rest.split_at_checked(train.segment) {
+            Some((payload, rest)) if !rest.is_empty() => {
+                train.rest = rest;
+                (payload, payload.len())
+            }
+            _ => {
+                let (payload, cut) = (train.rest, train.cut);
+                self.train = None;
+                (payload, payload.len() + cut)
+            }
+        };
+        Some(Datagram { payload, full_len, peer, said, bound: self.bound })
+    }
 }
 
 impl<'a> Iterator for Batch<'a> {
@@ -91,29 +115,22 @@ impl<'a> Iterator for Batch<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Datagram<'a>> {
-        let (message, said, payload) = match self.train.take() {
-            Some(train) => (train.message, train.said, train.rest),
-            None => {
-                if self.next == self.messages {
-                    return None;
-                }
-                let message = self.ring.message(self.next);
-                let said = self.said.get(self.next).copied().unwrap_or_default();
-                self.next += 1;
-                (message, said, message.data)
+        if self.train.is_none() {
+            if self.next == self.messages {
+                return None;
             }
-        };
+            let Message { data, full_len, peer, .. } = self.ring.message(self.next);
+            let said = self.said.get(self.next).unwrap_or(&NOTHING);
+            self.next += 1;
+            let segment = usize::from(said.segment);
+            if segment == 0 || data.len() <= segment {
+                self.datagrams -= 1;
+                return Some(Datagram { payload: data, full_len, peer, said, bound: self.bound });
+            }
+            self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
+        }
         self.datagrams -= 1;
-        let segment = usize::from(said.segment);
-        let (payload, full_len) = if segment != 0 && payload.len() > segment {
-            let (one, rest) = payload.split_at(segment);
-            self.train = Some(Train { message, said, rest });
-            (one, one.len())
-        } else {
-            // The last one, or the only one: what was cut off is missing here.
-            (payload, payload.len() + (message.full_len - message.data.len()))
-        };
-        Some(Datagram { payload, full_len, peer: message.peer, said, bound: self.bound })
+        self.from_train()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -135,7 +152,7 @@ pub struct Datagram<'a> {
     payload: &'a [u8],
     full_len: usize,
     peer: &'a SockAddr,
-    said: Ancillary,
+    said: &'a Ancillary,
     bound: &'a SocketAddr,
 }
 

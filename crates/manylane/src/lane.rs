@@ -68,7 +68,8 @@ impl LaneShared {
 /// One receive queue and one send path of a [`Socket`](crate::Socket), for one thread at a time.
 ///
 /// A lane can move to another thread but not be shared. As a descriptor ([`AsFd`]) it can wait in an epoll of
-/// the application; level-triggered readiness means that [`recv`](Self::recv) brings something.
+/// the application; level-triggered readiness means that [`recv`](Self::recv) brings something. Take it out of
+/// that epoll before the lane is dropped: the kernel's socket may live on for the next lane, and with it the entry.
 pub struct Lane {
     shared: Arc<Shared>,
     me: Arc<LaneShared>,

@@ -417,7 +417,8 @@ impl Handle {
         self.shared.lanes().iter().filter(|lane| lane.is_open()).map(|lane| lane.id).collect()
     }
 
-    /// Adds a lane to a socket that serves; it gets a thread of its own.
+    /// Adds a lane to a socket that serves; it gets a thread of its own. The calling thread has to be in the network
+    /// namespace that the socket was opened in.
     ///
     /// # Errors
     /// [`ErrorKind::State`] if [`Socket::serve`] does not run; whatever is in the way of opening a lane.
@@ -436,7 +437,8 @@ impl Handle {
         Ok(id)
     }
 
-    /// Adds a lane to be driven by hand.
+    /// Adds a lane to be driven by hand. The calling thread has to be in the network namespace that the socket was
+    /// opened in.
     ///
     /// # Errors
     /// Whatever is in the way of opening a lane.

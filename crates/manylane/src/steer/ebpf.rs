@@ -43,6 +43,12 @@ fn refused<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
         code = err.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error).or(code);
         cause = err.source();
     }
+    // Without a descriptor for the types of the object aya goes on, and fails later for a reason of its own.
+    if let Err(err) = std::fs::File::open("/dev/null")
+        && matches!(err.raw_os_error(), Some(EMFILE | ENFILE))
+    {
+        return Error::system(what, err);
+    }
     let kind = match code {
         Some(number @ (EMFILE | ENFILE | ENOMEM)) => {
             return Error::system(what, std::io::Error::from_raw_os_error(number));
