@@ -92,7 +92,7 @@ impl<'a> Batch<'a> {
 
     /// The next datagram of a train.
     #[inline]
-    fn from_train(&mut self) -> Option<Datagram<'a>> {
+    fn next_of_train(&mut self) -> Option<Datagram<'a>> {
         let train = self.train.as_mut()?;
         let (peer, said) = (train.peer, train.said);
         let (payload, full_len) = match train.rest.split_at_checked(train.segment) {
@@ -130,7 +130,7 @@ impl<'a> Iterator for Batch<'a> {
             self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
         }
         self.datagrams -= 1;
-        self.from_train()
+        self.next_of_train()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
