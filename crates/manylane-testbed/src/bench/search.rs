@@ -115,21 +115,26 @@ struct Search<'a, T> {
 }
 
 impl<T: FnMut(f64) -> Result<Trial>> Search<'_, T> {
-    /// The rate that was really offered, if a try at `rate` stayed within the limit. A sender that stayed
-    /// behind has as many tries as a receiver that lost: either may have been the machine's doing.
+    /// The rate that was really offered, if `rate` stayed within the limit.
+    ///
+    /// A receiver that loses and a sender that stays behind have the same number of tries, for either may have
+    /// been the machine's doing; a try where the sender stayed behind says nothing about the receiver.
     fn passes(&mut self, rate: f64) -> Result<Option<f64>> {
-        let mut best = None;
-        for _ in 0..self.limits.tries.max(1) {
+        let tries = self.limits.tries.max(1);
+        let (mut lost, mut behind, mut fastest) = (0, 0, 0.0_f64);
+        while lost < tries && behind < tries {
             self.trials += 1;
             let seen = (self.trial)(rate)?;
-            if seen.loss <= self.limits.loss && seen.offered_pps > 0.0 {
-                best = Some(seen.offered_pps.max(best.unwrap_or(0.0)));
-                if seen.offered_pps >= rate * SENDER_REACHES {
-                    break;
-                }
+            if seen.loss > self.limits.loss || seen.offered_pps <= 0.0 {
+                lost += 1;
+            } else if seen.offered_pps >= rate * SENDER_REACHES {
+                return Ok(Some(seen.offered_pps));
+            } else {
+                behind += 1;
+                fastest = fastest.max(seen.offered_pps);
             }
         }
-        Ok(best)
+        Ok((lost < tries).then_some(fastest))
     }
 }
 
