@@ -69,9 +69,9 @@ pub(crate) struct EchoArgs {
     /// Messages that one call takes at most
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: usize,
-    /// Take trains of datagrams as one message (UDP GRO)
-    #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub(crate) gro: Switch,
+    /// Take trains of datagrams as one message (UDP GRO) [default: on, but for round-robin and key]
+    #[arg(long, value_enum)]
+    pub(crate) gro: Option<Switch>,
     /// Send trains of replies as one message (UDP GSO)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) gso: Switch,

@@ -53,12 +53,14 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .steering_by(args.steering_by)
         .placement(args.placement.clone())
         .batch(args.batch)
-        .gro(args.gro.is_on())
         .gso(args.gso.is_on())
         .stealing(args.stealing)
         .ecn(args.ecn)
         .only_v6(args.only_v6)
         .join_group(args.join_group);
+    if let Some(gro) = args.gro {
+        builder.gro(gro.is_on());
+    }
     if let Some(lanes) = args.lanes {
         builder.lanes(lanes);
     }

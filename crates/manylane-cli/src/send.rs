@@ -102,7 +102,7 @@ fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
         ..Traffic::new(to, args.size)
     };
     let sent = match (args.count, span(args)) {
-        (Some(count), _) => portable::send(&traffic, Until::Count(count))?,
+        (Some(count), _) => portable::send(&traffic, Until::CountOrStop(count, signals::stop_flag()?))?,
         (None, time) => for_time(time.unwrap_or(DURATION), |until| portable::send(&traffic, until))?,
     };
     Ok(Row::of(&sent))
@@ -149,7 +149,7 @@ fn fast(args: &SendArgs) -> Result<Row> {
         Load { pps: args.rate.pps(), duration: DURATION, size: args.size, flows: args.flows, segment: false };
     let to = running.addr();
     let sent = match (args.count, span(args)) {
-        (Some(count), _) => setup.send_until(to, &load, Until::Count(count))?,
+        (Some(count), _) => setup.send_until(to, &load, Until::CountOrStop(count, signals::stop_flag()?))?,
         (None, time) => for_time(time.unwrap_or(DURATION), |until| setup.send_until(to, &load, until))?,
     };
     // What is queued is still handed out by a receiver that stops.

@@ -196,7 +196,9 @@ impl LiveSender {
         loop {
             // Without a pace every frame offered is made, so that a count ends the call by itself.
             let repeat = match until {
-                Until::Count(count) if self.pps.is_none() => count.saturating_sub(self.state()?[FRAMES]),
+                Until::Count(count) | Until::CountOrStop(count, _) if self.pps.is_none() => {
+                    count.saturating_sub(self.state()?[FRAMES])
+                }
                 _ => u64::MAX,
             };
             if repeat == 0 || over.load(Ordering::Relaxed) {
@@ -224,6 +226,9 @@ impl LiveSender {
     fn is_done(&self, until: &Until, began: &mut Option<Instant>) -> Result<bool> {
         Ok(match until {
             Until::Count(count) => self.state()?[FRAMES] >= *count,
+            Until::CountOrStop(count, stop) => {
+                stop.load(Ordering::Relaxed) || self.state()?[FRAMES] >= *count
+            }
             // The program ends it by its own clock. Ours may start late, but not early.
             Until::Duration(duration) => match began {
                 Some(began) => began.elapsed() > *duration,
@@ -238,7 +243,8 @@ impl LiveSender {
 
     fn set_orders(&mut self, until: &Until) -> Result<()> {
         let mut state = self.state()?;
-        state[LIMIT] = if let Until::Count(count) = until { *count } else { u64::MAX };
+        state[LIMIT] =
+            if let Until::Count(count) | Until::CountOrStop(count, _) = until { *count } else { u64::MAX };
         state[DURATION] = if let Until::Duration(time) = until { nanoseconds(*time) } else { u64::MAX };
         // A float to an integer saturates: a rate of nothing is one frame in years.
         state[INTERVAL] = self.pps.map_or(0, |pps| ((256e9 / pps.max(0.0)) as u64).clamp(1, u64::MAX >> 2));

@@ -56,6 +56,8 @@ pub enum Until {
     Duration(Duration),
     /// Until somebody sets it.
     Stop(Arc<AtomicBool>),
+    /// So many datagrams, unless somebody sets it before.
+    CountOrStop(u64, Arc<AtomicBool>),
 }
 
 impl Until {
@@ -63,6 +65,10 @@ impl Until {
     pub(crate) fn left(&self, sent: u64, elapsed: Duration) -> u64 {
         let more = match self {
             Until::Count(count) => return count.saturating_sub(sent),
+            Until::CountOrStop(count, stop) if !stop.load(Ordering::Relaxed) => {
+                return count.saturating_sub(sent);
+            }
+            Until::CountOrStop(..) => false,
             Until::Duration(duration) => elapsed < *duration,
             Until::Stop(stop) => !stop.load(Ordering::Relaxed),
         };
