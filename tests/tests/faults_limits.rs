@@ -1,0 +1,224 @@
+//! Limits of the process: descriptors, memory, threads. Each is an error that names it; nothing leaks.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod faults_support;
+
+use std::thread;
+
+use faults_support::{Child, LONELY, descriptors, fill_gaps, is, limit, status};
+use manylane::{Builder, Error, ErrorKind, Placement, SteeringBy};
+use manylane_testbed::skip;
+use manylane_tests::{Client, Hands, Serving, backends};
+
+fn open(lanes: usize, by: SteeringBy) -> Result<manylane::Socket, Error> {
+    Builder::new("127.0.0.1:0").unwrap().lanes(lanes).steering_by(by).open()
+}
+
+fn works(socket: manylane::Socket) {
+    let mut hands = Hands::new(socket);
+    let client = Client::to(hands.addr());
+    client.send(b"still here");
+    hands.echo(1);
+    client.expect(b"still here");
+}
+
+#[test]
+#[ignore = "started by loopback_fault_too_few_descriptors_is_a_limit"]
+fn child_has_few_descriptors() {
+    if !is("child_has_few_descriptors") {
+        return;
+    }
+    let all = [SteeringBy::Kernel, SteeringBy::ClassicBpf, SteeringBy::Ebpf];
+    for by in backends("loopback_fault_too_few_descriptors_is_a_limit", &all) {
+        // What the first use of anything keeps open is no leak.
+        drop(open(2, by));
+        fill_gaps();
+        let before = descriptors();
+        let whole = open(4, by).map(|socket| (descriptors(), socket)).unwrap().0 - before;
+        // From none at all to all but one: each step of opening meets the limit once.
+        let mut refused = 0;
+        for room in 0..whole + 8 {
+            limit("nofile", &(before + room).to_string());
+            let result = open(4, by).map(drop);
+            limit("nofile", "10000");
+            assert_eq!(descriptors(), before, "{by}: a descriptor leaked with room for {room}");
+            match result {
+                Ok(()) => assert!(room >= whole, "{by}: {whole} descriptors fit into {room}"),
+                Err(err) => {
+                    refused += 1;
+                    let text = err.to_string();
+                    assert_eq!(err.kind(), ErrorKind::Limit, "{by}, room for {room}: {err:?}");
+                    assert!(text.contains("ulimit -n"), "{by}, room for {room}: {text}");
+                }
+            }
+        }
+        assert!(refused >= whole, "{by}");
+
+        // Fewer lanes fit, in the same process, under the limit that was too low.
+        let few = open(1, by).map(|socket| (descriptors(), socket)).unwrap().0 - before;
+        limit("nofile", &(before + few + 4).to_string());
+        assert_eq!(open(64, by).map(drop).unwrap_err().kind(), ErrorKind::Limit, "{by}");
+        works(open(1, by).unwrap());
+        limit("nofile", "10000");
+    }
+}
+
+#[test]
+fn loopback_fault_too_few_descriptors_is_a_limit() {
+    Child::run("child_has_few_descriptors", None);
+}
+
+#[test]
+#[ignore = "started by loopback_fault_a_lane_too_many_leaves_the_others_alone"]
+fn child_adds_a_lane_too_many() {
+    if !is("child_adds_a_lane_too_many") {
+        return;
+    }
+    let all = [SteeringBy::Kernel, SteeringBy::ClassicBpf, SteeringBy::Ebpf];
+    for by in backends("loopback_fault_a_lane_too_many_leaves_the_others_alone", &all) {
+        let serving = Serving::echo(open(2, by).unwrap());
+        let client = Client::to(serving.addr);
+        fill_gaps();
+        limit("nofile", &descriptors().to_string());
+        let err = serving.handle.add_lane().unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Limit, "{by}: {err}");
+        client.ping();
+        limit("nofile", "10000");
+        assert_eq!(serving.handle.lane_ids().len(), 2);
+        serving.handle.add_lane().unwrap();
+        client.ping();
+        let counters = serving.stop().unwrap();
+        assert_eq!(counters.total().kernel_dropped + counters.total().discarded, 0);
+    }
+}
+
+#[test]
+fn loopback_fault_a_lane_too_many_leaves_the_others_alone() {
+    Child::run("child_adds_a_lane_too_many", None);
+}
+
+#[test]
+#[ignore = "started by loopback_fault_too_little_memory_is_a_limit"]
+fn child_has_little_memory() {
+    if !is("child_has_little_memory") {
+        return;
+    }
+    let large = || {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.lanes(256).batch(1024).steering_by(SteeringBy::ClassicBpf);
+        builder
+    };
+    let before = descriptors();
+    // 256 lanes of 64 MiB each do not fit; how far it gets before is different each time.
+    for gigabytes in [1, 2, 3] {
+        limit("as", &(status("VmSize") * 1024 + (gigabytes << 30)).to_string());
+        let err = large().open().map(drop).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+        let text = err.to_string();
+        assert!(text.contains("lane") && text.contains("ulimit -v") && text.contains("batch()"), "{text}");
+        assert_eq!(descriptors(), before);
+        works(open(2, SteeringBy::ClassicBpf).unwrap());
+    }
+}
+
+#[test]
+fn loopback_fault_too_little_memory_is_a_limit() {
+    Child::run("child_has_little_memory", None);
+}
+
+#[test]
+#[ignore = "started by loopback_fault_memory_ends_anywhere_without_an_abort"]
+fn child_runs_out_of_memory_anywhere() {
+    if !is("child_runs_out_of_memory_anywhere") {
+        return;
+    }
+    let two = || {
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.lanes(2).batch(1024).gro(false).datagram_size(64).steering_by(SteeringBy::ClassicBpf);
+        builder
+    };
+    drop(two().open().unwrap());
+    // A lane takes about a megabyte, in several pieces: memory ends within each of them.
+    let mut outcomes = [0, 0];
+    for pages in (0..1024).step_by(5) {
+        limit("as", &(status("VmSize") * 1024 + (256 << 10) + (pages << 12)).to_string());
+        let result = two().open().map(drop);
+        limit("as", "unlimited");
+        match result {
+            Ok(()) => outcomes[0] += 1,
+            Err(err) => {
+                assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+                outcomes[1] += 1;
+            }
+        }
+    }
+    assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}");
+}
+
+#[test]
+fn loopback_fault_memory_ends_anywhere_without_an_abort() {
+    Child::run("child_runs_out_of_memory_anywhere", None);
+}
+
+#[test]
+#[ignore = "started by netns_fault_too_few_threads_is_a_limit"]
+fn child_has_few_threads() {
+    if !is("child_has_few_threads") {
+        return;
+    }
+    for lanes in [8, 2] {
+        let socket = open(lanes, SteeringBy::ClassicBpf).unwrap();
+        let (before, addr) = (descriptors() - lanes, socket.local_addr());
+        let handle = socket.handle();
+        // Room for three lanes: the limit counts every thread of the user, which has no other process.
+        limit("nproc", &(status("Threads") + 3).to_string());
+        if lanes == 8 {
+            let err = socket.serve(|_, _| {}).unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+            assert!(err.to_string().contains("ulimit -u"), "{err}");
+            assert_eq!(handle.lane_ids().len(), 0);
+            drop(handle);
+            assert_eq!(descriptors(), before);
+            // The port is free again.
+            open(1, SteeringBy::Kernel).unwrap();
+            Builder::new(addr).unwrap().lanes(1).open().unwrap();
+        } else {
+            thread::scope(|scope| {
+                let stopper = handle.clone();
+                let client = Client::to(addr);
+                scope.spawn(move || {
+                    client.ping();
+                    stopper.stop();
+                });
+                let counters = socket.serve(|batch, out| {
+                    for datagram in batch {
+                        out.reply(&datagram, datagram.payload());
+                    }
+                });
+                assert_eq!(counters.unwrap().total().delivered, 1);
+            });
+        }
+        limit("nproc", "1000");
+    }
+}
+
+#[test]
+fn netns_fault_too_few_threads_is_a_limit() {
+    // The kernel does not count the threads of root.
+    if !skip::need_root("netns_fault_too_few_threads_is_a_limit") {
+        return;
+    }
+    Child::run("child_has_few_threads", Some(LONELY));
+}
+
+#[test]
+fn loopback_fault_threads_may_outnumber_cores() {
+    let mut builder = Builder::new("127.0.0.1:0").unwrap();
+    let socket = builder.lanes(256).batch(1).placement(Placement::Spread).open().unwrap();
+    let serving = Serving::echo(socket);
+    assert_eq!(serving.handle.lane_ids().len(), 256);
+    (0..100).for_each(|_| Client::to(serving.addr).ping());
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.sent, total.lost()), (101, 101, 0));
+}

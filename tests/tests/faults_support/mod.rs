@@ -1,0 +1,171 @@
+//! Children: this test program again, as another process, with another user or with limits of its own.
+//!
+//! A child is an ignored test that does nothing unless it is started from here. Parent and child talk in lines;
+//! a child that was told to hold something does so until its standard input ends, which it also does when the
+//! parent dies.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child as Process, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{env, fs, process};
+
+use manylane_tests::PATIENCE;
+
+const ROLE: &str = "MANYLANE_TEST_CHILD";
+/// A user without any privilege, and one that no other process of the machine has.
+pub(crate) const NOBODY: u32 = 65_534;
+pub(crate) const LONELY: u32 = 1_987_654_321;
+
+/// Whether this process is the child `name`. Every child asks this first.
+pub(crate) fn is(name: &str) -> bool {
+    env::var_os(ROLE).is_some_and(|role| role == name)
+}
+
+/// In a child: tells the parent a line.
+pub(crate) fn tell(line: &str) {
+    // The harness may stand in the middle of a line.
+    println!("\n> {line}");
+}
+
+/// In a child: waits until the parent lets go of it, or is gone.
+pub(crate) fn hold() {
+    let mut rest = Vec::new();
+    std::io::stdin().read_to_end(&mut rest).unwrap();
+}
+
+/// In a child: sets the soft limit `what`, as prlimit(1) calls it, of this process.
+pub(crate) fn limit(what: &str, value: &str) {
+    let pid = process::id().to_string();
+    let done = Command::new("prlimit").args(["--pid", &pid, &format!("--{what}={value}:")]).status().unwrap();
+    assert!(done.success(), "prlimit --{what}");
+}
+
+/// A number of `/proc/self/status`, such as `VmSize` (in KiB) or `Uid`.
+pub(crate) fn status(name: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+pub(crate) fn is_root() -> bool {
+    status("Uid") == 0
+}
+
+/// Open descriptors of this process.
+pub(crate) fn descriptors() -> usize {
+    // One of them is the directory that is being read.
+    fs::read_dir("/proc/self/fd").unwrap().count() - 1
+}
+
+/// Takes every free descriptor below the highest that is open: the limit is one of numbers, and from here on their
+/// count is the next number. They stay open until the process ends.
+pub(crate) fn fill_gaps() {
+    loop {
+        let filler = File::open("/dev/null").unwrap();
+        if descriptors() == filler.as_raw_fd() as usize + 1 {
+            return;
+        }
+        let _ = filler.into_raw_fd();
+    }
+}
+
+/// A child that runs. It is killed when this value goes, should it still run.
+pub(crate) struct Child {
+    process: Process,
+    lines: Receiver<String>,
+}
+
+impl Child {
+    /// Starts the child `name`: as `user` if there is one and this process may, else as its own.
+    pub(crate) fn start(name: &str, user: Option<u32>) -> Self {
+        // By this link a user who may not see the folder of the program can run it all the same.
+        let mut command = Command::new("/proc/self/exe");
+        command.args([name, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env(ROLE, name).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(user) = user.filter(|_| is_root()) {
+            command.uid(user).gid(user);
+        }
+        let mut process = command.spawn().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self { process, lines }
+    }
+
+    /// Runs the child `name` to its end, which has to be a good one.
+    pub(crate) fn run(name: &str, user: Option<u32>) {
+        Self::start(name, user).finish();
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The next line that the child tells.
+    pub(crate) fn line(&self) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).expect("the child tells something");
+            if let Some(told) = line.strip_prefix("> ") {
+                return told.to_owned();
+            }
+        }
+    }
+
+    /// The next line, if there is one within `patience`.
+    pub(crate) fn line_within(&self, patience: Duration) -> Option<String> {
+        self.lines.recv_timeout(patience).ok()?.strip_prefix("> ").map(str::to_owned)
+    }
+
+    /// Sends a signal, by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let kill = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
+        assert!(kill.unwrap().success());
+    }
+
+    /// Kills the child without a chance to clean up, and waits until it is gone.
+    pub(crate) fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Lets go of the child and waits for its end, which has to be a good one.
+    pub(crate) fn finish(mut self) {
+        drop(self.process.stdin.take());
+        let ended = self.end();
+        assert!(
+            ended.success(),
+            "the child: {ended}: {}",
+            self.lines.try_iter().collect::<Vec<_>>().join("\n")
+        );
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < 2 * PATIENCE, "the child does not end");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail for one that has ended, which is what is wanted.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
