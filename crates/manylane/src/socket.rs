@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
 use manylane_sys::sock::{self, Flag};
@@ -245,18 +245,22 @@ impl Shared {
         let lane =
             self.lanes().into_iter().find(|lane| lane.id == id && lane.is_open()).ok_or_else(unknown)?;
         self.retire(&lane)?;
+        let fd = Arc::downgrade(&lane.fd);
         drop(lane);
         // The lane's thread notices within the time that an idle lane sleeps. Waking it (as a stop does) would keep
         // the socket awake for good, and the next lane may be given it.
         let mut control = self.control();
-        let gone = |control: &mut Control| control.lanes.iter().all(|lane| lane.id != id);
-        if !gone(&mut control) {
-            let waited =
-                self.lane_closed.wait_timeout_while(control, DRAIN_TIMEOUT, |control| !gone(control));
-            if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+        let parks = control.steer.needs_parking();
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        // A socket that is not parked is closed when the last that looks at the lane lets go of it, a moment after
+        // the lane has left the list.
+        while control.lanes.iter().any(|lane| lane.id == id) || (!parks && fd.strong_count() > 0) {
+            if Instant::now() > deadline {
                 let message = format!("lane {id} is out of steering, but its closure has not returned yet");
                 return Err(Error::new(ErrorKind::State, message));
             }
+            let waited = self.lane_closed.wait_timeout(control, Duration::from_millis(10));
+            control = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
