@@ -92,10 +92,11 @@ impl Shared {
 
     /// Opens one more lane and steers to it.
     fn open_lane(self: &Arc<Self>) -> Result<Lane> {
+        let mut control = self.control();
+        // Under the lock: a lane that is opened is one that a stop tells to end.
         if self.is_stopping() {
             return Err(Error::new(ErrorKind::State, "the socket is being stopped"));
         }
-        let mut control = self.control();
         let Some(first) = control.lanes.first() else {
             return Err(Error::new(
                 ErrorKind::State,
@@ -217,8 +218,9 @@ impl Shared {
 
     /// Tells every lane to end: they handle what is queued, and `serve` returns.
     pub(crate) fn stop(&self) {
+        let control = self.control();
         self.stopping.store(true, Ordering::Relaxed);
-        for lane in self.lanes() {
+        for lane in &control.lanes {
             lane.state.store(LEAVING, Ordering::Relaxed);
             sock::wake(lane.fd.as_fd());
         }
