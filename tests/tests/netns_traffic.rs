@@ -12,7 +12,7 @@ use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, Hands, PATIENCE, pattern, send_train};
-use netns_support::{ROOM, client, echo, hands, open, sink, until};
+use netns_support::{ROOM, client, echo, hands, open, settle, sink, until};
 
 #[test]
 fn netns_every_size_comes_back_whole() {
@@ -156,6 +156,7 @@ fn two_links() -> (Testbed, Vec<IpAddr>) {
         testbed.host(0).ip_batch(&known).unwrap();
         all.push(ip);
     }
+    settle(b);
     (testbed, all)
 }
 
@@ -193,6 +194,7 @@ fn link_local(host: &Host, last: u16) -> Ipv6Addr {
     for link in [0, 1] {
         host.add_address(link, ip.into()).unwrap();
     }
+    settle(host);
     ip
 }
 
