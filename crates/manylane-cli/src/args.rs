@@ -75,6 +75,9 @@ pub(crate) struct EchoArgs {
     /// Send trains of replies as one message (UDP GSO)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) gso: Switch,
+    /// Microseconds that a lane pauses when that saves wake-ups; 0 for never [default: 100 where lanes outnumber cores]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub(crate) linger: Option<u64>,
     /// Receive buffer of each lane, such as 4M [default: the system's]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,

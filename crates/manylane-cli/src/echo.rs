@@ -58,6 +58,9 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .ecn(args.ecn)
         .only_v6(args.only_v6)
         .join_group(args.join_group);
+    if let Some(micros) = args.linger {
+        builder.linger(Duration::from_micros(micros));
+    }
     if let Some(gro) = args.gro {
         builder.gro(gro.is_on());
     }

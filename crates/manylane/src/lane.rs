@@ -27,6 +27,8 @@ pub(crate) const OPEN: u8 = 0;
 pub(crate) const RETIRING: u8 = 1;
 /// Nothing more arrives, or the whole socket stops: what is queued is still handled, then the lane ends.
 pub(crate) const LEAVING: u8 = 2;
+/// The kernel refuses what is new: the lane of a socket that ends.
+pub(crate) const SHUT: u8 = 3;
 
 /// Receives that a lane which closes spends on throwing away what is left.
 const DISCARD_BUDGET: usize = 1 << 14;
@@ -61,7 +63,7 @@ impl LaneShared {
 
     /// Time to drain the queue and to end.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == LEAVING
+        self.state.load(Ordering::Relaxed) >= LEAVING
     }
 }
 

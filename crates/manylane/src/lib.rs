@@ -27,6 +27,7 @@ mod error;
 mod holder;
 mod io;
 mod lane;
+mod linger;
 mod outbox;
 mod placement;
 mod probe;

@@ -13,6 +13,7 @@ use crate::batch::Batch;
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{Lane, Received};
+use crate::linger::Linger;
 use crate::outbox::Outbox;
 use crate::socket::{Shared, Socket};
 
@@ -156,6 +157,7 @@ where
     }
     let stealing = shared.config.stealing;
     let idle = if stealing { IDLE_THIEF } else { IDLE };
+    let mut linger = Linger::new(shared.linger(), lane.capabilities().batch);
     let mut errors = 0;
     while !lane.is_leaving() {
         let taken = match lane.take_timeout(idle) {
@@ -172,6 +174,9 @@ where
         if taken.messages > 0 {
             let Received { batch, mut out } = lane.received(taken);
             handler(batch, &mut out);
+        }
+        if let Some(pause) = linger.after(taken.messages) {
+            thread::sleep(pause);
         }
     }
     // Nothing more may arrive: the lane is out of steering, or the socket ends and its door is shut.

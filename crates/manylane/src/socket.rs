@@ -22,13 +22,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::holder;
 use crate::io::Capabilities;
 use crate::io::mmsg::{self, Join, MmsgIo};
-use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING};
+use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
 use crate::placement;
 use crate::serve::Event;
 use crate::steer::{Slot, Steer, SteeringInForce};
 
 /// How long the removal of a lane waits for its thread to finish the batch that it works on.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long lanes that share cores pause between batches when that pays, unless the user says.
+const CROWDED_LINGER: Duration = Duration::from_micros(100);
 
 /// What the lanes of a socket have in common.
 pub(crate) struct Shared {
@@ -79,6 +82,12 @@ impl Shared {
     fn control(&self) -> MutexGuard<'_, Control> {
         // Nothing that holds the lock leaves it in a state that a later holder could not use.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long a lane that serves pauses when that pays: see [`Builder::linger`].
+    pub(crate) fn linger(&self) -> Duration {
+        let crowded = self.config.lanes > self.cpus.len().max(1) && !self.cpus.is_empty();
+        self.config.linger.unwrap_or(if crowded { CROWDED_LINGER } else { Duration::ZERO })
     }
 
     /// The open lanes.
@@ -193,6 +202,9 @@ impl Shared {
 
     /// Lets nothing more into the queue of a lane of a socket that ends.
     pub(crate) fn shut(&self, lane: &LaneShared) {
+        if lane.state.swap(SHUT, Ordering::Relaxed) == SHUT {
+            return;
+        }
         // Without the filter, what arrives between here and the close is lost uncounted: nothing worse.
         if sock::refuse_all(lane.fd.as_fd()).is_ok() {
             barrier::settle();
@@ -221,7 +233,8 @@ impl Shared {
         let control = self.control();
         self.stopping.store(true, Ordering::Relaxed);
         for lane in &control.lanes {
-            lane.state.store(LEAVING, Ordering::Relaxed);
+            // One whose door is shut has noticed already.
+            _ = lane.state.fetch_max(LEAVING, Ordering::Relaxed);
             sock::wake(lane.fd.as_fd());
         }
     }
