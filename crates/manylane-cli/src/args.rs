@@ -75,7 +75,7 @@ pub(crate) struct EchoArgs {
     /// Send trains of replies as one message (UDP GSO)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) gso: Switch,
-    /// Microseconds that a lane pauses when that saves wake-ups; 0 for never [default: 100 where lanes outnumber cores]
+    /// Microseconds that a lane pauses when that saves wake-ups; 0 for never [default: 200 where lanes outnumber cores]
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) linger: Option<u64>,
     /// Receive buffer of each lane, such as 4M [default: the system's]
@@ -255,9 +255,9 @@ pub(crate) struct BenchArgs {
     /// Messages that one call takes at most, of all receivers alike
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: usize,
-    /// Receive buffer of each socket, of all receivers alike
-    #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = parse::bytes)]
-    pub(crate) recv_buffer: usize,
+    /// Receive buffer of each socket, of all receivers alike [default: 64M, or as much as this process may have]
+    #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
+    pub(crate) recv_buffer: Option<usize>,
     /// Steering of the lanes, as for `manylane echo`
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,
@@ -367,7 +367,7 @@ mod tests {
         };
         assert_eq!((rx.threads, rx.common.size), (vec![1, 4], vec![10, 1000]));
         assert_eq!(rx.common.receiver_cpus, Some(vec![0, 1]));
-        assert_eq!((rx.common.rounds, rx.common.recv_buffer), (5, 4 << 20));
+        assert_eq!((rx.common.rounds, rx.common.recv_buffer), (5, None));
         assert!(rx.receivers.is_empty());
     }
 }

@@ -115,7 +115,7 @@ fn options(
         pps,
         flows: args.flows.unwrap_or(FLOWS),
         batch: args.batch,
-        recv_buffer: args.recv_buffer,
+        recv_buffer: args.recv_buffer.unwrap_or_else(bench::usual_recv_buffer),
         steering: args.steering,
         quick: false,
         command: command_line(),

@@ -220,7 +220,7 @@ impl Builder {
 
     /// How long a lane of [`Socket::serve`] pauses after a small batch, while batches after a pause show that it
     /// saves wake-ups. It delays what arrives right behind another datagram, by the pause at most. Zero for never.
-    /// Default: 100 µs where lanes outnumber the cores that they are placed on, else zero.
+    /// Default: 200 µs where lanes outnumber the cores that they are placed on, else zero.
     pub fn linger(&mut self, pause: Duration) -> &mut Self {
         self.linger = Some(pause);
         self

@@ -31,7 +31,7 @@ use crate::steer::{Slot, Steer, SteeringInForce};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long lanes that share cores pause between batches when that pays, unless the user says.
-const CROWDED_LINGER: Duration = Duration::from_micros(100);
+const CROWDED_LINGER: Duration = Duration::from_micros(200);
 
 /// What the lanes of a socket have in common.
 pub(crate) struct Shared {

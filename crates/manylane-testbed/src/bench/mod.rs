@@ -18,10 +18,12 @@ pub use search::{Found, Limits, Trial, no_loss_rate};
 pub use setup::{Load, Setup};
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use manylane::Steering;
+use manylane_sys::sock::{self, Buffer};
 
 use crate::receiver::{Kind, ReceiverOptions};
 use crate::schema::BenchSettings;
@@ -107,4 +109,16 @@ fn crowded(setup: &Setup) -> Option<String> {
     setup.sender_cpu().is_none().then(|| {
         "one processor: sender and receivers share it, so rates are far below what a receiver can do".into()
     })
+}
+
+/// Receive buffer of each socket unless the user says: 64 MiB, or what this process may have.
+///
+/// On a shared machine the receivers stand still for tens of milliseconds now and then (the hypervisor runs somebody
+/// else). A queue that outlasts that is what makes a loss mean that the receiver is too slow.
+#[must_use]
+pub fn usual_recv_buffer() -> usize {
+    const WANTED: usize = 64 << 20;
+    let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
+    let got = socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, WANTED));
+    got.map_or(0, |bytes| bytes.min(WANTED))
 }
