@@ -15,6 +15,9 @@ const HUGE: usize = 2 << 20;
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// What was mapped: `base` and `len` lie within.
+    map: NonNull<u8>,
+    mapped: usize,
 }
 
 // SAFETY: a mapping is plain memory that belongs to this value alone.
@@ -29,26 +32,32 @@ impl Mapping {
     /// `ENOMEM` if the address space limit (`RLIMIT_AS`) or the overcommit policy is in the way.
     pub fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1);
+        // A huge page starts at a multiple of its size only: room to start there.
+        let mapped = if len >= HUGE { len + HUGE } else { len };
         // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
+        let map = unsafe {
             libc::mmap(
                 ptr::null_mut(),
-                len,
+                mapped,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
                 0,
             )
         };
-        if base == libc::MAP_FAILED {
+        if map == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        let mut base = map.cast::<u8>();
         if len >= HUGE {
-            // SAFETY: advice on the mapping made above; it changes no contents. Failure only costs speed.
-            unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
+            base = base.wrapping_add(base.align_offset(HUGE));
+            // SAFETY: advice on a part of the mapping made above; it changes no contents. Failure only costs speed.
+            unsafe { libc::madvise(base.cast(), len, libc::MADV_HUGEPAGE) };
         }
-        let base = NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { base, len })
+        let (Some(map), Some(base)) = (NonNull::new(map.cast()), NonNull::new(base)) else {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        };
+        Ok(Self { base, len, map, mapped })
     }
 
     /// Start of the memory.
@@ -67,8 +76,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `new`; this value owned it alone.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        // SAFETY: start and length are those of the mmap in `new`; this value owned it alone.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.mapped) };
     }
 }
 
