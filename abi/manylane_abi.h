@@ -32,23 +32,23 @@ enum ml_policy {
  * may see any mix of two updates and still steer to a lane that drains.
  */
 struct ml_table {
-	__u32 size;			/* entries in use, 1..ML_TABLE_SIZE */
-	__u32 lane[ML_TABLE_SIZE];	/* entry -> slot of the socket array */
+	__u32 size;		   /* entries in use, 1..ML_TABLE_SIZE */
+	__u32 lane[ML_TABLE_SIZE]; /* entry -> slot of the socket array */
 	__u32 pad;
 };
 
 /* Load of one lane: two cache lines, one written by each side. */
 struct ml_load {
-	__u64 steered;	/* messages sent to the lane, by this program */
+	__u64 steered; /* messages sent to the lane, by this program */
 	__u64 pad0[7];
-	__u64 taken;	/* messages the lane has taken, by the lane's thread */
+	__u64 taken; /* messages the lane has taken, by the lane's thread */
 	__u64 pad1[7];
 };
 
 /* Per-CPU counters of the steering program; what was steered is counted per lane. */
 enum ml_steer_count {
-	ML_STEER_SHORT = 0,	/* payload shorter than the key: steered by flow */
-	ML_STEER_KERNEL = 1,	/* left to the kernel's choice: no such lane */
+	ML_STEER_SHORT = 0,  /* payload shorter than the key: steered by flow */
+	ML_STEER_KERNEL = 1, /* left to the kernel's choice: no such lane */
 	ML_STEER_COUNTS = 2,
 };
 

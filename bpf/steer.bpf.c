@@ -170,7 +170,8 @@ static __always_inline __u32 pick_lane(struct sk_reuseport_md *ctx,
 	case ML_CPU:
 		return table_lane(table, bpf_get_smp_processor_id());
 	case ML_RANDOM:
-		return table_lane(table, size ? bpf_get_prandom_u32() % size : 0);
+		return table_lane(table,
+				  size ? bpf_get_prandom_u32() % size : 0);
 	case ML_LEAST_LOADED:
 		return least_loaded_lane(table);
 	case ML_KEY:
