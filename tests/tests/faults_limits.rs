@@ -6,7 +6,7 @@ mod faults_support;
 
 use std::thread;
 
-use faults_support::{Child, LONELY, descriptors, fill_gaps, is, limit, status};
+use faults_support::{Child, LONELY, Resource, descriptors, fill_gaps, is, limit, status};
 use manylane::{Builder, Error, ErrorKind, Placement, SteeringBy};
 use manylane_testbed::skip;
 use manylane_tests::{Client, Hands, Serving, backends};
@@ -39,9 +39,9 @@ fn child_has_few_descriptors() {
         // From none at all to all but one: each step of opening meets the limit once.
         let mut refused = 0;
         for room in 0..whole + 8 {
-            limit("nofile", &(before + room).to_string());
+            limit(Resource::Nofile, Some((before + room) as u64));
             let result = open(4, by).map(drop);
-            limit("nofile", "10000");
+            limit(Resource::Nofile, None);
             assert_eq!(descriptors(), before, "{by}: a descriptor leaked with room for {room}");
             match result {
                 Ok(()) => assert!(room >= whole, "{by}: {whole} descriptors fit into {room}"),
@@ -57,10 +57,10 @@ fn child_has_few_descriptors() {
 
         // Fewer lanes fit, in the same process, under the limit that was too low.
         let few = open(1, by).map(|socket| (descriptors(), socket)).unwrap().0 - before;
-        limit("nofile", &(before + few + 4).to_string());
+        limit(Resource::Nofile, Some((before + few + 4) as u64));
         assert_eq!(open(64, by).map(drop).unwrap_err().kind(), ErrorKind::Limit, "{by}");
         works(open(1, by).unwrap());
-        limit("nofile", "10000");
+        limit(Resource::Nofile, None);
     }
 }
 
@@ -80,11 +80,11 @@ fn child_adds_a_lane_too_many() {
         let serving = Serving::echo(open(2, by).unwrap());
         let client = Client::to(serving.addr);
         fill_gaps();
-        limit("nofile", &descriptors().to_string());
+        limit(Resource::Nofile, Some(descriptors() as u64));
         let err = serving.handle.add_lane().unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Limit, "{by}: {err}");
         client.ping();
-        limit("nofile", "10000");
+        limit(Resource::Nofile, None);
         assert_eq!(serving.handle.lane_ids().len(), 2);
         serving.handle.add_lane().unwrap();
         client.ping();
@@ -112,7 +112,7 @@ fn child_has_little_memory() {
     let before = descriptors();
     // 256 lanes of 64 MiB each do not fit; how far it gets before is different each time.
     for gigabytes in [1, 2, 3] {
-        limit("as", &(status("VmSize") * 1024 + (gigabytes << 30)).to_string());
+        limit(Resource::As, Some(status("VmSize") * 1024 + (gigabytes << 30)));
         let err = large().open().map(drop).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
         let text = err.to_string();
@@ -142,9 +142,9 @@ fn child_runs_out_of_memory_anywhere() {
     // A lane takes about a megabyte, in several pieces: memory ends within each of them.
     let mut outcomes = [0, 0];
     for pages in (0..1024).step_by(5) {
-        limit("as", &(status("VmSize") * 1024 + (256 << 10) + (pages << 12)).to_string());
+        limit(Resource::As, Some(status("VmSize") * 1024 + (256 << 10) + (pages << 12)));
         let result = two().open().map(drop);
-        limit("as", "unlimited");
+        limit(Resource::As, None);
         match result {
             Ok(()) => outcomes[0] += 1,
             Err(err) => {
@@ -172,7 +172,7 @@ fn child_has_few_threads() {
         let (before, addr) = (descriptors() - lanes, socket.local_addr());
         let handle = socket.handle();
         // Room for three lanes: the limit counts every thread of the user, which has no other process.
-        limit("nproc", &(status("Threads") + 3).to_string());
+        limit(Resource::Nproc, Some(status("Threads") + 3));
         if lanes == 8 {
             let err = socket.serve(|_, _| {}).unwrap_err();
             assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
@@ -199,7 +199,7 @@ fn child_has_few_threads() {
                 assert_eq!(counters.unwrap().total().delivered, 1);
             });
         }
-        limit("nproc", "1000");
+        limit(Resource::Nproc, None);
     }
 }
 

@@ -14,9 +14,11 @@ use std::process::{Child as Process, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, fs, process};
+use std::{env, fs};
 
 use manylane_tests::PATIENCE;
+pub(crate) use rustix::process::Resource;
+use rustix::process::{Rlimit, getrlimit, setrlimit};
 
 const ROLE: &str = "MANYLANE_TEST_CHILD";
 /// A user without any privilege, and one that no other process of the machine has.
@@ -40,11 +42,12 @@ pub(crate) fn hold() {
     std::io::stdin().read_to_end(&mut rest).unwrap();
 }
 
-/// In a child: sets the soft limit `what`, as prlimit(1) calls it, of this process.
-pub(crate) fn limit(what: &str, value: &str) {
-    let pid = process::id().to_string();
-    let done = Command::new("prlimit").args(["--pid", &pid, &format!("--{what}={value}:")]).status().unwrap();
-    assert!(done.success(), "prlimit --{what}");
+/// In a child: sets a soft limit of this process; none for as much as the hard one allows.
+///
+/// By the system call: a program such as prlimit(1) would inherit the limit, and could not even start under some.
+pub(crate) fn limit(what: Resource, value: Option<u64>) {
+    let maximum = getrlimit(what).maximum;
+    setrlimit(what, Rlimit { current: value.or(maximum), maximum }).unwrap();
 }
 
 /// A number of `/proc/self/status`, such as `VmSize` (in KiB) or `Uid`.
