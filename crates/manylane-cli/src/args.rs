@@ -75,7 +75,7 @@ pub(crate) struct EchoArgs {
     /// Send trains of replies as one message (UDP GSO)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) gso: Switch,
-    /// Microseconds that a lane pauses when that saves wake-ups; 0 for never [default: 200 where lanes outnumber cores]
+    /// Microseconds that a lane pauses when that saves wake-ups; 0 for never [default: 100 for each lane that shares a core, where any do]
     #[arg(long, value_name = "MICROSECONDS")]
     pub(crate) linger: Option<u64>,
     /// Receive buffer of each lane, such as 4M [default: the system's]
@@ -258,6 +258,10 @@ pub(crate) struct BenchArgs {
     /// Receive buffer of each socket, of all receivers alike [default: 64M, or as much as this process may have]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
+    /// Microseconds that lanes and reuseport/* pause after a batch that was not full; 0 for never
+    /// [default: 100 for each thread that shares a processor, where any do]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub(crate) linger: Option<u64>,
     /// Steering of the lanes, as for `manylane echo`
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,

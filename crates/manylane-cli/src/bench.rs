@@ -116,6 +116,7 @@ fn options(
         flows: args.flows.unwrap_or(FLOWS),
         batch: args.batch,
         recv_buffer: args.recv_buffer.unwrap_or_else(bench::usual_recv_buffer),
+        linger: args.linger.map(Duration::from_micros),
         steering: args.steering,
         quick: false,
         command: command_line(),

@@ -141,6 +141,7 @@ fn fast(args: &SendArgs) -> Result<Row> {
         batch: 64,
         recv_buffer: 4 << 20,
         size: args.size,
+        linger: manylane::Builder::default_linger(args.lanes, setup.receiver_cpus().len()),
         cpus: setup.receiver_cpus().to_vec(),
         steering: manylane::Steering::Flow,
     };

@@ -14,6 +14,7 @@
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
 //! | [`netns`] | network namespaces and devices, for tests |
+//! | [`tick`] | sleeping to a common beat |
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
@@ -28,6 +29,7 @@ pub mod mmsg;
 pub mod netns;
 pub mod signal;
 pub mod sock;
+pub mod tick;
 pub mod volley;
 
 /// The result of a system call that returns -1 and sets `errno` on failure.

@@ -162,6 +162,8 @@ pub fn set_recv_timeout(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<()>
 pub struct QueueState {
     /// Memory that queued datagrams hold, in bytes with the kernel's overhead.
     pub queued_bytes: u32,
+    /// Memory at which the kernel drops what arrives: the size of the receive buffer, its overhead included.
+    pub limit_bytes: u32,
     /// Datagrams that the kernel dropped at this socket since it was opened: queue full, out of memory, wrong
     /// checksum. Wraps at 2^32.
     pub drops: u32,
@@ -172,7 +174,8 @@ pub struct QueueState {
 /// # Errors
 /// `ENOPROTOOPT` before Linux 4.12.
 pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
-    // Indices of linux/sock_diag.h: SK_MEMINFO_RMEM_ALLOC is 0, SK_MEMINFO_DROPS is 8, nine words in all.
+    // Indices of linux/sock_diag.h: SK_MEMINFO_RMEM_ALLOC is 0, SK_MEMINFO_RCVBUF is 1, SK_MEMINFO_DROPS
+    // is 8, nine words in all.
     let mut words = [0_u32; 9];
     let mut len = size_of_val(&words) as libc::socklen_t;
     let name = libc::SO_MEMINFO;
@@ -180,7 +183,7 @@ pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
     check(unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut words).cast(), &raw mut len)
     })?;
-    Ok(QueueState { queued_bytes: words[0], drops: words[8] })
+    Ok(QueueState { queued_bytes: words[0], limit_bytes: words[1], drops: words[8] })
 }
 
 /// Gives the socket's reuseport group a classic BPF program that returns the index of a socket (Linux 4.5).
@@ -262,7 +265,10 @@ mod tests {
     #[test]
     fn drops_of_a_full_queue_are_counted() {
         let fd = bound();
-        assert_eq!(queue_state(fd.as_fd()).unwrap(), QueueState::default());
+        let limit_bytes = queue_state(fd.as_fd()).unwrap().limit_bytes;
+        assert!(limit_bytes > 4096);
+        let empty = QueueState { queued_bytes: 0, limit_bytes, drops: 0 };
+        assert_eq!(queue_state(fd.as_fd()).unwrap(), empty);
         set_buffer(fd.as_fd(), Buffer::Receive, 4096).unwrap();
         let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let target = local_addr(fd.as_fd()).unwrap();

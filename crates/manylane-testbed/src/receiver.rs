@@ -107,6 +107,8 @@ pub struct ReceiverOptions {
     pub size: usize,
     /// Processors that threads are pinned to, in turn; empty for no pinning.
     pub cpus: Vec<usize>,
+    /// What lanes and `reuseport/*` pause for after a batch that was not full; zero for no pause.
+    pub linger: Duration,
     /// How lanes are steered to. Baselines have the kernel's hash.
     pub steering: Steering,
 }

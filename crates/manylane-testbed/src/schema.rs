@@ -71,6 +71,9 @@ pub struct BenchSettings {
     pub batch: usize,
     /// Receive buffer that was asked for each socket, in bytes.
     pub recv_buffer: usize,
+    /// What lanes and `reuseport/*` pause for after a batch that was not full, in microseconds, for each of `threads`.
+    #[serde(default)]
+    pub linger_micros: Vec<u64>,
     /// How the datagrams of `lane/*` find their lane, with what does it.
     pub steering: String,
     /// Largest share of datagrams that a no-loss rate may lose.

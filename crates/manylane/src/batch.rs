@@ -41,7 +41,7 @@ static NOTHING: Ancillary = Ancillary { local: None, tos: None, segment: 0, time
 /// What one receive call brought, as an iterator over its datagrams.
 pub struct Batch<'a> {
     ring: &'a RecvRing,
-    /// What the kernel said of each message; empty where it says nothing.
+    /// What the kernel said of each message that has control messages.
     said: &'a [Ancillary],
     /// Where the socket is bound: the local address of datagrams of which the kernel does not say it.
     bound: &'a SocketAddr,
@@ -119,8 +119,9 @@ impl<'a> Iterator for Batch<'a> {
             if self.next == self.messages {
                 return None;
             }
-            let Message { data, full_len, peer, .. } = self.ring.message(self.next);
-            let said = self.said.get(self.next).unwrap_or(&NOTHING);
+            let message = self.ring.message(self.next);
+            let Message { data, full_len, peer, .. } = message;
+            let said = self.said.get(self.next).filter(|_| message.has_ancillary()).unwrap_or(&NOTHING);
             self.next += 1;
             let segment = usize::from(said.segment);
             if segment == 0 || data.len() <= segment {

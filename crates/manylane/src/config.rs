@@ -8,6 +8,7 @@ use std::time::Duration;
 use manylane_bpf::abi;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::linger;
 use crate::placement::Placement;
 use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};
@@ -220,10 +221,17 @@ impl Builder {
 
     /// How long a lane of [`Socket::serve`] pauses after a small batch, while batches after a pause show that it
     /// saves wake-ups. It delays what arrives right behind another datagram, by the pause at most. Zero for never.
-    /// Default: 200 µs where lanes outnumber the cores that they are placed on, else zero.
+    /// Default: where lanes outnumber the cores that they are placed on, 100 µs for each lane that shares a core, a
+    /// millisecond at most; else zero.
     pub fn linger(&mut self, pause: Duration) -> &mut Self {
         self.linger = Some(pause);
         self
+    }
+
+    /// The pause of [`linger`](Self::linger) that so many lanes on so many cores have by default.
+    #[must_use]
+    pub fn default_linger(lanes: usize, cores: usize) -> Duration {
+        linger::default_pause(lanes, cores)
     }
 
     /// Checks the options and opens the socket: every lane is bound and ready when this returns.

@@ -30,6 +30,9 @@ pub(crate) const LEAVING: u8 = 2;
 /// The kernel refuses what is new: the lane of a socket that ends.
 pub(crate) const SHUT: u8 = 3;
 
+/// Bytes of memory that a datagram takes in the queue at worst, if it is small.
+const PAGE: usize = 4096;
+
 /// Receives that a lane which closes spends on throwing away what is left.
 const DISCARD_BUDGET: usize = 1 << 14;
 
@@ -177,6 +180,12 @@ impl Lane {
 
     pub(crate) fn is_leaving(&self) -> bool {
         self.me.is_leaving()
+    }
+
+    /// Messages that fit into the receive buffer, counted with a page each: what small frames of a device take.
+    pub(crate) fn room(&self) -> usize {
+        let state = sock::queue_state(self.me.fd.as_fd());
+        state.map_or(usize::MAX, |state| state.limit_bytes as usize / PAGE)
     }
 
     pub(crate) fn me(&self) -> &LaneShared {

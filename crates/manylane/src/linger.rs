@@ -1,9 +1,15 @@
 //! Lingering: whether a lane that has emptied its queue pauses before it asks for more.
 //!
 //! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread. Like a network
-//! card that moderates its interrupts, such a lane may pause after a batch, so that the next one is larger. The
-//! first datagram after silence is still handled at once; it is what comes right behind it that waits, for the
-//! pause at most. Decided from the sizes of batches alone: no clock is read.
+//! card that moderates its interrupts, such a lane may pause after a batch, so that the next one is larger. Lanes
+//! pause to a common beat, so that a core wakes once for all that share it. The first datagram after silence is
+//! still handled at once; it is what comes right behind it that waits, for the pause at most.
+//!
+//! 1. Now and then a pause is tried. It is kept up while the batches after it are larger than one message.
+//! 2. After a full batch there is no pause: more is waiting.
+//! 3. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
+//!
+//! Decided from the sizes of batches alone; the clock is read once a pause.
 
 use std::time::Duration;
 
@@ -11,30 +17,56 @@ use std::time::Duration;
 const TRY_EVERY: u32 = 16;
 /// Messages that a batch after a pause must bring for the pause to be worth its own wake-up.
 const WORTH: usize = 2;
+/// Below this a pause costs more than it saves.
+const SHORTEST: Duration = Duration::from_micros(25);
+/// A pause may let this share of the receive buffer fill; the rest is for bursts.
+const SHARE_OF_ROOM: usize = 4;
+
+/// How long lanes pause where `lanes` share `cores`, if the user does not say: each core wakes about every
+/// 100 µs, however many lanes share it, but each lane at least every millisecond.
+pub(crate) fn default_pause(lanes: usize, cores: usize) -> Duration {
+    match lanes.div_ceil(cores.max(1)) {
+        0 | 1 => Duration::ZERO,
+        sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
+    }
+}
 
 /// The decision of one lane.
 #[derive(Debug)]
 pub(crate) struct Linger {
+    longest: Duration,
     pause: Duration,
     batch: usize,
+    /// Messages that a pause may let queue up.
+    most: usize,
+    /// Messages of full batches since the last pause.
+    gathered: usize,
     on: bool,
     since_tried: u32,
 }
 
 impl Linger {
-    /// A lane that takes at most `batch` messages at once, and pauses for `pause`; zero for never.
-    pub(crate) fn new(pause: Duration, batch: usize) -> Self {
-        Self { pause, batch, on: false, since_tried: 0 }
+    /// A lane that takes at most `batch` messages at once, pauses for at most `longest` (zero for never), and has
+    /// room for `room` messages in its receive buffer.
+    pub(crate) fn new(longest: Duration, batch: usize, room: usize) -> Self {
+        let most = (room / SHARE_OF_ROOM).max(WORTH);
+        Self { longest, pause: longest, batch, most, gathered: 0, on: false, since_tried: 0 }
     }
 
     /// What to do after a receive that brought `messages`: how long to pause, if at all.
     #[inline]
     pub(crate) fn after(&mut self, messages: usize) -> Option<Duration> {
-        if self.pause.is_zero() {
+        if self.longest.is_zero() {
             return None;
         }
+        if messages == self.batch {
+            self.gathered += messages;
+            return None;
+        }
+        let queued = std::mem::take(&mut self.gathered) + messages;
         if self.on {
-            self.on = messages >= WORTH;
+            self.on = queued >= WORTH;
+            self.adapt(queued);
         } else {
             self.since_tried += 1;
             if self.since_tried >= TRY_EVERY {
@@ -42,8 +74,15 @@ impl Linger {
                 self.on = messages > 0;
             }
         }
-        // Half a batch: more is waiting, and a pause would only let the queue grow.
-        (self.on && messages * 2 < self.batch).then_some(self.pause)
+        (self.on && self.pause >= SHORTEST.min(self.longest)).then_some(self.pause)
+    }
+
+    fn adapt(&mut self, queued: usize) {
+        if queued > self.most {
+            self.pause /= 2;
+        } else if queued * 2 <= self.most {
+            self.pause = (self.pause.max(SHORTEST) * 2).min(self.longest);
+        }
     }
 }
 
@@ -52,18 +91,24 @@ mod tests {
     use super::*;
 
     const PAUSE: Duration = Duration::from_micros(100);
+    const ROOM: usize = 10_000;
+
+    fn lingering(room: usize) -> Linger {
+        let mut linger = Linger::new(PAUSE, 64, room);
+        assert!((1..TRY_EVERY).all(|_| linger.after(1).is_none()));
+        assert_eq!(linger.after(1), Some(PAUSE));
+        linger
+    }
 
     #[test]
     fn zero_never_pauses() {
-        let mut linger = Linger::new(Duration::ZERO, 64);
+        let mut linger = Linger::new(Duration::ZERO, 64, ROOM);
         assert!((0..100).all(|_| linger.after(1).is_none()));
     }
 
     #[test]
     fn a_pause_is_tried_now_and_then_and_kept_while_it_pays() {
-        let mut linger = Linger::new(PAUSE, 64);
-        assert!((1..TRY_EVERY).all(|_| linger.after(1).is_none()));
-        assert_eq!(linger.after(1), Some(PAUSE));
+        let mut linger = lingering(ROOM);
         assert_eq!(linger.after(5), Some(PAUSE));
         assert_eq!(linger.after(2), Some(PAUSE));
         assert_eq!(linger.after(1), None);
@@ -72,13 +117,43 @@ mod tests {
 
     #[test]
     fn a_lane_that_is_behind_or_idle_does_not_pause() {
-        let mut linger = Linger::new(PAUSE, 64);
-        for _ in 0..TRY_EVERY {
-            linger.after(40);
-        }
-        assert_eq!(linger.after(40), None);
+        let mut linger = lingering(ROOM);
+        assert_eq!(linger.after(64), None);
         assert_eq!(linger.after(3), Some(PAUSE));
         assert_eq!(linger.after(0), None);
         assert_eq!(linger.after(3), None);
+    }
+
+    #[test]
+    fn a_pause_shrinks_while_too_much_queues_up_and_grows_back() {
+        let mut linger = lingering(800);
+        assert_eq!(linger.after(64), None);
+        assert_eq!(linger.after(64), None);
+        assert_eq!(linger.after(63), Some(PAUSE));
+        assert_eq!((0..3).find_map(|_| linger.after(64)), None);
+        assert_eq!(linger.after(9), Some(PAUSE / 2));
+        assert_eq!((0..3).find_map(|_| linger.after(64)), None);
+        assert_eq!(linger.after(9), Some(PAUSE / 4));
+        assert_eq!((0..3).find_map(|_| linger.after(64)), None);
+        assert_eq!(linger.after(9), None);
+        assert_eq!(linger.after(30), Some(PAUSE / 2));
+        assert_eq!(linger.after(30), Some(PAUSE));
+        assert_eq!(linger.after(30), Some(PAUSE));
+    }
+
+    #[test]
+    fn a_small_receive_buffer_keeps_the_pause_short() {
+        let mut linger = lingering(52);
+        assert_eq!(linger.after(13), Some(PAUSE));
+        assert_eq!(linger.after(14), Some(PAUSE / 2));
+    }
+
+    #[test]
+    fn each_core_wakes_about_as_often_however_many_lanes_share_it() {
+        assert_eq!(default_pause(4, 4), Duration::ZERO);
+        assert_eq!(default_pause(1, 0), Duration::ZERO);
+        assert_eq!(default_pause(5, 4), Duration::from_micros(200));
+        assert_eq!(default_pause(8, 1), Duration::from_micros(800));
+        assert_eq!(default_pause(256, 2), Duration::from_millis(1));
     }
 }

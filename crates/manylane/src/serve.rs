@@ -8,6 +8,7 @@ use std::thread::{self, Scope};
 use std::time::Duration;
 
 use manylane_sys::mmsg::Wait;
+use manylane_sys::tick;
 
 use crate::batch::Batch;
 use crate::counters::{Counters, LaneId};
@@ -157,7 +158,7 @@ where
     }
     let stealing = shared.config.stealing;
     let idle = if stealing { IDLE_THIEF } else { IDLE };
-    let mut linger = Linger::new(shared.linger(), lane.capabilities().batch);
+    let mut linger = Linger::new(shared.linger(), lane.capabilities().batch, lane.room());
     let mut errors = 0;
     while !lane.is_leaving() {
         let taken = match lane.take_timeout(idle) {
@@ -176,7 +177,7 @@ where
             handler(batch, &mut out);
         }
         if let Some(pause) = linger.after(taken.messages) {
-            thread::sleep(pause);
+            tick::sleep(pause);
         }
     }
     // Nothing more may arrive: the lane is out of steering, or the socket ends and its door is shut.

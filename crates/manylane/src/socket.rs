@@ -23,15 +23,13 @@ use crate::holder;
 use crate::io::Capabilities;
 use crate::io::mmsg::{self, Join, MmsgIo};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
+use crate::linger;
 use crate::placement;
 use crate::serve::Event;
 use crate::steer::{Slot, Steer, SteeringInForce};
 
 /// How long the removal of a lane waits for its thread to finish the batch that it works on.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long lanes that share cores pause between batches when that pays, unless the user says.
-const CROWDED_LINGER: Duration = Duration::from_micros(200);
 
 /// What the lanes of a socket have in common.
 pub(crate) struct Shared {
@@ -86,8 +84,8 @@ impl Shared {
 
     /// How long a lane that serves pauses when that pays: see [`Builder::linger`].
     pub(crate) fn linger(&self) -> Duration {
-        let crowded = self.config.lanes > self.cpus.len().max(1) && !self.cpus.is_empty();
-        self.config.linger.unwrap_or(if crowded { CROWDED_LINGER } else { Duration::ZERO })
+        let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
+        self.config.linger.unwrap_or_else(|| linger::default_pause(self.config.lanes, cores))
     }
 
     /// The open lanes.

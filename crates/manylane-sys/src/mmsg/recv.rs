@@ -197,6 +197,13 @@ pub struct Message<'a> {
 }
 
 impl Message<'_> {
+    /// Whether the kernel said anything about the message.
+    #[inline]
+    #[must_use]
+    pub fn has_ancillary(&self) -> bool {
+        !self.control.is_empty()
+    }
+
     /// What the kernel said about the message.
     #[inline]
     #[must_use]

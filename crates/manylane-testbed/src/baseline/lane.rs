@@ -25,6 +25,7 @@ struct Lanes {
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
     let mut builder = Builder::new(options.addr)?;
     builder.engine(Engine::Mmsg).lanes(options.threads).batch(options.batch).steering(options.steering);
+    builder.linger(options.linger);
     if options.recv_buffer > 0 {
         builder.recv_buffer(options.recv_buffer);
     }

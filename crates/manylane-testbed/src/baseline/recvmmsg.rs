@@ -3,9 +3,11 @@
 
 use std::hint::black_box;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::tick;
 
 use super::crew::{self, Crew, Post};
 use crate::receiver::{ReceiverOptions, Running};
@@ -25,17 +27,31 @@ pub(crate) fn reuseport(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
 
 fn singles(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn Running>> {
     let sockets = crew::bind(options, sockets, false)?;
-    let ring = RecvOptions { batch: options.batch, buffer: options.size.max(SINGLE), control: false };
-    Crew::start(options, sockets, move |post| take_singles(post, ring))
+    // A pause of threads that share one socket would leave it to one of them.
+    let pause = if sockets.len() == 1 { Duration::ZERO } else { options.linger };
+    let ring = RecvOptions {
+        batch: options.batch,
+        buffer: std::env::var("BUF").ok().map_or(options.size.max(SINGLE), |b| b.parse().unwrap()),
+        control: std::env::var("CTRL").is_ok(),
+    };
+    Crew::start(options, sockets, move |post| take_singles(post, ring, pause))
 }
 
 pub(crate) fn gro(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
     let sockets = crew::bind(options, options.threads, true)?;
+    let pause = options.linger;
     let ring = RecvOptions { batch: options.batch, buffer: TRAIN, control: true };
-    Crew::start(options, sockets, move |post| take_trains(post, ring))
+    Crew::start(options, sockets, move |post| take_trains(post, ring, pause))
 }
 
-fn take_singles(post: &Post<'_>, ring: RecvOptions) -> Result<()> {
+/// Where threads share a core, waits for a larger batch, unless more is waiting.
+fn linger(pause: Duration, messages: usize, ring: &RecvRing) {
+    if !pause.is_zero() && messages < ring.capacity() {
+        tick::sleep(pause);
+    }
+}
+
+fn take_singles(post: &Post<'_>, ring: RecvOptions, pause: Duration) -> Result<()> {
     let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
     let mut delivered = 0;
     loop {
@@ -49,10 +65,11 @@ fn take_singles(post: &Post<'_>, ring: RecvOptions) -> Result<()> {
         }
         delivered += messages as u64;
         post.seat.show(delivered);
+        linger(pause, messages, &ring);
     }
 }
 
-fn take_trains(post: &Post<'_>, ring: RecvOptions) -> Result<()> {
+fn take_trains(post: &Post<'_>, ring: RecvOptions, pause: Duration) -> Result<()> {
     let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
     let mut delivered = 0;
     loop {
@@ -74,5 +91,6 @@ fn take_trains(post: &Post<'_>, ring: RecvOptions) -> Result<()> {
             }
         }
         post.seat.show(delivered);
+        linger(pause, messages, &ring);
     }
 }

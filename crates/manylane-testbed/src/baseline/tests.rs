@@ -10,6 +10,7 @@ fn options(threads: usize) -> ReceiverOptions {
         batch: 64,
         recv_buffer: 4 << 20,
         size: 10,
+        linger: Duration::ZERO,
         cpus: vec![0],
         steering: manylane::Steering::Flow,
     }

@@ -22,7 +22,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
-use manylane::Steering;
+use manylane::{Builder, Steering};
 use manylane_sys::sock::{self, Buffer};
 
 use crate::receiver::{Kind, ReceiverOptions};
@@ -49,6 +49,8 @@ pub struct Options {
     pub batch: usize,
     /// Receive buffer of each socket in bytes.
     pub recv_buffer: usize,
+    /// What lanes and `reuseport/*` pause for after a batch that was not full; by default what lanes do by themselves.
+    pub linger: Option<Duration>,
     /// How lanes are steered to.
     pub steering: Steering,
     /// Shorter: fewer searches, shorter samples.
@@ -64,10 +66,17 @@ impl Options {
             threads,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
+            linger: self.linger(threads, cpus.len()),
             size,
             cpus: cpus.to_vec(),
             steering: self.steering,
         }
+    }
+
+    /// The pause with so many threads on so many processors; none where threads are not pinned.
+    fn linger(&self, threads: usize, cpus: usize) -> Duration {
+        let cpus = if cpus == 0 { usize::MAX } else { cpus };
+        self.linger.unwrap_or_else(|| Builder::default_linger(threads, cpus))
     }
 
     fn settings(&self, setup: &Setup, limits: &Limits) -> BenchSettings {
@@ -87,6 +96,11 @@ impl Options {
             flows: usize::from(self.flows),
             batch: self.batch,
             recv_buffer: self.recv_buffer,
+            linger_micros: self
+                .threads
+                .iter()
+                .map(|&threads| self.linger(threads, setup.receiver_cpus().len()).as_micros() as u64)
+                .collect(),
             steering: self.steering.to_string(),
             loss_limit: limits.loss,
             quick: self.quick,

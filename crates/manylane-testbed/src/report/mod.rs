@@ -235,6 +235,10 @@ fn about(page: &mut String, document: &Document<BenchSettings, BenchRow>) -> Res
     entry("Processor of the sender", &cpus(&settings.sender_cpus));
     entry("Processors of the receivers", &cpus(&settings.receiver_cpus));
     entry("Batch, receive buffer", &format!("{} datagrams, {} bytes", settings.batch, settings.recv_buffer));
+    let pauses: Vec<String> = (settings.threads.iter().zip(&settings.linger_micros))
+        .map(|(threads, micros)| format!("{micros} µs with {threads} threads"))
+        .collect();
+    entry("Pause of lane/* and reuseport/* after a batch that was not full", &pauses.join(", "));
     entry("Steering of lanes", &settings.steering);
     for note in &settings.notes {
         entry("Note", note);

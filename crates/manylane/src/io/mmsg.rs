@@ -110,9 +110,8 @@ fn bind_error(addr: &SocketAddr, only_v6: bool, err: std::io::Error) -> Error {
 pub(crate) struct MmsgIo {
     recv: RecvRing,
     send: SendRing,
-    /// What the kernel said of each message of the last batch; stays empty without control messages.
-    said: Vec<Ancillary>,
-    control: bool,
+    /// What the kernel said of each message of the last batch; old where it said nothing.
+    said: Box<[Ancillary]>,
 }
 
 impl MmsgIo {
@@ -123,20 +122,20 @@ impl MmsgIo {
         let memory = |err| Error::system("buffers of a lane", err);
         let recv = RecvRing::new(options).map_err(memory)?;
         let send = SendRing::new(SendOptions { batch: can.batch, gso: can.gso }).map_err(memory)?;
-        Ok(Self { recv, send, said: Vec::with_capacity(can.batch), control })
+        let said = vec![Ancillary::default(); if control { can.batch } else { 0 }].into_boxed_slice();
+        Ok(Self { recv, send, said })
     }
 
     /// Takes a batch from `fd` and reads what the kernel says about it.
     #[inline]
     pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> std::io::Result<Taken> {
-        self.said.clear();
         let messages = self.recv.recv(fd, wait)?;
         let mut taken = Taken { messages, ..Taken::default() };
         for index in 0..messages {
             let message = self.recv.message(index);
             taken.bytes += message.data.len();
             taken.truncated += usize::from(message.truncated);
-            if !self.control {
+            if !message.has_ancillary() {
                 taken.datagrams += 1;
                 continue;
             }
@@ -144,7 +143,10 @@ impl MmsgIo {
             let datagrams = batch::datagrams_in(message.data.len(), said.segment);
             taken.datagrams += datagrams;
             taken.trains += usize::from(datagrams > 1);
-            self.said.push(said);
+            // There is one for each message where there are control messages at all.
+            if let Some(place) = self.said.get_mut(index) {
+                *place = said;
+            }
         }
         Ok(taken)
     }

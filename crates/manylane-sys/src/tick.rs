@@ -1,0 +1,46 @@
+//! Sleeping to a common beat.
+
+use std::ptr;
+use std::time::Duration;
+
+/// Sleeps until the monotonic clock next stands at a multiple of `period`; a signal ends it early.
+///
+/// Threads that sleep this way for the same period wake together: a CPU that several of them share programs and
+/// takes one timer interrupt for all, and wakes from idle once. The kernel's timer slack (50 µs unless the process
+/// changed it) is added, alike for all.
+pub fn sleep(period: Duration) {
+    let period = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes `now`, which lives across the call; this clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let elapsed = now.tv_sec.saturating_mul(SECOND).saturating_add(now.tv_nsec);
+    let next = elapsed.saturating_add(period - elapsed % period);
+    let at = libc::timespec { tv_sec: next / SECOND, tv_nsec: next % SECOND };
+    // SAFETY: the kernel reads `at`, which lives across the call; no remainder is asked for.
+    unsafe {
+        libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, ptr::null_mut())
+    };
+}
+
+/// Nanoseconds.
+const SECOND: i64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn sleeps_to_a_multiple_of_the_period() {
+        let period = Duration::from_millis(2);
+        sleep(period);
+        let start = Instant::now();
+        // From one beat to the next but two is at least two whole periods.
+        for _ in 0..3 {
+            sleep(period);
+        }
+        assert!(start.elapsed() >= 2 * period);
+        sleep(Duration::ZERO);
+    }
+}
