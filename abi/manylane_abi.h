@@ -52,12 +52,56 @@ enum ml_steer_count {
 	ML_STEER_COUNTS = 2,
 };
 
+/* Queues of one device that XDP serves, and sockets that may share a device. */
+#define ML_MAX_QUEUES 128
+#define ML_MAX_SOCKETS 16
+
+/* An address that a socket receives at. IPv4 is mapped (::ffff:a.b.c.d). */
+struct ml_addr {
+	__u8 ip[16];
+};
+
+/* The key of a bound port; one entry for each local address of a wildcard. */
+struct ml_port {
+	struct ml_addr addr;
+	__be16 port;
+	__u16 pad;
+};
+
+/* What the XDP program must know of its device. */
+struct ml_device {
+	__u8 mac[6];
+	__u16 pad;
+	__u32 longest; /* bytes of the longest frame that an XSK takes */
+};
+
+/*
+ * Per-CPU counters of the XDP program: why a frame was left to the kernel, or
+ * that it was not. Each frame is counted once.
+ */
+enum ml_xdp_count {
+	ML_XDP_REDIRECTED = 0, /* to the XSK of a lane */
+	ML_XDP_OTHER_MAC = 1,  /* not to this device's own address */
+	ML_XDP_VLAN = 2,       /* a VLAN that no lane takes */
+	ML_XDP_NOT_UDP = 3,    /* not IP, or not UDP */
+	ML_XDP_COMPLEX = 4,    /* fragment, IP options, extension headers */
+	ML_XDP_NO_PORT = 5,    /* UDP, but to no bound address and port */
+	ML_XDP_SOURCE = 6,     /* from an address that cannot be answered */
+	ML_XDP_LONG = 7,       /* longer than a frame of an XSK */
+	ML_XDP_NO_LANE = 8,    /* a queue that no lane serves */
+	ML_XDP_COUNTS = 9,
+};
+
 #ifdef __bpf__
 #define ML_ASSERT(cond) _Static_assert(cond, #cond)
 ML_ASSERT(sizeof(struct ml_table) == 8 + 4 * ML_TABLE_SIZE);
 ML_ASSERT(offsetof(struct ml_table, lane) == 4);
 ML_ASSERT(sizeof(struct ml_load) == 128);
 ML_ASSERT(offsetof(struct ml_load, taken) == 64);
+ML_ASSERT(sizeof(struct ml_port) == 20);
+ML_ASSERT(offsetof(struct ml_port, port) == 16);
+ML_ASSERT(sizeof(struct ml_device) == 12);
+ML_ASSERT(offsetof(struct ml_device, longest) == 8);
 #endif
 
 #endif /* MANYLANE_ABI_H */

@@ -36,3 +36,19 @@ pub const LOAD_WORDS: usize = 16;
 const _: () = assert!(size_of::<Table>() == 8 + 4 * TABLE_SIZE);
 const _: () = assert!(offset_of!(Table, lane) == 4);
 const _: () = assert!(TABLE_SIZE.is_power_of_two());
+
+/// Queues of one device that XDP serves.
+pub const MAX_QUEUES: u32 = 128;
+/// Sockets that may share a device.
+pub const MAX_SOCKETS: u32 = 16;
+
+/// A bound address and port (`struct ml_port`), as bytes: mapped IPv6 address, port in network order, zeroes.
+pub type PortKey = [u8; 20];
+/// An address (`struct ml_addr`); IPv4 is mapped.
+pub type AddrKey = [u8; 16];
+/// What the XDP program knows of its device (`struct ml_device`): hardware address, and the longest frame in bytes.
+pub type DeviceWords = [u8; 12];
+
+/// Why the XDP program left a frame to the kernel, or that it did not: indices of its counters.
+pub const XDP_COUNTS: [&str; 9] =
+    ["redirected", "other_mac", "vlan", "not_udp", "complex", "no_port", "source", "long", "no_lane"];

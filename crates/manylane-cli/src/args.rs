@@ -54,9 +54,15 @@ pub(crate) struct EchoArgs {
     /// Lanes [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) lanes: Option<usize>,
-    /// How lanes talk to the kernel: auto or mmsg
+    /// How lanes talk to the kernel: auto, mmsg, or xdp (frames past the kernel's stack; needs root)
     #[arg(long, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
+    /// Devices that engine xdp uses [default: those that have the address]
+    #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
+    pub(crate) xdp_device: Vec<String>,
+    /// Attach the program of engine xdp behind the driver (generic XDP): any device, but slower
+    #[arg(long)]
+    pub(crate) xdp_generic: bool,
     /// Which lane gets a datagram: flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH"
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,
@@ -170,7 +176,7 @@ pub(crate) struct RxArgs {
     /// Threads that receive; several are compared
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,…", value_parser = at_least_one)]
     pub(crate) threads: Vec<usize>,
-    /// Receivers to compare [default: all]
+    /// Receivers to compare [default: all; those that take frames from a device not over loopback, nor with --quick]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) receivers: Vec<Kind>,
     /// Length of a sample [default: 1s; 100ms with --quick]

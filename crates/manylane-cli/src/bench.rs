@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use manylane_testbed::bench::{self, Director, Options, Setup};
 use manylane_testbed::receiver::Kind;
@@ -65,11 +65,17 @@ impl Director for Bar {
 }
 
 fn rx(args: &RxArgs, director: &mut Bar) -> Result<()> {
-    let receivers = or_all(&args.receivers, &Kind::ALL);
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE } else { SAMPLE });
+    let mut setup = place(&args.place, &args.common)?;
+    // A quick run has no time for all, and loopback has no device to take frames from.
+    let left_out = |kind: &Kind| kind.needs_device() && (args.quick || setup.device_name().is_none());
+    let usual: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !left_out(kind)).collect();
+    let receivers = or_all(&args.receivers, &usual);
+    if let Some(kind) = receivers.iter().find(|kind| kind.needs_device() && setup.device_name().is_none()) {
+        bail!("{kind} takes frames from a device: it needs a testbed (root, without --loopback)");
+    }
     let mut options = options(&args.common, &args.threads, receivers, duration, args.rate);
     options.quick = args.quick;
-    let mut setup = place(&args.place, &args.common)?;
     let document = bench::rx::run(&mut setup, &options, director)?;
     finish(&args.common, director, "rx", &document)
 }

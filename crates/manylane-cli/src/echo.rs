@@ -57,7 +57,11 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .stealing(args.stealing)
         .ecn(args.ecn)
         .only_v6(args.only_v6)
-        .join_group(args.join_group);
+        .join_group(args.join_group)
+        .xdp_generic(args.xdp_generic);
+    if !args.xdp_device.is_empty() {
+        builder.xdp_devices(args.xdp_device.clone());
+    }
     if let Some(micros) = args.linger {
         builder.linger(Duration::from_micros(micros));
     }
@@ -145,6 +149,8 @@ struct Settings {
     addr: String,
     lanes: usize,
     engine: String,
+    /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
+    xdp_queues: Vec<String>,
     steering: String,
     steering_by: String,
     steering_why: Option<String>,
@@ -166,6 +172,7 @@ impl Settings {
             addr: socket.local_addr().to_string(),
             lanes: socket.lane_count(),
             engine: socket.engine().to_string(),
+            xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
             steering_by: steering.by.to_string(),
             steering_why: steering.why,
@@ -181,8 +188,13 @@ impl Settings {
 
     fn describe(&self) -> String {
         let why = self.steering_why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+        let queues = if self.xdp_queues.is_empty() {
+            String::new()
+        } else {
+            format!(" (queues {})", self.xdp_queues.join(" "))
+        };
         format!(
-            "{} lanes, engine {}, steering {} by {}{why}, placement {}",
+            "{} lanes, engine {}{queues}, steering {} by {}{why}, placement {}",
             self.lanes, self.engine, self.steering, self.steering_by, self.placement
         )
     }
@@ -216,6 +228,11 @@ struct Row {
     lost_denied: u64,
     lost_other: u64,
     abandoned: u64,
+    by_xdp: u64,
+    bad_checksum: u64,
+    malformed: u64,
+    xsk_dropped: u64,
+    sent_by_xdp: u64,
 }
 
 impl Row {
@@ -246,6 +263,11 @@ impl Row {
             lost_denied: counters.lost_denied,
             lost_other: counters.lost_other,
             abandoned: counters.abandoned,
+            by_xdp: counters.by_xdp,
+            bad_checksum: counters.bad_checksum,
+            malformed: counters.malformed,
+            xsk_dropped: counters.xsk_dropped,
+            sent_by_xdp: counters.sent_by_xdp,
         }
     }
 }

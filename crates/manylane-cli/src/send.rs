@@ -142,6 +142,8 @@ fn fast(args: &SendArgs) -> Result<Row> {
         recv_buffer: 4 << 20,
         size: args.size,
         linger: manylane::Builder::default_linger(args.lanes, setup.receiver_cpus().len()),
+        device: setup.device_name(),
+        ring: 2048,
         cpus: setup.receiver_cpus().to_vec(),
         steering: manylane::Steering::Flow,
     };

@@ -11,26 +11,34 @@
 //! | [`control`] | control messages: what came with a datagram, where a reply leaves from |
 //! | [`sock`] | opening, binding and options of UDP sockets |
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
+//! | [`device`] | network devices: name, hardware address, queues, driver |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
 //! | [`netns`] | network namespaces and devices, for tests |
 //! | [`tick`] | sleeping to a common beat |
+//! | [`packet`] | sending whole frames, for tests |
+//! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, to measure against |
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
+//! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 
 pub mod addr;
 pub mod barrier;
 pub mod control;
 pub mod cpu;
+pub mod device;
 pub mod map;
 pub mod measure;
 pub mod mmsg;
 pub mod netns;
+pub mod packet;
+pub mod raw_xsk;
 pub mod signal;
 pub mod sock;
 pub mod tick;
 pub mod volley;
+pub mod xsk;
 
 /// The result of a system call that returns -1 and sets `errno` on failure.
 pub(crate) fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {

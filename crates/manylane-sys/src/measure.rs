@@ -63,6 +63,13 @@ pub struct Watch {
     events: Vec<libc::epoll_event>,
 }
 
+impl AsFd for Watch {
+    /// Readable while a watched socket is: a watch can be watched.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
 impl Watch {
     /// A watch that reports at most `most` sockets at one time.
     ///

@@ -131,7 +131,7 @@ pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
     ioctl(libc::SIOCETHTOOL, &mut request)
 }
 
-fn request(name: &str) -> io::Result<libc::ifreq> {
+pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of it.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // One byte stays zero: the kernel wants the name terminated.
@@ -145,7 +145,7 @@ fn request(name: &str) -> io::Result<libc::ifreq> {
 }
 
 #[allow(clippy::unnecessary_cast, reason = "the type of an ioctl number differs between C libraries")]
-fn ioctl(number: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
+pub(crate) fn ioctl(number: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
     // SAFETY: takes no pointer.
     let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if raw < 0 {

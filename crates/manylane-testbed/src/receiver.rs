@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Result;
-use manylane::{Handle, Steering};
+use manylane::{Engine, Handle, Steering};
 
 use crate::baseline;
 
@@ -24,16 +24,22 @@ pub enum Kind {
     ReuseportGro,
     /// Ours: lanes of the engine `mmsg`.
     LaneMmsg,
+    /// A minimal loop over raw AF_XDP rings. Testbed only.
+    XskRaw,
+    /// Ours: lanes of the engine `xdp`. Testbed only.
+    LaneXdp,
 }
 
 impl Kind {
     /// All of them, baselines first.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::SocketRecvfrom,
         Self::SocketRecvmmsg,
         Self::ReuseportRecvmmsg,
         Self::ReuseportGro,
         Self::LaneMmsg,
+        Self::XskRaw,
+        Self::LaneXdp,
     ];
 
     /// The name in tables, documents and options.
@@ -44,20 +50,29 @@ impl Kind {
             Self::ReuseportRecvmmsg => "reuseport/recvmmsg",
             Self::ReuseportGro => "reuseport/gro",
             Self::LaneMmsg => "lane/mmsg",
+            Self::XskRaw => "xsk/raw",
+            Self::LaneXdp => "lane/xdp",
         }
     }
 
     /// True for what this project makes, false for what it is compared with.
     pub const fn is_ours(self) -> bool {
-        matches!(self, Self::LaneMmsg)
+        matches!(self, Self::LaneMmsg | Self::LaneXdp)
     }
 
     /// Receive queues that it has with so many threads.
     pub const fn lanes(self, threads: usize) -> usize {
         match self {
             Self::SocketRecvfrom | Self::SocketRecvmmsg => 1,
-            Self::ReuseportRecvmmsg | Self::ReuseportGro | Self::LaneMmsg => threads,
+            Self::ReuseportRecvmmsg | Self::ReuseportGro | Self::LaneMmsg | Self::XskRaw | Self::LaneXdp => {
+                threads
+            }
         }
+    }
+
+    /// Whether it takes frames from a device, so that there has to be one: not on loopback.
+    pub const fn needs_device(self) -> bool {
+        matches!(self, Self::XskRaw | Self::LaneXdp)
     }
 
     /// Starts it in the network namespace of the calling thread.
@@ -70,7 +85,9 @@ impl Kind {
             Self::SocketRecvmmsg => baseline::recvmmsg::shared(options),
             Self::ReuseportRecvmmsg => baseline::recvmmsg::reuseport(options),
             Self::ReuseportGro => baseline::recvmmsg::gro(options),
-            Self::LaneMmsg => baseline::lane::start(options),
+            Self::LaneMmsg => baseline::lane::start(options, Engine::Mmsg),
+            Self::XskRaw => baseline::xsk_raw::start(options),
+            Self::LaneXdp => baseline::lane::start(options, Engine::Xdp),
         }
     }
 }
@@ -109,6 +126,10 @@ pub struct ReceiverOptions {
     pub cpus: Vec<usize>,
     /// What lanes and `reuseport/*` pause for after a batch that was not full; zero for no pause.
     pub linger: Duration,
+    /// The device that the traffic comes in on, where there is one to take frames from.
+    pub device: Option<String>,
+    /// Entries of the rings of each queue, for what takes frames from a device.
+    pub ring: u32,
     /// How lanes are steered to. Baselines have the kernel's hash.
     pub steering: Steering,
 }

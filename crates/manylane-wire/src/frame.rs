@@ -126,8 +126,8 @@ pub struct UdpFrame<'a> {
     pub source_mac: Mac,
     /// To which station.
     pub destination_mac: Mac,
-    /// A VLAN tag.
-    pub vlan: Option<Vlan>,
+    /// VLAN tags, the outer one first.
+    pub vlans: [Option<Vlan>; 2],
     /// From where; of the same family as `destination`.
     pub source: SocketAddr,
     /// Where to.
@@ -152,7 +152,7 @@ impl UdpFrame<'_> {
         UdpFrame {
             source_mac,
             destination_mac,
-            vlan: None,
+            vlans: [None; 2],
             source,
             destination,
             traffic_class: 0,
@@ -166,7 +166,7 @@ impl UdpFrame<'_> {
     #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         let ip = if self.destination.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER };
-        HEADER + if self.vlan.is_some() { TAG } else { 0 } + ip + udp::HEADER + self.payload.len()
+        HEADER + TAG * self.vlans.iter().flatten().count() + ip + udp::HEADER + self.payload.len()
     }
 
     /// Writes the frame, with right checksums, and returns its length.
@@ -177,13 +177,25 @@ impl UdpFrame<'_> {
         let (length, there) = (self.len(), bytes.len());
         let needs = Error::Truncated { layer: Layer::Ethernet, needed: length, there };
         let frame = bytes.get_mut(..length).ok_or(needs)?;
+        let (head, payload) = frame.split_at_mut(length - self.payload.len());
+        payload.copy_from_slice(self.payload);
+        self.write_head(head)?;
+        Ok(length)
+    }
+
+    /// Writes everything but the payload, which is elsewhere already, and right behind `head` in the end: `head` is
+    /// as long as the headers.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn write_head(&self, head: &mut [u8]) -> Result<()> {
         let ethernet = Ethernet {
             destination: self.destination_mac,
             source: self.source_mac,
-            vlans: [self.vlan, None],
+            vlans: self.vlans,
             ether_type: if self.destination.is_ipv4() { ether_type::IPV4 } else { ether_type::IPV6 },
         };
-        let rest = ethernet.write(frame)?;
+        let rest = ethernet.write(head)?;
         let payload = udp::HEADER + self.payload.len();
         let datagram = match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ipv4Header {
@@ -207,9 +219,6 @@ impl UdpFrame<'_> {
             .write(rest, payload)?,
             _ => return Err(Error::MixedFamilies),
         };
-        datagram[udp::HEADER..].copy_from_slice(self.payload);
-        let (source, destination) = (self.source, self.destination);
-        udp::seal(datagram, source.ip(), source.port(), destination.ip(), destination.port())?;
-        Ok(length)
+        udp::write_head(datagram, self.source, self.destination, self.payload)
     }
 }

@@ -12,6 +12,7 @@
 //! | [`udp`] | UDP, checksum included |
 //! | [`checksum`] | the Internet checksum, and its update |
 //! | [`frame`] | a frame as a whole, layer by layer |
+//! | [`datagram`] | a received frame as one UDP datagram, checksums judged |
 //!
 //! ```
 //! use manylane_wire::ethernet::Mac;
@@ -37,6 +38,7 @@
 
 pub mod arp;
 pub mod checksum;
+pub mod datagram;
 mod error;
 pub mod ethernet;
 pub mod frame;

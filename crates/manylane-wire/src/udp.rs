@@ -1,9 +1,10 @@
 //! UDP headers (RFC 768; over IPv6, RFC 8200 section 8.1).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::bytes::{split, split_mut, take};
 use crate::checksum::Sum;
+use crate::datagram::Checksum;
 use crate::error::{Error, Layer, Result};
 
 /// Bytes of a header.
@@ -62,27 +63,45 @@ impl<'a> Udp<'a> {
     }
 }
 
-/// Writes header and checksum of a datagram whose payload is already in its place: `datagram` is the
-/// header and the payload, to its end.
+impl Udp<'_> {
+    /// What the checksum says for a packet between these addresses; see [`Checksum`].
+    #[must_use]
+    #[inline]
+    pub fn checksum_state(&self, source: IpAddr, destination: IpAddr) -> Checksum {
+        if self.checksum == 0 {
+            let optional = source.is_ipv4() && destination.is_ipv4();
+            return if optional { Checksum::Right } else { Checksum::Wrong };
+        }
+        let Ok(pseudo) = pseudo(source, destination, self.datagram.len()) else { return Checksum::Wrong };
+        if pseudo.bytes(self.datagram).holds() {
+            Checksum::Right
+        } else if pseudo.value() == self.checksum {
+            Checksum::Unfinished
+        } else {
+            Checksum::Wrong
+        }
+    }
+}
+
+/// Writes the header of a datagram, with the checksum over `payload`, which is elsewhere.
 ///
 /// # Errors
-/// When there is no room for the header, or the datagram is longer than its length field can say.
-pub fn seal(
-    datagram: &mut [u8],
-    source: IpAddr,
-    source_port: u16,
-    destination: IpAddr,
-    destination_port: u16,
+/// When there is no room for the header, the families differ, or the payload is longer than a datagram can say.
+pub fn write_head(
+    bytes: &mut [u8],
+    source: SocketAddr,
+    destination: SocketAddr,
+    payload: &[u8],
 ) -> Result<()> {
-    let sum = pseudo(source, destination, datagram.len())?;
-    let length = datagram.len() as u16;
-    let (header, _) = split_mut::<HEADER>(datagram, Layer::Udp)?;
-    header[..2].copy_from_slice(&source_port.to_be_bytes());
-    header[2..4].copy_from_slice(&destination_port.to_be_bytes());
-    header[4..6].copy_from_slice(&length.to_be_bytes());
+    let pseudo = pseudo(source.ip(), destination.ip(), HEADER + payload.len())?;
+    let (header, _) = split_mut::<HEADER>(bytes, Layer::Udp)?;
+    header[..2].copy_from_slice(&source.port().to_be_bytes());
+    header[2..4].copy_from_slice(&destination.port().to_be_bytes());
+    // `pseudo` has checked that it fits.
+    header[4..6].copy_from_slice(&((HEADER + payload.len()) as u16).to_be_bytes());
     header[6..].fill(0);
-    let checksum = on_the_wire(sum.bytes(datagram).finish());
-    datagram[6..HEADER].copy_from_slice(&checksum.to_be_bytes());
+    let checksum = on_the_wire(pseudo.bytes(header).bytes(payload).finish());
+    header[6..].copy_from_slice(&checksum.to_be_bytes());
     Ok(())
 }
 

@@ -18,7 +18,8 @@ fn folder() -> PathBuf {
 fn udp(source: &str, destination: &str, payload: &[u8], vlan: Option<Vlan>) -> Vec<u8> {
     let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
     let macs = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-    let plan = UdpFrame { payload, vlan, ..UdpFrame::new(macs.0, macs.1, source, destination) };
+    let plan =
+        UdpFrame { payload, vlans: [vlan, None], ..UdpFrame::new(macs.0, macs.1, source, destination) };
     let mut bytes = vec![0; plan.len()];
     plan.write(&mut bytes).unwrap();
     bytes

@@ -37,7 +37,7 @@ prop_compose! {
         ttl: u8,
     ) -> UdpFrame<'static> {
         let plain = UdpFrame::new(macs.0, macs.1, ends.0, ends.1);
-        UdpFrame { vlan, traffic_class, ttl, ..plain }
+        UdpFrame { vlans: [vlan, None], traffic_class, ttl, ..plain }
     }
 }
 
@@ -76,7 +76,7 @@ proptest! {
         prop_assert_eq!(frame.udp().unwrap().payload, &payload[..]);
         prop_assert_eq!(frame.ethernet.source, plan.source_mac);
         prop_assert_eq!(frame.ethernet.destination, plan.destination_mac);
-        prop_assert_eq!(frame.ethernet.vlans, [plan.vlan, None]);
+        prop_assert_eq!(frame.ethernet.vlans, plan.vlans);
         let (class, ttl) = match frame.network {
             Network::Ipv4(ip, _) => (ip.traffic_class, ip.ttl),
             Network::Ipv6(ip, _) => (ip.traffic_class, ip.hop_limit),
@@ -89,7 +89,7 @@ proptest! {
 
     #[test]
     fn a_flipped_bit_is_noticed(plan in plan(), payload in prop::collection::vec(any::<u8>(), 0..200), bit in any::<prop::sample::Index>()) {
-        let plan = UdpFrame { payload: &payload, vlan: None, ..plan };
+        let plan = UdpFrame { payload: &payload, vlans: [None; 2], ..plan };
         let mut bytes = written(&plan);
         // What checksums cover starts behind the Ethernet header.
         let bit = 14 * 8 + bit.index((bytes.len() - 14) * 8);

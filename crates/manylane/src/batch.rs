@@ -11,6 +11,8 @@ use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{Message, RecvRing};
 
+use crate::io::xdp::Frames;
+
 /// Explicit congestion notification: the two low bits of the type of service (RFC 3168, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ecn {
@@ -40,15 +42,22 @@ static NOTHING: Ancillary = Ancillary { local: None, tos: None, segment: 0, time
 
 /// What one receive call brought, as an iterator over its datagrams.
 pub struct Batch<'a> {
-    ring: &'a RecvRing,
-    /// What the kernel said of each message that has control messages.
-    said: &'a [Ancillary],
+    from: Origin<'a>,
     /// Where the socket is bound: the local address of datagrams of which the kernel does not say it.
     bound: &'a SocketAddr,
     messages: usize,
     datagrams: usize,
     next: usize,
     train: Option<Train<'a>>,
+}
+
+/// Where the bytes of a batch are.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin<'a> {
+    /// In the buffers of a ring of messages, with what the kernel said of each that has control messages.
+    Messages(&'a RecvRing, &'a [Ancillary]),
+    /// In frames of a queue.
+    Frames(Frames<'a>),
 }
 
 /// What is left of the train that is being handed out.
@@ -62,14 +71,8 @@ struct Train<'a> {
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(
-        ring: &'a RecvRing,
-        said: &'a [Ancillary],
-        bound: &'a SocketAddr,
-        messages: usize,
-        datagrams: usize,
-    ) -> Self {
-        Self { ring, said, bound, messages, datagrams, next: 0, train: None }
+    pub(crate) fn new(from: Origin<'a>, bound: &'a SocketAddr, messages: usize, datagrams: usize) -> Self {
+        Self { from, bound, messages, datagrams, next: 0, train: None }
     }
 
     /// Datagrams that have not been handed out yet.
@@ -106,7 +109,22 @@ impl<'a> Batch<'a> {
                 (payload, payload.len() + cut)
             }
         };
-        Some(Datagram { payload, full_len, peer, said, bound: self.bound })
+        Some(Datagram { payload, full_len, peer, said, bound: self.bound, frame: None })
+    }
+
+    #[inline]
+    fn next_frame(&mut self, frames: Frames<'a>) -> Option<Datagram<'a>> {
+        let meta = frames.metas.get(self.next)?;
+        self.next += 1;
+        self.datagrams -= 1;
+        Some(Datagram {
+            payload: frames.payloads.payload(meta.index),
+            full_len: meta.full_len,
+            peer: &meta.peer,
+            said: &meta.said,
+            bound: self.bound,
+            frame: Some(meta.index),
+        })
     }
 }
 
@@ -115,18 +133,29 @@ impl<'a> Iterator for Batch<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Datagram<'a>> {
+        let (ring, said) = match self.from {
+            Origin::Messages(ring, said) => (ring, said),
+            Origin::Frames(frames) => return self.next_frame(frames),
+        };
         if self.train.is_none() {
             if self.next == self.messages {
                 return None;
             }
-            let message = self.ring.message(self.next);
+            let message = ring.message(self.next);
             let Message { data, full_len, peer, .. } = message;
-            let said = self.said.get(self.next).filter(|_| message.has_ancillary()).unwrap_or(&NOTHING);
+            let said = said.get(self.next).filter(|_| message.has_ancillary()).unwrap_or(&NOTHING);
             self.next += 1;
             let segment = usize::from(said.segment);
             if segment == 0 || data.len() <= segment {
                 self.datagrams -= 1;
-                return Some(Datagram { payload: data, full_len, peer, said, bound: self.bound });
+                return Some(Datagram {
+                    payload: data,
+                    full_len,
+                    peer,
+                    said,
+                    bound: self.bound,
+                    frame: None,
+                });
             }
             self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
         }
@@ -155,6 +184,8 @@ pub struct Datagram<'a> {
     peer: &'a SockAddr,
     said: &'a Ancillary,
     bound: &'a SocketAddr,
+    /// The frame of its queue that it is in; none if it came from a kernel socket.
+    frame: Option<usize>,
 }
 
 impl<'a> Datagram<'a> {
@@ -201,6 +232,10 @@ impl<'a> Datagram<'a> {
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
         self.said.timestamp
+    }
+
+    pub(crate) fn frame(&self) -> Option<usize> {
+        self.frame
     }
 
     pub(crate) fn raw_peer(&self) -> &'a SockAddr {

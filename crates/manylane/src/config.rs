@@ -22,6 +22,9 @@ pub enum Engine {
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
     Mmsg,
+    /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
+    /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.11.
+    Xdp,
 }
 
 impl fmt::Display for Engine {
@@ -29,6 +32,7 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Self::Auto => "auto",
             Self::Mmsg => "mmsg",
+            Self::Xdp => "xdp",
         })
     }
 }
@@ -40,7 +44,8 @@ impl FromStr for Engine {
         match text {
             "auto" => Ok(Self::Auto),
             "mmsg" => Ok(Self::Mmsg),
-            _ => Err(Error::new(ErrorKind::Config, format!("engine {text:?} is none of auto, mmsg"))),
+            "xdp" => Ok(Self::Xdp),
+            _ => Err(Error::new(ErrorKind::Config, format!("engine {text:?} is none of auto, mmsg, xdp"))),
         }
     }
 }
@@ -78,6 +83,7 @@ pub struct Builder {
     join_group: bool,
     stealing: bool,
     linger: Option<Duration>,
+    xdp: XdpOptions,
 }
 
 impl Builder {
@@ -112,6 +118,7 @@ impl Builder {
             join_group: false,
             stealing: false,
             linger: None,
+            xdp: XdpOptions::default(),
         })
     }
 
@@ -228,6 +235,41 @@ impl Builder {
         self
     }
 
+    /// Engine `xdp`: the devices to use, by name. Default: the one that has the bound address; for a wildcard, and
+    /// for an address that is on no Ethernet device, all Ethernet devices that are up.
+    pub fn xdp_devices<I: Into<String>>(&mut self, names: impl IntoIterator<Item = I>) -> &mut Self {
+        self.xdp.devices = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Engine `xdp`: attach the program behind the driver (generic XDP), which works on any device and is slower.
+    /// Default: no, the driver has to support XDP.
+    pub fn xdp_generic(&mut self, on: bool) -> &mut Self {
+        self.xdp.generic = on;
+        self
+    }
+
+    /// Engine `xdp`: let the kernel copy frames into the memory of the lanes, also where the device could write them
+    /// there by itself. Default: no.
+    pub fn xdp_copy(&mut self, on: bool) -> &mut Self {
+        self.xdp.copy = on;
+        self
+    }
+
+    /// Engine `xdp`: entries of the rings of each queue, a power of two from 64 to 16,384. A queue holds twice as
+    /// many frames of 2 KiB. Default: 2048.
+    pub fn xdp_ring(&mut self, entries: u32) -> &mut Self {
+        self.xdp.ring = entries;
+        self
+    }
+
+    /// Engine `xdp`: whether there may be more lanes than queues; those without a queue are fed by the kernel.
+    /// Default: yes.
+    pub fn xdp_surplus_lanes(&mut self, on: bool) -> &mut Self {
+        self.xdp.surplus_lanes = on;
+        self
+    }
+
     /// The pause of [`linger`](Self::linger) that so many lanes on so many cores have by default.
     #[must_use]
     pub fn default_linger(lanes: usize, cores: usize) -> Duration {
@@ -241,6 +283,27 @@ impl Builder {
     /// the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
         Socket::open(self.check()?)
+    }
+
+    /// What the engine `xdp` cannot do.
+    fn check_xdp(&self) -> Result<()> {
+        let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
+        if !matches!(self.steering, Steering::Flow | Steering::Cpu) {
+            return refuse(format!(
+                "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
+                self.steering
+            ));
+        }
+        if self.timestamps {
+            return refuse("timestamps do not go with engine xdp: its frames carry none".into());
+        }
+        if self.join_group {
+            return refuse("join_group does not go with engine xdp: frames go to this process alone".into());
+        }
+        if !self.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.xdp.ring) {
+            return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.xdp.ring));
+        }
+        Ok(())
     }
 
     /// The checked form of the options.
@@ -276,13 +339,16 @@ impl Builder {
         if self.join_group && self.addr.port() == 0 {
             return Err(Error::new(ErrorKind::Config, "join_group needs a port to join, not 0"));
         }
+        if self.engine == Engine::Xdp {
+            self.check_xdp()?;
+        }
         for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
             bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
         }
         Ok(Config {
             addr: self.addr,
             lanes: range("lanes", lanes, abi::MAX_LANES)?,
-            engine: Engine::Mmsg,
+            engine: if self.engine == Engine::Xdp { Engine::Xdp } else { Engine::Mmsg },
             steering: self.steering,
             steering_by: if self.join_group { SteeringBy::Kernel } else { self.steering_by },
             placement: self.placement.clone(),
@@ -298,7 +364,24 @@ impl Builder {
             join_group: self.join_group,
             stealing: self.stealing,
             linger: self.linger,
+            xdp: self.xdp.clone(),
         })
+    }
+}
+
+/// Options of the engine `xdp`.
+#[derive(Clone, Debug)]
+pub(crate) struct XdpOptions {
+    pub(crate) devices: Option<Vec<String>>,
+    pub(crate) generic: bool,
+    pub(crate) copy: bool,
+    pub(crate) ring: u32,
+    pub(crate) surplus_lanes: bool,
+}
+
+impl Default for XdpOptions {
+    fn default() -> Self {
+        Self { devices: None, generic: false, copy: false, ring: 2048, surplus_lanes: true }
     }
 }
 
@@ -323,6 +406,7 @@ pub(crate) struct Config {
     pub(crate) join_group: bool,
     pub(crate) stealing: bool,
     pub(crate) linger: Option<Duration>,
+    pub(crate) xdp: XdpOptions,
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Counters of a lane: written by its thread alone, readable from any other without a lock.
 //!
-//! On the receiving side, `arrived = delivered + kernel_dropped + discarded`; on the sending side,
+//! On the receiving side, `arrived = delivered + kernel_dropped + discarded`, with engine `xdp` also
+//! `bad_checksum + malformed + xsk_dropped`; on the sending side,
 //! `offered = sent + every lost_… + abandoned`. The program that steers counts on its own, so that the first sum
 //! can be checked against it ([`LaneCounters::steered`]).
 
@@ -34,9 +35,13 @@ pub(crate) enum Count {
     LostOther,
     Abandoned,
     GsoFallbacks,
+    ByXdp,
+    BadChecksum,
+    Malformed,
+    SentByXdp,
 }
 
-const CELLS: usize = Count::GsoFallbacks as usize + 1;
+const CELLS: usize = Count::SentByXdp as usize + 1;
 
 /// The cells of one lane, on cache lines of their own.
 ///
@@ -88,6 +93,11 @@ impl Cells {
             lost_other: self.get(Count::LostOther),
             abandoned: self.get(Count::Abandoned),
             gso_fallbacks: self.get(Count::GsoFallbacks),
+            by_xdp: self.get(Count::ByXdp),
+            bad_checksum: self.get(Count::BadChecksum),
+            malformed: self.get(Count::Malformed),
+            xsk_dropped: 0,
+            sent_by_xdp: self.get(Count::SentByXdp),
         }
     }
 }
@@ -146,13 +156,29 @@ pub struct LaneCounters {
     pub abandoned: u64,
     /// Trains that the device or the path refused and that were sent datagram by datagram.
     pub gso_fallbacks: u64,
+    /// Delivered past the kernel's stack, from a queue of a device; the rest came through the companion socket.
+    pub by_xdp: u64,
+    /// Came from a queue of a device with a wrong checksum. (The kernel's are in `kernel_dropped`.)
+    pub bad_checksum: u64,
+    /// Came from a queue of a device with headers that are broken or lie about lengths.
+    pub malformed: u64,
+    /// Could not be put into the rings of a queue, because the lane was late or the frame did not fit.
+    pub xsk_dropped: u64,
+    /// Sent past the kernel's stack. The rest went through the companion socket.
+    pub sent_by_xdp: u64,
 }
 
 impl LaneCounters {
-    /// What has reached the lane and left it again, one way or another: `delivered + kernel_dropped + discarded`.
+    /// What has reached the lane and left it again, one way or another: `delivered + kernel_dropped +
+    /// discarded + bad_checksum + malformed + xsk_dropped`.
     #[must_use]
     pub fn arrived(&self) -> u64 {
-        self.delivered + self.kernel_dropped + self.discarded
+        self.delivered
+            + self.kernel_dropped
+            + self.discarded
+            + self.bad_checksum
+            + self.malformed
+            + self.xsk_dropped
     }
 
     /// What was to be sent and was not.
@@ -197,6 +223,11 @@ impl AddAssign for LaneCounters {
         self.lost_other += other.lost_other;
         self.abandoned += other.abandoned;
         self.gso_fallbacks += other.gso_fallbacks;
+        self.by_xdp += other.by_xdp;
+        self.bad_checksum += other.bad_checksum;
+        self.malformed += other.malformed;
+        self.xsk_dropped += other.xsk_dropped;
+        self.sent_by_xdp += other.sent_by_xdp;
     }
 }
 

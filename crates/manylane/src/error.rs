@@ -124,6 +124,17 @@ impl From<Error> for io::Error {
     }
 }
 
+/// The number of the system's error that `err` is or comes from, if there is one.
+pub(crate) fn errno_of(err: &(dyn StdError + 'static)) -> Option<i32> {
+    let mut cause = Some(err);
+    let mut code = None;
+    while let Some(err) = cause {
+        code = err.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error).or(code);
+        cause = err.source();
+    }
+    code
+}
+
 // The numbers of asm-generic/errno.h that the library tells apart; they are the same on every Linux that has
 // lanes worth the name (alpha, mips, parisc and sparc number differently and are not supported).
 pub(crate) const EPERM: i32 = 1;
@@ -132,6 +143,8 @@ pub(crate) const EIO: i32 = 5;
 pub(crate) const EAGAIN: i32 = 11;
 pub(crate) const ENOMEM: i32 = 12;
 pub(crate) const EACCES: i32 = 13;
+pub(crate) const EBUSY: i32 = 16;
+pub(crate) const EEXIST: i32 = 17;
 pub(crate) const EINVAL: i32 = 22;
 pub(crate) const ENFILE: i32 = 23;
 pub(crate) const EMFILE: i32 = 24;

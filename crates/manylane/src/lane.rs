@@ -11,10 +11,11 @@ use manylane_sys::map::SharedWords;
 use manylane_sys::mmsg::Wait;
 use manylane_sys::{cpu, sock};
 
-use crate::batch::Batch;
+use crate::batch::{Batch, Origin};
 use crate::counters::{Cells, Count, LaneCounters, LaneId};
 use crate::error::{Error, Result};
 use crate::io::mmsg::MmsgIo;
+use crate::io::xdp::XdpIo;
 use crate::io::{Capabilities, Taken};
 use crate::outbox::Outbox;
 use crate::socket::Shared;
@@ -79,6 +80,8 @@ pub struct Lane {
     shared: Arc<Shared>,
     me: Arc<LaneShared>,
     io: MmsgIo,
+    /// The queues of devices that the lane serves, with engine `xdp`; `io` is then its companion.
+    xdp: Option<XdpIo>,
     can: Capabilities,
     /// The receive timeout that the socket has.
     timeout: Option<Duration>,
@@ -104,7 +107,14 @@ impl Lane {
         load: Option<Arc<SharedWords>>,
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
-        Self { shared, me, io, can, timeout: None, load, thief: Thief::default() }
+        Self { shared, me, io, xdp: None, can, timeout: None, load, thief: Thief::default() }
+    }
+
+    /// Gives the lane queues of devices.
+    pub(crate) fn serve_queues(&mut self, xdp: XdpIo) -> Result<()> {
+        xdp.watch_companion(self.me.fd.as_fd())?;
+        self.xdp = Some(xdp);
+        Ok(())
     }
 
     /// The lane's id, unique within the socket.
@@ -163,6 +173,9 @@ impl Lane {
 
     /// Sends of the lane's own accord, without a request.
     pub fn sender(&mut self) -> Outbox<'_> {
+        if let Some(xdp) = &mut self.xdp {
+            xdp.end_batch();
+        }
         self.received(Taken::default()).out
     }
 
@@ -207,6 +220,16 @@ impl Lane {
         if timeout.is_zero() {
             return self.take(Wait::Never);
         }
+        if self.xdp.is_some() {
+            let taken = self.take(Wait::Never)?;
+            if taken.messages > 0 {
+                return Ok(taken);
+            }
+            if let Some(xdp) = &mut self.xdp {
+                xdp.wait(timeout)?;
+            }
+            return self.take(Wait::Never);
+        }
         if self.timeout != Some(timeout) {
             // Below a microsecond it would mean for ever.
             let bound = timeout.max(Duration::from_micros(1));
@@ -217,9 +240,18 @@ impl Lane {
         self.take(Wait::First)
     }
 
-    /// Takes a batch from the lane's own queue.
+    /// Takes a batch: from a queue of a device, if the lane has any and there is something, else from the lane's own
+    /// socket.
     #[inline]
     pub(crate) fn take(&mut self, wait: Wait) -> Result<Taken> {
+        if let Some(xdp) = &mut self.xdp {
+            let taken = xdp.receive(self.can.batch, self.can.datagram_size, &self.me.cells);
+            if taken.messages > 0 {
+                self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
+                self.count(taken);
+                return Ok(taken);
+            }
+        }
         let steered = self.load.as_ref().map(|(words, base)| words.load(base + abi::LOAD_STEERED));
         let taken = match self.io.recv(self.me.fd.as_fd(), wait) {
             Ok(taken) => taken,
@@ -276,11 +308,22 @@ impl Lane {
     pub(crate) fn received(&mut self, taken: Taken) -> Received<'_> {
         let (batch, ring) = self.io.split(taken, &self.shared.addr);
         let v6 = self.shared.addr.is_ipv6();
-        Received { batch, out: Outbox::new(ring.batch(), self.me.fd.as_fd(), &self.me.cells, v6) }
+        let (frames, xdp) = self.xdp.as_mut().map_or((None, None), XdpIo::split);
+        let batch = match frames {
+            Some(frames) => {
+                Batch::new(Origin::Frames(frames), &self.shared.addr, taken.messages, taken.datagrams)
+            }
+            None => batch,
+        };
+        Received { batch, out: Outbox::new(ring.batch(), self.me.fd.as_fd(), &self.me.cells, v6, xdp) }
     }
 
     /// Throws away, and counts, what is still queued.
     fn discard(&mut self) {
+        if let Some(xdp) = &mut self.xdp {
+            let left = xdp.discard(&self.me.cells);
+            self.me.cells.add(Count::Discarded, left);
+        }
         for _ in 0..DISCARD_BUDGET {
             match self.io.recv(self.me.fd.as_fd(), Wait::Never) {
                 Ok(taken) if taken.messages > 0 => {
@@ -294,7 +337,7 @@ impl Lane {
 
 impl AsFd for Lane {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.me.fd.as_fd()
+        self.xdp.as_ref().map_or_else(|| self.me.fd.as_fd(), AsFd::as_fd)
     }
 }
 
@@ -303,6 +346,9 @@ impl Drop for Lane {
     fn drop(&mut self) {
         let reusable = self.shared.leave(&self.me);
         self.discard();
+        // The XSKs close before their queues are given back, and before the counters are read for good.
+        self.shared.forget_queues(self.me.id);
+        self.xdp = None;
         self.shared.closed(&self.me, reusable);
     }
 }

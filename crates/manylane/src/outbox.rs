@@ -14,6 +14,7 @@ use manylane_sys::sock;
 use crate::batch::Datagram;
 use crate::counters::{Cells, Count};
 use crate::error as errno;
+use crate::io::xdp::send::XdpOut;
 
 /// How long one wait for space in the send buffer may take, and how many there may be in one flush.
 const WAIT: Duration = Duration::from_millis(10);
@@ -29,6 +30,8 @@ pub struct Outbox<'a> {
     fd: BorrowedFd<'a>,
     cells: &'a Cells,
     datagrams: u64,
+    /// The way out through a queue of a device, which is tried first.
+    xdp: Option<XdpOut<'a>>,
     /// Link-local sources and IPv4-mapped ones need the socket's family.
     v6: bool,
 }
@@ -43,25 +46,45 @@ pub struct Flushed {
 }
 
 impl<'a> Outbox<'a> {
-    pub(crate) fn new(queue: SendBatch<'a>, fd: BorrowedFd<'a>, cells: &'a Cells, v6: bool) -> Self {
-        Self { queue, fd, cells, datagrams: 0, v6 }
+    pub(crate) fn new(
+        queue: SendBatch<'a>,
+        fd: BorrowedFd<'a>,
+        cells: &'a Cells,
+        v6: bool,
+        xdp: Option<XdpOut<'a>>,
+    ) -> Self {
+        Self { queue, fd, cells, datagrams: 0, v6, xdp }
     }
 
     /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
     #[inline]
     pub fn reply(&mut self, request: &Datagram<'_>, payload: &[u8]) {
+        if let Some(xdp) = &mut self.xdp
+            && xdp.send(request.frame(), request.raw_peer(), request.source(), payload)
+        {
+            return self.sent_by_xdp(payload.len());
+        }
         self.copy(request.raw_peer(), request.source(), payload);
     }
 
     /// Answers `request` with bytes that live as long as the batch, such as the request's own: no copy.
     #[inline]
     pub fn reply_borrowed(&mut self, request: &Datagram<'_>, payload: &'a [u8]) {
+        let (peer, source) = (request.raw_peer(), request.source());
+        if let Some(xdp) = &mut self.xdp {
+            let sent = match request.frame() {
+                Some(frame) => xdp.reply_in_place(frame, peer, source, payload),
+                None => xdp.send(None, peer, source, payload),
+            };
+            if sent {
+                return self.sent_by_xdp(payload.len());
+            }
+        }
         self.cells.add(Count::Offered, 1);
         if payload.len() > MAX_PAYLOAD {
             self.cells.add(Count::LostTooLarge, 1);
             return;
         }
-        let (peer, source) = (request.raw_peer(), request.source());
         if !self.queue.push(peer, source, payload) {
             self.flush();
             // An empty ring takes any datagram.
@@ -74,7 +97,7 @@ impl<'a> Outbox<'a> {
     /// content) and returns how many of them make the payload.
     #[inline]
     pub fn reply_with(&mut self, request: &Datagram<'_>, len: usize, build: impl FnOnce(&mut [u8]) -> usize) {
-        self.build(request.raw_peer(), request.source(), len, build);
+        self.build((request.raw_peer(), request.source(), Some(request.frame())), len, build);
     }
 
     /// Sends a copy of `payload` to `peer`, of the lane's own accord. A dual-stack socket takes IPv4 peers too.
@@ -83,22 +106,38 @@ impl<'a> Outbox<'a> {
             SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
             other => other,
         };
-        self.copy(&SockAddr::from(peer), None, payload);
+        let peer = SockAddr::from(peer);
+        if let Some(xdp) = &mut self.xdp
+            && xdp.send(None, &peer, None, payload)
+        {
+            return self.sent_by_xdp(payload.len());
+        }
+        self.copy(&peer, None, payload);
+    }
+
+    #[inline]
+    fn sent_by_xdp(&self, bytes: usize) {
+        self.cells.add(Count::Offered, 1);
+        self.cells.add(Count::Sent, 1);
+        self.cells.add(Count::SentBytes, bytes as u64);
+        self.cells.add(Count::SentByXdp, 1);
     }
 
     #[inline]
     fn copy(&mut self, peer: &SockAddr, source: Option<Source>, payload: &[u8]) {
-        self.build(peer, source, payload.len(), |space| {
+        // By XDP it was tried already.
+        self.build((peer, source, None), payload.len(), |space| {
             space.copy_from_slice(payload);
             payload.len()
         });
     }
 
     #[inline]
+    /// Lets `build` write a payload, and sends it to `peer` from `source`: by XDP if there is a third part, the frame of
+    /// the request if it has one.
     fn build(
         &mut self,
-        peer: &SockAddr,
-        source: Option<Source>,
+        (peer, source, by_xdp): (&SockAddr, Option<Source>, Option<Option<usize>>),
         len: usize,
         build: impl FnOnce(&mut [u8]) -> usize,
     ) {
@@ -113,6 +152,11 @@ impl<'a> Outbox<'a> {
         // An empty arena has room for any datagram.
         let Some(space) = self.queue.reserve(len) else { return };
         let used = build(space).min(len);
+        if let (Some(xdp), Some(request)) = (&mut self.xdp, by_xdp)
+            && xdp.send(request, peer, source, &space[..used])
+        {
+            return self.sent_by_xdp(used);
+        }
         // Only now: `build` may panic, and what it did not finish was never offered.
         self.cells.add(Count::Offered, 1);
         if !self.queue.push_reserved(peer, source, used) {
@@ -140,6 +184,9 @@ impl<'a> Outbox<'a> {
     ///
     /// Waits for at most 100 ms in all for space in the send buffer; what does not fit then is lost and counted.
     pub fn flush(&mut self) -> Flushed {
+        if let Some(xdp) = &mut self.xdp {
+            xdp.flush();
+        }
         let done = self.send_queued();
         self.queue.clear();
         done
@@ -264,8 +311,13 @@ impl Drop for Outbox<'_> {
         if std::thread::panicking() {
             // The application failed in the middle of a batch: its replies are not to be trusted.
             self.cells.add(Count::Abandoned, self.datagrams);
-        } else if self.datagrams > 0 {
-            self.flush();
+        } else {
+            if let Some(xdp) = &mut self.xdp {
+                xdp.flush();
+            }
+            if self.datagrams > 0 {
+                self.flush();
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
@@ -22,6 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::holder;
 use crate::io::Capabilities;
 use crate::io::mmsg::{self, Join, MmsgIo};
+use crate::io::xdp::{Plane, XdpQueue};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
 use crate::linger;
 use crate::placement;
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) addr: SocketAddr,
     /// CPUs to give to lanes, in turn; empty without pinning.
     cpus: Vec<usize>,
+    /// The XDP side, with engine `xdp`.
+    xdp: OnceLock<Arc<Plane>>,
     control: Mutex<Control>,
     /// Signalled when a lane has closed.
     lane_closed: Condvar,
@@ -179,6 +182,9 @@ impl Shared {
                 return Err(Error::new(ErrorKind::LastLane, message));
             };
             control.steer.retire(lane.slot, other.fd.as_fd())?;
+            if let Some(plane) = self.xdp.get() {
+                plane.retire(lane.id);
+            }
             lane.state.store(RETIRING, Ordering::Relaxed);
         }
         barrier::settle();
@@ -203,6 +209,9 @@ impl Shared {
         if lane.state.swap(SHUT, Ordering::Relaxed) == SHUT {
             return;
         }
+        if let Some(plane) = self.xdp.get() {
+            plane.retire(lane.id);
+        }
         // Without the filter, what arrives between here and the close is lost uncounted: nothing worse.
         if sock::refuse_all(lane.fd.as_fd()).is_ok() {
             barrier::settle();
@@ -212,8 +221,7 @@ impl Shared {
     /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered.
     pub(crate) fn closed(&self, lane: &Arc<LaneShared>, reusable: bool) {
         let mut control = self.control();
-        let mut counters = lane.counters();
-        counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
+        let counters = self.counters_of(&control, lane);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
         if control.lanes.is_empty() {
@@ -239,17 +247,27 @@ impl Shared {
 
     pub(crate) fn counters(&self) -> Counters {
         let control = self.control();
-        let read = |lane: &Arc<LaneShared>| {
-            let mut counters = lane.counters();
-            counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
-            (lane.id, counters)
-        };
+        let read = |lane: &Arc<LaneShared>| (lane.id, self.counters_of(&control, lane));
         let (steered_short, steered_by_kernel) = control.steer.fallbacks();
         Counters {
             lanes: control.lanes.iter().map(read).collect(),
             closed: control.closed,
             steered_short,
             steered_by_kernel,
+        }
+    }
+
+    fn counters_of(&self, control: &Control, lane: &LaneShared) -> LaneCounters {
+        let mut counters = lane.counters();
+        counters.steered = control.steer.steered(lane.slot).map(|all| all - lane.steered_before);
+        counters.xsk_dropped = self.xdp.get().map_or(0, |plane| plane.dropped(lane.id));
+        counters
+    }
+
+    /// The queues of a lane are drained, and it closes.
+    pub(crate) fn forget_queues(&self, lane: LaneId) {
+        if let Some(plane) = self.xdp.get() {
+            plane.forget(lane);
         }
     }
 
@@ -338,6 +356,7 @@ impl Socket {
             config,
             addr,
             cpus,
+            xdp: OnceLock::new(),
             control: Mutex::new(control),
             lane_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -356,8 +375,30 @@ impl Socket {
             let lane = socket.shared.open_lane().map_err(named)?;
             socket.lanes.push(lane);
         }
+        if socket.shared.config.engine == Engine::Xdp {
+            socket.open_queues()?;
+        }
         log::info!("{addr}: {lanes} lanes, engine {}, steering {}", socket.engine(), socket.steering());
         Ok(socket)
+    }
+
+    /// Opens the XDP side: last, so that every companion is ready for what XDP does not take.
+    fn open_queues(&mut self) -> Result<()> {
+        let plane = Plane::open(&self.shared.config, self.shared.addr)?;
+        let (lanes, batch) = (self.lanes.len(), self.shared.config.batch);
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
+            lane.serve_queues(plane.serve(lane.id(), at, lanes, batch)?)?;
+        }
+        plane.start()?;
+        // It was empty: the socket is being opened.
+        _ = self.shared.xdp.set(plane);
+        Ok(())
+    }
+
+    /// The queues of devices that feed lanes, with engine `xdp`; none with any other.
+    #[must_use]
+    pub fn xdp_queues(&self) -> Vec<XdpQueue> {
+        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
     }
 
     /// The address that the socket is bound to, with the port that the kernel picked if it was to.
@@ -420,6 +461,14 @@ impl Handle {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.counters()
+    }
+
+    /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`, or why a frame was
+    /// left to the kernel), how many. Other sockets of this process on the same devices count too. Empty with any
+    /// other engine than `xdp`.
+    #[must_use]
+    pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {
+        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.counts())
     }
 
     /// The steering in force.

@@ -43,6 +43,10 @@ impl Seat {
         self.tid.store(0, Ordering::Release);
     }
 
+    pub(crate) fn delivered(&self) -> u64 {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn cpu(&self) -> Duration {
         let tid = self.tid.load(Ordering::Acquire);
         let running = if tid == 0 { None } else { measure::thread_time_of(tid).ok() };
@@ -136,7 +140,7 @@ impl Running for Crew {
         let drops =
             |socket: &Arc<UdpSocket>| sock::queue_state(socket.as_fd()).map_or(0, |state| state.drops);
         Snapshot {
-            delivered: self.seats.iter().map(|seat| seat.delivered.load(Ordering::Relaxed)).sum(),
+            delivered: self.seats.iter().map(Seat::delivered).sum(),
             kernel_dropped: self.sockets.iter().map(|socket| u64::from(drops(socket))).sum(),
             rx_cpu: self.seats.iter().map(Seat::cpu).sum(),
         }

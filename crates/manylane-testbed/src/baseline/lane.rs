@@ -22,9 +22,14 @@ struct Lanes {
     thread: Option<JoinHandle<manylane::Result<Counters>>>,
 }
 
-pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn Running>> {
     let mut builder = Builder::new(options.addr)?;
-    builder.engine(Engine::Mmsg).lanes(options.threads).batch(options.batch).steering(options.steering);
+    builder
+        .engine(engine)
+        .xdp_ring(options.ring)
+        .lanes(options.threads)
+        .batch(options.batch)
+        .steering(options.steering);
     builder.linger(options.linger);
     if options.recv_buffer > 0 {
         builder.recv_buffer(options.recv_buffer);
@@ -103,7 +108,7 @@ impl Running for Lanes {
         let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
         Snapshot {
             delivered: total.delivered,
-            kernel_dropped: total.kernel_dropped,
+            kernel_dropped: total.kernel_dropped + total.xsk_dropped,
             rx_cpu: seats.iter().map(|seat| seat.cpu()).sum(),
         }
     }

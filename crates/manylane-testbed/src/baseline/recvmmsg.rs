@@ -29,11 +29,7 @@ fn singles(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn Running>
     let sockets = crew::bind(options, sockets, false)?;
     // A pause of threads that share one socket would leave it to one of them.
     let pause = if sockets.len() == 1 { Duration::ZERO } else { options.linger };
-    let ring = RecvOptions {
-        batch: options.batch,
-        buffer: std::env::var("BUF").ok().map_or(options.size.max(SINGLE), |b| b.parse().unwrap()),
-        control: std::env::var("CTRL").is_ok(),
-    };
+    let ring = RecvOptions { batch: options.batch, buffer: options.size.max(SINGLE), control: false };
     Crew::start(options, sockets, move |post| take_singles(post, ring, pause))
 }
 

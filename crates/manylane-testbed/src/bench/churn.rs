@@ -62,7 +62,7 @@ fn half_rate(
     limits: &Limits,
     director: &mut dyn Director,
 ) -> Result<f64> {
-    let receiver = options.receiver(setup.bind_addr(), threads, size, setup.receiver_cpus());
+    let receiver = options.receiver(setup, threads, size);
     let found = no_loss_rate(limits, |pps| {
         go_on(director.stop())?;
         director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));
@@ -86,7 +86,7 @@ fn churn(
     every: Duration,
     director: &mut dyn Director,
 ) -> Result<ChurnRow> {
-    let receiver = options.receiver(setup.bind_addr(), threads, size, setup.receiver_cpus());
+    let receiver = options.receiver(setup, threads, size);
     let running = setup.start(Kind::LaneMmsg, &receiver)?;
     let lanes = running.lanes().context("lanes have a handle")?;
     let stop = Arc::new(AtomicBool::new(false));

@@ -17,7 +17,6 @@ pub use sample::measure;
 pub use search::{Found, Limits, Trial, no_loss_rate};
 pub use setup::{Load, Setup};
 
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
@@ -27,6 +26,9 @@ use manylane_sys::sock::{self, Buffer};
 
 use crate::receiver::{Kind, ReceiverOptions};
 use crate::schema::BenchSettings;
+
+/// Entries of the rings of each queue, of all receivers that have such rings.
+const RING: u32 = 4096;
 
 /// What all benchmarks share.
 #[derive(Debug, Clone)]
@@ -60,13 +62,16 @@ pub struct Options {
 }
 
 impl Options {
-    fn receiver(&self, addr: SocketAddr, threads: usize, size: usize, cpus: &[usize]) -> ReceiverOptions {
+    fn receiver(&self, setup: &Setup, threads: usize, size: usize) -> ReceiverOptions {
+        let cpus = setup.receiver_cpus();
         ReceiverOptions {
-            addr,
+            addr: setup.bind_addr(),
             threads,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
             linger: self.linger(threads, cpus.len()),
+            device: setup.device_name(),
+            ring: RING,
             size,
             cpus: cpus.to_vec(),
             steering: self.steering,

@@ -112,6 +112,14 @@ impl Setup {
         }
     }
 
+    /// Name of the device that receivers can take frames from.
+    pub fn device_name(&self) -> Option<String> {
+        match &self.place {
+            Place::Loopback => None,
+            Place::Testbed(hosts) => Some(hosts.testbed.host(1).device(0).to_owned()),
+        }
+    }
+
     /// What makes the traffic.
     pub fn sender(&self) -> &'static str {
         match &self.place {

@@ -7,8 +7,11 @@ use crate::stats::{Summary, mann_whitney, median};
 /// Differences with a higher probability of being chance are not called differences.
 const CHANCE: f64 = 0.05;
 
-/// The baselines that lanes are measured against first: a socket for each thread, as lanes have it.
-const SAME_KIND: [&str; 2] = ["reuseport/recvmmsg", "reuseport/gro"];
+/// The baselines that a lane is measured against first: a socket for each thread, as lanes have it, or the rings of
+/// a queue.
+fn same_kind(lane: &str) -> &'static [&'static str] {
+    if lane == "lane/xdp" { &["xsk/raw"] } else { &["reuseport/recvmmsg", "reuseport/gro"] }
+}
 
 /// Sentences about the rows of one payload size.
 pub(crate) fn conclude(rows: &[&BenchRow]) -> Vec<String> {
@@ -57,18 +60,23 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow]) -> Option<String> {
             .min_by(|a, b| a.rx_cpu_ns.total_cmp(&b.rx_cpu_ns))
             .copied()
     };
-    let same = cheapest(&|name| SAME_KIND.contains(&name)).or_else(|| cheapest(&|_| true))?;
+    let same = cheapest(&|name| same_kind(&lane.receiver).contains(&name))
+        .or_else(|| cheapest(&|name| name != "xsk/raw"))?;
     Some(format!(
         "{}: {} takes {:.0} ns of receiver CPU per datagram, {}.{}",
         threads(lane.threads),
         lane.receiver,
         lane.rx_cpu_ns,
         compare(lane, same),
-        match cheapest(&|name| name.starts_with("socket/")) {
-            Some(shared) if shared.receiver != same.receiver =>
-                format!(" Against one shared socket it is {}.", compare(lane, shared)),
-            _ => String::new(),
-        }
+        [("socket/", "one shared socket"), ("reuseport/", "a kernel socket for each thread")]
+            .into_iter()
+            .filter_map(|(prefix, what)| Some((cheapest(&|name| name.starts_with(prefix))?, what)))
+            .filter(|(other, _)| {
+                let family = |name: &str| name.split('/').next().map(str::to_owned);
+                family(&other.receiver) != family(&same.receiver)
+            })
+            .map(|(other, what)| format!(" Against {what} it is {}.", compare(lane, other)))
+            .collect::<String>()
     ))
 }
 

@@ -16,7 +16,7 @@ use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
 use manylane_sys::sock::{self, Buffer, Flag};
 
 use super::{Capabilities, Taken};
-use crate::batch::{self, Batch};
+use crate::batch::{self, Batch, Origin};
 use crate::config::{Config, LARGEST_DATAGRAM};
 use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
 use crate::holder;
@@ -157,6 +157,7 @@ impl MmsgIo {
         taken: Taken,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, &'a mut SendRing) {
-        (Batch::new(&self.recv, &self.said, bound, taken.messages, taken.datagrams), &mut self.send)
+        let from = Origin::Messages(&self.recv, &self.said);
+        (Batch::new(from, bound, taken.messages, taken.datagrams), &mut self.send)
     }
 }

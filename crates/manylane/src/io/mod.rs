@@ -1,6 +1,7 @@
 //! Engines: how a lane talks to the kernel. One file each, with the same few operations.
 
 pub(crate) mod mmsg;
+pub(crate) mod xdp;
 
 /// What an engine on this socket can do. Nobody asks which engine it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use manylane_sys::map::SharedWords;
 
 use super::table::Layout;
 use super::{Slot, Steering};
-use crate::error::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM, Error, ErrorKind, Result};
+use crate::error::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM, Error, ErrorKind, Result, errno_of};
 
 /// The steering table as a value of an array map: `abi::Table` in words.
 type TableWords = [u32; size_of::<abi::Table>() / 4];
@@ -37,12 +37,7 @@ pub(super) struct EbpfSteer {
 
 /// The error of a step of eBPF, of the kind that its number says.
 fn refused<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
-    let mut cause: Option<&(dyn StdError + 'static)> = Some(&err);
-    let mut code = None;
-    while let Some(err) = cause {
-        code = err.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error).or(code);
-        cause = err.source();
-    }
+    let code = errno_of(&err);
     // Without a descriptor for the types of the object aya goes on, and fails later for a reason of its own.
     if let Err(err) = std::fs::File::open("/dev/null")
         && matches!(err.raw_os_error(), Some(EMFILE | ENFILE))

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * The XDP program of one device: frames that carry a UDP datagram to a bound
+ * address go to the XSK of their queue, everything else to the kernel.
+ *
+ * It decides from headers alone and drops nothing. What it does not understand
+ * is the kernel's: the companion socket of the lane gets it from there. Lengths
+ * and checksums are verified by the lane, which can count what is wrong.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <linux/in.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "manylane_abi.h"
+
+#define IP_FRAGMENT 0x3fff /* more fragments, or an offset */
+#define VLAN_ID 0x0fff
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct ml_device);
+} ml_device SEC(".maps");
+
+/* Bound address and port to the number of the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct ml_port);
+	__type(value, __u32);
+} ml_ports SEC(".maps");
+
+/* Our own addresses: what claims to come from one of them is not taken. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct ml_addr);
+	__type(value, __u32);
+} ml_locals SEC(".maps");
+
+/* VLANs that are taken: the outer number shifted by 16, and the inner one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, __u32);
+} ml_vlans SEC(".maps");
+
+/* Number of the socket times ML_MAX_QUEUES plus queue to the XSK. */
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, ML_MAX_SOCKETS *ML_MAX_QUEUES);
+	__type(key, __u32);
+	__type(value, __u32);
+} ml_xsks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, ML_XDP_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} ml_xdp_counts SEC(".maps");
+
+struct vlan_tag {
+	__be16 control;
+	__be16 type;
+};
+
+static __always_inline int verdict(__u32 reason, int action)
+{
+	__u64 *count = bpf_map_lookup_elem(&ml_xdp_counts, &reason);
+
+	if (count)
+		(*count)++;
+	return action;
+}
+
+static __always_inline int pass(__u32 reason)
+{
+	return verdict(reason, XDP_PASS);
+}
+
+/* 1: to the device's own address; what promiscuous devices hear is not ours. */
+static __always_inline int is_to_device(const struct ethhdr *eth,
+					const struct ml_device *device)
+{
+	const __u16 *to = (const __u16 *)eth->h_dest;
+	const __u16 *ours = (const __u16 *)device->mac;
+
+	return to[0] == ours[0] && to[1] == ours[1] && to[2] == ours[2];
+}
+
+/* 2: up to two tags. Returns the type of what follows, 0 for a frame to pass. */
+static __always_inline __be16 skip_tags(void **at, void *end, __be16 type)
+{
+	__u32 vlans = 0;
+	int tags;
+
+#pragma unroll
+	for (tags = 0; tags < 2; tags++) {
+		struct vlan_tag *tag = *at;
+
+		if (type != bpf_htons(ETH_P_8021Q) &&
+		    type != bpf_htons(ETH_P_8021AD))
+			break;
+		if ((void *)(tag + 1) > end)
+			return 0;
+		vlans = vlans << 16 | (bpf_ntohs(tag->control) & VLAN_ID);
+		type = tag->type;
+		*at = tag + 1;
+	}
+	/* Number 0 is a priority without a VLAN. */
+	if (vlans && !bpf_map_lookup_elem(&ml_vlans, &vlans))
+		return 0;
+	return type;
+}
+
+static __always_inline void map_ip4(struct ml_addr *addr, __be32 ip)
+{
+	__u32 *words = (__u32 *)addr->ip;
+
+	words[0] = 0;
+	words[1] = 0;
+	words[2] = bpf_htonl(0xffff);
+	words[3] = ip;
+}
+
+/* 3: addresses, if the packet is one plain UDP datagram; else why it is not. */
+static __always_inline int read_ip4(void **at, void *end, struct ml_addr *from,
+				    struct ml_addr *to)
+{
+	struct iphdr *ip = *at;
+	__u32 source;
+
+	if ((void *)(ip + 1) > end || ip->version != 4 ||
+	    ip->protocol != IPPROTO_UDP)
+		return ML_XDP_NOT_UDP;
+	if (ip->ihl != 5 || (ip->frag_off & bpf_htons(IP_FRAGMENT)))
+		return ML_XDP_COMPLEX;
+	source = bpf_ntohl(ip->saddr);
+	/* This network, loopback, multicast, reserved, broadcast. */
+	if (source >> 24 == 0 || source >> 24 == 127 || source >> 28 >= 14)
+		return ML_XDP_SOURCE;
+	map_ip4(from, ip->saddr);
+	map_ip4(to, ip->daddr);
+	*at = ip + 1;
+	return 0;
+}
+
+static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
+				    struct ml_addr *to)
+{
+	struct ipv6hdr *ip = *at;
+
+	if ((void *)(ip + 1) > end || ip->version != 6)
+		return ML_XDP_NOT_UDP;
+	if (ip->nexthdr != IPPROTO_UDP) {
+		/* Whether UDP is behind extension headers is the kernel's to find. */
+		return ip->nexthdr == IPPROTO_TCP ||
+				       ip->nexthdr == IPPROTO_ICMPV6 ?
+			       ML_XDP_NOT_UDP :
+			       ML_XDP_COMPLEX;
+	}
+	/* Multicast, and ::/8 with unspecified, loopback, mapped addresses. */
+	if (ip->saddr.s6_addr[0] == 0xff || ip->saddr.s6_addr[0] == 0)
+		return ML_XDP_SOURCE;
+	__builtin_memcpy(from->ip, &ip->saddr, sizeof(from->ip));
+	__builtin_memcpy(to->ip, &ip->daddr, sizeof(to->ip));
+	*at = ip + 1;
+	return 0;
+}
+
+/* 4: which socket, and whether it can be answered. */
+static __always_inline int find_socket(const struct ml_port *to,
+				       const struct ml_addr *from, __u32 *index)
+{
+	__u32 *socket = bpf_map_lookup_elem(&ml_ports, to);
+
+	if (!socket)
+		return ML_XDP_NO_PORT;
+	if (bpf_map_lookup_elem(&ml_locals, from))
+		return ML_XDP_SOURCE;
+	*index = *socket * ML_MAX_QUEUES;
+	return 0;
+}
+
+static __always_inline int take(struct xdp_md *ctx, __u64 length)
+{
+	void *at = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	const __u32 zero = 0;
+	struct ml_device *device = bpf_map_lookup_elem(&ml_device, &zero);
+	struct ethhdr *eth = at;
+	struct ml_addr from;
+	struct ml_port to = {};
+	struct udphdr *udp;
+	__be16 type;
+	__u32 index;
+	int reason;
+
+	if (!device || (void *)(eth + 1) > end)
+		return pass(ML_XDP_NOT_UDP);
+	if (!is_to_device(eth, device))
+		return pass(ML_XDP_OTHER_MAC);
+	at = eth + 1;
+	type = skip_tags(&at, end, eth->h_proto);
+	if (!type)
+		return pass(ML_XDP_VLAN);
+	if (type == bpf_htons(ETH_P_IP))
+		reason = read_ip4(&at, end, &from, &to.addr);
+	else if (type == bpf_htons(ETH_P_IPV6))
+		reason = read_ip6(&at, end, &from, &to.addr);
+	else
+		reason = ML_XDP_NOT_UDP;
+	if (reason)
+		return pass(reason);
+	udp = at;
+	if ((void *)(udp + 1) > end)
+		return pass(ML_XDP_NOT_UDP);
+	to.port = udp->dest;
+	reason = find_socket(&to, &from, &index);
+	if (reason)
+		return pass(reason);
+	/* 5: an XSK would drop what does not fit its frames. */
+	if (length > device->longest)
+		return pass(ML_XDP_LONG);
+	/* 6: to the lane of this queue; if there is none, to the kernel. */
+	index += ctx->rx_queue_index;
+	if (ctx->rx_queue_index >= ML_MAX_QUEUES ||
+	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
+		return pass(ML_XDP_NO_LANE);
+	return verdict(ML_XDP_REDIRECTED, XDP_REDIRECT);
+}
+
+/* For devices whose frames may be in several pieces (Linux 5.18). */
+SEC("xdp.frags")
+int ml_take_pieces(struct xdp_md *ctx)
+{
+	return take(ctx, bpf_xdp_get_buff_len(ctx));
+}
+
+SEC("xdp")
+int ml_take(struct xdp_md *ctx)
+{
+	return take(ctx, ctx->data_end - ctx->data);
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,260 @@
+//! The rings that user space and the kernel share: one producer, one consumer, no lock.
+//!
+//! A ring is an array of slots and two counters that only grow (and wrap at 2^32): what the producer has put in,
+//! what the consumer has taken out. Each side writes its own counter and reads the other's. The ordering, for
+//! all four rings of a queue and for both directions:
+//!
+//! 1. *Slots and frames become visible.* The producer writes the slot (and, before it, the bytes of the frame
+//!    that the slot names), then stores its counter with `Release`. The consumer loads that counter with
+//!    `Acquire`. Who sees the counter sees the slot and the bytes. The kernel's side is `smp_store_release` in
+//!    `__xskq_prod_submit` and `smp_load_acquire` in `__xskq_cons_peek` (net/xdp/xsk_queue.h).
+//! 2. *Slots are not overwritten while they are read.* The consumer reads the slot, then stores its counter with
+//!    `Release`; the producer loads that counter with `Acquire` before it writes the slot again. (As a producer
+//!    the kernel relies on a control dependency here: its write cannot happen before the load that allows it.)
+//! 3. *Frames are not written while they are read.* A frame that is put into the fill ring was read by us before
+//!    (1) publishes it, so the kernel writes to it later. A frame that is in the completion ring was read by the
+//!    kernel before (1) publishes it, so we write to it later.
+//!
+//! Both sides keep a copy of the other's counter and load it again only when the copy says "full" or "empty":
+//! one load and one store for each ring and batch, however many entries it has.
+//!
+//! The counter of the other side is not trusted: one that claims more entries than the ring has counts as no
+//! progress. What is in a slot is read once, so that it cannot change between check and use.
+
+use std::ptr::NonNull;
+
+pub(super) use sync::Slot;
+use sync::{AtomicU32, Ordering, fence};
+
+/// Atomics and slots as they are.
+#[cfg(not(loom))]
+mod sync {
+    use std::cell::UnsafeCell;
+    pub(super) use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+    /// An entry of a ring; the interface is that of `loom::cell::UnsafeCell`.
+    #[repr(transparent)]
+    pub(in super::super) struct Slot<T>(UnsafeCell<T>);
+
+    impl<T> Slot<T> {
+        #[cfg(test)]
+        pub(super) fn new(value: T) -> Self {
+            Self(UnsafeCell::new(value))
+        }
+
+        pub(super) fn with<R>(&self, read: impl FnOnce(*const T) -> R) -> R {
+            read(self.0.get())
+        }
+
+        pub(super) fn with_mut<R>(&self, write: impl FnOnce(*mut T) -> R) -> R {
+            write(self.0.get())
+        }
+    }
+}
+
+/// Atomics and slots as `loom` models them.
+#[cfg(loom)]
+mod sync {
+    pub(in super::super) use loom::cell::UnsafeCell as Slot;
+    pub(super) use loom::sync::atomic::{AtomicU32, Ordering, fence};
+}
+
+/// Where the parts of a ring are.
+pub(super) struct RingMemory<T> {
+    producer: NonNull<AtomicU32>,
+    consumer: NonNull<AtomicU32>,
+    /// What the kernel tells the user of the ring; kernels before 5.4 have no such word.
+    flags: Option<NonNull<AtomicU32>>,
+    slots: NonNull<Slot<T>>,
+    entries: u32,
+}
+
+impl<T: Copy> RingMemory<T> {
+    /// # Safety
+    /// The pointers are aligned and point at memory that stays mapped and initialised as long as the producer or
+    /// consumer that is made of this: `slots` at `entries` slots, a power of two. Nothing in this process but one
+    /// producer and one consumer touches that memory, and the other side keeps to the order at the top of this
+    /// file.
+    pub(super) unsafe fn new(
+        producer: NonNull<AtomicU32>,
+        consumer: NonNull<AtomicU32>,
+        flags: Option<NonNull<AtomicU32>>,
+        slots: NonNull<Slot<T>>,
+        entries: u32,
+    ) -> Self {
+        assert!(entries.is_power_of_two());
+        Self { producer, consumer, flags, slots, entries }
+    }
+
+    fn slot(&self, index: u32) -> &Slot<T> {
+        let at = (index & (self.entries - 1)) as usize;
+        // SAFETY: the masked index is below `entries`, and that many slots are there (contract of `new`).
+        unsafe { self.slots.add(at).as_ref() }
+    }
+
+    fn producer(&self) -> &AtomicU32 {
+        // SAFETY: the word stays mapped, and every access to it is atomic (contract of `new`).
+        unsafe { self.producer.as_ref() }
+    }
+
+    fn consumer(&self) -> &AtomicU32 {
+        // SAFETY: as above.
+        unsafe { self.consumer.as_ref() }
+    }
+}
+
+/// The side that puts entries in.
+pub(super) struct Producer<T> {
+    memory: RingMemory<T>,
+    /// Put in so far, published or not.
+    next: u32,
+    /// Our counter in the ring.
+    published: u32,
+    /// The consumer's counter when it was last loaded.
+    taken: u32,
+}
+
+// SAFETY: the memory is reached through this value alone on our side (contract of `RingMemory::new`), and entries
+// may cross threads.
+unsafe impl<T: Send> Send for Producer<T> {}
+
+impl<T: Copy> Producer<T> {
+    /// The producer of a new ring, whose counters are zero.
+    pub(super) fn new(memory: RingMemory<T>) -> Self {
+        Self { memory, next: 0, published: 0, taken: 0 }
+    }
+
+    fn full(&self) -> bool {
+        self.next.wrapping_sub(self.taken) == self.memory.entries
+    }
+
+    /// Puts an entry in, to be seen by the consumer after [`publish`](Self::publish); false if the ring is full.
+    #[inline]
+    pub(super) fn put(&mut self, value: T) -> bool {
+        if self.full() {
+            self.look();
+            if self.full() {
+                return false;
+            }
+        }
+        // SAFETY: the slot is free: the consumer has released it (2), and nobody but us writes to slots.
+        self.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });
+        self.next = self.next.wrapping_add(1);
+        true
+    }
+
+    /// Loads the consumer's counter. `Acquire`: what it has released it no longer reads (2).
+    fn look(&mut self) {
+        let taken = self.memory.consumer().load(Ordering::Acquire);
+        // At most what is published can have been taken since.
+        if taken.wrapping_sub(self.taken) <= self.published.wrapping_sub(self.taken) {
+            self.taken = taken;
+        }
+    }
+
+    /// Lets the consumer see all that was put in.
+    #[inline]
+    pub(super) fn publish(&mut self) {
+        if self.published != self.next {
+            // Release: the slots, and the frames they name, are visible to whoever sees the counter (1).
+            self.memory.producer().store(self.next, Ordering::Release);
+            self.published = self.next;
+        }
+    }
+
+    /// Published entries that the consumer has not taken yet.
+    pub(super) fn waiting(&mut self) -> u32 {
+        self.look();
+        self.published.wrapping_sub(self.taken)
+    }
+
+    /// Whether the kernel wants to be told that the ring has entries; none where it cannot say so.
+    ///
+    /// The kernel sets the flag and then stops looking; we publish and then read the flag. Were our load to
+    /// overtake our store, which even x86 allows, both sides could miss each other: we see the flag still clear,
+    /// the kernel the ring still empty. The fence forbids it.
+    pub(super) fn wants_wakeup(&self) -> Option<bool> {
+        let flags = self.memory.flags?;
+        fence(Ordering::SeqCst);
+        // SAFETY: the word stays mapped, and every access to it is atomic (contract of `RingMemory::new`).
+        let flags = unsafe { flags.as_ref() }.load(Ordering::Relaxed);
+        Some(flags & libc::XDP_RING_NEED_WAKEUP != 0)
+    }
+}
+
+/// The side that takes entries out.
+pub(super) struct Consumer<T> {
+    memory: RingMemory<T>,
+    /// Taken out so far, released or not.
+    next: u32,
+    /// Our counter in the ring.
+    released: u32,
+    /// The producer's counter when it was last loaded.
+    put: u32,
+}
+
+// SAFETY: as for the producer.
+unsafe impl<T: Send> Send for Consumer<T> {}
+
+impl<T: Copy> Consumer<T> {
+    /// The consumer of a new ring, whose counters are zero.
+    pub(super) fn new(memory: RingMemory<T>) -> Self {
+        Self { memory, next: 0, released: 0, put: 0 }
+    }
+
+    /// Entries that the ring has room for.
+    pub(super) fn entries(&self) -> u32 {
+        self.memory.entries
+    }
+
+    /// Whether nothing is to be taken.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.put == self.next && self.load() == self.next
+    }
+
+    /// Takes the oldest entry; the producer may use its slot again after [`release`](Self::release).
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<T> {
+        if self.put == self.next {
+            self.put = self.load();
+            if self.put == self.next {
+                return None;
+            }
+        }
+        // SAFETY: the producer has published the slot (1), and does not write to it before we release it (2). It
+        // was written as a `T`, for which any bytes are a value where the writer is the kernel. Volatile: read
+        // once, whatever the other side does.
+        let value = self.memory.slot(self.next).with(|slot| unsafe { slot.read_volatile() });
+        self.next = self.next.wrapping_add(1);
+        Some(value)
+    }
+
+    /// The producer's counter, or ours if that one cannot be. `Acquire`: with it come the slots, and the bytes of
+    /// the frames that they name (1, 3).
+    fn load(&self) -> u32 {
+        let put = self.memory.producer().load(Ordering::Acquire);
+        if put.wrapping_sub(self.released) > self.memory.entries
+            || put.wrapping_sub(self.released) < self.next.wrapping_sub(self.released)
+        {
+            return self.next;
+        }
+        put
+    }
+
+    /// Gives the slots of all that was taken back to the producer.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        if self.released != self.next {
+            // Release: our reads of the slots come before whatever the producer writes there (2).
+            self.memory.consumer().store(self.next, Ordering::Release);
+            self.released = self.next;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;
+#[cfg(all(test, not(loom)))]
+pub(super) use tests::PlainRing;

@@ -1,0 +1,319 @@
+//! Rings in plain memory: both ends are ours, on one thread, on two, and under the model checker.
+
+use std::ptr::NonNull;
+
+use super::sync::AtomicU32;
+use super::{Consumer, Producer, RingMemory, Slot};
+
+/// A ring in memory of ours, with the same two ends as one of the kernel's.
+pub(in super::super) struct PlainRing<T> {
+    producer: AtomicU32,
+    consumer: AtomicU32,
+    pub(in super::super) flags: AtomicU32,
+    slots: Vec<Slot<T>>,
+}
+
+impl<T: Copy> PlainRing<T> {
+    pub(in super::super) fn new(entries: u32, empty: T) -> Self {
+        Self {
+            producer: AtomicU32::new(0),
+            consumer: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            slots: (0..entries).map(|_| Slot::new(empty)).collect(),
+        }
+    }
+
+    /// Its two ends; whoever has them keeps the ring where it is, alive, and asks only once.
+    pub(in super::super) fn ends(&self) -> (Producer<T>, Consumer<T>) {
+        let slots = NonNull::from(self.slots.as_slice()).cast();
+        let [of_producer, of_consumer] = [(); 2].map(|()| {
+            // SAFETY: all of it is memory of this ring, of so many slots, written and read through atomics and
+            // cells only; callers keep the ring (see above).
+            unsafe {
+                RingMemory::new(
+                    NonNull::from(&self.producer),
+                    NonNull::from(&self.consumer),
+                    Some(NonNull::from(&self.flags)),
+                    slots,
+                    self.slots.len() as u32,
+                )
+            }
+        });
+        (Producer::new(of_producer), Consumer::new(of_consumer))
+    }
+}
+
+#[cfg(not(loom))]
+mod plain {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn what_is_put_in_comes_out_once_published_and_in_order() {
+        let ring = PlainRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.ends();
+        assert!(consumer.is_empty() && consumer.take().is_none());
+        for value in 0..4 {
+            assert!(producer.put(value));
+        }
+        assert!(!producer.put(4), "full");
+        assert!(consumer.is_empty(), "not published");
+        producer.publish();
+        assert_eq!(producer.waiting(), 4);
+        assert!(!consumer.is_empty());
+        assert_eq!((consumer.take(), consumer.take()), (Some(0), Some(1)));
+        assert!(!producer.put(4), "taken but not released");
+        consumer.release();
+        assert!(producer.put(4) && producer.put(5) && !producer.put(6));
+        assert_eq!((consumer.take(), consumer.take(), consumer.take()), (Some(2), Some(3), None));
+        producer.publish();
+        assert_eq!((consumer.take(), consumer.take(), consumer.take()), (Some(4), Some(5), None));
+        consumer.release();
+        assert_eq!(producer.waiting(), 0);
+    }
+
+    #[test]
+    fn counters_wrap() {
+        let ring = PlainRing::new(2, 0_u64);
+        let (mut producer, mut consumer) = ring.ends();
+        let start = u32::MAX - 2;
+        (producer.next, producer.published, producer.taken) = (start, start, start);
+        (consumer.next, consumer.released, consumer.put) = (start, start, start);
+        ring.producer.store(start, Ordering::Relaxed);
+        ring.consumer.store(start, Ordering::Relaxed);
+        for value in 0..8 {
+            assert!(producer.put(value) && producer.put(value + 100) && !producer.put(0));
+            producer.publish();
+            assert_eq!(
+                (consumer.take(), consumer.take(), consumer.take()),
+                (Some(value), Some(value + 100), None)
+            );
+            consumer.release();
+        }
+        assert_eq!(ring.consumer.load(Ordering::Relaxed), start.wrapping_add(16));
+    }
+
+    #[test]
+    fn a_counter_that_cannot_be_counts_as_no_progress() {
+        let ring = PlainRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.ends();
+        assert!(producer.put(1) && producer.put(2));
+        producer.publish();
+        assert_eq!(consumer.take(), Some(1));
+        for claim in [7, u32::MAX, 1 << 31] {
+            ring.producer.store(claim, Ordering::Relaxed);
+            let mut again = ring.ends().1;
+            assert!(again.is_empty() && again.take().is_none(), "{claim} entries in a ring of 4");
+        }
+        // Less than was taken already.
+        assert_eq!(consumer.take(), Some(2));
+        ring.producer.store(1, Ordering::Relaxed);
+        assert!(consumer.is_empty() && consumer.take().is_none());
+        // More taken than there was.
+        ring.consumer.store(3, Ordering::Relaxed);
+        assert_eq!(producer.waiting(), 2);
+        ring.consumer.store(2, Ordering::Relaxed);
+        assert_eq!(producer.waiting(), 0);
+        ring.consumer.store(1, Ordering::Relaxed);
+        assert_eq!(producer.waiting(), 0, "taken back");
+    }
+
+    #[test]
+    fn the_kernel_asks_to_be_woken() {
+        let ring = PlainRing::new(1, 0_u64);
+        let (mut producer, _consumer) = ring.ends();
+        assert_eq!(producer.wants_wakeup(), Some(false));
+        ring.flags.store(1, Ordering::Relaxed);
+        assert_eq!(producer.wants_wakeup(), Some(true));
+        producer.memory.flags = None;
+        assert_eq!(producer.wants_wakeup(), None);
+    }
+
+    #[test]
+    fn two_threads_pass_everything_on() {
+        let count = if cfg!(miri) { 100 } else { 100_000 };
+        let ring = PlainRing::new(8, [0_u64; 2]);
+        let (mut producer, mut consumer) = ring.ends();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for value in 0..count {
+                    while !producer.put([value, !value]) {
+                        producer.publish();
+                        std::thread::yield_now();
+                    }
+                    if value % 3 == 0 {
+                        producer.publish();
+                    }
+                }
+                producer.publish();
+            });
+            for value in 0..count {
+                let got = loop {
+                    if let Some(got) = consumer.take() {
+                        break got;
+                    }
+                    consumer.release();
+                    std::thread::yield_now();
+                };
+                assert_eq!(got, [value, !value]);
+            }
+        });
+    }
+}
+
+/// Every interleaving, and every value that the memory model allows a load to see. A race on a slot fails the
+/// model as much as a wrong value.
+#[cfg(loom)]
+mod model {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicBool, Ordering, fence};
+    use loom::thread;
+
+    use super::*;
+
+    /// The ring stays alive with both ends.
+    struct Shared {
+        ring: PlainRing<u32>,
+        /// Stands for the bytes of the frames that the entries name.
+        frames: Vec<UnsafeCell<u32>>,
+    }
+
+    // SAFETY: the model checks that no two threads are in a cell at a time, which is what it is for.
+    unsafe impl Sync for Shared {}
+
+    fn shared(entries: u32, frames: u32) -> Arc<Shared> {
+        let frames = (0..frames).map(|_| UnsafeCell::new(0)).collect();
+        Arc::new(Shared { ring: PlainRing::new(entries, 0), frames })
+    }
+
+    /// More entries than the ring has slots: slots and frames are written, read, and written again.
+    #[test]
+    fn slots_and_frames_are_passed_on_without_a_race() {
+        loom::model(|| {
+            let shared = shared(2, 3);
+            let (mut producer, mut consumer) = shared.ring.ends();
+            let there = Arc::clone(&shared);
+            let other = thread::spawn(move || {
+                for frame in 0..3_u32 {
+                    // SAFETY: the model fails if the other thread reads the cell meanwhile.
+                    there.frames[frame as usize].with_mut(|bytes| unsafe { *bytes = frame + 10 });
+                    while !producer.put(frame) {
+                        thread::yield_now();
+                    }
+                    producer.publish();
+                }
+            });
+            for expected in 0..3_u32 {
+                let frame = loop {
+                    if let Some(frame) = consumer.take() {
+                        break frame;
+                    }
+                    thread::yield_now();
+                };
+                assert_eq!(frame, expected);
+                // SAFETY: the model fails if the other thread writes to the cell meanwhile.
+                let bytes = shared.frames[frame as usize].with(|bytes| unsafe { *bytes });
+                assert_eq!(bytes, expected + 10);
+                consumer.release();
+            }
+            assert!(other.join().is_ok());
+        });
+    }
+
+    /// Batches: several entries to one publication, several to one release.
+    #[test]
+    fn batches_are_passed_on_without_a_race() {
+        loom::model(|| {
+            let shared = shared(2, 0);
+            let (mut producer, mut consumer) = shared.ring.ends();
+            let there = Arc::clone(&shared);
+            let other = thread::spawn(move || {
+                let mut next = 0;
+                while next < 4 {
+                    while next < 4 && producer.put(next) {
+                        next += 1;
+                    }
+                    producer.publish();
+                    thread::yield_now();
+                }
+                drop(there);
+            });
+            let mut next = 0;
+            while next < 4 {
+                while let Some(value) = consumer.take() {
+                    assert_eq!(value, next);
+                    next += 1;
+                }
+                consumer.release();
+                thread::yield_now();
+            }
+            assert!(other.join().is_ok());
+        });
+    }
+
+    /// A frame goes out by one ring and comes back by another: it is never written by two.
+    #[test]
+    fn a_frame_that_comes_back_may_be_written_again() {
+        loom::model(|| {
+            let (fill, rx) = (shared(1, 1), shared(1, 0));
+            let (mut to_fill, mut from_fill) = fill.ring.ends();
+            let (mut to_rx, mut from_rx) = rx.ring.ends();
+            let (fill_there, rx_there) = (Arc::clone(&fill), Arc::clone(&rx));
+            let kernel = thread::spawn(move || {
+                for packet in 0..2 {
+                    let frame = loop {
+                        if let Some(frame) = from_fill.take() {
+                            break frame;
+                        }
+                        thread::yield_now();
+                    };
+                    from_fill.release();
+                    // SAFETY: the model fails if the other thread is in the cell.
+                    fill_there.frames[frame as usize].with_mut(|bytes| unsafe { *bytes = packet + 1 });
+                    assert!(to_rx.put(frame), "a ring of one, and one frame");
+                    to_rx.publish();
+                }
+                drop(rx_there);
+            });
+            for packet in 0..2 {
+                assert!(to_fill.put(0), "a ring of one, and one frame");
+                to_fill.publish();
+                let frame = loop {
+                    if let Some(frame) = from_rx.take() {
+                        break frame;
+                    }
+                    thread::yield_now();
+                };
+                from_rx.release();
+                // SAFETY: the model fails if the other thread is in the cell.
+                let bytes = fill.frames[frame as usize].with(|bytes| unsafe { *bytes });
+                assert_eq!(bytes, packet + 1);
+            }
+            assert!(kernel.join().is_ok());
+        });
+    }
+
+    /// Either we see that the kernel wants to be woken, or the kernel sees the entry.
+    #[test]
+    fn no_wakeup_is_lost() {
+        loom::model(|| {
+            let shared = shared(1, 0);
+            let (mut producer, consumer) = shared.ring.ends();
+            let there = Arc::clone(&shared);
+            let seen = Arc::new(AtomicBool::new(false));
+            let seen_there = Arc::clone(&seen);
+            let kernel = thread::spawn(move || {
+                there.ring.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                seen_there.store(!consumer.is_empty(), Ordering::Relaxed);
+            });
+            assert!(producer.put(7));
+            producer.publish();
+            let woken = producer.wants_wakeup() == Some(true);
+            assert!(kernel.join().is_ok());
+            assert!(woken || seen.load(Ordering::Relaxed), "the kernel sleeps and nobody wakes it");
+        });
+    }
+}

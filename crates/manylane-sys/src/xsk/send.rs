@@ -1,0 +1,194 @@
+//! The two views of a batch: its payloads, to be read, and the way out, where headers are rewritten in place.
+//!
+//! Both live as long as `'a`, a mutable borrow of the queue, so that no batch begins or ends and no packet's
+//! `at` changes meanwhile. Why they do not meet in memory: of a frame of the batch, payloads are the bytes from
+//! `at` on and are only read, here and by a device that sends them; [`header_mut`](Sender::header_mut) is the
+//! bytes before `at`. Fresh frames are in no batch: a frame of the batch is not free, and so not taken, before the
+//! batch ends.
+
+use std::io;
+use std::slice;
+
+use libc::xdp_desc;
+
+use super::core::{Bell, Outgoing};
+use super::frames::Packet;
+
+/// The payloads of the current batch.
+#[derive(Clone, Copy)]
+pub struct Payloads<'a> {
+    base: *mut u8,
+    packets: &'a [Packet],
+}
+
+impl<'a> Payloads<'a> {
+    /// `base` is the start of the memory that the packets lie in; both are of a queue that is mutably borrowed for
+    /// `'a`.
+    pub(super) fn new(base: *mut u8, packets: &'a [Packet]) -> Self {
+        Self { base, packets }
+    }
+
+    /// The payload of packet `i`: what [`Queue::set_payload`](super::Queue::set_payload) said, or all of it.
+    ///
+    /// # Panics
+    /// If the batch has no such packet.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self, i: usize) -> &'a [u8] {
+        let packet = &self.packets[i];
+        // SAFETY: a packet lies in the memory of the frames, which is initialised, and its payload in the packet
+        // (see `Packet`). Its frame stays in the batch for `'a`, so that the kernel does not write to it and nobody
+        // takes it; of this range nobody has a mutable slice (see the top of this file).
+        unsafe {
+            let start = self.base.add(packet.addr as usize + packet.at as usize);
+            slice::from_raw_parts(start.cast_const(), packet.payload as usize)
+        }
+    }
+}
+
+/// A free frame that was taken to be filled and sent.
+///
+/// One that is dropped, neither sent nor given back, is lost until the queue closes: it stays in
+/// [`Census::taken`](super::Census::taken).
+#[derive(Debug)]
+#[must_use = "a frame that is neither sent nor given back is lost to the queue"]
+pub struct Fresh {
+    pub(super) frame: u32,
+}
+
+/// The way out of a queue.
+pub struct Sender<'a> {
+    payloads: Payloads<'a>,
+    out: &'a mut Outgoing,
+    bell: &'a dyn Bell,
+}
+
+impl<'a> Sender<'a> {
+    pub(super) fn new(payloads: Payloads<'a>, out: &'a mut Outgoing, bell: &'a dyn Bell) -> Self {
+        Self { payloads, out, bell }
+    }
+
+    /// The header of packet `i`: the bytes before its payload.
+    ///
+    /// # Panics
+    /// If the batch has no such packet, or it was sent: the device may be reading it.
+    #[inline]
+    pub fn header_mut(&mut self, i: usize) -> &mut [u8] {
+        let packet = &self.payloads.packets[i];
+        assert!(!self.out.frames.is_sent(packet), "packet {i} was sent");
+        // SAFETY: these bytes are of a frame that the batch holds for `'a` and that no ring names (just checked);
+        // no payload has them (see the top of this file), and the slice borrows `self` mutably.
+        unsafe {
+            let start = self.payloads.base.add(packet.addr as usize);
+            slice::from_raw_parts_mut(start, packet.at as usize)
+        }
+    }
+
+    /// The payload of packet `i`, as [`Payloads::payload`].
+    ///
+    /// # Panics
+    /// If the batch has no such packet.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self, i: usize) -> &'a [u8] {
+        self.payloads.payload(i)
+    }
+
+    /// Whether packet `i` was put into the send ring.
+    ///
+    /// # Panics
+    /// If the batch has no such packet.
+    #[must_use]
+    pub fn is_sent(&self, i: usize) -> bool {
+        self.out.frames.is_sent(&self.payloads.packets[i])
+    }
+
+    /// Queues packet `i`: its header and the first `payload_len` bytes of its payload. False, and nothing is
+    /// queued, if it was sent before, if it would be empty, or if there is no room to send.
+    ///
+    /// # Panics
+    /// If the batch has no such packet, or its payload is shorter.
+    #[inline]
+    pub fn send_held(&mut self, i: usize, payload_len: usize) -> bool {
+        let packet = &self.payloads.packets[i];
+        assert!(payload_len <= packet.payload as usize, "packet {i} has no {payload_len} bytes of payload");
+        let len = packet.at + payload_len as u32;
+        // The kernel skips an empty descriptor and does not complete it: the frame would be lost.
+        if len == 0 || self.out.frames.is_sent(packet) || !self.out.has_room() {
+            return false;
+        }
+        if !self.out.tx.put(xdp_desc { addr: packet.addr, len, options: 0 }) {
+            return false;
+        }
+        self.out.frames.send_held(packet);
+        true
+    }
+
+    /// Takes a free frame; none if all that may be sent from are on their way out.
+    #[inline]
+    pub fn take(&mut self) -> Option<Fresh> {
+        if !self.out.has_room() {
+            return None;
+        }
+        let frame = self.out.frames.take().or_else(|| {
+            self.out.reap();
+            self.out.frames.take()
+        })?;
+        Some(Fresh { frame })
+    }
+
+    /// All the room of a frame that was taken.
+    ///
+    /// # Panics
+    /// If the frame was taken from another queue (where that shows).
+    #[inline]
+    pub fn fresh_mut(&mut self, fresh: &mut Fresh) -> &mut [u8] {
+        let frames = &self.out.frames;
+        assert!(frames.is_taken(fresh.frame), "a frame of another queue");
+        // SAFETY: a taken frame is a whole frame of the memory, in no ring and no batch (just checked); the slice
+        // borrows `self` mutably, so that there is no second one of the same frame.
+        unsafe {
+            let start = self.payloads.base.add(frames.addr(fresh.frame) as usize);
+            slice::from_raw_parts_mut(start, frames.size())
+        }
+    }
+
+    /// Queues the first `len` bytes of a frame that was taken.
+    ///
+    /// # Errors
+    /// The frame, if the send ring is full or `len` is zero or more than the frame has.
+    #[inline]
+    pub fn send_fresh(&mut self, fresh: Fresh, len: usize) -> Result<(), Fresh> {
+        let frames = &self.out.frames;
+        if len == 0 || len > frames.size() || !frames.is_taken(fresh.frame) {
+            return Err(fresh);
+        }
+        let desc = xdp_desc { addr: frames.addr(fresh.frame), len: len as u32, options: 0 };
+        if !self.out.tx.put(desc) {
+            return Err(fresh);
+        }
+        self.out.frames.send_taken(fresh.frame);
+        Ok(())
+    }
+
+    /// Gives a frame back that was taken and is not to be sent.
+    #[expect(clippy::needless_pass_by_value, reason = "whoever gives a frame back has it no longer")]
+    pub fn give_back(&mut self, fresh: Fresh) {
+        self.out.frames.give_back(fresh.frame);
+    }
+
+    /// Hands what was queued to the kernel, and returns how many descriptors it has not taken yet. They stay in
+    /// the ring, in order, and go with a later flush, if the device does not get to them by itself, as it does
+    /// without copying.
+    ///
+    /// With copying the sending happens in this call, until all is sent or the kernel does not get on: device
+    /// busy or down, its buffer or the completion ring full. Some kernels drop what a device that is down shall
+    /// send, and say no more than that it was busy; they may count it as not taken until the ring is empty.
+    ///
+    /// # Errors
+    /// What `sendto(2)` reports beyond these states: `ENXIO` when the device is gone.
+    #[inline]
+    pub fn flush(&mut self) -> io::Result<usize> {
+        self.out.flush(self.bell)
+    }
+}

@@ -1,0 +1,334 @@
+//! The system calls: an AF_XDP socket, its memory, its rings, its device queue.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU32;
+
+use libc::{c_int, off_t, xdp_mmap_offsets, xdp_ring_offset};
+
+use super::core::{Bell, Kick, Rings};
+use super::ring::{Consumer, Producer, RingMemory, Slot};
+use super::{Mode, QueueOptions, Statistics};
+use crate::{check, sock};
+
+/// Of asm-generic/socket.h; the libc crate does not have all of them.
+const SO_BUSY_POLL: c_int = 46;
+const SO_PREFER_BUSY_POLL: c_int = 69;
+const SO_BUSY_POLL_BUDGET: c_int = 70;
+/// Of linux/if_xdp.h (Linux 6.17): packets that one call sends at most when it copies, 32 by default.
+const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
+
+/// An AF_XDP socket.
+pub(super) struct Socket {
+    fd: OwnedFd,
+    zero_copy: bool,
+    busy: Cell<bool>,
+}
+
+impl Socket {
+    pub(super) fn open() -> io::Result<Self> {
+        // SAFETY: socket(2) takes plain integers.
+        let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, zero_copy: false, busy: Cell::new(false) })
+    }
+
+    /// Makes `len` bytes at `start` the frames of this socket; the kernel pins their pages.
+    ///
+    /// # Safety
+    /// The memory is page aligned, initialised, and stays mapped until the socket is closed. What is in it is read
+    /// and written only as the rings allow.
+    pub(super) unsafe fn register(&self, start: *mut u8, len: u64, frame_size: u32) -> io::Result<()> {
+        let region = libc::xdp_umem_reg {
+            addr: start as u64,
+            len,
+            chunk_size: frame_size,
+            headroom: 0,
+            flags: 0,
+            tx_metadata_len: 0,
+        };
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, region)
+    }
+
+    /// Makes the four rings and maps them.
+    pub(super) fn rings(&self, options: &QueueOptions) -> io::Result<(Rings, Maps)> {
+        let QueueOptions { ring, tx_ring, .. } = *options;
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, ring)?;
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, tx_ring)?;
+        self.set(libc::SOL_XDP, libc::XDP_RX_RING, ring)?;
+        self.set(libc::SOL_XDP, libc::XDP_TX_RING, tx_ring)?;
+        let (offsets, flags) = self.offsets()?;
+        let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, ring, size_of::<u64>())?;
+        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC)?;
+        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC)?;
+        let completion =
+            Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_ring, size_of::<u64>())?;
+        // SAFETY: each map is made with the offsets and the number of entries of its ring, and entries of the size
+        // of the type; fill and completion rings carry addresses, the others descriptors. `Queue` keeps the maps
+        // as long as the rings, and each ring gets the one producer or consumer that is ours to be.
+        let rings = unsafe {
+            Rings {
+                fill: Producer::new(fill.memory(&offsets.fr, flags, ring)),
+                rx: Consumer::new(rx.memory(&offsets.rx, flags, ring)),
+                tx: Producer::new(tx.memory(&offsets.tx, flags, tx_ring)),
+                completion: Consumer::new(completion.memory(&offsets.cr, flags, tx_ring)),
+            }
+        };
+        Ok((rings, Maps([fill, rx, tx, completion])))
+    }
+
+    /// Where the parts of the rings are in their mappings, and whether there are flags (Linux 5.4).
+    fn offsets(&self) -> io::Result<(xdp_mmap_offsets, bool)> {
+        let words: [u64; 16] = [0; 16];
+        let (words, len) = get(self.fd.as_fd(), libc::XDP_MMAP_OFFSETS, words)?;
+        let flags = len >= size_of::<xdp_mmap_offsets>();
+        // Four rings of four words; without flags, of three.
+        let each = if flags { 4 } else { 3 };
+        let at = |ring: usize| xdp_ring_offset {
+            producer: words[ring * each],
+            consumer: words[ring * each + 1],
+            desc: words[ring * each + 2],
+            flags: if flags { words[ring * each + 3] } else { 0 },
+        };
+        Ok((xdp_mmap_offsets { rx: at(0), tx: at(1), fr: at(2), cr: at(3) }, flags))
+    }
+
+    /// Binds to a queue of a device.
+    pub(super) fn bind(&mut self, options: &QueueOptions) -> io::Result<()> {
+        let mode = match options.mode {
+            Mode::Auto => 0,
+            Mode::Copy => libc::XDP_COPY,
+            Mode::ZeroCopy => libc::XDP_ZEROCOPY,
+        };
+        let bind = |flags: u16| {
+            let addr = libc::sockaddr_xdp {
+                sxdp_family: libc::AF_XDP as u16,
+                sxdp_flags: flags,
+                sxdp_ifindex: options.ifindex,
+                sxdp_queue_id: options.queue,
+                sxdp_shared_umem_fd: 0,
+            };
+            let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
+            // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
+            check(unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const addr).cast(), len) })
+        };
+        let bound = bind(mode | libc::XDP_USE_NEED_WAKEUP);
+        // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, twice.)
+        if bound.as_ref().is_err_and(|err| err.raw_os_error() == Some(libc::EINVAL)) {
+            bind(mode)?;
+        } else {
+            bound?;
+        }
+        // Before Linux 5.3 the question is not known; "no" only means more calls than need be.
+        self.zero_copy = get(self.fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
+            .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0);
+        Ok(())
+    }
+
+    /// Lets one call send all that the ring has room for, where the kernel knows how. Neither is needed.
+    pub(super) fn widen(&self, options: &QueueOptions) {
+        let _ = self.set(libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, options.tx_ring);
+        // Copies on their way out are charged to the socket, twice their size.
+        let bytes = (options.tx_ring as usize).saturating_mul(2 * options.frame_size as usize);
+        let _ = sock::set_buffer(self.fd.as_fd(), sock::Buffer::Send, bytes);
+    }
+
+    /// See [`Queue::busy_poll`](super::Queue::busy_poll).
+    pub(super) fn busy_poll(&self, micros: u32, budget: u32) -> io::Result<()> {
+        let optional = |name, value: u32| match self.set(libc::SOL_SOCKET, name, value) {
+            Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
+            result => result,
+        };
+        optional(SO_PREFER_BUSY_POLL, u32::from(micros > 0))?;
+        self.set(libc::SOL_SOCKET, SO_BUSY_POLL, micros)?;
+        self.busy.set(micros > 0);
+        if micros > 0 && budget > 0 {
+            optional(SO_BUSY_POLL_BUDGET, budget)?;
+        }
+        Ok(())
+    }
+
+    fn set<T: Copy>(&self, level: c_int, name: c_int, value: T) -> io::Result<()> {
+        let len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: the kernel reads `len` bytes of `value`, which lives across the call.
+        check(unsafe { libc::setsockopt(self.fd.as_raw_fd(), level, name, (&raw const value).cast(), len) })?;
+        Ok(())
+    }
+}
+
+/// What the kernel counts of the AF_XDP socket behind a descriptor, for whoever has it and not the [`Queue`].
+///
+/// [`Queue`]: super::Queue
+///
+/// # Errors
+/// What `getsockopt(2)` reports.
+pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
+    // Before Linux 5.9 only the first three.
+    let (words, _) = get(fd, libc::XDP_STATISTICS, [0_u64; 6])?;
+    let [
+        rx_dropped,
+        rx_invalid_descs,
+        tx_invalid_descs,
+        rx_ring_full,
+        rx_fill_ring_empty_descs,
+        tx_ring_empty_descs,
+    ] = words;
+    Ok(Statistics {
+        rx_dropped,
+        rx_invalid_descs,
+        tx_invalid_descs,
+        rx_ring_full,
+        rx_fill_ring_empty_descs,
+        tx_ring_empty_descs,
+    })
+}
+
+/// An option of AF_XDP: `value` as far as the kernel has overwritten it, and how many bytes it has.
+fn get<T: Plain>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result<(T, usize)> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call and for which any
+    // bytes are a value (`Plain`).
+    check(unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, (&raw mut value).cast(), &raw mut len)
+    })?;
+    Ok((value, len as usize))
+}
+
+/// Types for which any bytes are a value.
+trait Plain: Copy {}
+impl Plain for u32 {}
+impl Plain for [u64; 6] {}
+impl Plain for [u64; 16] {}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Bell for Socket {
+    #[inline]
+    fn is_zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    #[inline]
+    fn is_busy_polling(&self) -> bool {
+        self.busy.get()
+    }
+
+    fn send(&self) -> io::Result<Kick> {
+        // SAFETY: no data and no address: sendto(2) reads no memory of ours.
+        let ret =
+            unsafe { libc::sendto(self.fd.as_raw_fd(), ptr::null(), 0, libc::MSG_DONTWAIT, ptr::null(), 0) };
+        if ret >= 0 {
+            return Ok(Kick::Worked);
+        }
+        let err = io::Error::last_os_error();
+        match err.raw_os_error() {
+            // Out of budget, of socket buffer, of memory, of room in the completion ring or the device.
+            Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(Kick::Worked),
+            Some(libc::EBUSY) => Ok(Kick::Dropped),
+            Some(libc::ENETDOWN) => Ok(Kick::Down),
+            _ => Err(err),
+        }
+    }
+
+    fn receive(&self) {
+        // Errors are states here: a device that is down or gone has nothing for us.
+        // SAFETY: no room for data and none for an address: recvfrom(2) writes to no memory of ours.
+        let ret = unsafe {
+            libc::recvfrom(
+                self.fd.as_raw_fd(),
+                ptr::null_mut(),
+                0,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        };
+        // Before Linux 5.11 the socket has no receive call; polling it does the same.
+        if ret < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP) {
+            let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: the kernel reads and writes one pollfd, which lives across the call.
+            unsafe { libc::poll(&raw mut poll, 1, 0) };
+        }
+    }
+}
+
+/// The mappings of the four rings.
+pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] [Map; 4]);
+
+/// The mapping of one ring.
+struct Map {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: what is mapped is reached through the one producer or consumer made of it, which may cross threads.
+unsafe impl Send for Map {}
+
+const DESC: usize = size_of::<libc::xdp_desc>();
+
+impl Map {
+    fn new(socket: &Socket, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Self> {
+        let overflow = |_| io::Error::from_raw_os_error(libc::EOVERFLOW);
+        let len = usize::try_from(at.desc).map_err(overflow)? + entries as usize * each;
+        let page = off_t::try_from(page).map_err(|_| io::Error::from_raw_os_error(libc::EOVERFLOW))?;
+        // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                socket.fd.as_raw_fd(),
+                page,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Self { base, len })
+    }
+
+    /// # Safety
+    /// `at` and `entries` are those the map was made with, and `T` has the size it was made with and any bytes as
+    /// values. Not more than one producer or consumer is made of the result, and it is gone before the map is.
+    unsafe fn memory<T: Copy>(&self, at: &xdp_ring_offset, flags: bool, entries: u32) -> RingMemory<T> {
+        let word = |offset: u64| {
+            let offset = offset as usize;
+            assert!(
+                offset.is_multiple_of(align_of::<AtomicU32>()) && offset + size_of::<AtomicU32>() <= self.len
+            );
+            // SAFETY: inside the mapping, as was just checked.
+            unsafe { self.base.add(offset).cast::<AtomicU32>() }
+        };
+        assert!(at.desc.is_multiple_of(align_of::<T>() as u64));
+        // SAFETY: the words are inside the mapping and aligned (checked above), so are the slots, for which `new`
+        // made it long enough; the memory is the kernel's and zeroed, so initialised; the other side is the kernel.
+        // The rest is the caller's.
+        unsafe {
+            let slots = self.base.add(at.desc as usize).cast::<Slot<T>>();
+            RingMemory::new(
+                word(at.producer),
+                word(at.consumer),
+                flags.then(|| word(at.flags)),
+                slots,
+                entries,
+            )
+        }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mmap in `new`; the ring that used it is gone (contract of
+        // `memory`).
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

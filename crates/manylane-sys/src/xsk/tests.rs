@@ -1,0 +1,288 @@
+//! The queue on a kernel of plain memory.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::QueueOptions;
+use super::core::Kick;
+use super::mock::{self, HEADROOM, options};
+use super::queue::{Queue, Step};
+
+fn packet(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (number * 31 + at) as u8).collect()
+}
+
+#[test]
+fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
+    let (mock, mut core) = mock::open(options(16, 8, 8, 4));
+    assert_eq!((core.census().filling, core.census().free), (8, 8));
+    assert!(!core.has_received());
+    assert_eq!(core.receive(&mock, 4), 0);
+    assert!(mock.kernel.borrow_mut().receive(&packet(1, 60)));
+    assert!(core.has_received());
+    assert_eq!(core.receive(&mock, 4), 1);
+    assert_eq!(core.packet(0), packet(1, 60));
+    core.set_payload(0, 42, 10);
+    let (payloads, mut sender) = core.split(&mock);
+    assert_eq!(payloads.payload(0), &packet(1, 60)[42..52]);
+    assert_eq!(sender.payload(0), payloads.payload(0));
+    sender.header_mut(0).fill(7);
+    assert_eq!(sender.header_mut(0).len(), 42);
+    assert!(!sender.is_sent(0));
+    assert!(sender.send_held(0, 6));
+    assert!(sender.is_sent(0));
+    assert!(!sender.send_held(0, 6), "sent before");
+    assert_eq!(sender.flush().unwrap(), 0);
+    let expected = [vec![7; 42], packet(1, 60)[42..48].to_vec()].concat();
+    assert_eq!(mock.kernel.borrow().sent, [expected]);
+    assert_eq!((core.census().sending, core.census().held), (1, 0));
+    core.receive(&mock, 4);
+    assert_eq!(core.census().sending, 1, "not completed yet");
+    mock.kernel.borrow_mut().complete(0);
+    core.receive(&mock, 4);
+    assert_eq!((core.census().filling, core.census().free, core.census().invalid), (8, 8, 0));
+}
+
+#[test]
+fn a_frame_of_the_batch_is_not_reused_before_the_batch_ends() {
+    let (mock, mut core) = mock::open(options(4, 2, 4, 2));
+    mock.kernel.borrow_mut().receive(&packet(1, 60));
+    assert_eq!(core.receive(&mock, 2), 1);
+    let (payloads, mut sender) = core.split(&mock);
+    assert!(sender.send_held(0, 60));
+    assert_eq!(sender.flush().unwrap(), 0);
+    mock.kernel.borrow_mut().complete(0);
+    // All that may be taken is taken, and overwritten.
+    let mut taken = Vec::new();
+    while let Some(mut fresh) = sender.take() {
+        sender.fresh_mut(&mut fresh).fill(0xff);
+        taken.push(fresh);
+    }
+    assert_eq!(taken.len(), 2);
+    assert_eq!(payloads.payload(0), packet(1, 60));
+    for fresh in taken {
+        sender.give_back(fresh);
+    }
+    core.receive(&mock, 2);
+    assert_eq!((core.census().free, core.census().filling), (2, 2));
+}
+
+#[test]
+fn what_is_sent_leaves_enough_to_receive_into() {
+    let (mock, mut core) = mock::open(options(16, 8, 16, 4));
+    mock.budget.set(0);
+    let mut sender = core.split(&mock).1;
+    let mut sent = 0;
+    while let Some(fresh) = sender.take() {
+        sender.send_fresh(fresh, 60).unwrap();
+        sent += 1;
+    }
+    assert_eq!(sent, 8, "half");
+    for round in 0..4 {
+        mock.kernel.borrow_mut().receive(&packet(round, 60));
+        assert_eq!(core.receive(&mock, 4), 1);
+        assert!(!core.split(&mock).1.send_held(0, 60), "all that may be sent from is");
+    }
+    core.receive(&mock, 4);
+    assert_eq!(core.census().filling, 8);
+    // Completions are looked for when frames are short.
+    mock.budget.set(3);
+    assert_eq!(core.split(&mock).1.flush().unwrap(), 0);
+    mock.kernel.borrow_mut().complete(0);
+    assert!(core.split(&mock).1.take().is_some());
+}
+
+#[test]
+fn a_full_send_ring_takes_no_more_and_says_so() {
+    let (mock, mut core) = mock::open(options(16, 4, 2, 4));
+    for number in 0..3 {
+        mock.kernel.borrow_mut().receive(&packet(number, 60));
+    }
+    assert_eq!(core.receive(&mock, 4), 3);
+    mock.budget.set(0);
+    let mut sender = core.split(&mock).1;
+    assert!(sender.send_held(0, 60) && sender.send_held(1, 60) && !sender.send_held(2, 60));
+    assert!(!sender.is_sent(2));
+    let fresh = sender.take().unwrap();
+    let fresh = sender.send_fresh(fresh, 60).unwrap_err();
+    assert_eq!(sender.flush().unwrap(), 2, "the kernel takes nothing");
+    mock.budget.set(1);
+    assert_eq!(sender.flush().unwrap(), 0);
+    assert!(sender.send_held(2, 60));
+    sender.send_fresh(fresh, 60).unwrap();
+    assert_eq!(sender.flush().unwrap(), 2, "no room for completions");
+    (0..2).for_each(|_| mock.kernel.borrow_mut().complete(0));
+    assert_eq!(sender.flush().unwrap(), 0, "which the flush itself makes");
+    assert_eq!(mock.kernel.borrow().sent.len(), 4);
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused() {
+    let (mock, mut core) = mock::open(options(8, 4, 4, 4));
+    mock.kernel.borrow_mut().receive(&packet(0, 60));
+    assert_eq!(core.receive(&mock, 4), 1);
+    core.set_payload(0, 0, 60);
+    let mut sender = core.split(&mock).1;
+    assert!(!sender.send_held(0, 0), "an empty descriptor would never complete");
+    let mut fresh = sender.take().unwrap();
+    assert_eq!(sender.fresh_mut(&mut fresh).len(), 2048);
+    let fresh = sender.send_fresh(fresh, 0).unwrap_err();
+    let fresh = sender.send_fresh(fresh, 2049).unwrap_err();
+    sender.give_back(fresh);
+    assert_eq!((core.census().held, core.census().taken), (1, 0));
+}
+
+#[test]
+fn a_frame_that_is_dropped_stays_counted() {
+    let (mock, mut core) = mock::open(options(8, 4, 4, 4));
+    let mut sender = core.split(&mock).1;
+    drop(sender.take().unwrap());
+    core.receive(&mock, 4);
+    assert_eq!((core.census().taken, core.census().total()), (1, 8));
+}
+
+#[test]
+fn flush_goes_on_as_long_as_the_kernel_gets_on() {
+    let (mock, mut core) = mock::open(options(64, 16, 32, 16));
+    let send = |core: &mut super::core::Core, count| {
+        let mut sender = core.split(&mock).1;
+        for _ in 0..count {
+            let fresh = sender.take().unwrap();
+            sender.send_fresh(fresh, 60).unwrap();
+        }
+        mock.send_calls.set(0);
+        sender.flush()
+    };
+    let complete = || (0..64).for_each(|_| mock.kernel.borrow_mut().complete(0));
+    mock.budget.set(4);
+    assert_eq!((send(&mut core, 10).unwrap(), mock.send_calls.get()), (0, 3));
+    complete();
+    assert_eq!(
+        (send(&mut core, 0).unwrap(), mock.send_calls.get()),
+        (0, 0),
+        "nothing to send, nothing asked"
+    );
+    // Busy drops one at a time.
+    mock.budget.set(1);
+    mock.answer.set(|| Ok(Kick::Dropped));
+    assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (0, 5));
+    complete();
+    // Busy, and never getting on: bounded.
+    mock.budget.set(0);
+    assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (5, 7));
+    mock.answer.set(|| Ok(Kick::Down));
+    assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (6, 1));
+    mock.answer.set(|| Err(io::Error::from_raw_os_error(libc::ENXIO)));
+    assert_eq!(send(&mut core, 0).unwrap_err().raw_os_error(), Some(libc::ENXIO));
+    mock.answer.set(|| Ok(Kick::Worked));
+    // Without copying the device is woken if it asks to be, once, and sends when it likes.
+    mock.zero_copy.set(true);
+    assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (7, 0));
+    mock.tx.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
+    assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (8, 1));
+    mock.tx.flags.store(0, Ordering::Relaxed);
+    mock.busy.set(true);
+    assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (9, 1));
+}
+
+#[test]
+fn the_kernel_is_woken_to_receive_where_it_asks() {
+    let (mock, mut core) = mock::open(options(8, 4, 4, 4));
+    mock.fill.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
+    core.receive(&mock, 4);
+    assert_eq!(mock.receive_calls.get(), 0, "only a device that does not copy has it");
+    mock.zero_copy.set(true);
+    core.receive(&mock, 4);
+    assert_eq!(mock.receive_calls.get(), 1);
+    mock.fill.flags.store(0, Ordering::Relaxed);
+    core.receive(&mock, 4);
+    assert_eq!(mock.receive_calls.get(), 1);
+    mock.busy.set(true);
+    core.receive(&mock, 4);
+    assert_eq!(mock.receive_calls.get(), 2, "nothing there");
+    mock.kernel.borrow_mut().receive(&packet(0, 60));
+    core.receive(&mock, 4);
+    assert_eq!(mock.receive_calls.get(), 2);
+}
+
+#[test]
+fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
+    let (mock, mut core) = mock::open(options(8, 4, 4, 4));
+    let mut kernel = mock.kernel.borrow_mut();
+    // Past the last frame; a frame that is not the kernel's.
+    assert!(kernel.lie_in_rx(8 * 2048) && kernel.lie_in_rx(u64::MAX));
+    assert!(kernel.lie_in_rx(7 * 2048 + HEADROOM));
+    drop(kernel);
+    assert_eq!(core.receive(&mock, 4), 0);
+    assert_eq!((core.census().invalid, core.census().free, core.census().filling), (3, 4, 4));
+    // More than the frame has, and a packet in several frames: the frame was the kernel's and is ours again.
+    let mut kernel = mock.kernel.borrow_mut();
+    assert!(kernel.receive_as(2048 - 256 + 1, 0, &packet(0, 60)));
+    assert!(kernel.receive_as(60, libc::XDP_PKT_CONTD, &packet(0, 60)));
+    assert!(kernel.receive(&packet(1, 2048 - 256)));
+    drop(kernel);
+    assert_eq!(core.receive(&mock, 4), 1);
+    assert_eq!(core.packet(0), packet(1, 2048 - 256));
+    assert_eq!((core.census().invalid, core.census().free), (5, 6));
+    // The same frame again, while the batch has it.
+    let addr = {
+        let mut sender = core.split(&mock).1;
+        assert!(sender.send_held(0, 60));
+        sender.flush().unwrap();
+        mock.kernel.borrow_mut().complete(0);
+        mock.kernel.borrow_mut().sending()[0]
+    };
+    let mut kernel = mock.kernel.borrow_mut();
+    assert!(kernel.lie_in_completion(u64::from(addr) * 2048), "completed twice");
+    assert!(kernel.lie_in_completion(u64::MAX));
+    drop(kernel);
+    core.receive(&mock, 4);
+    let census = core.census();
+    assert_eq!((census.invalid, census.free, census.filling, census.total()), (7, 4, 4, 8));
+}
+
+#[test]
+#[should_panic(expected = "packet 0 was sent")]
+fn the_header_of_a_packet_that_was_sent_stays_as_it_is() {
+    let (mock, mut core) = mock::open(options(8, 4, 4, 4));
+    mock.kernel.borrow_mut().receive(&packet(0, 60));
+    core.receive(&mock, 4);
+    core.set_payload(0, 42, 18);
+    let mut sender = core.split(&mock).1;
+    assert!(sender.send_held(0, 18));
+    sender.header_mut(0)[0] = 1;
+}
+
+#[test]
+#[should_panic(expected = "packet 0 has no 19 bytes at 42")]
+fn a_payload_lies_within_its_packet() {
+    let (mock, mut core) = mock::open(options(8, 4, 4, 4));
+    mock.kernel.borrow_mut().receive(&packet(0, 60));
+    core.receive(&mock, 4);
+    core.set_payload(0, 42, 19);
+}
+
+#[test]
+fn sizes_are_checked_before_anything_is_opened() {
+    let good = options(64, 32, 32, 16);
+    let bad = [
+        QueueOptions { ring: 48, ..good },
+        QueueOptions { ring: 0, ..good },
+        QueueOptions { tx_ring: 33, ..good },
+        QueueOptions { frame_size: 3000, ..good },
+        QueueOptions { frame_size: 1024, ..good },
+        QueueOptions { frame_size: 8192, ..good },
+        QueueOptions { frames: 0, ..good },
+        QueueOptions { batch: 0, ..good },
+    ];
+    for options in bad {
+        let err = Queue::open(&options).unwrap_err();
+        assert_eq!((err.step, err.source.raw_os_error()), (Step::Options, Some(libc::EINVAL)), "{options:?}");
+    }
+}
+
+#[test]
+fn a_queue_may_change_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<Queue>();
+}

@@ -1,0 +1,289 @@
+//! One device with the XDP program on it: loaded, attached, its maps filled.
+//!
+//! A device is opened once per process, however many sockets use it: the kernel takes one program, and one owner
+//! for each queue. The program is attached by a link, a descriptor of this process: when the process ends, however
+//! it ends, the kernel takes the program away, and the next frame goes to the kernel's own stack.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, XskMap};
+use aya::programs::{Xdp, XdpMode};
+use aya::{Ebpf, EbpfLoader};
+use manylane_bpf::abi;
+use manylane_sys::device as sys;
+
+use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
+
+/// Devices that are open in this process: namespace, index, device.
+static OPEN: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
+
+/// How the program may be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attach {
+    /// By the driver, before anything is allocated for a frame.
+    Native,
+    /// By the kernel, on any device, behind the driver: slower, for tests and old drivers.
+    Generic,
+}
+
+/// A device that XDP looks at, until the last socket that uses it is gone.
+pub(crate) struct Device {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) queues: u32,
+    /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
+    pub(crate) is_virtual_pair: bool,
+    maps: Mutex<Maps>,
+}
+
+struct Maps {
+    /// Holds the program and, with it, the link.
+    _program: Ebpf,
+    xsks: XskMap<MapData>,
+    ports: HashMap<MapData, abi::PortKey, u32>,
+    locals: HashMap<MapData, abi::AddrKey, u32>,
+    counts: PerCpuArray<MapData, u64>,
+    /// Which numbers of sockets are in use.
+    sockets: [bool; abi::MAX_SOCKETS as usize],
+    /// Which queues have an owner.
+    owned: Vec<bool>,
+}
+
+/// A socket's place on a device.
+pub(crate) type Number = u32;
+
+impl Device {
+    /// The device `index` of the calling thread's namespace, with the program attached. `longest` is the longest
+    /// frame that an XSK takes.
+    pub(crate) fn open(index: u32, attach: Attach, longest: u32) -> Result<Arc<Self>> {
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net")
+            .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
+            .ino();
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(_, _, device)| device.strong_count() > 0);
+        let known = open.iter().find(|(space, at, _)| (*space, *at) == (namespace, index));
+        if let Some(device) = known.and_then(|(_, _, device)| device.upgrade()) {
+            return Ok(device);
+        }
+        let device = Arc::new(Self::load(index, attach, longest)?);
+        open.push((namespace, index, Arc::downgrade(&device)));
+        Ok(device)
+    }
+
+    fn load(index: u32, attach: Attach, longest: u32) -> Result<Self> {
+        let asking = |err| Error::system(format!("asking for the device {index}"), err);
+        let name = sys::name(index).map_err(asking)?;
+        let mac = sys::mac(&name).map_err(|err| {
+            Error::with(ErrorKind::Unsupported, format!("{name}: XDP lanes need an Ethernet device"), err)
+        })?;
+        let queues = sys::receive_queues(&name).map_err(asking)?.min(abi::MAX_QUEUES);
+        let is_virtual_pair = sys::driver(&name).map_err(asking)? == "veth";
+        let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+        let mut program = EbpfLoader::new()
+            .btf(None)
+            .load(object)
+            .map_err(|err| refused(&name, "the eBPF maps for XDP cannot be made", err))?;
+        attach_program(&mut program, index, &name, attach)?;
+        let mut map = |map: &str| -> Result<Map> {
+            let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
+            program.take_map(map).ok_or_else(missing)
+        };
+        let wrong = |err| refused(&name, "an eBPF map for XDP is not as expected", err);
+        let mut about: Array<_, abi::DeviceWords> = Array::try_from(map("ml_device")?).map_err(wrong)?;
+        let xsks = XskMap::try_from(map("ml_xsks")?).map_err(wrong)?;
+        let ports = HashMap::try_from(map("ml_ports")?).map_err(wrong)?;
+        let locals = HashMap::try_from(map("ml_locals")?).map_err(wrong)?;
+        let counts = PerCpuArray::try_from(map("ml_xdp_counts")?).map_err(wrong)?;
+        let mut words = [0; size_of::<abi::DeviceWords>()];
+        words[..6].copy_from_slice(&mac);
+        words[8..].copy_from_slice(&longest.to_ne_bytes());
+        about.set(0, words, 0).map_err(wrong)?;
+        let maps = Maps {
+            _program: program,
+            xsks,
+            ports,
+            locals,
+            counts,
+            sockets: [false; abi::MAX_SOCKETS as usize],
+            owned: vec![false; queues as usize],
+        };
+        Ok(Self { index, name, queues, is_virtual_pair, maps: Mutex::new(maps) })
+    }
+
+    fn maps(&self) -> MutexGuard<'_, Maps> {
+        // Nothing that holds the lock leaves the maps in a state that a later holder could not use.
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for one more socket on this device.
+    pub(crate) fn register(&self) -> Result<Number> {
+        let mut maps = self.maps();
+        let free = maps.sockets.iter().position(|used| !used).ok_or_else(|| {
+            let message = format!("{}: at most {} sockets can share a device", self.name, abi::MAX_SOCKETS);
+            Error::new(ErrorKind::Limit, message)
+        })?;
+        maps.sockets[free] = true;
+        Ok(free as Number)
+    }
+
+    /// Takes back the number of a socket, and everything that leads to it.
+    pub(crate) fn unregister(&self, socket: Number) {
+        let mut maps = self.maps();
+        let stale: Vec<abi::PortKey> = maps
+            .ports
+            .iter()
+            .filter_map(|entry| entry.ok().filter(|(_, to)| *to == socket).map(|(key, _)| key))
+            .collect();
+        for key in stale {
+            // It was there a moment ago, and nobody else removes it.
+            let _ = maps.ports.remove(&key);
+        }
+        if let Some(used) = maps.sockets.get_mut(socket as usize) {
+            *used = false;
+        }
+    }
+
+    /// Takes a queue, if it has no owner in this process.
+    pub(crate) fn own(&self, queue: u32) -> bool {
+        match self.maps().owned.get_mut(queue as usize) {
+            Some(owned) if !*owned => {
+                *owned = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Gives a queue back, once its XSK is closed.
+    pub(crate) fn disown(&self, queue: u32) {
+        if let Some(owned) = self.maps().owned.get_mut(queue as usize) {
+            *owned = false;
+        }
+    }
+
+    /// Leads frames of `queue` to `xsk`, as soon as their port is bound to `socket`.
+    pub(crate) fn steer(&self, socket: Number, queue: u32, xsk: BorrowedFd<'_>) -> Result<()> {
+        let set = self.maps().xsks.set(socket * abi::MAX_QUEUES + queue, xsk.as_raw_fd(), 0);
+        set.map_err(|err| refused(&self.name, "an XSK cannot be put in place", err))
+    }
+
+    /// Leads frames of `queue` to the kernel again.
+    pub(crate) fn unsteer(&self, socket: Number, queue: u32) {
+        // It fails only where nothing is in place, which is what we want.
+        let _ = self.maps().xsks.unset(socket * abi::MAX_QUEUES + queue);
+    }
+
+    /// Makes exactly `addresses` with `port` lead to `socket`, and takes nothing that claims to come from `locals`.
+    pub(crate) fn bind(
+        &self,
+        socket: Number,
+        port: u16,
+        addresses: &[IpAddr],
+        locals: &[IpAddr],
+    ) -> Result<()> {
+        let mut maps = self.maps();
+        let wrong = |err| refused(&self.name, "the addresses of a socket cannot be put in place", err);
+        let wanted: Vec<abi::AddrKey> = locals.iter().map(|&ip| addr_key(ip)).collect();
+        let there: Vec<abi::AddrKey> = maps.locals.keys().filter_map(std::result::Result::ok).collect();
+        for key in there.iter().filter(|key| !wanted.contains(key)) {
+            // Gone already is fine.
+            let _ = maps.locals.remove(key);
+        }
+        for key in &wanted {
+            maps.locals.insert(key, 0, 0).map_err(wrong)?;
+        }
+        let wanted: Vec<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
+        let there: Vec<(abi::PortKey, Number)> =
+            maps.ports.iter().filter_map(std::result::Result::ok).collect();
+        for (key, to) in &there {
+            if *to == socket && !wanted.contains(key) {
+                // As above.
+                let _ = maps.ports.remove(key);
+            }
+        }
+        for key in &wanted {
+            maps.ports.insert(key, socket, 0).map_err(wrong)?;
+        }
+        Ok(())
+    }
+
+    /// What the program counted, by the names of [`abi::XDP_COUNTS`].
+    pub(crate) fn counts(&self) -> [u64; abi::XDP_COUNTS.len()] {
+        let maps = self.maps();
+        std::array::from_fn(|index| {
+            // A map of this size has every index; reading it can fail only for want of memory.
+            maps.counts.get(&(index as u32), 0).map_or(0, |cpus| cpus.iter().sum())
+        })
+    }
+}
+
+fn attach_program(program: &mut Ebpf, index: u32, name: &str, attach: Attach) -> Result<()> {
+    let mode = match attach {
+        Attach::Native => XdpMode::Driver,
+        Attach::Generic => XdpMode::Skb,
+    };
+    let mut last = None;
+    // The first understands frames in several pieces, which jumbo MTUs need, and is unknown before Linux 5.18.
+    for entry in ["ml_take_pieces", "ml_take"] {
+        let missing =
+            || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no program {entry}"));
+        let program: &mut Xdp = program
+            .program_mut(entry)
+            .ok_or_else(missing)?
+            .try_into()
+            .map_err(|err| refused(name, "the eBPF program for XDP is of another type", err))?;
+        let tried = program.load().and_then(|()| program.attach_to_if_index(index, mode));
+        match tried {
+            Ok(_) => return Ok(()),
+            Err(err) => {
+                if matches!(errno_of(&err), Some(EBUSY | EEXIST)) {
+                    let message = format!(
+                        "{name}: another XDP program is attached already ('ip link show dev {name}' says which)"
+                    );
+                    return Err(Error::with(ErrorKind::InUse, message, err));
+                }
+                last = Some(err);
+            }
+        }
+    }
+    let advice = match attach {
+        Attach::Native => {
+            "its driver takes no XDP program (xdp_generic(true) works on any device), or CAP_BPF and CAP_NET_ADMIN are missing"
+        }
+        Attach::Generic => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
+    };
+    match last {
+        Some(err) => Err(refused(name, advice, err)),
+        None => Err(Error::new(ErrorKind::Unsupported, format!("{name}: {advice}"))),
+    }
+}
+
+/// The error of a step, of the kind that its number says.
+fn refused<E: std::error::Error + Send + Sync + 'static>(name: &str, what: &str, err: E) -> Error {
+    let kind = match errno_of(&err) {
+        Some(EPERM | EACCES) => ErrorKind::Permission,
+        Some(number @ (crate::error::ENOMEM | crate::error::EMFILE)) => {
+            return Error::system(format!("{name}: {what}"), io::Error::from_raw_os_error(number));
+        }
+        _ => ErrorKind::Unsupported,
+    };
+    Error::with(kind, format!("{name}: {what}"), err)
+}
+
+fn addr_key(ip: IpAddr) -> abi::AddrKey {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+fn port_key(ip: IpAddr, port: u16) -> abi::PortKey {
+    let mut key = [0; size_of::<abi::PortKey>()];
+    key[..16].copy_from_slice(&addr_key(ip));
+    key[16..18].copy_from_slice(&port.to_be_bytes());
+    key
+}

@@ -1,0 +1,248 @@
+//! Engine `xdp`: frames from the device into memory of the lane (AF_XDP), with a kernel socket as companion.
+//!
+//! | stage | who owns the frame | when it is full or missing |
+//! |---|---|---|
+//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is |
+//! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
+//! | [`XdpIo::receive`]: lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
+//! | the application | borrows the payload through the batch | - |
+//! | [`send::XdpOut`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
+//! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
+//!
+//! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. The companion
+//! has its turn when the queues are empty, and after so many batches of theirs at the latest.
+
+mod device;
+mod plane;
+mod route;
+pub(crate) mod send;
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use manylane_sys::addr::{SockAddr, Source};
+use manylane_sys::control::Ancillary;
+use manylane_sys::measure::Watch;
+use manylane_sys::xsk::{Payloads, Queue};
+use manylane_wire::datagram::{Checksum, Datagram};
+
+pub(crate) use plane::Plane;
+pub use plane::XdpQueue;
+
+use self::plane::OwnedQueue;
+use self::route::Reader;
+use self::send::XdpOut;
+use super::Taken;
+use crate::counters::{Cells, Count};
+use crate::error::{Error, Result};
+
+/// After so many batches from queues the companion has a turn, should the queues never be empty.
+const COMPANION_EVERY: u32 = 16;
+
+/// Batches that a lane which closes throws away at most.
+const DISCARD_BUDGET: u32 = 1 << 14;
+
+/// What the library knows of one datagram of a batch from a queue.
+#[derive(Clone, Debug)]
+pub(crate) struct Meta {
+    /// Its place in the batch of the queue.
+    pub(crate) index: usize,
+    pub(crate) full_len: usize,
+    pub(crate) peer: SockAddr,
+    pub(crate) said: Ancillary,
+}
+
+/// One queue that a lane serves.
+pub(crate) struct LaneQueue {
+    // In this order: the XSK closes before the queue is given back.
+    xsk: Queue,
+    owned: OwnedQueue,
+    /// The batch that was taken last, without what was refused.
+    metas: Vec<Meta>,
+}
+
+impl LaneQueue {
+    fn new(xsk: Queue, owned: OwnedQueue, batch: usize) -> Self {
+        Self { xsk, owned, metas: Vec::with_capacity(batch) }
+    }
+}
+
+/// The queues of one lane.
+pub(crate) struct XdpIo {
+    queues: Vec<LaneQueue>,
+    /// The queue whose turn it is.
+    next: usize,
+    /// The queue that the last batch came from; none if it came from the companion.
+    current: Option<usize>,
+    /// Batches since the companion had its turn.
+    since_companion: u32,
+    reader: Reader,
+    bound: SocketAddr,
+    watch: Watch,
+}
+
+/// What a batch from a queue consists of.
+#[derive(Clone, Copy)]
+pub(crate) struct Frames<'a> {
+    pub(crate) payloads: Payloads<'a>,
+    pub(crate) metas: &'a [Meta],
+}
+
+impl XdpIo {
+    fn new(queues: Vec<LaneQueue>, reader: Reader, bound: SocketAddr) -> Result<Self> {
+        let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
+        let watch = Watch::new(queues.len() + 1).map_err(failed)?;
+        for (queue, token) in queues.iter().zip(1..) {
+            watch.add(&queue.xsk, token).map_err(failed)?;
+        }
+        Ok(Self { queues, next: 0, current: None, since_companion: 0, reader, bound, watch })
+    }
+
+    /// Lets readiness of the companion wake the lane, too.
+    pub(crate) fn watch_companion(&self, companion: BorrowedFd<'_>) -> Result<()> {
+        let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
+        self.watch.add(&companion, 0).map_err(failed)
+    }
+
+    /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is where payloads are
+    /// cut off. An empty result means: ask the companion.
+    pub(crate) fn receive(&mut self, most: usize, datagram_size: usize, cells: &Cells) -> Taken {
+        self.current = None;
+        if self.since_companion >= COMPANION_EVERY {
+            self.since_companion = 0;
+            return Taken::default();
+        }
+        for _ in 0..self.queues.len() {
+            let at = self.next;
+            self.next = (at + 1) % self.queues.len();
+            let Some(queue) = self.queues.get_mut(at) else { continue };
+            let frames = queue.xsk.receive(most);
+            if frames == 0 {
+                continue;
+            }
+            let taken = queue.judge(frames, &self.bound, datagram_size, cells);
+            if taken.messages > 0 {
+                self.since_companion += 1;
+                self.current = Some(at);
+                self.reader.refresh();
+                return taken;
+            }
+        }
+        self.since_companion = 0;
+        Taken::default()
+    }
+
+    /// The batch that was taken last is over: what is sent next is no reply.
+    pub(crate) fn end_batch(&mut self) {
+        self.current = None;
+    }
+
+    /// Takes what is left, of a lane that closes, and returns how many datagrams it was.
+    pub(crate) fn discard(&mut self, cells: &Cells) -> u64 {
+        let mut left = 0;
+        // Nothing more is led here, so that this ends with the rings.
+        for _ in 0..DISCARD_BUDGET {
+            let taken = self.receive(usize::MAX, usize::MAX, cells);
+            if taken.messages == 0 && !self.has_received() {
+                break;
+            }
+            left += taken.datagrams as u64;
+        }
+        left
+    }
+
+    /// Whether a queue has something that [`receive`](Self::receive) would bring.
+    fn has_received(&self) -> bool {
+        self.queues.iter().any(|queue| queue.xsk.has_received())
+    }
+
+    /// Sleeps until a queue or the companion has something, or for `timeout`.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<()> {
+        for queue in &mut self.queues {
+            // What a full device did not take must not lie there while the lane sleeps. That it still does not is no
+            // error: the next batch tries again.
+            _ = queue.xsk.sender().flush();
+        }
+        if !self.has_received() {
+            _ = self.watch.wait(timeout).map_err(|err| Error::system("waiting for a lane", err))?;
+        }
+        Ok(())
+    }
+
+    /// The batch that was received last, if it came from a queue, and the way out through that queue, or through
+    /// any other of the lane.
+    pub(crate) fn split(&mut self) -> (Option<Frames<'_>>, Option<XdpOut<'_>>) {
+        let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
+        let device = queue.owned.device.index;
+        let (payloads, sender) = queue.xsk.split();
+        let frames = self.current.map(|_| Frames { payloads, metas: &queue.metas });
+        (frames, Some(XdpOut::new(sender, &mut self.reader, device, self.bound)))
+    }
+}
+
+impl AsFd for XdpIo {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+}
+
+impl LaneQueue {
+    /// Reads the headers of the `frames` that were received, and counts what cannot be believed.
+    fn judge(&mut self, frames: usize, bound: &SocketAddr, datagram_size: usize, cells: &Cells) -> Taken {
+        let mut taken = Taken::default();
+        let mut bad_checksum = 0;
+        let mut malformed = 0;
+        self.metas.clear();
+        for index in 0..frames {
+            let Ok(datagram) = Datagram::parse(self.xsk.packet(index)) else {
+                malformed += 1;
+                continue;
+            };
+            let believed = match datagram.checksum {
+                Checksum::Right => true,
+                Checksum::Unfinished => self.owned.device.is_virtual_pair,
+                Checksum::Wrong => false,
+            };
+            if !believed {
+                bad_checksum += 1;
+                continue;
+            }
+            let len = datagram.len.min(datagram_size);
+            self.xsk.set_payload(index, datagram.at, len);
+            taken.messages += 1;
+            taken.datagrams += 1;
+            taken.bytes += len;
+            taken.truncated += usize::from(len < datagram.len);
+            self.metas.push(Meta {
+                index,
+                full_len: datagram.len,
+                peer: SockAddr::from(SocketAddr::new(
+                    in_family(datagram.source.ip(), bound),
+                    datagram.source.port(),
+                )),
+                said: Ancillary {
+                    local: Some(Source { ip: in_family(datagram.destination.ip(), bound), interface: 0 }),
+                    tos: Some(datagram.traffic_class),
+                    ..Ancillary::default()
+                },
+            });
+        }
+        if bad_checksum > 0 {
+            cells.add(Count::BadChecksum, bad_checksum);
+        }
+        if malformed > 0 {
+            cells.add(Count::Malformed, malformed);
+        }
+        taken
+    }
+}
+
+/// An address as the socket's family writes it.
+#[inline]
+fn in_family(ip: IpAddr, bound: &SocketAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(v4) if bound.is_ipv6() => IpAddr::V6(v4.to_ipv6_mapped()),
+        other => other,
+    }
+}

@@ -1,0 +1,447 @@
+//! What is known of the kernel's tables: devices, neighbours, addresses. No sockets and no clock.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::facts::{Fact, LinkFact, Neighbour, Route};
+use super::netlink::Question;
+use super::table::{Found, Hop, Pair, Writer};
+use super::{Change, NextHop};
+
+/// Neighbours that are kept at most. The kernel keeps 1,024 by default (`gc_thresh3`), not counting permanent ones.
+const NEIGHBOURS: usize = 65_536;
+/// Neighbours at most that somebody waits for; who waits for more is told when the clock turns.
+const AWAITED: usize = 4096;
+
+/// Changed routes at one time for which the table is looked through.
+const ROUTES: usize = 32;
+
+/// What facts led to, besides the entries of the table that they changed.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// All entries are to be forgotten.
+    pub(super) forget: bool,
+    /// What was asked in vain, or is no longer in the table, may be asked again: a neighbour can be sent to that
+    /// somebody waits for, or routes have changed.
+    pub(super) ask_again: bool,
+    /// For those who watch.
+    pub(super) changes: Vec<Change>,
+    /// Changed routes.
+    routes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link {
+    ethernet: bool,
+    up: bool,
+    running: bool,
+    mac: Option<[u8; 6]>,
+    mtu: u32,
+    mtu6: u32,
+}
+
+/// A neighbour that can be sent to, and whether entries of the table may go through it.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    neighbour: Neighbour,
+    used: bool,
+}
+
+/// The tables of one namespace.
+#[derive(Debug, Default)]
+pub(super) struct Kernel {
+    links: HashMap<u32, Link>,
+    neighbours: HashMap<Hop, Known>,
+    addresses: BTreeSet<(u32, IpAddr)>,
+    awaited: HashSet<Hop>,
+}
+
+impl Kernel {
+    /// All addresses that are delivered locally: those of devices that are up.
+    pub(super) fn addresses(&self) -> Vec<(u32, IpAddr)> {
+        let up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
+        self.addresses.iter().filter(|(ifindex, _)| up(ifindex)).copied().collect()
+    }
+
+    /// Takes note of a fact, and changes the table as far as entries can be told apart.
+    pub(super) fn learn(&mut self, fact: Fact, table: &mut Writer, effects: &mut Effects) {
+        match fact {
+            Fact::Link(ifindex, fact) => self.learn_link(ifindex, &fact, effects),
+            Fact::LinkGone(ifindex) => {
+                if self.links.remove(&ifindex).is_some() {
+                    effects.forget = true;
+                    effects.changes.push(Change::Link { ifindex, up: false, gone: true });
+                }
+                // Its addresses and neighbours went before it, each with an event; this is for certainty.
+                self.neighbours.retain(|hop, _| hop.ifindex != ifindex);
+                let before = self.addresses.len();
+                self.addresses.retain(|(index, _)| *index != ifindex);
+                if before != self.addresses.len() {
+                    effects.changes.push(Change::Addresses);
+                }
+            }
+            Fact::Neighbour(hop, neighbour) => self.learn_neighbour(hop, neighbour, table, effects),
+            Fact::Address(ifindex, ip, delivered) => {
+                let changed = match delivered {
+                    true => self.addresses.insert((ifindex, ip)),
+                    false => self.addresses.remove(&(ifindex, ip)),
+                };
+                // Which addresses are ours decides on routes; lifetimes, which come by the same message, do not.
+                if changed {
+                    effects.forget = true;
+                    effects.changes.push(Change::Addresses);
+                }
+            }
+            Fact::Routes(prefix) => {
+                // A routing daemon may bring a million routes: then it is cheaper to ask for all peers anew.
+                effects.routes += 1;
+                effects.forget |= effects.routes > ROUTES;
+                if !effects.forget {
+                    table.remove_within(&prefix);
+                }
+                effects.ask_again = true;
+            }
+            Fact::AllRoutes | Fact::Unreadable => effects.forget = true,
+        }
+    }
+
+    fn learn_link(&mut self, ifindex: u32, fact: &LinkFact, effects: &mut Effects) {
+        let before = self.links.get(&ifindex).copied();
+        let link = Link {
+            ethernet: fact.ethernet,
+            up: fact.up,
+            running: fact.running,
+            mac: fact.mac.or(before.and_then(|link| link.mac)),
+            mtu: fact.mtu.or(before.map(|link| link.mtu)).unwrap_or(0),
+            mtu6: fact.mtu6.or(before.map(|link| link.mtu6)).unwrap_or(u32::MAX),
+        };
+        // Devices also tell of themselves when nothing has changed that matters here.
+        if before == Some(link) {
+            return;
+        }
+        self.links.insert(ifindex, link);
+        effects.forget = true;
+        if before.is_none_or(|before| before.running != link.running) {
+            effects.changes.push(Change::Link { ifindex, up: link.running, gone: false });
+        }
+        // The addresses of a device that is down are not delivered.
+        let has_addresses = || self.addresses.range((ifindex, IpAddr::from([0; 4]))..).next();
+        if before.is_some_and(|before| before.up != link.up)
+            && has_addresses().is_some_and(|(index, _)| *index == ifindex)
+        {
+            effects.changes.push(Change::Addresses);
+        }
+    }
+
+    fn learn_neighbour(
+        &mut self,
+        hop: Hop,
+        neighbour: Option<Neighbour>,
+        table: &mut Writer,
+        effects: &mut Effects,
+    ) {
+        let before = self.neighbours.get(&hop).copied();
+        let mac = neighbour.map(|neighbour| neighbour.mac);
+        let mut used = before.is_some_and(|before| before.used);
+        // To look through the table is not much, but a network can have many neighbours that come and go.
+        if used && before.is_some_and(|before| Some(before.neighbour.mac) != mac) {
+            table.set_mac(&hop, mac);
+            used = mac.is_some();
+            if mac.is_none() {
+                self.wait_for(hop);
+            }
+        }
+        match neighbour {
+            Some(neighbour) => {
+                if before.is_some() || self.neighbours.len() < NEIGHBOURS {
+                    self.neighbours.insert(hop, Known { neighbour, used });
+                    effects.ask_again |= self.awaited.remove(&hop);
+                }
+            }
+            None => {
+                self.neighbours.remove(&hop);
+            }
+        }
+    }
+
+    /// How to ask the kernel about a pair; None if it cannot be asked.
+    pub(super) fn question(&self, pair: &Pair) -> Option<Question> {
+        let (local, peer) = (pair.local(), pair.peer());
+        let link_local = |ip| matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip));
+        if !link_local(local) && !link_local(peer) {
+            return Some(Question { local, peer, device: None });
+        }
+        // These are addresses of one device, and the local one has to say which. It may not: devices with the
+        // same MAC have the same one.
+        let mut devices = self.addresses.iter().filter(|(_, ip)| *ip == local).map(|(ifindex, _)| *ifindex);
+        let device = devices.next().filter(|_| link_local(local) && devices.next().is_none())?;
+        Some(Question { local, peer, device: Some(device) })
+    }
+
+    /// The next hop of a route to `peer`, if it is known and can be sent to. If it is only the neighbour that is
+    /// missing, it is waited for.
+    pub(super) fn resolve(&mut self, peer: IpAddr, route: &Route, epoch: u16) -> Option<(Hop, Found)> {
+        let hop = Hop { ifindex: route.ifindex, address: route.gateway.unwrap_or(peer) };
+        let link = self.links.get(&route.ifindex).filter(|link| link.ethernet && link.running)?;
+        let source_mac = link.mac?;
+        let Some(known) = self.neighbours.get_mut(&hop) else {
+            self.wait_for(hop);
+            return None;
+        };
+        known.used = true;
+        let device_mtu = if peer.is_ipv6() { link.mtu.min(link.mtu6) } else { link.mtu };
+        let mtu = route.mtu.unwrap_or(u32::MAX).min(device_mtu);
+        let next = NextHop { ifindex: route.ifindex, source_mac, mac: known.neighbour.mac, mtu };
+        Some((hop, Found { next, epoch, stale: known.neighbour.stale }))
+    }
+
+    /// The clock has turned: everybody asks again, and who still waits is entered again.
+    pub(super) fn forget_awaited(&mut self) {
+        self.awaited.clear();
+    }
+
+    fn wait_for(&mut self, hop: Hop) {
+        if self.awaited.len() < AWAITED {
+            self.awaited.insert(hop);
+        }
+    }
+
+    /// Takes over what another picture of the same tables shows, and says what is different in it.
+    pub(super) fn replace(&mut self, new: Kernel, effects: &mut Effects) {
+        let changes = &mut effects.changes;
+        for ifindex in self.links.keys().filter(|ifindex| !new.links.contains_key(ifindex)) {
+            changes.push(Change::Link { ifindex: *ifindex, up: false, gone: true });
+        }
+        for (ifindex, link) in &new.links {
+            if self.links.get(ifindex).is_none_or(|before| before.running != link.running) {
+                changes.push(Change::Link { ifindex: *ifindex, up: link.running, gone: false });
+            }
+        }
+        if self.addresses() != new.addresses() {
+            changes.push(Change::Addresses);
+        }
+        effects.forget = true;
+        *self = new;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Prefix;
+    use super::*;
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const GATEWAY: Neighbour = Neighbour { mac: [2, 0, 0, 0, 0, 9], stale: false };
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn hop(ifindex: u32, address: &str) -> Hop {
+        Hop { ifindex, address: ip(address) }
+    }
+
+    fn device() -> LinkFact {
+        LinkFact {
+            ethernet: true,
+            up: true,
+            running: true,
+            mac: Some(MAC),
+            mtu: Some(1500),
+            mtu6: Some(1400),
+        }
+    }
+
+    struct World {
+        kernel: Kernel,
+        table: Writer,
+    }
+
+    impl World {
+        fn new(facts: impl IntoIterator<Item = Fact>) -> Self {
+            let mut world = Self { kernel: Kernel::default(), table: Writer::new() };
+            for fact in facts {
+                world.learn(fact);
+            }
+            world
+        }
+
+        fn learn(&mut self, fact: Fact) -> Effects {
+            let mut effects = Effects::default();
+            self.kernel.learn(fact, &mut self.table, &mut effects);
+            effects
+        }
+
+        fn resolve(&mut self, peer: &str, gateway: Option<&str>, mtu: Option<u32>) -> Option<NextHop> {
+            let route = Route { ifindex: 3, gateway: gateway.map(ip), mtu };
+            let (hop, found) = self.kernel.resolve(ip(peer), &route, 0)?;
+            let local = if ip(peer).is_ipv4() { "10.0.0.1" } else { "fd00::1" };
+            self.table.put(&Pair::new(ip(local), ip(peer)).unwrap(), hop, &found);
+            Some(found.next)
+        }
+
+        fn entry(&self, peer: &str) -> Option<[u8; 6]> {
+            let local = if ip(peer).is_ipv4() { "10.0.0.1" } else { "fd00::1" };
+            let pair = Pair::new(ip(local), ip(peer)).unwrap();
+            let table = self.table.table();
+            table.find(&pair, table.hash(&pair)).map(|found| found.next.mac)
+        }
+    }
+
+    #[test]
+    fn a_next_hop_needs_a_running_ethernet_device_and_a_neighbour() {
+        let mut world = World::new([]);
+        assert_eq!(world.resolve("10.0.0.9", None, None), None);
+        assert!(!world.learn(Fact::Neighbour(hop(3, "10.0.0.9"), Some(GATEWAY))).ask_again);
+        for fact in [
+            LinkFact { ethernet: false, ..device() },
+            LinkFact { running: false, ..device() },
+            LinkFact { running: true, mac: None, ..device() },
+        ] {
+            world.kernel.links.clear();
+            world.learn(Fact::Link(3, fact));
+            assert_eq!(world.resolve("10.0.0.9", None, None), None, "{fact:?}");
+        }
+        world.learn(Fact::Link(3, device()));
+        let next = NextHop { ifindex: 3, source_mac: MAC, mac: GATEWAY.mac, mtu: 1500 };
+        assert_eq!(world.resolve("10.0.0.9", None, None), Some(next));
+        assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.9"), None), Some(next));
+        assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.8"), None), None);
+    }
+
+    #[test]
+    fn the_mtu_is_the_smallest_that_counts() {
+        let six = hop(3, "fe80::9");
+        let mut world = World::new([
+            Fact::Link(3, device()),
+            Fact::Neighbour(hop(3, "10.0.0.9"), Some(GATEWAY)),
+            Fact::Neighbour(six, Some(GATEWAY)),
+        ]);
+        let mut mtu = |peer, mtu| {
+            let gateway = if ip(peer).is_ipv4() { "10.0.0.9" } else { "fe80::9" };
+            world.resolve(peer, Some(gateway), mtu).unwrap().mtu
+        };
+        assert_eq!((mtu("192.0.2.1", None), mtu("2001:db8::1", None)), (1500, 1400));
+        assert_eq!((mtu("192.0.2.1", Some(1300)), mtu("2001:db8::1", Some(1300))), (1300, 1300));
+        assert_eq!((mtu("192.0.2.1", Some(9000)), mtu("2001:db8::1", Some(9000))), (1500, 1400));
+    }
+
+    #[test]
+    fn a_neighbour_that_was_waited_for_is_announced_once() {
+        let mut world = World::new([Fact::Link(3, device())]);
+        let gateway = hop(3, "10.0.0.9");
+        assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.9"), None), None);
+        assert!(!world.learn(Fact::Neighbour(gateway, None)).ask_again);
+        assert!(!world.learn(Fact::Neighbour(hop(4, "10.0.0.9"), Some(GATEWAY))).ask_again);
+        assert!(world.learn(Fact::Neighbour(gateway, Some(GATEWAY))).ask_again);
+        assert!(!world.learn(Fact::Neighbour(gateway, Some(GATEWAY))).ask_again);
+    }
+
+    #[test]
+    fn a_neighbour_that_changes_changes_its_entries() {
+        let gateway = hop(3, "10.0.0.9");
+        let mut world = World::new([Fact::Link(3, device()), Fact::Neighbour(gateway, Some(GATEWAY))]);
+        world.resolve("192.0.2.1", Some("10.0.0.9"), None).unwrap();
+        let other = Neighbour { mac: [2, 0, 0, 0, 0, 8], stale: true };
+        assert!(!world.learn(Fact::Neighbour(gateway, Some(other))).forget);
+        assert_eq!(world.entry("192.0.2.1"), Some(other.mac));
+        assert!(!world.learn(Fact::Neighbour(gateway, None)).ask_again);
+        assert_eq!(world.entry("192.0.2.1"), None);
+        assert!(
+            world.learn(Fact::Neighbour(gateway, Some(other))).ask_again,
+            "it is missed by those who had it"
+        );
+    }
+
+    #[test]
+    fn only_changes_that_matter_are_reported() {
+        let mut world = World::new([]);
+        let up = |up| Change::Link { ifindex: 3, up, gone: false };
+        let effects = world.learn(Fact::Link(3, device()));
+        assert_eq!((effects.forget, effects.changes), (true, vec![up(true)]));
+        let partial = LinkFact { mac: None, mtu: None, mtu6: None, ..device() };
+        let effects = world.learn(Fact::Link(3, partial));
+        assert_eq!((effects.forget, effects.changes), (false, vec![]));
+        let effects = world.learn(Fact::Link(3, LinkFact { mtu: Some(1400), ..device() }));
+        assert_eq!((effects.forget, effects.changes), (true, vec![]));
+
+        let address = |delivered| Fact::Address(3, ip("10.0.0.1"), delivered);
+        assert_eq!(world.learn(address(true)).changes, [Change::Addresses]);
+        let effects = world.learn(address(true));
+        assert_eq!((effects.forget, effects.changes), (false, vec![]));
+        assert_eq!(world.kernel.addresses(), [(3, ip("10.0.0.1"))]);
+
+        let down = LinkFact { up: false, running: false, ..device() };
+        assert_eq!(world.learn(Fact::Link(3, down)).changes, [up(false), Change::Addresses]);
+        assert_eq!(world.kernel.addresses(), []);
+        world.learn(Fact::Link(3, device()));
+        assert_eq!(world.kernel.addresses(), [(3, ip("10.0.0.1"))]);
+        let gone = Change::Link { ifindex: 3, up: false, gone: true };
+        assert_eq!(world.learn(Fact::LinkGone(3)).changes, [gone, Change::Addresses]);
+        assert_eq!(world.learn(Fact::LinkGone(3)).changes, []);
+    }
+
+    #[test]
+    fn changed_routes_touch_their_peers_only() {
+        let mut world =
+            World::new([Fact::Link(3, device()), Fact::Neighbour(hop(3, "10.0.0.9"), Some(GATEWAY))]);
+        for peer in ["192.0.2.1", "198.51.100.1"] {
+            world.resolve(peer, Some("10.0.0.9"), None).unwrap();
+        }
+        let changed = Fact::Routes(Prefix::new(ip("192.0.2.0"), 24));
+        let effects = world.learn(changed);
+        assert!(!effects.forget && effects.ask_again);
+        assert_eq!((world.entry("192.0.2.1"), world.entry("198.51.100.1")), (None, Some(GATEWAY.mac)));
+        let mut effects = Effects::default();
+        for n in 0..=ROUTES {
+            assert!(!effects.forget, "after {n}");
+            let World { kernel, table } = &mut world;
+            kernel.learn(Fact::Routes(Prefix::new(ip("203.0.113.0"), 24)), table, &mut effects);
+        }
+        assert!(effects.forget);
+        assert!(world.learn(Fact::AllRoutes).forget);
+        assert!(world.learn(Fact::Unreadable).forget);
+    }
+
+    #[test]
+    fn addresses_of_a_link_need_one_device() {
+        let world = World::new([
+            Fact::Address(3, ip("fe80::1"), true),
+            Fact::Address(3, ip("fe80::2"), true),
+            Fact::Address(4, ip("fe80::2"), true),
+            Fact::Address(4, ip("fd00::1"), true),
+        ]);
+        let device = |local, peer| {
+            let pair = Pair::new(ip(local), ip(peer)).unwrap();
+            world.kernel.question(&pair).map(|question| question.device)
+        };
+        assert_eq!(device("fe80::1", "fe80::9"), Some(Some(3)));
+        assert_eq!(device("fe80::1", "2001:db8::9"), Some(Some(3)));
+        assert_eq!(device("fe80::2", "fe80::9"), None);
+        assert_eq!(device("fe80::3", "fe80::9"), None);
+        assert_eq!(device("fd00::1", "fe80::9"), None);
+        assert_eq!(device("fd00::1", "2001:db8::9"), Some(None));
+    }
+
+    #[test]
+    fn a_new_picture_tells_what_is_different() {
+        let mut old = World::new([
+            Fact::Link(1, device()),
+            Fact::Link(2, device()),
+            Fact::Link(3, device()),
+            Fact::Address(3, ip("10.0.0.1"), true),
+        ]);
+        let new = World::new([
+            Fact::Link(2, LinkFact { running: false, ..device() }),
+            Fact::Link(3, device()),
+            Fact::Address(3, ip("10.0.0.2"), true),
+        ]);
+        let mut effects = Effects::default();
+        old.kernel.replace(new.kernel, &mut effects);
+        let gone = Change::Link { ifindex: 1, up: false, gone: true };
+        let down = Change::Link { ifindex: 2, up: false, gone: false };
+        assert!(effects.forget);
+        assert_eq!(effects.changes, [gone, down, Change::Addresses]);
+        assert_eq!(old.kernel.addresses(), [(3, ip("10.0.0.2"))]);
+    }
+}

@@ -1,0 +1,259 @@
+//! Where a reply leaves: device, MAC addresses and MTU, as the kernel decides them.
+//!
+//! A lane looks up its local address and the peer in a table ([`table`]) that one background thread ([`worker`])
+//! keeps. What is not there it asks for, without waiting ([`asks`]), and the reply meanwhile takes an ordinary
+//! socket, which also makes the kernel look for a neighbour that it does not know. The thread asks the kernel
+//! ([`netlink`]) for a route from the one address to the other, so that rules, weights and metrics are the
+//! kernel's business, and joins it with the device and the neighbour that it knows of ([`kernel`]) from what the
+//! kernel tells ([`facts`]).
+//!
+//! The table is kept current by the kernel's events: a neighbour that changes or goes changes its entries at once,
+//! a changed route those of its peers, and everything else that may matter empties the table. Where events were
+//! lost, all is read anew. Two things have no event. What the kernel learns of a path's MTU is seen because entries
+//! in use are asked for again every [`TURN`]. And a neighbour that was last heard of long ago (stale) is
+//! only looked for again by a kernel that sends to it, so that one datagram per lane, entry and turn then takes the
+//! ordinary socket.
+//!
+//! What the kernel would do to a packet after its route is chosen is not done to what a lane sends: netfilter,
+//! traffic control, IPsec. Rules that look at ports or marks are not asked about either.
+
+mod asks;
+mod facts;
+mod kernel;
+mod netlink;
+mod table;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use self::asks::{Queue, Recent};
+use self::table::{Pair, Table, Writer};
+use self::worker::{TURN, Worker};
+use crate::error::{EAFNOSUPPORT, Error, ErrorKind, Result};
+
+/// How long the end of the thread is waited for. It ends at once unless a watcher holds it up.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// How a frame gets to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextHop {
+    /// The device that it leaves by.
+    pub(crate) ifindex: u32,
+    /// MAC of that device.
+    pub(crate) source_mac: [u8; 6],
+    /// MAC of the peer or of the gateway to it.
+    pub(crate) mac: [u8; 6],
+    /// Largest IP packet on the way, as far as the kernel knows.
+    pub(crate) mtu: u32,
+}
+
+/// What has changed in the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The local addresses are others.
+    Addresses,
+    /// A device has come, carries frames or no longer does (`up`), or is gone.
+    Link { ifindex: u32, up: bool, gone: bool },
+}
+
+type Watcher = Box<dyn Fn(&Change) + Send>;
+
+/// The kernel's tables of one network namespace, kept current.
+pub(crate) struct Routes {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+/// What the thread shares with the lanes and with whoever has a [`Routes`].
+struct Shared {
+    table: Arc<Table>,
+    clock: Clock,
+    /// The thread sleeps, or is about to, until it is woken.
+    asleep: AtomicBool,
+    stop: AtomicBool,
+    /// A byte in here wakes the thread, which watches the other end.
+    wake: UnixStream,
+    woken: UnixStream,
+    ended: Mutex<bool>,
+    end: Condvar,
+    /// Questions of the lanes. A lane that is gone has taken its queue along.
+    queues: Mutex<Vec<Weak<Queue>>>,
+    addresses: Mutex<Vec<(u32, IpAddr)>>,
+    watchers: Mutex<Vec<Watcher>>,
+}
+
+/// Two counters in one word: above, the turns of the clock (16 bits), by which entries grow old; below, a stamp that
+/// moves whenever it makes sense to ask again.
+///
+/// The lanes read it once per batch, and it is written seldom: it has cache lines of its own.
+#[repr(align(128))]
+struct Clock(AtomicU64);
+
+fn epoch_of(clock: u64) -> u16 {
+    (clock >> 32) as u16
+}
+
+fn stamp_of(clock: u64) -> u32 {
+    clock as u32
+}
+
+impl Routes {
+    /// Reads the tables of the calling thread's namespace and starts the thread that keeps them. No privilege is
+    /// needed, now or later.
+    pub(crate) fn start() -> Result<Arc<Self>> {
+        Self::start_turning(TURN)
+    }
+
+    fn start_turning(period: Duration) -> Result<Arc<Self>> {
+        let failed = |err: io::Error| {
+            let doing = "cannot follow the kernel's routes by netlink";
+            match err.raw_os_error() {
+                Some(EAFNOSUPPORT) => {
+                    let advice = "netlink sockets are not allowed here (RestrictAddressFamilies=)";
+                    Error::with(ErrorKind::Permission, format!("{doing}: {advice}"), err)
+                }
+                _ => Error::system(doing, err),
+            }
+        };
+        let worker = Worker::open(period).map_err(failed)?;
+        let shared = Arc::clone(worker.shared());
+        let thread = thread::Builder::new()
+            .name("manylane-routes".into())
+            .spawn(move || worker.run())
+            .map_err(|err| Error::system("cannot start the thread that follows routes", err))?;
+        Ok(Arc::new(Self { shared, thread: thread.thread().clone() }))
+    }
+
+    /// What a lane asks. It keeps the thread alive as well.
+    pub(crate) fn reader(self: &Arc<Self>) -> Reader {
+        let queue = Arc::new(Queue::new());
+        lock(&self.shared.queues).push(Arc::downgrade(&queue));
+        let table = Arc::clone(&self.shared.table);
+        let clock = self.shared.clock.0.load(Ordering::Acquire);
+        Reader { table, clock, recent: Recent::new(), queue, routes: Arc::clone(self) }
+    }
+
+    /// All addresses that the kernel delivers locally, with their device: of devices that are up, and not tentative.
+    pub(crate) fn local_addresses(&self) -> Vec<(u32, IpAddr)> {
+        lock(&self.shared.addresses).clone()
+    }
+
+    /// Calls `watcher` on the background thread for each change from now on; what it asks of `self` is then of
+    /// after the change. What changed before this call is not told again. It must not call `on_change`, and
+    /// must not keep an `Arc` of this `Routes`, which could then never end.
+    pub(crate) fn on_change(&self, watcher: Watcher) {
+        lock(&self.shared.watchers).push(watcher);
+    }
+}
+
+impl Drop for Routes {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        // A watcher may have had the last reference: the thread cannot wait for itself.
+        if thread::current().id() != self.thread.id() {
+            let ended = lock(&self.shared.ended);
+            let waited = self.shared.end.wait_timeout_while(ended, GOODBYE, |ended| !*ended);
+            if waited.is_ok_and(|(_, timeout)| timeout.timed_out()) {
+                log::warn!("the thread that follows routes has not ended yet");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn new(table: &Writer, addresses: Vec<(u32, IpAddr)>) -> io::Result<Self> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        Ok(Self {
+            table: Arc::clone(table.table()),
+            // Not 0, at which nothing was asked yet.
+            clock: Clock(AtomicU64::new(1)),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            wake,
+            woken,
+            ended: Mutex::new(false),
+            end: Condvar::new(),
+            queues: Mutex::default(),
+            addresses: Mutex::new(addresses),
+            watchers: Mutex::default(),
+        })
+    }
+
+    /// Wakes the thread. It does not matter if this fails: it is then full of wake-ups.
+    fn wake(&self) {
+        let _ = (&self.wake).write(&[0]);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lane's view of the table.
+pub(crate) struct Reader {
+    table: Arc<Table>,
+    /// As it was when the batch began.
+    clock: u64,
+    recent: Recent,
+    queue: Arc<Queue>,
+    routes: Arc<Routes>,
+}
+
+impl Reader {
+    /// To be called once per batch.
+    #[inline]
+    pub(crate) fn refresh(&mut self) {
+        // Acquire: what is asked after the stamp moved is asked of what it moved for.
+        self.clock = self.routes.shared.clock.0.load(Ordering::Acquire);
+    }
+
+    /// How to get from a local address to a peer, if that is known; if not, it is asked for, and this reply takes
+    /// an ordinary socket. Does not wait, and does not allocate.
+    #[inline]
+    pub(crate) fn next_hop(&mut self, local: IpAddr, peer: IpAddr) -> Option<NextHop> {
+        let pair = Pair::new(local, peer)?;
+        let hash = self.table.hash(&pair);
+        match self.table.find(&pair, hash) {
+            // Of this turn, or of one that this lane has not seen yet.
+            Some(found) if epoch_of(self.clock).wrapping_sub(found.epoch) as i16 <= 0 => Some(found.next),
+            Some(found) => {
+                // Still good, but to be asked for again. The datagram that does so makes the kernel look after a
+                // neighbour of which it has not heard for a while.
+                let asked = self.ask(&pair, hash);
+                (!(asked && found.stale)).then_some(found.next)
+            }
+            None => {
+                self.ask(&pair, hash);
+                None
+            }
+        }
+    }
+
+    /// Asks for a pair, unless this lane has done so since the stamp moved. True if it was asked now.
+    #[cold]
+    fn ask(&mut self, pair: &Pair, hash: u64) -> bool {
+        let asked = self.recent.once(hash, stamp_of(self.clock), || self.queue.put(pair));
+        if asked {
+            let shared = &self.routes.shared;
+            // Either the thread sees the question when it looks for the last time before it sleeps, or this sees
+            // that it sleeps: both write, pass a fence of one total order, and then read what the other wrote
+            // (`Worker::sleep`).
+            fence(Ordering::SeqCst);
+            if shared.asleep.load(Ordering::Relaxed) && shared.asleep.swap(false, Ordering::Relaxed) {
+                shared.wake();
+            }
+        }
+        asked
+    }
+}

@@ -1,0 +1,275 @@
+//! Talking to the kernel: the sockets on which it is asked and on which it tells what changes.
+//!
+//! Nothing here needs a privilege.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use manylane_sys::sock::{self, Buffer};
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkHeader, NetlinkMessage,
+    parse_i32,
+};
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::neighbour::NeighbourMessage;
+use netlink_packet_route::route::{RouteAttribute, RouteMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+
+use super::facts::{Fact, Messages, Route, decode, route_answer};
+use crate::error::{EINTR, ENOBUFS};
+
+/// What events are subscribed to: groups of linux/rtnetlink.h.
+const GROUPS: [u32; 8] = [
+    1,  // RTNLGRP_LINK
+    3,  // RTNLGRP_NEIGH
+    5,  // RTNLGRP_IPV4_IFADDR
+    7,  // RTNLGRP_IPV4_ROUTE
+    8,  // RTNLGRP_IPV4_RULE
+    9,  // RTNLGRP_IPV6_IFADDR
+    11, // RTNLGRP_IPV6_ROUTE
+    19, // RTNLGRP_IPV6_RULE
+];
+/// Next hops that routes share; Linux 5.3.
+const RTNLGRP_NEXTHOP: u32 = 32;
+
+/// Room for events that were not read yet: as many as the kernel lets us have. What does not fit is noticed.
+const EVENT_BUFFER: usize = 4 << 20;
+/// Larger than any datagram that the kernel makes (32 KiB in a dump).
+const DATAGRAM: usize = 64 << 10;
+/// Datagrams of one dump at most: an end to what should have one of its own.
+const DUMP_DATAGRAMS: usize = 1 << 16;
+/// Questions that go to the kernel in one call. Their answers fit into a receive buffer of the default size.
+pub(super) const QUESTIONS: usize = 16;
+
+/// MSG_TRUNC of linux/socket.h: a receive returns the true length, so that what was cut off is noticed.
+const MSG_TRUNC: i32 = 0x20;
+const IPPROTO_UDP: u8 = 17;
+
+/// A question for a route. The kernel chooses as it would for a datagram of ours: by tables, rules and weights.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question {
+    pub(super) local: IpAddr,
+    pub(super) peer: IpAddr,
+    /// The device that the reply has to leave by; for addresses that mean nothing without one.
+    pub(super) device: Option<u32>,
+}
+
+/// A netlink socket with a buffer for what comes.
+struct Line {
+    socket: Socket,
+    buffer: Vec<u8>,
+}
+
+impl Line {
+    /// A socket in the namespace of the calling thread.
+    fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        Ok(Self { socket, buffer: Vec::with_capacity(DATAGRAM) })
+    }
+
+    /// Takes the next datagram of the kernel; false if there is none.
+    fn receive(&mut self) -> io::Result<bool> {
+        self.buffer.clear();
+        match self.socket.recv_from(&mut self.buffer, MSG_TRUNC) {
+            Ok((length, _)) if length > self.buffer.len() => Err(io::Error::from_raw_os_error(ENOBUFS)),
+            Ok((_, from)) => {
+                // Processes with CAP_NET_ADMIN can write to this socket too: not to be listened to.
+                if from.port_number() != 0 {
+                    self.buffer.clear();
+                }
+                Ok(true)
+            }
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(err) if err.raw_os_error() == Some(EINTR) => {
+                self.buffer.clear();
+                Ok(true)
+            }
+            Err(err) => Err(err),
+        }
+    }
+
+    fn messages(&self) -> Messages<'_> {
+        Messages(&self.buffer)
+    }
+}
+
+/// The socket on which the kernel tells what changes.
+pub(super) struct Events(Line);
+
+impl Events {
+    /// Subscribes to the changes of the namespace of the calling thread.
+    pub(super) fn subscribe() -> io::Result<Self> {
+        let line = Line::open()?;
+        // As much as a user may have without privileges; less only means that an overrun comes earlier.
+        let _ = sock::set_buffer(line.socket.as_fd(), Buffer::Receive, EVENT_BUFFER);
+        for group in GROUPS {
+            line.socket.add_membership(group)?;
+        }
+        // Without these, users of next hop objects have routes that name them, which are told of anyway.
+        let _ = line.socket.add_membership(RTNLGRP_NEXTHOP);
+        Ok(Self(line))
+    }
+
+    /// Hands at most `most` datagrams of events to `each`; true if there may be more. `ENOBUFS`: some are lost.
+    pub(super) fn read(&mut self, most: usize, mut each: impl FnMut(Fact)) -> io::Result<bool> {
+        for _ in 0..most {
+            if !self.0.receive()? {
+                return Ok(false);
+            }
+            for message in self.0.messages() {
+                if let Some(fact) = decode(message.kind, message.payload) {
+                    each(fact);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.socket.as_fd()
+    }
+}
+
+/// The socket on which the kernel is asked.
+///
+/// The kernel answers within the call that asks, so that nothing here waits.
+pub(super) struct Questions {
+    line: Line,
+    sequence: u32,
+    request: Vec<u8>,
+}
+
+impl Questions {
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self { line: Line::open()?, sequence: 0, request: Vec::new() })
+    }
+
+    /// Hands all devices, then addresses, then neighbours of the namespace to `each`; false if some changed
+    /// meanwhile, so that the picture may be of no single moment.
+    pub(super) fn dump(&mut self, mut each: impl FnMut(Fact)) -> io::Result<bool> {
+        let mut whole = true;
+        for what in [
+            RouteNetlinkMessage::GetLink(LinkMessage::default()),
+            RouteNetlinkMessage::GetAddress(AddressMessage::default()),
+            RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()),
+        ] {
+            whole &= self.dump_one(what, &mut each)?;
+        }
+        Ok(whole)
+    }
+
+    fn dump_one(&mut self, what: RouteNetlinkMessage, each: &mut impl FnMut(Fact)) -> io::Result<bool> {
+        self.discard();
+        let sequence = self.write(what, NLM_F_DUMP);
+        self.send()?;
+        let mut whole = true;
+        for _ in 0..DUMP_DATAGRAMS {
+            if !self.line.receive()? {
+                break;
+            }
+            for message in self.line.messages().filter(|message| message.sequence == sequence) {
+                whole &= message.flags & NLM_F_DUMP_INTR == 0;
+                match message.kind {
+                    NLMSG_DONE => return Ok(whole),
+                    NLMSG_ERROR => {
+                        let code = message.payload.get(..4).and_then(|code| parse_i32(code).ok());
+                        return Err(io::Error::from_raw_os_error(code.unwrap_or(0).saturating_abs()));
+                    }
+                    kind => match decode(kind, message.payload) {
+                        None | Some(Fact::Unreadable) => {}
+                        Some(fact) => each(fact),
+                    },
+                }
+            }
+        }
+        Err(io::Error::other("a dump of the kernel's tables did not come to its end"))
+    }
+
+    /// Asks for routes, at most [`QUESTIONS`] in one go, and hands the index of each question that has one to
+    /// `each`, with the route. Any other way out of the kernel's decision is no route.
+    pub(super) fn routes<'a>(
+        &mut self,
+        questions: impl Iterator<Item = &'a Question>,
+        mut each: impl FnMut(usize, Route),
+    ) -> io::Result<()> {
+        let first = self.sequence.wrapping_add(1);
+        for question in questions.take(QUESTIONS) {
+            self.write(route_request(question), 0);
+        }
+        let asked = self.sequence.wrapping_add(1).wrapping_sub(first) as usize;
+        if asked == 0 {
+            return Ok(());
+        }
+        self.send()?;
+        // One answer each; as many again in case answers of an earlier call were left behind.
+        for _ in 0..2 * asked {
+            if !self.line.receive()? {
+                break;
+            }
+            for message in self.line.messages() {
+                let index = message.sequence.wrapping_sub(first) as usize;
+                if index < asked
+                    && let Some(route) = route_answer(message.kind, message.payload)
+                {
+                    each(index, route);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws away what an earlier question left behind.
+    fn discard(&mut self) {
+        for _ in 0..DUMP_DATAGRAMS {
+            if matches!(self.line.receive(), Ok(false)) {
+                break;
+            }
+        }
+    }
+
+    /// Adds a request to those that are sent next and returns its number.
+    fn write(&mut self, request: RouteNetlinkMessage, flags: u16) -> u32 {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, request.into());
+        message.finalize();
+        let start = self.request.len();
+        self.request.resize(start + message.buffer_len().next_multiple_of(4), 0);
+        message.serialize(&mut self.request[start..]);
+        self.sequence
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let sent = self.line.socket.send_to(&self.request, &SocketAddr::new(0, 0), 0);
+        self.request.clear();
+        sent.map(|_| ())
+    }
+}
+
+fn route_request(question: &Question) -> RouteNetlinkMessage {
+    let (family, length) = match question.peer {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    };
+    let mut request = RouteMessage::default();
+    request.header.address_family = family;
+    request.header.destination_prefix_length = length;
+    request.header.source_prefix_length = length;
+    request.attributes = vec![
+        RouteAttribute::Destination(question.peer.into()),
+        RouteAttribute::Source(question.local.into()),
+        RouteAttribute::IpProto(IPPROTO_UDP),
+    ];
+    request.attributes.extend(question.device.map(RouteAttribute::Oif));
+    RouteNetlinkMessage::GetRoute(request)
+}
