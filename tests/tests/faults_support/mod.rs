@@ -20,6 +20,8 @@ use manylane_tests::PATIENCE;
 pub(crate) use rustix::process::Resource;
 use rustix::process::{Rlimit, getrlimit, setrlimit};
 
+/// This program. By this link a user who may not see the folder of the program can run it all the same.
+pub(crate) const SELF: &str = "/proc/self/exe";
 const ROLE: &str = "MANYLANE_TEST_CHILD";
 /// A user without any privilege, and one that no other process of the machine has.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -88,8 +90,11 @@ pub(crate) struct Child {
 impl Child {
     /// Starts the child `name`: as `user` if there is one and this process may, else as its own.
     pub(crate) fn start(name: &str, user: Option<u32>) -> Self {
-        // By this link a user who may not see the folder of the program can run it all the same.
-        let mut command = Command::new("/proc/self/exe");
+        Self::start_by(Command::new(SELF), name, user)
+    }
+
+    /// Starts the child `name` by `command`, which is [`SELF`] in some other place.
+    pub(crate) fn start_by(mut command: Command, name: &str, user: Option<u32>) -> Self {
         command.args([name, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
         command.env(ROLE, name).stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some(user) = user.filter(|_| is_root()) {

@@ -3,8 +3,22 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use etherparse::{EtherType, LinkExtSlice, NetSlice, SlicedPacket, TransportSlice};
+use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::{Frame, Network, Transport};
+
+/// What a receiver of frames makes of `bytes` is what the layers say.
+fn as_a_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
+    let datagram = Datagram::parse(bytes);
+    let Some((frame, udp)) = frame.and_then(|frame| Some((frame, frame.udp()?))) else {
+        assert!(datagram.is_err(), "a datagram that the layers do not show: {datagram:?}");
+        return;
+    };
+    let datagram = datagram.expect("a plain UDP datagram");
+    assert_eq!(&bytes[datagram.at..][..datagram.len], udp.payload);
+    assert_eq!(frame.endpoints(), Some((datagram.source, datagram.destination)));
+    assert_eq!(datagram.checksum == Checksum::Right, frame.checksums_hold());
+}
 
 /// Parses `bytes` by both, and panics where they see different things.
 pub(crate) fn check(bytes: &[u8]) {
@@ -12,6 +26,7 @@ pub(crate) fn check(bytes: &[u8]) {
     if let Ok(frame) = &ours {
         is_consistent(bytes, frame);
     }
+    as_a_datagram(bytes, ours.as_ref().ok());
     let Ok(theirs) = SlicedPacket::from_ethernet(bytes) else {
         // What it refuses and we take: only what we do not look into.
         if let Ok(frame) = ours {

@@ -1,0 +1,262 @@
+//! Engine `xdp` when something is in the way, goes wrong or goes away: processes that are killed, owners of queues,
+//! limits, privileges, neighbours and devices that change under traffic.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod faults_support;
+mod netns_support;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use faults_support::{Child, Resource, SELF, hold, is, limit, status, tell};
+use manylane::{Builder, Engine, ErrorKind, Socket};
+use manylane_sys::packet::PacketSocket;
+use manylane_testbed::skip;
+use manylane_testbed::{Host, Layout, Testbed};
+use manylane_tests::Serving;
+use manylane_wire::checksum::checksum;
+use manylane_wire::ethernet::Mac;
+use manylane_wire::frame::UdpFrame;
+use netns_support::{client, echo, open, settle, until, within};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+/// A port that the process which comes next takes again.
+const PORT: u16 = 4242;
+
+fn testbed(name: &str) -> Option<Testbed> {
+    skip::need_root(name).then(|| Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap())
+}
+
+fn builder(host: &Host) -> Builder {
+    let mut builder = Builder::new((host.ip4(0), PORT)).unwrap();
+    builder.engine(Engine::Xdp).lanes(2);
+    builder
+}
+
+fn answer(socket: Socket) -> Serving {
+    Serving::start(socket, |batch, out| {
+        for datagram in batch {
+            out.reply_borrowed(&datagram, datagram.payload());
+        }
+    })
+}
+
+/// Whether an XDP program is on the device of `host`.
+fn has_program(host: &Host) -> bool {
+    let shown = host.command("ip").unwrap().args(["link", "show", "dev", host.device(0)]).output().unwrap();
+    assert!(shown.status.success());
+    String::from_utf8_lossy(&shown.stdout).contains("xdp")
+}
+
+#[test]
+#[ignore = "started by netns_xdp_a_killed_process_leaves_nothing"]
+fn child_serves_by_xdp() {
+    if !is("child_serves_by_xdp") {
+        return;
+    }
+    let mut builder = Builder::new("0.0.0.0:4242").unwrap();
+    let serving = answer(builder.engine(Engine::Xdp).lanes(2).open().unwrap());
+    tell("serving");
+    hold();
+    serving.stop().unwrap();
+}
+
+#[test]
+fn netns_xdp_a_killed_process_leaves_nothing() {
+    let Some(testbed) = testbed("netns_xdp_a_killed_process_leaves_nothing") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let child = Child::start_by(b.command(SELF).unwrap(), "child_serves_by_xdp", None);
+    assert_eq!(child.line(), "serving");
+    assert!(has_program(b));
+    let client = client(a, a.ip(0, false), SocketAddr::new(b.ip4(0).into(), PORT));
+    for _ in 0..100 {
+        client.ping();
+    }
+    // Whoever comes second is told what is in the way.
+    let mut second = Builder::new((b.ip4(0), PORT + 1)).unwrap();
+    let err = b.run(|| second.engine(Engine::Xdp).open().map(drop)).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
+    assert!(err.to_string().contains("XDP program"), "{err}");
+    // In mid traffic: what is on its way is of no interest, nor are errors that the client hears.
+    for _ in 0..100 {
+        _ = client.socket.send(b"on its way");
+    }
+    child.kill();
+    assert!(within(Duration::from_secs(1), || !has_program(b)), "the program outlived its process");
+    // The port and the queues are there for the next one.
+    let serving = b.run(|| answer(builder(b).open().unwrap()));
+    let client = netns_support::client(a, a.ip(0, false), serving.addr);
+    for _ in 0..100 {
+        client.ping();
+    }
+    let total = serving.stop().unwrap().total();
+    assert!(total.by_xdp > 0 && total.delivered >= 100, "{total:#?}");
+    assert!(within(Duration::from_secs(1), || !has_program(b)), "the program outlived its socket");
+}
+
+#[test]
+#[ignore = "started by netns_xdp_too_little_memory_is_a_limit"]
+fn child_has_no_memory_for_frames() {
+    if !is("child_has_no_memory_for_frames") {
+        return;
+    }
+    let open = || {
+        let mut builder = Builder::new("0.0.0.0:4242").unwrap();
+        builder.engine(Engine::Xdp).lanes(2).batch(8).gro(false).datagram_size(2048).xdp_ring(16_384).open()
+    };
+    limit(Resource::As, Some(status("VmSize") * 1024 + (40 << 20)));
+    let err = open().map(drop).unwrap_err();
+    limit(Resource::As, None);
+    assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+    // Nothing is left over that would be in the way.
+    open().map(drop).unwrap();
+    tell("done");
+}
+
+#[test]
+fn netns_xdp_too_little_memory_is_a_limit() {
+    let Some(testbed) = testbed("netns_xdp_too_little_memory_is_a_limit") else { return };
+    let b = testbed.host(1);
+    let child = Child::start_by(b.command(SELF).unwrap(), "child_has_no_memory_for_frames", None);
+    assert_eq!(child.line(), "done");
+    child.finish();
+}
+
+#[test]
+#[ignore = "started by netns_xdp_needs_no_privilege_once_it_is_open"]
+fn child_drops_its_privileges() {
+    if !is("child_drops_its_privileges") {
+        return;
+    }
+    let mut builder = Builder::new("0.0.0.0:4242").unwrap();
+    let socket = builder.engine(Engine::Xdp).lanes(2).open().unwrap();
+    // Of this thread, and of all that it starts: the lanes'.
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none }).unwrap();
+    let serving = answer(socket);
+    tell("serving");
+    hold();
+    let total = serving.stop().unwrap().total();
+    assert!(total.by_xdp >= 100 && total.sent_by_xdp > 0, "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_needs_no_privilege_once_it_is_open() {
+    let Some(testbed) = testbed("netns_xdp_needs_no_privilege_once_it_is_open") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let child = Child::start_by(b.command(SELF).unwrap(), "child_drops_its_privileges", None);
+    assert_eq!(child.line(), "serving");
+    let client = client(a, a.ip(0, false), SocketAddr::new(b.ip4(0).into(), PORT));
+    for _ in 0..500 {
+        client.ping();
+    }
+    child.finish();
+}
+
+#[test]
+fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
+    let Some(testbed) = testbed("netns_xdp_a_peer_that_changes_its_hardware_address_is_followed") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let client = client(a, a.ip(0, false), serving.addr);
+    let by_xdp = || serving.handle.counters().total().sent_by_xdp;
+    // The first replies go through the kernel, until the next hop is known.
+    assert!(within(Duration::from_secs(30), || {
+        client.ping();
+        by_xdp() > 0
+    }));
+    for last in 1..=5 {
+        let mac = format!("02:77:00:00:00:{last:02x}");
+        a.ip_batch(&format!("link set dev {} address {mac}\n", a.device(0))).unwrap();
+        b.ip_batch(&format!("neighbour replace {} lladdr {mac} dev {} nud permanent\n", a.ip4(0), b.device(0)))
+            .unwrap();
+        // A reply that is sent before the change has been followed goes to an address that nobody has any more, as
+        // one of the kernel's would: it is asked for again.
+        client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        assert!(within(Duration::from_secs(30), || {
+            client.send(b"there?");
+            client.try_recv().is_some()
+        }));
+        while client.try_recv().is_some() {}
+        client.socket.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
+        let before = by_xdp();
+        assert!(within(Duration::from_secs(30), || {
+            client.ping();
+            by_xdp() > before
+        }));
+    }
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.lost()), (total.arrived(), 0), "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
+    let Some(testbed) = testbed("netns_xdp_options_and_extension_headers_come_through_the_companion") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    settle(b);
+    let serving = echo(b, open(b, "::".parse().unwrap(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let port = serving.addr.port();
+    let frame = |ipv6: bool| {
+        let to = SocketAddr::new(b.ip(0, ipv6), port);
+        let from = SocketAddr::new(a.ip(0, ipv6), 4444);
+        let plan =
+            UdpFrame { payload: b"with more", ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, to) };
+        let mut bytes = vec![0; plan.len()];
+        plan.write(&mut bytes).unwrap();
+        bytes
+    };
+    // IPv4 with a word of options: no operation, three times, and the end.
+    let mut options = frame(false);
+    options.splice(34..34, [1, 1, 1, 0]);
+    options[14] = 0x46;
+    let total = u16::from_be_bytes([options[16], options[17]]) + 4;
+    options[16..18].copy_from_slice(&total.to_be_bytes());
+    options[24..26].fill(0);
+    let sum = checksum(&options[14..38]);
+    options[24..26].copy_from_slice(&sum.to_be_bytes());
+    // IPv6 with a hop-by-hop header that holds nothing but padding (PadN of four bytes), and one with destination
+    // options.
+    let extended = |kind: u8| {
+        let mut bytes = frame(true);
+        bytes.splice(54..54, [17, 0, 1, 4, 0, 0, 0, 0]);
+        let length = u16::from_be_bytes([bytes[18], bytes[19]]) + 8;
+        bytes[18..20].copy_from_slice(&length.to_be_bytes());
+        bytes[20] = kind;
+        bytes
+    };
+    let socket = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
+    for frame in [options, extended(0), extended(60), frame(false), frame(true)] {
+        for _ in 0..10 {
+            socket.send(&frame).unwrap();
+        }
+    }
+    until(|| serving.handle.counters().total().arrived() >= 50, &serving.handle);
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.by_xdp), (50, 20), "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_a_link_that_flaps_goes_on() {
+    let Some(testbed) = testbed("netns_xdp_a_link_that_flaps_goes_on") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let client = client(a, a.ip(0, false), serving.addr);
+    for _ in 0..3 {
+        for _ in 0..100 {
+            client.ping();
+        }
+        b.set_link(0, false).unwrap();
+        b.set_link(0, true).unwrap();
+        b.wait_for_carrier(0).unwrap();
+        a.wait_for_carrier(0).unwrap();
+    }
+    client.ping();
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.lost()), (301, 0), "{total:#?}");
+    assert!(total.by_xdp > 0);
+}
