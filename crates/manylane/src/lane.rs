@@ -244,6 +244,13 @@ impl Lane {
     /// socket.
     #[inline]
     pub(crate) fn take(&mut self, wait: Wait) -> Result<Taken> {
+        let companion_first = self.xdp.as_mut().is_some_and(XdpIo::is_companions_turn);
+        if companion_first {
+            let taken = self.take_from_socket(Wait::Never)?;
+            if taken.messages > 0 {
+                return Ok(taken);
+            }
+        }
         if let Some(xdp) = &mut self.xdp {
             let taken = xdp.receive(self.can.batch, self.can.datagram_size, &self.me.cells);
             if taken.messages > 0 {
@@ -252,6 +259,14 @@ impl Lane {
                 return Ok(taken);
             }
         }
+        if companion_first {
+            return Ok(Taken::default());
+        }
+        self.take_from_socket(wait)
+    }
+
+    #[inline]
+    fn take_from_socket(&mut self, wait: Wait) -> Result<Taken> {
         let steered = self.load.as_ref().map(|(words, base)| words.load(base + abi::LOAD_STEERED));
         let taken = match self.io.recv(self.me.fd.as_fd(), wait) {
             Ok(taken) => taken,

@@ -105,14 +105,20 @@ impl XdpIo {
         self.watch.add(&companion, 0).map_err(failed)
     }
 
+    /// Whether the companion has waited long enough and comes first. It then has had its turn.
+    pub(crate) fn is_companions_turn(&mut self) -> bool {
+        let turn = self.since_companion >= COMPANION_EVERY;
+        if turn {
+            self.since_companion = 0;
+            self.current = None;
+        }
+        turn
+    }
+
     /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is where payloads are
-    /// cut off. An empty result means: ask the companion.
+    /// cut off.
     pub(crate) fn receive(&mut self, most: usize, datagram_size: usize, cells: &Cells) -> Taken {
         self.current = None;
-        if self.since_companion >= COMPANION_EVERY {
-            self.since_companion = 0;
-            return Taken::default();
-        }
         for _ in 0..self.queues.len() {
             let at = self.next;
             self.next = (at + 1) % self.queues.len();

@@ -1,0 +1,148 @@
+//! A quota of CPU time: a socket has no more lanes by default than the process may use CPUs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod faults_support;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fs, process, thread};
+
+use faults_support::{Child, hold, is, is_root, tell};
+use manylane::Builder;
+use manylane_testbed::skip::{self, Forced};
+use manylane_tests::PATIENCE;
+
+/// Names of control groups that this test makes, before the number of its process.
+const PREFIX: &str = "manylane-test-";
+/// Microseconds of CPU time in this many microseconds make a quota.
+const PERIOD: u64 = 100_000;
+
+/// A control group for CPU time, removed with this value.
+struct Group {
+    path: PathBuf,
+    /// Of the second version of control groups.
+    second: bool,
+}
+
+impl Group {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// What is in the way.
+    fn new() -> Result<Self, String> {
+        let (at, second) = hierarchy().ok_or("no hierarchy of control groups for CPU time is mounted")?;
+        remove_leftovers(&at);
+        let path = at.join(format!("{PREFIX}{}", process::id()));
+        fs::create_dir(&path).map_err(|err| format!("making {}: {err}", path.display()))?;
+        Ok(Self { path, second })
+    }
+
+    fn has_quotas(&self) -> bool {
+        self.path.join(if self.second { "cpu.max" } else { "cpu.cfs_quota_us" }).exists()
+    }
+
+    /// Lets the processes in the group use `quota` microseconds of CPU time in each period.
+    fn set_quota(&self, quota: u64) {
+        if self.second {
+            self.write("cpu.max", &format!("{quota} {PERIOD}"));
+        } else {
+            self.write("cpu.cfs_period_us", &PERIOD.to_string());
+            self.write("cpu.cfs_quota_us", &quota.to_string());
+        }
+    }
+
+    /// Moves a process, with all its threads, into the group.
+    fn take(&self, pid: u32) {
+        self.write("cgroup.procs", &pid.to_string());
+    }
+
+    fn write(&self, file: &str, value: &str) {
+        fs::write(self.path.join(file), value).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A process that was killed leaves its group a moment later.
+        let start = Instant::now();
+        while fs::remove_dir(&self.path).is_err() && self.path.exists() && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The root of the control groups for CPU time, and whether it is of the second version.
+fn hierarchy() -> Option<(PathBuf, bool)> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounts = || mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let first = mounts().find(|mount| mount[2] == "cgroup" && mount[3].split(',').any(|word| word == "cpu"));
+    if let Some(mount) = first {
+        return Some((mount[1].into(), false));
+    }
+    mounts().find(|mount| mount[2] == "cgroup2").map(|mount| (mount[1].into(), true))
+}
+
+/// Removes groups of earlier runs that were killed: those that have no process in them and nobody to remove them.
+fn remove_leftovers(at: &Path) {
+    for entry in fs::read_dir(at).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let made_by = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if made_by.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+fn default_lanes() -> usize {
+    Builder::new("127.0.0.1:0").unwrap().open().unwrap().lane_count()
+}
+
+#[test]
+#[ignore = "started by netns_default_lanes_honour_a_quota_of_cpu_time"]
+fn child_tells_its_default_lanes() {
+    if !is("child_tells_its_default_lanes") {
+        return;
+    }
+    tell(&default_lanes().to_string());
+    let start = Instant::now();
+    while !fs::read_to_string("/proc/self/cgroup").unwrap().contains(PREFIX) {
+        assert!(start.elapsed() < PATIENCE, "nobody moves this process into a group");
+        thread::sleep(Duration::from_millis(2));
+    }
+    tell(&default_lanes().to_string());
+    hold();
+}
+
+#[test]
+fn netns_default_lanes_honour_a_quota_of_cpu_time() {
+    let name = "netns_default_lanes_honour_a_quota_of_cpu_time";
+    // Of this process, which may have a quota itself.
+    let cpus = thread::available_parallelism().unwrap().get().min(256) as u64;
+    if !skip::need(name, is_root(), "control groups are made by root")
+        || !skip::need_unless_forced(name, cpus > 1, Forced::Cpus, "one CPU is one lane without a quota too")
+    {
+        return;
+    }
+    let one = PERIOD;
+    // Whole CPUs count, but one lane there is in any case.
+    for (quota, lanes) in [(one, 1), (one / 2, 1), (one * 2 - 1, 1), (one * cpus, cpus), (one * 1000, cpus)] {
+        let group = Group::new();
+        let why = group.as_ref().err().cloned().unwrap_or_default();
+        if !skip::need(name, group.is_ok(), &why) {
+            return;
+        }
+        let group = group.unwrap();
+        let why = "the kernel has no quotas of CPU time, or not in this hierarchy (cgroup.subtree_control)";
+        if !skip::need_unless_forced(name, group.has_quotas(), Forced::Kernel, why) {
+            return;
+        }
+        group.set_quota(quota);
+        // Made after the group, and so gone before it.
+        let child = Child::start("child_tells_its_default_lanes", None);
+        assert_eq!(child.line(), cpus.to_string(), "without a quota");
+        group.take(child.pid());
+        assert_eq!(child.line(), lanes.to_string(), "{quota} of {PERIOD} microseconds");
+        child.finish();
+    }
+}

@@ -1,0 +1,175 @@
+//! Losses of the sending side that only a network can cause: a send buffer that stays full, and no memory for the
+//! pieces of a datagram. Each is counted exactly, by its reason, and what counts as sent arrives.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod netns_support;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+
+use manylane::{Builder, Engine, Flushed, LaneCounters};
+use manylane_testbed::skip;
+use manylane_testbed::{Host, Layout, Testbed};
+use manylane_tests::{Client, Hands, pattern};
+use netns_support::{client, hands, open, settle};
+
+/// A token bucket of one byte a second: what it has passed at the start is all that it ever passes.
+const HELD: &str = "tbf rate 8bit burst 1540 limit 1000000";
+/// The same bucket, let go.
+const FREE: &str = "tbf rate 1gbit burst 1000000 limit 1000000";
+
+/// Whether the test can run here: root, and a kernel with this queueing discipline.
+fn possible(name: &str) -> bool {
+    let tc = Command::new("tc").arg("-V").output().is_ok();
+    skip::need_root(name) && skip::need(name, tc, "the program tc is missing: apt-get install iproute2") && {
+        let testbed = Testbed::new(&Layout::default()).unwrap();
+        let has_tbf = queue(testbed.host(0), "add", HELD);
+        skip::need_unless_forced(name, has_tbf, skip::Forced::Kernel, "no queueing discipline tbf")
+    }
+}
+
+/// Gives the first device of `host` a queue; whether the kernel took it.
+fn queue(host: &Host, what: &str, discipline: &str) -> bool {
+    let line = format!("qdisc {what} dev {} root {discipline}", host.device(0));
+    host.command("tc").unwrap().args(line.split(' ')).output().unwrap().status.success()
+}
+
+/// Lets go of what the queue of `host` holds, and returns when it is on its way.
+fn release(host: &Host, to: SocketAddr) {
+    assert!(queue(host, "change", FREE));
+    // The queue looks what it may pass when something is added to it.
+    host.run(|| UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }))
+        .unwrap()
+        .send_to(b"go on", to)
+        .unwrap();
+}
+
+/// One lane at `host`, with a send buffer of `send_buffer` bytes.
+fn one_lane(host: &Host, ipv6: bool, send_buffer: usize) -> Hands {
+    let options = move |builder: &mut Builder| {
+        builder.engine(Engine::Mmsg).lanes(1).batch(256).send_buffer(send_buffer);
+    };
+    hands(host, open(host, host.ip(0, ipv6), options))
+}
+
+fn total(hands: &Hands) -> LaneCounters {
+    hands.handle.counters().total()
+}
+
+/// Offers datagrams of these sizes in one flush.
+fn offer(hands: &mut Hands, to: SocketAddr, sizes: &[usize]) -> Flushed {
+    let mut out = hands.lanes[0].sender();
+    sizes.iter().zip(0..).for_each(|(size, seed)| out.send_to(to, &pattern(seed, *size)));
+    out.flush()
+}
+
+fn expect(client: &Client, sizes: &[usize]) {
+    sizes.iter().zip(0..).for_each(|(size, seed)| client.expect(&pattern(seed, *size)));
+}
+
+/// Sizes of which no two neighbours make a train: each is larger than the one before.
+fn no_trains(count: usize) -> Vec<usize> {
+    (0..count).map(|at| 100 + at).collect()
+}
+
+#[test]
+fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
+    if !possible("netns_a_send_buffer_that_stays_full_is_counted_exactly") {
+        return;
+    }
+    for ipv6 in [false, true] {
+        let testbed = Testbed::new(&Layout::default()).unwrap();
+        let (a, b) = (testbed.host(0), testbed.host(1));
+        settle(a);
+        settle(b);
+        let mut hands = one_lane(b, ipv6, 8192);
+        let (client, poke) = (client(a, a.ip(0, ipv6), hands.addr()), client(a, a.ip(0, ipv6), hands.addr()));
+        assert!(queue(b, "add", HELD));
+
+        // The first ones fill the buffer. The rest is tried once each, after the waits that a flush may have.
+        let sizes = no_trains(100);
+        let done = offer(&mut hands, client.addr(), &sizes);
+        assert!(done.sent > 0 && done.sent < 100, "IPv6 {ipv6}: {done:?}");
+        assert_eq!(done.sent + done.lost, 100);
+        let full = total(&hands);
+        assert_eq!((full.offered, full.sent, full.lost_full), (100, done.sent, done.lost), "IPv6 {ipv6}");
+        assert_eq!((full.lost(), full.send_calls), (done.lost, 1 + done.lost), "IPv6 {ipv6}: {full:?}");
+        let taken: usize = sizes[..done.sent as usize].iter().sum();
+        assert_eq!(full.sent_bytes, taken as u64);
+
+        // As long as it is full all is lost, a train with all its datagrams.
+        assert_eq!(offer(&mut hands, client.addr(), &no_trains(7)), Flushed { sent: 0, lost: 7 });
+        assert_eq!(offer(&mut hands, client.addr(), &[90; 20]), Flushed { sent: 0, lost: 20 });
+        let still = total(&hands);
+        assert_eq!((still.offered, still.sent, still.lost_full), (127, done.sent, done.lost + 27));
+        assert_eq!((still.lost(), still.sent_trains, still.gso_fallbacks), (done.lost + 27, 0, 0));
+        assert_eq!(still.send_calls - full.send_calls, 7 + 1);
+
+        // Exactly what counts as sent arrives, and the lane goes on.
+        release(b, poke.addr());
+        expect(&client, &sizes[..done.sent as usize]);
+        assert_eq!(offer(&mut hands, client.addr(), &[90; 20]), Flushed { sent: 20, lost: 0 });
+        expect(&client, &[90; 20]);
+        assert!(client.is_quiet());
+        let end = total(&hands);
+        assert_eq!((end.offered, end.sent, end.lost()), (147, done.sent + 20, done.lost + 27));
+    }
+}
+
+#[test]
+fn netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly() {
+    if !skip::need_root("netns_no_buffers_for_the_pieces_of_a_datagram_is_counted_exactly") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        // The least that a socket can have. The kernel makes all pieces of a datagram that is larger than a frame
+        // before it sends the first; it allows them twice the buffer, and then says ENOBUFS, not EAGAIN.
+        let mut hands = one_lane(b, ipv6, 2304);
+        let client = client(a, a.ip(0, ipv6), hands.addr());
+        for round in 1..=3 {
+            let sizes = [10, 30_000, 40_000, 50_000, 20];
+            assert_eq!(offer(&mut hands, client.addr(), &sizes), Flushed { sent: 2, lost: 3 });
+            client.expect(&pattern(0, 10));
+            client.expect(&pattern(4, 20));
+            let counted = total(&hands);
+            assert_eq!(
+                (counted.offered, counted.sent, counted.sent_bytes),
+                (5 * round, 2 * round, 30 * round)
+            );
+            assert_eq!((counted.lost_no_buffers, counted.lost()), (3 * round, 3 * round), "IPv6 {ipv6}");
+            // The first piece of the batch; eleven tries of the second, which use up the patience of this flush;
+            // one of each that is left.
+            assert_eq!(counted.send_calls, 15 * round, "IPv6 {ipv6}: {counted:?}");
+        }
+        assert!(client.is_quiet());
+    }
+}
+
+#[test]
+fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
+    if !possible("netns_what_the_devices_queue_drops_is_the_devices_loss") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let mut hands = one_lane(b, false, 1 << 20);
+    let (client, poke) = (client(a, a.ip4(0).into(), hands.addr()), client(a, a.ip4(0).into(), hands.addr()));
+    // Room for a few: the kernel drops the others, and tells only sockets that ask for ICMP errors (IP_RECVERR),
+    // which a lane does not: one bad peer would disturb all.
+    assert!(queue(b, "add", "tbf rate 8bit burst 1540 limit 3000"));
+    let sizes = no_trains(100);
+    assert_eq!(offer(&mut hands, client.addr(), &sizes), Flushed { sent: 100, lost: 0 });
+    let counted = total(&hands);
+    assert_eq!((counted.offered, counted.sent, counted.lost(), counted.send_calls), (100, 100, 0, 1));
+    let show =
+        b.command("tc").unwrap().args(["-s", "-j", "qdisc", "show", "dev", b.device(0)]).output().unwrap();
+    let queues: serde_json::Value = serde_json::from_slice(&show.stdout).unwrap();
+    let dropped = queues[0]["drops"].as_u64().unwrap() as usize;
+    assert!(dropped > 0 && dropped < 100, "{queues}");
+    release(b, poke.addr());
+    expect(&client, &sizes[..100 - dropped]);
+    assert!(client.is_quiet());
+}
