@@ -65,17 +65,19 @@ fn loopback_the_loop_of_serve_allocates_nothing() {
     let mut answers = [0; 2048];
     for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
         for (gro, batch) in [(true, 64), (false, 64), (false, 3)] {
-            // With a pause, every sixteenth batch at the latest is followed by one.
-            for linger in [Duration::ZERO, Duration::from_micros(100)] {
+            // With a pause, every sixteenth batch at the latest is followed by one. A lane that may steal looks for
+            // something whenever it is idle.
+            for (linger, stealing) in [(0, false), (100, false), (0, true)] {
+                let linger = Duration::from_micros(linger);
                 let mut builder = Builder::new("127.0.0.1:0").unwrap();
-                builder.lanes(3).steering_by(by).gro(gro).batch(batch).linger(linger);
+                builder.lanes(3).steering_by(by).gro(gro).batch(batch).linger(linger).stealing(stealing);
                 let serving = Serving::start(builder.open().unwrap(), answer);
                 let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::to(serving.addr)).collect();
                 talk(&clients, BEFORE, &mut answers);
                 let before = allocations();
                 talk(&clients, COUNTED, &mut answers);
                 let allocated = allocations() - before;
-                assert_eq!(allocated, 0, "{by}, GRO {gro}, batch {batch}, linger {linger:?}");
+                assert_eq!(allocated, 0, "{by}, GRO {gro}, batch {batch}, linger {linger:?}, {stealing}");
                 let total = serving.stop().unwrap().total();
                 assert!(total.delivered >= (BEFORE + COUNTED) as u64 && total.sent == total.delivered);
             }

@@ -3,12 +3,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
-use manylane::{Builder, ErrorKind, Handle};
+use manylane::{Batch, Builder, ErrorKind, Handle, Outbox};
+use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::{cpu, sock};
 use manylane_tests::{Client, PATIENCE, Serving, backends};
 
 /// Threads that do nothing, as fast as they can.
@@ -95,5 +99,113 @@ fn loopback_stop_ends_serve_while_lanes_come_and_go_on_a_busy_machine() {
             assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
             drop(UdpSocket::bind(addr).expect("the port is free"));
         }
+    }
+}
+
+/// Where the kernel chooses, it goes on to choose a lane that leaves: with more than the lane gets done, its queue is
+/// never empty.
+#[test]
+fn loopback_lanes_leave_and_stop_under_more_than_they_get_done() {
+    for by in [Ebpf, ClassicBpf, Kernel] {
+        let socket = Builder::new("127.0.0.1:0").unwrap().lanes(3).steering_by(by).open().unwrap();
+        let serving = Serving::start(socket, |batch, _| {
+            batch.for_each(|_| thread::sleep(Duration::from_micros(500)));
+        });
+        let (handle, addr, end) = (serving.handle.clone(), serving.addr, AtomicBool::new(false));
+        thread::scope(|scope| {
+            let _ends = Ends(&end);
+            scope.spawn(|| {
+                let clients: Vec<_> = (0..16).map(|_| Client::to(addr)).collect();
+                while !end.load(Ordering::Relaxed) {
+                    clients.iter().for_each(|client| _ = client.socket.send(&[1; 40]));
+                    thread::sleep(Duration::from_micros(50));
+                }
+            });
+            let dropped = || handle.counters().lanes.iter().all(|(_, lane)| lane.kernel_dropped > 0);
+            let start = Instant::now();
+            while !dropped() && start.elapsed() < PATIENCE {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let [one, two, _] = handle.lane_ids()[..] else { panic!("three lanes") };
+            handle.remove_lane(one).unwrap();
+            // A stop in the middle of the next removal.
+            let remover = handle.clone();
+            let removal = scope.spawn(move || remover.remove_lane(two));
+            while handle.lane_ids().contains(&two) {
+                thread::yield_now();
+            }
+            let total = serving.stop().unwrap().total();
+            assert!(total.delivered > 0 && total.kernel_dropped > 0);
+            removal.join().unwrap().unwrap();
+        });
+    }
+}
+
+/// What wakes a sleeping lane is no datagram, also if one arrives in that very moment.
+#[test]
+fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
+    const ROUNDS: u32 = 4000;
+    let any = "127.0.0.1:0".parse().unwrap();
+    let sender = UdpSocket::bind(any).unwrap();
+    let from = sender.local_addr().unwrap();
+    let (give, given) = mpsc::sync_channel::<OwnedFd>(0);
+    let (done, ended) = mpsc::channel();
+    thread::scope(|scope| {
+        let cpus = cpu::affinity().unwrap();
+        scope.spawn(move || {
+            // At the same time as the other, if there are two CPUs.
+            cpu::pin(cpus[0]).unwrap();
+            let mut ring = RecvRing::new(RecvOptions { batch: 8, buffer: 64, control: false }).unwrap();
+            for fd in given {
+                let count = ring.recv(fd.as_fd(), Wait::First).unwrap();
+                let wrong = (0..count).any(|index| {
+                    let message = ring.message(index);
+                    message.data != b"some" || message.peer.to_std() != Some(from)
+                });
+                done.send((fd, wrong)).unwrap();
+            }
+        });
+        cpu::pin(*cpu::affinity().unwrap().last().unwrap()).unwrap();
+        for round in 0..ROUNDS {
+            let fd = sock::open(&any).unwrap();
+            sock::bind(fd.as_fd(), &any).unwrap();
+            sock::set_recv_timeout(fd.as_fd(), PATIENCE).unwrap();
+            let to = sock::local_addr(fd.as_fd()).unwrap();
+            let other = fd.try_clone().unwrap();
+            give.send(fd).unwrap();
+            let pause = |micros: u32| {
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros(micros.into()) {
+                    std::hint::spin_loop();
+                }
+            };
+            // By then it sleeps, most often.
+            pause(30);
+            sock::wake(other.as_fd());
+            pause(round % 12);
+            sender.send_to(b"some", to).unwrap();
+            let (_, wrong) = ended.recv_timeout(PATIENCE).unwrap();
+            assert!(!wrong, "round {round}");
+        }
+        drop(give);
+    });
+}
+
+/// A panic while the closure of a lane is made ends serve as one in the closure does.
+#[test]
+fn loopback_a_panic_where_closures_are_made_ends_serve() {
+    for good in 0..3 {
+        let socket = Builder::new("127.0.0.1:0").unwrap().lanes(3).open().unwrap();
+        let mut made = 0;
+        let serving = Serving::start_with(socket, move |_| {
+            assert!(made < good, "no more than {good}");
+            made += 1;
+            |_: Batch<'_>, _: &mut Outbox<'_>| {}
+        });
+        let handle = serving.handle.clone();
+        let err = serving.outcome().unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Panicked);
+        assert!(err.to_string().contains(&format!("no more than {good}")), "{err}");
+        assert!(handle.lane_ids().is_empty());
     }
 }

@@ -12,7 +12,7 @@ use manylane::{Builder, Engine, Flushed, LaneCounters};
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, Hands, pattern};
-use netns_support::{client, hands, open, settle};
+use netns_support::{client, echo, hands, open, settle, until};
 
 /// A token bucket of one byte a second: what it has passed at the start is all that it ever passes.
 const HELD: &str = "tbf rate 8bit burst 1540 limit 1000000";
@@ -172,4 +172,48 @@ fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
     release(b, poke.addr());
     expect(&client, &sizes[..100 - dropped]);
     assert!(client.is_quiet());
+}
+
+/// However small the buffer: as long as the device takes something, a flush waits for it, up to its bound.
+#[test]
+fn netns_a_device_that_keeps_up_is_waited_for() {
+    if !possible("netns_a_device_that_keeps_up_is_waited_for") {
+        return;
+    }
+    for (rate, count) in [("100mbit", 200), ("800kbit", 20)] {
+        let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+        let (a, b) = (testbed.host(0), testbed.host(1));
+        let mut hands = one_lane(b, false, 4096);
+        let client = client(a, a.ip4(0).into(), hands.addr());
+        assert!(queue(b, "add", &format!("tbf rate {rate} burst 3000 limit 1000000")));
+        // At 100 Mbit/s, some fifty waits of a fraction of a millisecond; at 800 kbit/s, some of ten.
+        let sizes: Vec<usize> = (0..count).map(|at| 400 + at).collect();
+        let done = offer(&mut hands, client.addr(), &sizes);
+        assert_eq!((done.sent, done.lost), (count as u64, 0), "{rate}");
+        expect(&client, &sizes);
+        assert_eq!(total(&hands).lost(), 0);
+    }
+}
+
+/// What is still queued when the stop comes is handled without a wait for each batch of it.
+#[test]
+fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
+    const COUNT: u64 = 30_000;
+    if !possible("netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket =
+        open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Mmsg).lanes(1).send_buffer(8192));
+    let serving = echo(b, socket);
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    assert!(queue(b, "add", HELD));
+    let before = b.device_counters(0).unwrap().rx_packets;
+    // The answers make no trains: each is one more wait that could be.
+    (0..COUNT as usize).for_each(|at| client.send(&[1; 200][..100 + at % 64]));
+    until(|| b.device_counters(0).unwrap().rx_packets - before >= COUNT, &serving.handle);
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.offered, total.sent + total.lost_full), (total.delivered, total.delivered));
+    assert_eq!((total.lost(), total.lost_full > 0), (total.lost_full, true), "{total:?}");
 }

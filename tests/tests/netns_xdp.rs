@@ -5,13 +5,14 @@
 mod netns_support;
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc;
 
-use manylane::{Builder, Engine, ErrorKind, LaneCounters, Socket};
+use manylane::{Batch, Builder, Engine, ErrorKind, LaneCounters, Outbox, Socket};
 use manylane_sys::packet::PacketSocket;
 use manylane_testbed::skip;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Client, Serving, pattern};
+use manylane_tests::{Client, PATIENCE, Serving, pattern};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::UdpFrame;
 use netns_support::{client, echo, open, settle, sink, until};
@@ -240,4 +241,39 @@ fn netns_xdp_lanes_leave_without_losing_anything() {
     let total = serving.stop().unwrap().total();
     closed(&total, COUNT, 0);
     assert!(total.by_xdp > 0, "{total:#?}");
+}
+
+/// What is in the rings when a stop comes is handled, however many batches it is.
+#[test]
+fn netns_xdp_a_stop_drains_the_queues() {
+    const QUEUED: u64 = 1500;
+    if !skip::need_root("netns_xdp_a_stop_drains_the_queues") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, queues: 1, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let (enter, entered) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let mut gate = Some(released);
+    let serving = Serving::start_with(xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)), move |_| {
+        let (enter, mut gate) = (enter.clone(), gate.take());
+        move |batch: Batch<'_>, _: &mut Outbox<'_>| {
+            batch.for_each(drop);
+            if let Some(gate) = gate.take() {
+                enter.send(()).unwrap();
+                let _ = gate.recv_timeout(PATIENCE);
+            }
+        }
+    });
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    client.send(b"first");
+    entered.recv_timeout(PATIENCE).unwrap();
+    let redirected =
+        || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
+    (0..QUEUED).for_each(|_| client.send(b"queued"));
+    until(|| redirected() == Some(1 + QUEUED), &serving.handle);
+    serving.handle.stop();
+    drop(release);
+    let total = serving.outcome().unwrap().total();
+    assert_eq!((total.delivered, total.by_xdp, total.discarded), (1 + QUEUED, 1 + QUEUED, 0), "{total:#?}");
 }

@@ -171,8 +171,12 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
     for last in 1..=5 {
         let mac = format!("02:77:00:00:00:{last:02x}");
         a.ip_batch(&format!("link set dev {} address {mac}\n", a.device(0))).unwrap();
-        b.ip_batch(&format!("neighbour replace {} lladdr {mac} dev {} nud permanent\n", a.ip4(0), b.device(0)))
-            .unwrap();
+        b.ip_batch(&format!(
+            "neighbour replace {} lladdr {mac} dev {} nud permanent\n",
+            a.ip4(0),
+            b.device(0)
+        ))
+        .unwrap();
         // A reply that is sent before the change has been followed goes to an address that nobody has any more, as
         // one of the kernel's would: it is asked for again.
         client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();

@@ -142,7 +142,8 @@ pub struct LaneCounters {
     pub sent_trains: u64,
     /// Not sent: the socket's send buffer stayed full (`EAGAIN`).
     pub lost_full: u64,
-    /// Not sent: the device queue or memory was full (`ENOBUFS`, `ENOMEM`).
+    /// Not sent: no memory, such as for the pieces of a datagram larger than a frame and the send buffer (`ENOBUFS`,
+    /// `ENOMEM`). What a full device queue drops counts as sent: of that the kernel tells UDP nothing.
     pub lost_no_buffers: u64,
     /// Not sent: no route, or the network is down.
     pub lost_unreachable: u64,

@@ -34,6 +34,9 @@ pub(crate) const SHUT: u8 = 3;
 /// Bytes of memory that a datagram takes in the queue at worst, if it is small.
 const PAGE: usize = 4096;
 
+/// Bytes of memory that the smallest datagram takes in the queue at least.
+const LEAST: usize = 512;
+
 /// Receives that a lane which closes spends on throwing away what is left.
 const DISCARD_BUDGET: usize = 1 << 14;
 
@@ -67,7 +70,8 @@ impl LaneShared {
 
     /// Time to drain the queue and to end.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.state.load(Ordering::Relaxed) >= LEAVING
+        // Who sees this also sees whether it is because the whole socket stops.
+        self.state.load(Ordering::Acquire) >= LEAVING
     }
 }
 
@@ -107,7 +111,8 @@ impl Lane {
         load: Option<Arc<SharedWords>>,
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
-        Self { shared, me, io, xdp: None, can, timeout: None, load, thief: Thief::default() }
+        let thief = Thief::new(if shared.config.stealing { abi::MAX_LANES } else { 0 });
+        Self { shared, me, io, xdp: None, can, timeout: None, load, thief }
     }
 
     /// Gives the lane queues of devices.
@@ -209,9 +214,17 @@ impl Lane {
         Arc::clone(&self.shared)
     }
 
-    /// Lets nothing more into the queue if the whole socket ends.
-    pub(crate) fn shut_if_stopping(&self) {
-        if self.shared.is_stopping() {
+    /// Messages that a lane which leaves drains before it shuts its door: all that are queued, and a batch that may
+    /// come meanwhile.
+    pub(crate) fn queued(&self) -> usize {
+        let queued = sock::queue_state(self.me.fd.as_fd()).map_or(0, |state| state.queued_bytes as usize);
+        queued / LEAST + self.can.batch
+    }
+
+    /// Lets nothing more into the queue if the whole socket ends, or if the lane has `drained` all that was queued
+    /// and is still steered to.
+    pub(crate) fn shut_if_ending(&self, drained: bool) {
+        if self.shared.is_stopping() || (drained && !self.shared.steers()) {
             self.shared.shut(&self.me);
         }
     }

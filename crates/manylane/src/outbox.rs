@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::mmsg::{MAX_PAYLOAD, SendBatch};
@@ -16,9 +16,10 @@ use crate::counters::{Cells, Count};
 use crate::error as errno;
 use crate::io::xdp::send::XdpOut;
 
-/// How long one wait for space in the send buffer may take, and how many there may be in one flush.
-const WAIT: Duration = Duration::from_millis(10);
-const WAITS: u32 = 10;
+/// How long one flush may wait for space in the send buffer, in all its waits together.
+const WAIT: Duration = Duration::from_millis(100);
+/// How often one flush tries again what may pass without a wait.
+const RETRIES: u32 = 10;
 
 /// Datagrams on their way out of a lane, gathered until the batch is full, [`flush`](Self::flush) is called, or
 /// the value is dropped.
@@ -34,6 +35,13 @@ pub struct Outbox<'a> {
     xdp: Option<XdpOut<'a>>,
     /// Link-local sources and IPv4-mapped ones need the socket's family.
     v6: bool,
+}
+
+/// What one flush may still spend on what the kernel does not take at once.
+struct Patience {
+    /// When waiting ends; set by the first wait, so that the clock is read only then.
+    until: Option<Instant>,
+    retries: u32,
 }
 
 /// What became of a batch that was sent.
@@ -182,7 +190,8 @@ impl<'a> Outbox<'a> {
 
     /// Sends what is gathered, and says how much of it the kernel took.
     ///
-    /// Waits for at most 100 ms in all for space in the send buffer; what does not fit then is lost and counted.
+    /// Waits for at most 100 ms in all for space in the send buffer; what does not fit then is lost and counted,
+    /// without another wait until something fits again.
     pub fn flush(&mut self) -> Flushed {
         if let Some(xdp) = &mut self.xdp {
             xdp.flush();
@@ -195,7 +204,7 @@ impl<'a> Outbox<'a> {
     /// Sends what is queued and leaves it in the ring.
     fn send_queued(&mut self) -> Flushed {
         let mut done = Flushed::default();
-        let mut waits = WAITS;
+        let mut patience = Patience { until: None, retries: RETRIES };
         let mut at = 0;
         while at < self.queue.messages() {
             self.cells.add(Count::SendCalls, 1);
@@ -209,8 +218,8 @@ impl<'a> Outbox<'a> {
                 }
                 Err(err) => {
                     let code = err.raw_os_error().unwrap_or(0);
-                    if !self.retry(code, &mut waits) {
-                        self.give_up(at, code, &mut waits, &mut done);
+                    if !self.retry(code, &mut patience) {
+                        self.give_up(at, code, &mut patience, &mut done);
                         at += 1;
                     }
                 }
@@ -229,30 +238,33 @@ impl<'a> Outbox<'a> {
         done.sent += datagrams;
     }
 
-    /// Whether to try the same message again, after a wait where one is called for. Uses up one of `waits`.
-    fn retry(&self, code: i32, waits: &mut u32) -> bool {
-        let passes = matches!(
-            code,
-            errno::EAGAIN | errno::EINTR | errno::ECONNREFUSED | errno::ENOBUFS | errno::ENOMEM
-        );
-        if !passes || *waits == 0 {
-            return false;
-        }
-        *waits -= 1;
+    /// Whether to try the same message again, after a wait where one is called for. Uses up some `patience`.
+    fn retry(&mut self, code: i32, patience: &mut Patience) -> bool {
         match code {
-            errno::EAGAIN => sock::wait_writable(self.fd, WAIT),
-            errno::ENOBUFS | errno::ENOMEM => {
-                // The device queue drains by itself; writability says nothing of it.
-                std::thread::yield_now();
-                true
+            // One wait in vain is enough: the lane has other work than to wait again for each batch.
+            errno::EAGAIN if self.queue.is_stuck() => return false,
+            errno::EAGAIN => {
+                // By time, not by number: with a small buffer, a device that keeps up takes many short waits.
+                let now = Instant::now();
+                let left = patience.until.get_or_insert(now + WAIT).saturating_duration_since(now);
+                let has_room = !left.is_zero() && sock::wait_writable(self.fd, left);
+                if !has_room {
+                    self.queue.set_stuck();
+                }
+                return has_room;
             }
+            // Memory may be free in a moment; writability says nothing of it.
+            errno::ENOBUFS | errno::ENOMEM if patience.retries > 0 => std::thread::yield_now(),
             // A signal, or an error that an earlier datagram left on the socket (an ICMP message).
-            _ => true,
+            errno::EINTR | errno::ECONNREFUSED if patience.retries > 0 => {}
+            _ => return false,
         }
+        patience.retries -= 1;
+        true
     }
 
     /// Message `at` was refused for good: a train is tried datagram by datagram, anything else is lost.
-    fn give_up(&mut self, at: usize, code: i32, waits: &mut u32, done: &mut Flushed) {
+    fn give_up(&mut self, at: usize, code: i32, patience: &mut Patience, done: &mut Flushed) {
         let (datagrams, _) = self.queue.content(at);
         let splits = matches!(code, errno::EINVAL | errno::EMSGSIZE | errno::EIO | errno::EOPNOTSUPP);
         if datagrams == 1 || !splits {
@@ -272,7 +284,7 @@ impl<'a> Outbox<'a> {
             tried += sent;
             let Some(err) = err else { break };
             let code = err.raw_os_error().unwrap_or(0);
-            if !self.retry(code, waits) {
+            if !self.retry(code, patience) {
                 self.cells.add(reason(code), 1);
                 done.lost += 1;
                 tried += 1;

@@ -74,7 +74,10 @@ impl Socket {
         thread::scope(|scope| {
             let mut running = 0;
             let mut run = |lane: Box<Lane>| {
-                let handler = make(LaneInfo { id: lane.id(), cpu: lane.cpu() });
+                let info = LaneInfo { id: lane.id(), cpu: lane.cpu() };
+                // Lanes that run already have to be told to end, or this scope would wait for them for ever.
+                let handler = catch_unwind(AssertUnwindSafe(|| make(info)));
+                let handler = handler.map_err(|panic| panicked(info.id, panic.as_ref()))?;
                 spawn(scope, lane, handler, events.clone())
             };
             let mut pending = lanes.into_iter();
@@ -180,13 +183,16 @@ where
             tick::sleep(pause);
         }
     }
-    // Nothing more may arrive: the lane is out of steering, or the socket ends and its door is shut.
-    lane.shut_if_stopping();
+    // Nothing more may arrive: the lane is out of steering, or its door is shut. The latter also if the socket is
+    // stopped only now, or if more comes than was queued: where the kernel chooses, it goes on to choose this lane.
+    let mut queued = lane.queued();
     loop {
+        lane.shut_if_ending(queued == 0);
         let taken = lane.take(Wait::Never)?;
         if taken.messages == 0 {
             return Ok(());
         }
+        queued = queued.saturating_sub(taken.messages);
         let Received { batch, mut out } = lane.received(taken);
         handler(batch, &mut out);
     }

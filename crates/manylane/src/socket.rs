@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, mpsc};
 use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
@@ -91,6 +91,16 @@ impl Shared {
         self.config.linger.unwrap_or_else(|| linger::default_pause(self.config.lanes, cores))
     }
 
+    /// Looks at the lanes without a wait; none while somebody else does.
+    pub(crate) fn look_at_lanes<T>(&self, look: impl FnOnce(&[Arc<LaneShared>]) -> T) -> Option<T> {
+        let control = match self.control.try_lock() {
+            Ok(control) => control,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(look(&control.lanes))
+    }
+
     /// The open lanes.
     pub(crate) fn lanes(&self) -> Vec<Arc<LaneShared>> {
         self.control().lanes.clone()
@@ -168,6 +178,11 @@ impl Shared {
         Ok(Lane::new(Arc::clone(self), me, io, can, control.steer.load_words()))
     }
 
+    /// Whether lanes can be taken out of steering.
+    pub(crate) fn steers(&self) -> bool {
+        self.control().steer.needs_parking()
+    }
+
     /// Takes a lane out of steering; when this returns nothing more arrives in its queue.
     pub(crate) fn retire(&self, lane: &LaneShared) -> Result<()> {
         {
@@ -190,7 +205,8 @@ impl Shared {
         barrier::settle();
         // Only now: a thread that sees it drains the queue and ends, which must not be before the last datagram
         // has arrived.
-        lane.state.store(LEAVING, Ordering::Relaxed);
+        // It may have noticed a stop meanwhile, and have shut its door.
+        _ = lane.state.fetch_max(LEAVING, Ordering::Relaxed);
         Ok(())
     }
 
@@ -201,7 +217,7 @@ impl Shared {
         if !retired {
             self.shut(lane);
         }
-        retired
+        retired && lane.state.load(Ordering::Relaxed) != SHUT
     }
 
     /// Lets nothing more into the queue of a lane of a socket that ends.
@@ -240,7 +256,7 @@ impl Shared {
         self.stopping.store(true, Ordering::Relaxed);
         for lane in &control.lanes {
             // One whose door is shut has noticed already.
-            _ = lane.state.fetch_max(LEAVING, Ordering::Relaxed);
+            _ = lane.state.fetch_max(LEAVING, Ordering::Release);
             sock::wake(lane.fd.as_fd());
         }
     }

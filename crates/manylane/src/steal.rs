@@ -13,30 +13,40 @@ use crate::counters::{Count, LaneId};
 use crate::lane::LaneShared;
 use crate::socket::Shared;
 
-/// What a thief saw of the others when it looked last.
-#[derive(Debug, Default)]
+/// What a thief saw of the others: id, batches, full batches.
+type Seen = (LaneId, u64, u64);
+
+/// What a thief saw when it looked last, and room for what it sees now: a look allocates nothing.
+#[derive(Debug)]
 pub(crate) struct Thief {
-    seen: Vec<(LaneId, u64, u64)>,
+    seen: Vec<Seen>,
+    now: Vec<Seen>,
 }
 
 impl Thief {
+    /// One that can look at up to `lanes` others.
+    pub(crate) fn new(lanes: usize) -> Self {
+        Self { seen: Vec::with_capacity(lanes), now: Vec::with_capacity(lanes) }
+    }
+
     /// The lane to take a batch from now, if any.
     pub(crate) fn pick(&mut self, shared: &Shared, me: &LaneShared) -> Option<Arc<LaneShared>> {
-        let mut victim: Option<(u32, Arc<LaneShared>)> = None;
-        let mut now = Vec::new();
-        for lane in shared.lanes() {
-            if lane.id == me.id || !lane.is_open() {
-                continue;
+        let Self { seen, now } = self;
+        now.clear();
+        let victim = shared.look_at_lanes(|lanes| {
+            let mut victim: Option<(u32, &Arc<LaneShared>)> = None;
+            for lane in lanes.iter().filter(|lane| lane.id != me.id && lane.is_open()) {
+                let (batches, full) = (lane.cells.get(Count::Batches), lane.cells.get(Count::FullBatches));
+                let behind = seen.iter().any(|(id, b, f)| *id == lane.id && (*b == batches || *f != full));
+                let queued = sock::queue_state(lane.fd.as_fd()).map_or(0, |state| state.queued_bytes);
+                now.push((lane.id, batches, full));
+                if behind && queued > victim.map_or(0, |(most, _)| most) {
+                    victim = Some((queued, lane));
+                }
             }
-            let (batches, full) = (lane.cells.get(Count::Batches), lane.cells.get(Count::FullBatches));
-            let behind = self.seen.iter().any(|(id, b, f)| *id == lane.id && (*b == batches || *f != full));
-            let queued = sock::queue_state(lane.fd.as_fd()).map_or(0, |state| state.queued_bytes);
-            now.push((lane.id, batches, full));
-            if behind && queued > victim.as_ref().map_or(0, |(most, _)| *most) {
-                victim = Some((queued, lane));
-            }
-        }
-        self.seen = now;
-        victim.map(|(_, lane)| lane)
+            victim.map(|(_, lane)| Arc::clone(lane))
+        })?;
+        std::mem::swap(seen, now);
+        victim
     }
 }

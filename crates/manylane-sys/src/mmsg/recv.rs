@@ -48,6 +48,8 @@ pub struct RecvRing {
     control: bool,
     /// Headers that the last call wrote to: put back before the next one.
     written: usize,
+    /// Those of them that come first and are no datagrams.
+    skipped: usize,
     /// The headers point at these; nothing else reads them.
     _vectors: Fixed<libc::iovec>,
 }
@@ -91,7 +93,18 @@ impl RecvRing {
                 }
             }
         }
-        Ok(Self { headers, names, controls, buffers, stride, buffer, control, written: 0, _vectors: vectors })
+        Ok(Self {
+            headers,
+            names,
+            controls,
+            buffers,
+            stride,
+            buffer,
+            control,
+            written: 0,
+            skipped: 0,
+            _vectors: vectors,
+        })
     }
 
     /// Messages that one call takes at most.
@@ -128,11 +141,10 @@ impl RecvRing {
             };
         }
         self.written = ret as usize;
-        // A socket that was shut down yields one empty message without a sender: no datagram has none.
-        if ret == 1 && self.header(0).msg_hdr.msg_namelen == 0 {
-            return Ok(0);
-        }
-        Ok(self.written)
+        // Of a socket that is shut down while the call sleeps, the first message is an empty one without a sender:
+        // no datagram has none. What arrives at that moment may follow it.
+        self.skipped = usize::from(ret > 0 && self.header(0).msg_hdr.msg_namelen == 0);
+        Ok(self.written - self.skipped)
     }
 
     /// Puts back what the kernel wrote into the headers: lengths of address and control messages.
@@ -145,7 +157,7 @@ impl RecvRing {
                 header.msg_controllen = control::RECV_CAPACITY as _;
             }
         }
-        self.written = 0;
+        (self.written, self.skipped) = (0, 0);
     }
 
     fn header(&self, index: usize) -> &libc::mmsghdr {
@@ -161,6 +173,7 @@ impl RecvRing {
     #[inline]
     #[must_use]
     pub fn message(&self, index: usize) -> Message<'_> {
+        let index = index + self.skipped;
         let header = self.header(index);
         let full_len = header.msg_len as usize;
         let len = full_len.min(self.buffer);

@@ -58,6 +58,8 @@ pub struct SendRing {
     sealed: bool,
     /// Largest datagram that may join a train; 0 for no trains.
     max_segment: usize,
+    /// The last wait for room in the send buffer was in vain.
+    stuck: bool,
 }
 
 // SAFETY: the raw pointers in the headers point into memory that the ring owns, or, in vectors that count as
@@ -93,6 +95,7 @@ impl SendRing {
             arena_used: 0,
             sealed: false,
             max_segment: if gso { MAX_SEGMENT } else { 0 },
+            stuck: false,
         })
     }
 
@@ -276,7 +279,9 @@ impl<'a> SendBatch<'a> {
         let sent = unsafe {
             libc::sendmmsg(fd.as_raw_fd(), self.ring.headers.at(from), left as libc::c_uint, flags as _)
         };
-        Ok(crate::check(sent)? as usize)
+        let sent = crate::check(sent)? as usize;
+        self.ring.stuck = false;
+        Ok(sent)
     }
 
     /// Sends the datagrams of message `index` one by one, from the `skip`th on: for devices and paths that do
@@ -326,6 +331,7 @@ impl<'a> SendBatch<'a> {
                 if unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) } < 0 {
                     return (sent, bytes, Some(io::Error::last_os_error()));
                 }
+                self.ring.stuck = false;
                 sent += 1;
                 bytes += len as u64;
             }
@@ -336,6 +342,17 @@ impl<'a> SendBatch<'a> {
     /// Forgets everything queued, so that the space can be used again.
     pub fn clear(&mut self) {
         self.ring.clear();
+    }
+
+    /// Whether the last wait for room in the send buffer was in vain, and nothing has left since.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        self.ring.stuck
+    }
+
+    /// Remembers, beyond this batch, that a wait for room was in vain.
+    pub fn set_stuck(&mut self) {
+        self.ring.stuck = true;
     }
 
     /// Bytes of each datagram in message `index` (but the last, which may be shorter).

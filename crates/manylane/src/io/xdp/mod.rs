@@ -40,6 +40,9 @@ use crate::error::{Error, Result};
 /// After so many batches from queues the companion has a turn, should the queues never be empty.
 const COMPANION_EVERY: u32 = 16;
 
+/// Batches of nothing but broken frames that one receive passes over.
+const BROKEN_BUDGET: u32 = 256;
+
 /// Batches that a lane which closes throws away at most.
 const DISCARD_BUDGET: u32 = 1 << 14;
 
@@ -123,16 +126,19 @@ impl XdpIo {
             let at = self.next;
             self.next = (at + 1) % self.queues.len();
             let Some(queue) = self.queues.get_mut(at) else { continue };
-            let frames = queue.xsk.receive(most);
-            if frames == 0 {
-                continue;
-            }
-            let taken = queue.judge(frames, &self.bound, datagram_size, cells);
-            if taken.messages > 0 {
-                self.since_companion += 1;
-                self.current = Some(at);
-                self.reader.refresh();
-                return taken;
+            // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
+            for _ in 0..BROKEN_BUDGET {
+                let frames = queue.xsk.receive(most);
+                if frames == 0 {
+                    break;
+                }
+                let taken = queue.judge(frames, &self.bound, datagram_size, cells);
+                if taken.messages > 0 {
+                    self.since_companion += 1;
+                    self.current = Some(at);
+                    self.reader.refresh();
+                    return taken;
+                }
             }
         }
         self.since_companion = 0;
