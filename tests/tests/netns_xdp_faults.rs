@@ -83,7 +83,7 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
         _ = client.socket.send(b"on its way");
     }
     child.kill();
-    assert!(within(Duration::from_secs(1), || !has_program(b)), "the program outlived its process");
+    assert!(within(manylane_tests::PATIENCE, || !has_program(b)), "the program outlived its process");
     // The port and the queues are there for the next one.
     let serving = b.run(|| answer(builder(b).open().unwrap()));
     let client = netns_support::client(a, a.ip(0, false), serving.addr);
@@ -92,7 +92,7 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
     }
     let total = serving.stop().unwrap().total();
     assert!(total.by_xdp > 0 && total.delivered >= 100, "{total:#?}");
-    assert!(within(Duration::from_secs(1), || !has_program(b)), "the program outlived its socket");
+    assert!(within(manylane_tests::PATIENCE, || !has_program(b)), "the program outlived its socket");
 }
 
 #[test]
