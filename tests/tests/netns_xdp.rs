@@ -7,7 +7,7 @@ mod netns_support;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
 
-use manylane::{Batch, Builder, Engine, ErrorKind, LaneCounters, Outbox, Socket};
+use manylane::{Batch, Builder, Ecn, Engine, ErrorKind, LaneCounters, Outbox, Socket};
 use manylane_sys::packet::PacketSocket;
 use manylane_testbed::skip;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
@@ -15,7 +15,7 @@ use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, PATIENCE, Serving, pattern};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::UdpFrame;
-use netns_support::{client, echo, open, settle, sink, until};
+use netns_support::{client, echo, hands, open, settle, sink, until};
 
 fn testbed(name: &str) -> Option<Testbed> {
     skip::need_root(name).then(|| Testbed::new(&Layout::default()).unwrap())
@@ -278,4 +278,20 @@ fn netns_xdp_a_stop_drains_the_queues() {
     drop(release);
     let total = serving.outcome().unwrap().total();
     assert_eq!((total.delivered, total.by_xdp, total.discarded), (1 + QUEUED, 1 + QUEUED, 0), "{total:#?}");
+}
+
+#[test]
+fn netns_xdp_tells_ecn_only_if_asked_to() {
+    let Some(testbed) = testbed("netns_xdp_tells_ecn_only_if_asked_to") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (asked, told) in [(false, None), (true, Some(Ecn::Capable0))] {
+        let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2).ecn(asked));
+        let mut hands = hands(b, socket);
+        let bytes = frame(a, b, hands.addr(), b"ECT(0)", |plan| plan.traffic_class = 2);
+        let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
+        sender.send(&bytes).unwrap();
+        let got = hands.take(1);
+        assert_eq!((got[0].ecn, got[0].payload.as_slice()), (told, &b"ECT(0)"[..]));
+        assert_eq!(hands.handle.counters().total().by_xdp, 1);
+    }
 }

@@ -53,17 +53,9 @@ impl<'a> Udp<'a> {
     /// and wrong with IPv6, where nothing else protects the addresses.
     #[must_use]
     pub fn checksum_holds(&self, source: IpAddr, destination: IpAddr) -> bool {
-        if self.checksum == 0 {
-            return source.is_ipv4() && destination.is_ipv4();
-        }
-        match pseudo(source, destination, self.datagram.len()) {
-            Ok(sum) => sum.bytes(self.datagram).holds(),
-            Err(_) => false,
-        }
+        self.checksum_state(source, destination) == Checksum::Right
     }
-}
 
-impl Udp<'_> {
     /// What the checksum says for a packet between these addresses; see [`Checksum`].
     #[must_use]
     #[inline]

@@ -23,7 +23,7 @@ pub enum Engine {
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
     Mmsg,
     /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
-    /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.11.
+    /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.9.
     Xdp,
 }
 

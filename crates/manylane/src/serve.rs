@@ -161,7 +161,7 @@ where
     }
     let stealing = shared.config.stealing;
     let idle = if stealing { IDLE_THIEF } else { IDLE };
-    let mut linger = Linger::new(shared.linger(), lane.capabilities().batch, lane.room());
+    let mut linger = Linger::new(shared.linger(), lane.capabilities().batch, shared.room(lane));
     let mut errors = 0;
     while !lane.is_leaving() {
         let taken = match lane.take_timeout(idle) {

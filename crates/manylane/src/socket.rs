@@ -91,6 +91,11 @@ impl Shared {
         self.config.linger.unwrap_or_else(|| linger::default_pause(self.config.lanes, cores))
     }
 
+    /// Messages that `lane` has room for while it pauses: in its receive buffer, and in the rings of its queues.
+    pub(crate) fn room(&self, lane: &Lane) -> usize {
+        self.xdp.get().map_or(usize::MAX, |plane| plane.room()).min(lane.room())
+    }
+
     /// Looks at the lanes without a wait; none while somebody else does.
     pub(crate) fn look_at_lanes<T>(&self, look: impl FnOnce(&[Arc<LaneShared>]) -> T) -> Option<T> {
         let control = match self.control.try_lock() {

@@ -82,6 +82,8 @@ pub(crate) struct XdpIo {
     since_companion: u32,
     reader: Reader,
     bound: SocketAddr,
+    /// Whether datagrams carry ECN.
+    ecn: bool,
     watch: Watch,
 }
 
@@ -93,13 +95,13 @@ pub(crate) struct Frames<'a> {
 }
 
 impl XdpIo {
-    fn new(queues: Vec<LaneQueue>, reader: Reader, bound: SocketAddr) -> Result<Self> {
+    fn new(queues: Vec<LaneQueue>, reader: Reader, bound: SocketAddr, ecn: bool) -> Result<Self> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
         let watch = Watch::new(queues.len() + 1).map_err(failed)?;
         for (queue, token) in queues.iter().zip(1..) {
             watch.add(&queue.xsk, token).map_err(failed)?;
         }
-        Ok(Self { queues, next: 0, current: None, since_companion: 0, reader, bound, watch })
+        Ok(Self { queues, next: 0, current: None, since_companion: 0, reader, bound, ecn, watch })
     }
 
     /// Lets readiness of the companion wake the lane, too.
@@ -132,11 +134,10 @@ impl XdpIo {
                 if frames == 0 {
                     break;
                 }
-                let taken = queue.judge(frames, &self.bound, datagram_size, cells);
+                let taken = queue.judge(frames, (&self.bound, self.ecn, datagram_size), cells);
                 if taken.messages > 0 {
                     self.since_companion += 1;
                     self.current = Some(at);
-                    self.reader.refresh();
                     return taken;
                 }
             }
@@ -182,9 +183,11 @@ impl XdpIo {
         Ok(())
     }
 
-    /// The batch that was received last, if it came from a queue, and the way out through that queue, or through
-    /// any other of the lane.
+    /// The batch that was received last, if it came from a queue, and the way out: through that queue, else through
+    /// the first one.
     pub(crate) fn split(&mut self) -> (Option<Frames<'_>>, Option<XdpOut<'_>>) {
+        // Once a batch, wherever it came from: what is sent goes by the routes of now.
+        self.reader.refresh();
         let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
         let device = queue.owned.device.index;
         let (payloads, sender) = queue.xsk.split();
@@ -201,7 +204,12 @@ impl AsFd for XdpIo {
 
 impl LaneQueue {
     /// Reads the headers of the `frames` that were received, and counts what cannot be believed.
-    fn judge(&mut self, frames: usize, bound: &SocketAddr, datagram_size: usize, cells: &Cells) -> Taken {
+    fn judge(
+        &mut self,
+        frames: usize,
+        (bound, ecn, datagram_size): (&SocketAddr, bool, usize),
+        cells: &Cells,
+    ) -> Taken {
         let mut taken = Taken::default();
         let mut bad_checksum = 0;
         let mut malformed = 0;
@@ -235,7 +243,7 @@ impl LaneQueue {
                 )),
                 said: Ancillary {
                     local: Some(Source { ip: in_family(datagram.destination.ip(), bound), interface: 0 }),
-                    tos: Some(datagram.traffic_class),
+                    tos: ecn.then_some(datagram.traffic_class),
                     ..Ancillary::default()
                 },
             });

@@ -49,6 +49,7 @@ pub struct XdpQueue {
 pub(crate) struct Plane {
     bound: SocketAddr,
     only_v6: bool,
+    ecn: bool,
     options: XdpOptions,
     routes: Arc<Routes>,
     /// The devices, with the number that this socket has on each.
@@ -83,6 +84,7 @@ impl Plane {
         let mut plane = Self {
             bound,
             only_v6: config.only_v6,
+            ecn: config.ecn,
             options: config.xdp.clone(),
             routes,
             devices: Vec::new(),
@@ -205,7 +207,7 @@ impl Plane {
             );
             return Err(Error::new(ErrorKind::Config, message));
         }
-        XdpIo::new(queues, self.routes.reader(), self.bound)
+        XdpIo::new(queues, self.routes.reader(), self.bound, self.ecn)
     }
 
     fn open_queue(&self, device: &Device, queue: u32, batch: usize) -> Result<Queue> {
@@ -284,8 +286,12 @@ impl Plane {
         self.retire(lane);
         let dropped = self.dropped(lane);
         let mut state = self.state();
+        let before = state.served.len();
         state.served.retain(|served| served.lane != lane);
-        state.closed.push((lane, dropped));
+        // Lanes that came later have no queues: those that come and go leave nothing here.
+        if state.served.len() < before {
+            state.closed.push((lane, dropped));
+        }
     }
 
     /// Frames that the kernel could not put into the rings of a lane.
@@ -297,6 +303,11 @@ impl Plane {
             xsk::statistics(served.xsk.as_fd()).map_or(0, |seen| seen.dropped())
         });
         closed.sum::<u64>() + open.sum::<u64>()
+    }
+
+    /// Frames that the rings of one queue hold.
+    pub(crate) fn room(&self) -> usize {
+        self.options.ring as usize
     }
 
     /// What the XDP programs of all devices counted, by name, with the other sockets of these devices.
