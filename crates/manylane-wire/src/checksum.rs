@@ -10,6 +10,7 @@ pub struct Sum(u64);
 impl Sum {
     /// Adds `bytes`. Only the last piece of a sum may have an odd length: it is padded with a zero.
     #[must_use]
+    #[inline]
     pub fn bytes(self, bytes: &[u8]) -> Sum {
         let mut sum = self.0;
         // 32-bit halves into 64 bits: blocks are short enough not to overflow before they are folded.
@@ -19,11 +20,19 @@ impl Sum {
                 let word = u64::from_ne_bytes(eight(word));
                 sum += (word >> 32) + (word & 0xffff_ffff);
             }
-            let rest = words.remainder();
-            let mut last = [0; 8];
-            last[..rest.len()].copy_from_slice(rest);
-            let last = u64::from_ne_bytes(last);
-            sum += (last >> 32) + (last & 0xffff_ffff);
+            // Piece by piece: filling up a word with a copy of unknown length costs more than all of this.
+            let mut rest = words.remainder();
+            if let Some((four, behind)) = rest.split_first_chunk::<4>() {
+                sum += u64::from(u32::from_ne_bytes(*four));
+                rest = behind;
+            }
+            if let Some((two, behind)) = rest.split_first_chunk::<2>() {
+                sum += u64::from(u16::from_ne_bytes(*two));
+                rest = behind;
+            }
+            if let [last] = *rest {
+                sum += u64::from(u16::from_ne_bytes([last, 0]));
+            }
             sum = (sum >> 32) + (sum & 0xffff_ffff);
         }
         Sum(sum)
@@ -53,6 +62,7 @@ impl Sum {
 
     /// The sum itself, folded to 16 bits. Over bytes that include a right checksum it is `0xffff`.
     #[must_use]
+    #[inline]
     pub fn value(self) -> u16 {
         let mut sum = self.0;
         while sum >> 16 != 0 {
@@ -69,6 +79,7 @@ impl Sum {
 
     /// Whether the bytes summed, which include their checksum, are as they were sent.
     #[must_use]
+    #[inline]
     pub fn holds(self) -> bool {
         self.value() == 0xffff
     }

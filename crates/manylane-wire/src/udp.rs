@@ -65,13 +65,7 @@ impl<'a> Udp<'a> {
             return if optional { Checksum::Right } else { Checksum::Wrong };
         }
         let Ok(pseudo) = pseudo(source, destination, self.datagram.len()) else { return Checksum::Wrong };
-        if pseudo.bytes(self.datagram).holds() {
-            Checksum::Right
-        } else if pseudo.value() == self.checksum {
-            Checksum::Unfinished
-        } else {
-            Checksum::Wrong
-        }
+        Checksum::of(pseudo, self.datagram, self.checksum)
     }
 }
 

@@ -4,14 +4,14 @@
 //! receive needs the lane back, so that nothing can be read after it was overwritten. A GRO train is handed out
 //! as single datagrams, each a slice of the one buffer.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::SystemTime;
 
 use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{Message, RecvRing};
 
-use crate::io::xdp::Frames;
+use crate::io::xdp::{Frames, Meta};
 
 /// Explicit congestion notification: the two low bits of the type of service (RFC 3168, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,7 @@ impl<'a> Batch<'a> {
                 (payload, payload.len() + cut)
             }
         };
-        Some(Datagram { payload, full_len, peer, said, bound: self.bound, frame: None })
+        Some(Datagram { payload, full_len, about: About::Message { peer, said }, bound: self.bound })
     }
 
     #[inline]
@@ -118,12 +118,10 @@ impl<'a> Batch<'a> {
         self.next += 1;
         self.datagrams -= 1;
         Some(Datagram {
-            payload: frames.payloads.payload(meta.index),
-            full_len: meta.full_len,
-            peer: &meta.peer,
-            said: &meta.said,
+            payload: frames.payloads.payload(meta.index as usize),
+            full_len: meta.datagram.len.into(),
+            about: About::Frame(meta, frames.ecn),
             bound: self.bound,
-            frame: Some(meta.index),
         })
     }
 }
@@ -148,14 +146,8 @@ impl<'a> Iterator for Batch<'a> {
             let segment = usize::from(said.segment);
             if segment == 0 || data.len() <= segment {
                 self.datagrams -= 1;
-                return Some(Datagram {
-                    payload: data,
-                    full_len,
-                    peer,
-                    said,
-                    bound: self.bound,
-                    frame: None,
-                });
+                let about = About::Message { peer, said };
+                return Some(Datagram { payload: data, full_len, about, bound: self.bound });
             }
             self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
         }
@@ -181,11 +173,22 @@ pub(crate) fn datagrams_in(len: usize, segment: u16) -> usize {
 pub struct Datagram<'a> {
     payload: &'a [u8],
     full_len: usize,
-    peer: &'a SockAddr,
-    said: &'a Ancillary,
+    about: About<'a>,
     bound: &'a SocketAddr,
-    /// The frame of its queue that it is in; none if it came from a kernel socket.
-    frame: Option<usize>,
+}
+
+/// What is known of a datagram, in the form in which it came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum About<'a> {
+    /// The kernel's words.
+    Message {
+        /// Who sent it.
+        peer: &'a SockAddr,
+        /// What the control messages say.
+        said: &'a Ancillary,
+    },
+    /// What its headers say, and whether the application wants to know ECN.
+    Frame(&'a Meta, bool),
 }
 
 impl<'a> Datagram<'a> {
@@ -211,40 +214,78 @@ impl<'a> Datagram<'a> {
     /// Who sent it. An IPv4 peer of a dual-stack socket is a v4-mapped IPv6 address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
-        // The kernel fills the address of every datagram of an IP socket.
-        self.peer.to_std().unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))
+        match self.about {
+            // The kernel fills the address of every datagram of an IP socket.
+            About::Message { peer, .. } => {
+                peer.to_std().unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))
+            }
+            About::Frame(Meta { datagram, .. }, _) => {
+                SocketAddr::new(self.in_family(datagram.source), datagram.source_port)
+            }
+        }
     }
 
     /// The local address it was sent to, from which a reply leaves. For a broadcast it is the address of the
     /// interface that it came in on.
     #[must_use]
     pub fn local(&self) -> SocketAddr {
-        self.said.local.map_or(*self.bound, |source| SocketAddr::new(source.ip, self.bound.port()))
+        let ip = match self.about {
+            About::Message { said, .. } => match said.local {
+                Some(source) => source.ip,
+                None => return *self.bound,
+            },
+            About::Frame(meta, _) => self.in_family(meta.datagram.destination),
+        };
+        SocketAddr::new(ip, self.bound.port())
     }
 
     /// Explicit congestion notification; none unless [asked for](crate::Builder::ecn).
     #[must_use]
     pub fn ecn(&self) -> Option<Ecn> {
-        self.said.tos.map(Ecn::from_tos)
+        let tos = match self.about {
+            About::Message { said, .. } => said.tos,
+            About::Frame(meta, ecn) => ecn.then_some(meta.datagram.traffic_class),
+        };
+        tos.map(Ecn::from_tos)
     }
 
     /// When the kernel took the packet; none unless asked for. All datagrams of a train have the first one's.
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
-        self.said.timestamp
+        match self.about {
+            About::Message { said, .. } => said.timestamp,
+            About::Frame(..) => None,
+        }
     }
 
-    pub(crate) fn frame(&self) -> Option<usize> {
-        self.frame
+    pub(crate) fn about(&self) -> About<'a> {
+        self.about
     }
 
-    pub(crate) fn raw_peer(&self) -> &'a SockAddr {
-        self.peer
+    /// The peer as the kernel wants it.
+    #[inline]
+    pub(crate) fn raw_peer(&self) -> SockAddr {
+        match self.about {
+            About::Message { peer, .. } => *peer,
+            About::Frame(..) => self.peer().into(),
+        }
     }
 
     /// Where a reply has to leave from, if the kernel would not know: multicast addresses cannot be one.
+    #[inline]
     pub(crate) fn source(&self) -> Option<Source> {
-        self.said.local.filter(|source| !source.ip.is_multicast())
+        let source = match self.about {
+            About::Message { said, .. } => said.local,
+            About::Frame(meta, _) => {
+                Some(Source { ip: self.in_family(meta.datagram.destination), interface: 0 })
+            }
+        };
+        source.filter(|source| !source.ip.is_multicast())
+    }
+
+    /// An address of a frame as the socket's family writes it.
+    fn in_family(&self, ip: Ipv6Addr) -> IpAddr {
+        if self.bound.is_ipv6() { ip.into() } else { ip.to_canonical() }
     }
 }
 

@@ -11,7 +11,7 @@ use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::mmsg::{MAX_PAYLOAD, SendBatch};
 use manylane_sys::sock;
 
-use crate::batch::Datagram;
+use crate::batch::{About, Datagram};
 use crate::counters::{Cells, Count};
 use crate::error as errno;
 use crate::io::xdp::send::XdpOut;
@@ -67,32 +67,28 @@ impl<'a> Outbox<'a> {
     /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
     #[inline]
     pub fn reply(&mut self, request: &Datagram<'_>, payload: &[u8]) {
-        if let Some(xdp) = &mut self.xdp
-            && xdp.send(request.frame(), request.raw_peer(), request.source(), payload)
-        {
+        if self.reply_by_xdp(request, payload) {
             return self.sent_by_xdp(payload.len());
         }
-        self.copy(request.raw_peer(), request.source(), payload);
+        self.copy(&request.raw_peer(), request.source(), payload);
     }
 
     /// Answers `request` with bytes that live as long as the batch, such as the request's own: no copy.
     #[inline]
     pub fn reply_borrowed(&mut self, request: &Datagram<'_>, payload: &'a [u8]) {
-        let (peer, source) = (request.raw_peer(), request.source());
-        if let Some(xdp) = &mut self.xdp {
-            let sent = match request.frame() {
-                Some(frame) => xdp.reply_in_place(frame, peer, source, payload),
-                None => xdp.send(None, peer, source, payload),
-            };
-            if sent {
-                return self.sent_by_xdp(payload.len());
-            }
+        let sent = match (&mut self.xdp, request.about()) {
+            (Some(xdp), About::Frame(meta, _)) => xdp.reply_in_place(meta, payload),
+            _ => self.reply_by_xdp(request, payload),
+        };
+        if sent {
+            return self.sent_by_xdp(payload.len());
         }
         self.cells.add(Count::Offered, 1);
         if payload.len() > MAX_PAYLOAD {
             self.cells.add(Count::LostTooLarge, 1);
             return;
         }
+        let (peer, source) = (&request.raw_peer(), request.source());
         if !self.queue.push(peer, source, payload) {
             self.flush();
             // An empty ring takes any datagram.
@@ -105,7 +101,7 @@ impl<'a> Outbox<'a> {
     /// content) and returns how many of them make the payload.
     #[inline]
     pub fn reply_with(&mut self, request: &Datagram<'_>, len: usize, build: impl FnOnce(&mut [u8]) -> usize) {
-        self.build((request.raw_peer(), request.source(), Some(request.frame())), len, build);
+        self.build(&request.raw_peer(), request.source(), Some(request), len, build);
     }
 
     /// Sends a copy of `payload` to `peer`, of the lane's own accord. A dual-stack socket takes IPv4 peers too.
@@ -114,13 +110,24 @@ impl<'a> Outbox<'a> {
             SocketAddr::V4(v4) if self.v6 => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
             other => other,
         };
-        let peer = SockAddr::from(peer);
         if let Some(xdp) = &mut self.xdp
-            && xdp.send(None, &peer, None, payload)
+            && xdp.send(None, peer, payload)
         {
             return self.sent_by_xdp(payload.len());
         }
-        self.copy(&peer, None, payload);
+        self.copy(&peer.into(), None, payload);
+    }
+
+    /// Answers with a copy past the kernel's stack, if there is a way.
+    #[inline]
+    fn reply_by_xdp(&mut self, request: &Datagram<'_>, payload: &[u8]) -> bool {
+        let Some(xdp) = &mut self.xdp else { return false };
+        match request.about() {
+            About::Frame(meta, _) => xdp.reply(meta, payload),
+            About::Message { .. } => {
+                xdp.send(request.source().map(|source| source.ip), request.peer(), payload)
+            }
+        }
     }
 
     #[inline]
@@ -133,19 +140,20 @@ impl<'a> Outbox<'a> {
 
     #[inline]
     fn copy(&mut self, peer: &SockAddr, source: Option<Source>, payload: &[u8]) {
-        // By XDP it was tried already.
-        self.build((peer, source, None), payload.len(), |space| {
+        self.build(peer, source, None, payload.len(), |space| {
             space.copy_from_slice(payload);
             payload.len()
         });
     }
 
+    /// Lets `build` write a payload, and sends it to `peer` from `source`; past the kernel's stack, if there is a way,
+    /// where it answers `request`. Without a request that was tried already.
     #[inline]
-    /// Lets `build` write a payload, and sends it to `peer` from `source`: by XDP if there is a third part, the frame of
-    /// the request if it has one.
     fn build(
         &mut self,
-        (peer, source, by_xdp): (&SockAddr, Option<Source>, Option<Option<usize>>),
+        peer: &SockAddr,
+        source: Option<Source>,
+        request: Option<&Datagram<'_>>,
         len: usize,
         build: impl FnOnce(&mut [u8]) -> usize,
     ) {
@@ -160,10 +168,15 @@ impl<'a> Outbox<'a> {
         // An empty arena has room for any datagram.
         let Some(space) = self.queue.reserve(len) else { return };
         let used = build(space).min(len);
-        if let (Some(xdp), Some(request)) = (&mut self.xdp, by_xdp)
-            && xdp.send(request, peer, source, &space[..used])
-        {
-            return self.sent_by_xdp(used);
+        if let (Some(xdp), Some(request)) = (&mut self.xdp, request) {
+            let payload = &space[..used];
+            let sent = match request.about() {
+                About::Frame(meta, _) => xdp.reply(meta, payload),
+                About::Message { .. } => xdp.send(source.map(|source| source.ip), request.peer(), payload),
+            };
+            if sent {
+                return self.sent_by_xdp(used);
+            }
         }
         // Only now: `build` may panic, and what it did not finish was never offered.
         self.cells.add(Count::Offered, 1);

@@ -17,12 +17,10 @@ mod plane;
 mod route;
 pub(crate) mod send;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use manylane_sys::addr::{SockAddr, Source};
-use manylane_sys::control::Ancillary;
 use manylane_sys::measure::Watch;
 use manylane_sys::xsk::{Payloads, Queue};
 use manylane_wire::datagram::{Checksum, Datagram};
@@ -46,14 +44,13 @@ const BROKEN_BUDGET: u32 = 256;
 /// Batches that a lane which closes throws away at most.
 const DISCARD_BUDGET: u32 = 1 << 14;
 
-/// What the library knows of one datagram of a batch from a queue.
+/// What the library knows of one datagram of a batch from a queue: less than a cache line.
 #[derive(Clone, Debug)]
 pub(crate) struct Meta {
     /// Its place in the batch of the queue.
-    pub(crate) index: usize,
-    pub(crate) full_len: usize,
-    pub(crate) peer: SockAddr,
-    pub(crate) said: Ancillary,
+    pub(crate) index: u32,
+    /// What its headers say.
+    pub(crate) datagram: Datagram,
 }
 
 /// One queue that a lane serves.
@@ -92,6 +89,8 @@ pub(crate) struct XdpIo {
 pub(crate) struct Frames<'a> {
     pub(crate) payloads: Payloads<'a>,
     pub(crate) metas: &'a [Meta],
+    /// Whether datagrams carry ECN.
+    pub(crate) ecn: bool,
 }
 
 impl XdpIo {
@@ -134,7 +133,7 @@ impl XdpIo {
                 if frames == 0 {
                     break;
                 }
-                let taken = queue.judge(frames, (&self.bound, self.ecn, datagram_size), cells);
+                let taken = queue.judge(frames, datagram_size, cells);
                 if taken.messages > 0 {
                     self.since_companion += 1;
                     self.current = Some(at);
@@ -191,7 +190,7 @@ impl XdpIo {
         let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
         let device = queue.owned.device.index;
         let (payloads, sender) = queue.xsk.split();
-        let frames = self.current.map(|_| Frames { payloads, metas: &queue.metas });
+        let frames = self.current.map(|_| Frames { payloads, metas: &queue.metas, ecn: self.ecn });
         (frames, Some(XdpOut::new(sender, &mut self.reader, device, self.bound)))
     }
 }
@@ -204,12 +203,7 @@ impl AsFd for XdpIo {
 
 impl LaneQueue {
     /// Reads the headers of the `frames` that were received, and counts what cannot be believed.
-    fn judge(
-        &mut self,
-        frames: usize,
-        (bound, ecn, datagram_size): (&SocketAddr, bool, usize),
-        cells: &Cells,
-    ) -> Taken {
+    fn judge(&mut self, frames: usize, datagram_size: usize, cells: &Cells) -> Taken {
         let mut taken = Taken::default();
         let mut bad_checksum = 0;
         let mut malformed = 0;
@@ -228,26 +222,14 @@ impl LaneQueue {
                 bad_checksum += 1;
                 continue;
             }
-            let len = datagram.len.min(datagram_size);
-            self.xsk.set_payload(index, datagram.at, len);
-            taken.messages += 1;
-            taken.datagrams += 1;
+            let len = usize::from(datagram.len).min(datagram_size);
+            self.xsk.set_payload(index, datagram.at.into(), len);
             taken.bytes += len;
-            taken.truncated += usize::from(len < datagram.len);
-            self.metas.push(Meta {
-                index,
-                full_len: datagram.len,
-                peer: SockAddr::from(SocketAddr::new(
-                    in_family(datagram.source.ip(), bound),
-                    datagram.source.port(),
-                )),
-                said: Ancillary {
-                    local: Some(Source { ip: in_family(datagram.destination.ip(), bound), interface: 0 }),
-                    tos: ecn.then_some(datagram.traffic_class),
-                    ..Ancillary::default()
-                },
-            });
+            taken.truncated += usize::from(len < usize::from(datagram.len));
+            self.metas.push(Meta { index: index as u32, datagram });
         }
+        taken.messages = self.metas.len();
+        taken.datagrams = taken.messages;
         if bad_checksum > 0 {
             cells.add(Count::BadChecksum, bad_checksum);
         }
@@ -255,14 +237,5 @@ impl LaneQueue {
             cells.add(Count::Malformed, malformed);
         }
         taken
-    }
-}
-
-/// An address as the socket's family writes it.
-#[inline]
-fn in_family(ip: IpAddr, bound: &SocketAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(v4) if bound.is_ipv6() => IpAddr::V6(v4.to_ipv6_mapped()),
-        other => other,
     }
 }

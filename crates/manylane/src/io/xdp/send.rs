@@ -8,13 +8,14 @@
 //!
 //! Whatever does not work out is left to the companion, untouched.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::xsk::Sender;
-use manylane_wire::ethernet::{Ethernet, Mac};
+use manylane_wire::datagram::Datagram;
+use manylane_wire::ethernet::{self, Ethernet, Mac};
 use manylane_wire::frame::UdpFrame;
 
+use super::Meta;
 use super::route::{NextHop, Reader};
 
 /// Bytes of IP and UDP headers in front of a payload.
@@ -37,38 +38,37 @@ impl<'a> XdpOut<'a> {
         Self { sender, reader, device, bound, queued: false }
     }
 
-    /// Answers frame `index` with the first `len` bytes of its own payload, in place.
-    pub(crate) fn reply_in_place(
-        &mut self,
-        index: usize,
-        peer: &SockAddr,
-        source: Option<Source>,
-        payload: &'a [u8],
-    ) -> bool {
+    /// Answers a frame of the batch with the first `len` bytes of its own payload, in place.
+    pub(crate) fn reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> bool {
+        let index = request.index as usize;
         let own = self.sender.payload(index);
         if !std::ptr::eq(own.as_ptr(), payload.as_ptr())
             || payload.len() > own.len()
             || self.sender.is_sent(index)
         {
-            return self.send(Some(index), peer, source, payload);
+            return self.reply(request, payload);
         }
-        let Some(plan) = self.plan(Some(index), peer, source, payload) else { return false };
+        let Some(plan) = self.plan_reply(request, payload) else { return false };
         let head = self.sender.header_mut(index);
         if head.len() != plan.len() - payload.len() || plan.write_head(head).is_err() {
-            return self.send(Some(index), peer, source, payload);
+            return self.reply(request, payload);
         }
         self.put(|sender| sender.send_held(index, payload.len()))
     }
 
-    /// Sends a copy of `payload`, as an answer to frame `request` or of the lane's own accord.
-    pub(crate) fn send(
-        &mut self,
-        request: Option<usize>,
-        peer: &SockAddr,
-        source: Option<Source>,
-        payload: &[u8],
-    ) -> bool {
-        let Some(plan) = self.plan(request, peer, source, payload) else { return false };
+    /// Answers a frame of the batch with a copy of `payload`.
+    pub(crate) fn reply(&mut self, request: &Meta, payload: &[u8]) -> bool {
+        let plan = self.plan_reply(request, payload);
+        plan.is_some_and(|plan| self.send_planned(&plan))
+    }
+
+    /// Sends a copy of `payload` that answers no frame of the batch.
+    pub(crate) fn send(&mut self, from: Option<IpAddr>, peer: SocketAddr, payload: &[u8]) -> bool {
+        let plan = self.plan(from.unwrap_or(self.bound.ip()), peer, payload);
+        plan.is_some_and(|plan| self.send_planned(&plan))
+    }
+
+    fn send_planned(&mut self, plan: &UdpFrame<'_>) -> bool {
         let Some(mut fresh) = self.sender.take() else { return false };
         let Ok(len) = plan.write(self.sender.fresh_mut(&mut fresh)) else {
             self.sender.give_back(fresh);
@@ -94,17 +94,24 @@ impl<'a> XdpOut<'a> {
         }
     }
 
+    fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
+        let Meta { index, datagram } = request;
+        let plan = self.plan(datagram.destination.to_canonical(), datagram.source(), payload)?;
+        // A reply has the tags of its request. Once that is sent, its headers are no longer what they were.
+        let index = *index as usize;
+        let vlans = if usize::from(datagram.at) == plain_head(datagram) {
+            [None; 2]
+        } else if self.sender.is_sent(index) {
+            return None;
+        } else {
+            Ethernet::parse(self.sender.header_mut(index)).ok()?.0.vlans
+        };
+        Some(UdpFrame { vlans, ..plan })
+    }
+
     /// The frame for a datagram, if its next hop is known and on this device, and it is short enough.
-    fn plan<'p>(
-        &mut self,
-        request: Option<usize>,
-        peer: &SockAddr,
-        source: Option<Source>,
-        payload: &'p [u8],
-    ) -> Option<UdpFrame<'p>> {
-        let peer = peer.to_std()?;
-        let from = source.map_or(self.bound.ip(), |source| source.ip).to_canonical();
-        let to = peer.ip().to_canonical();
+    fn plan<'p>(&mut self, from: IpAddr, peer: SocketAddr, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
+        let (from, to) = (from.to_canonical(), peer.ip().to_canonical());
         if from.is_unspecified() || from.is_ipv4() != to.is_ipv4() {
             return None;
         }
@@ -115,12 +122,7 @@ impl<'a> XdpOut<'a> {
         }
         let (source, destination) =
             (SocketAddr::new(from, self.bound.port()), SocketAddr::new(to, peer.port()));
-        // A reply has the tags of its request.
-        let vlans = match request {
-            Some(index) => Ethernet::parse(self.sender.header_mut(index)).ok()?.0.vlans,
-            None => [None; 2],
-        };
-        Some(UdpFrame { payload, vlans, ..UdpFrame::new(Mac(source_mac), Mac(mac), source, destination) })
+        Some(UdpFrame { payload, ..UdpFrame::new(Mac(source_mac), Mac(mac), source, destination) })
     }
 
     /// Puts a frame into the ring, after telling the kernel if it is full.
@@ -143,4 +145,10 @@ impl<'a> XdpOut<'a> {
             _ = self.sender.flush();
         }
     }
+}
+
+/// Bytes of the headers of a frame without tags and options.
+fn plain_head(datagram: &Datagram) -> usize {
+    let is_v4 = datagram.source.to_ipv4_mapped().is_some();
+    ethernet::HEADER + if is_v4 { OVER_V4 } else { OVER_V6 }
 }
