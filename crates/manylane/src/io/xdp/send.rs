@@ -8,7 +8,7 @@
 //!
 //! Whatever does not work out is left to the companion, untouched.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::xsk::Sender;
@@ -30,11 +30,14 @@ pub(crate) struct XdpOut<'a> {
     bound: SocketAddr,
     /// In the TX ring, and the kernel has not been told.
     queued: bool,
+    /// Peers that have something in the companion's queue, as bits of a hash: what follows goes there too, or it would
+    /// overtake.
+    left: u64,
 }
 
 impl<'a> XdpOut<'a> {
     pub(super) fn new(sender: Sender<'a>, reader: &'a mut Reader, device: u32, bound: SocketAddr) -> Self {
-        Self { sender, reader, device, bound, queued: false }
+        Self { sender, reader, device, bound, queued: false, left: 0 }
     }
 
     /// Answers frame `index` with the first `len` bytes of its own payload, in place.
@@ -45,6 +48,9 @@ impl<'a> XdpOut<'a> {
         source: Option<Source>,
         payload: &'a [u8],
     ) -> bool {
+        if self.is_left(peer) {
+            return false;
+        }
         let own = self.sender.payload(index);
         if !std::ptr::eq(own.as_ptr(), payload.as_ptr())
             || payload.len() > own.len()
@@ -52,16 +58,42 @@ impl<'a> XdpOut<'a> {
         {
             return self.send(Some(index), peer, source, payload);
         }
-        let Some(plan) = self.plan(Some(index), peer, source, payload) else { return false };
+        let Some(plan) = self.plan(Some(index), peer, source, payload) else { return self.leave(peer) };
         let head = self.sender.header_mut(index);
         if head.len() != plan.len() - payload.len() || plan.write_head(head).is_err() {
             return self.send(Some(index), peer, source, payload);
         }
-        self.put(|sender| sender.send_held(index, payload.len()))
+        self.put(|sender| sender.send_held(index, payload.len())) || self.leave(peer)
     }
 
     /// Sends a copy of `payload`, as an answer to frame `request` or of the lane's own accord.
     pub(crate) fn send(
+        &mut self,
+        request: Option<usize>,
+        peer: &SockAddr,
+        source: Option<Source>,
+        payload: &[u8],
+    ) -> bool {
+        !self.is_left(peer) && (self.copy(request, peer, source, payload) || self.leave(peer))
+    }
+
+    /// The companion's queue has been sent: nothing can be overtaken there.
+    pub(crate) fn caught_up(&mut self) {
+        self.left = 0;
+    }
+
+    fn is_left(&self, peer: &SockAddr) -> bool {
+        self.left != 0 && self.left & bit_of(peer) != 0
+    }
+
+    /// Leaves a peer to the companion until that has caught up. Always false: nothing was sent.
+    #[cold]
+    fn leave(&mut self, peer: &SockAddr) -> bool {
+        self.left |= bit_of(peer);
+        false
+    }
+
+    fn copy(
         &mut self,
         request: Option<usize>,
         peer: &SockAddr,
@@ -105,7 +137,8 @@ impl<'a> XdpOut<'a> {
         let peer = peer.to_std()?;
         let from = source.map_or(self.bound.ip(), |source| source.ip).to_canonical();
         let to = peer.ip().to_canonical();
-        if from.is_unspecified() || from.is_ipv4() != to.is_ipv4() {
+        // Port 0 is nobody's: the kernel refuses it, and says so.
+        if from.is_unspecified() || from.is_ipv4() != to.is_ipv4() || peer.port() == 0 {
             return None;
         }
         let NextHop { ifindex, source_mac, mac, mtu } = self.reader.next_hop(from, to)?;
@@ -117,7 +150,7 @@ impl<'a> XdpOut<'a> {
             (SocketAddr::new(from, self.bound.port()), SocketAddr::new(to, peer.port()));
         // A reply has the tags of its request.
         let vlans = match request {
-            Some(index) => Ethernet::parse(self.sender.header_mut(index)).ok()?.0.vlans,
+            Some(index) => Ethernet::parse(self.sender.header(index)).ok()?.0.vlans,
             None => [None; 2],
         };
         Some(UdpFrame { payload, vlans, ..UdpFrame::new(Mac(source_mac), Mac(mac), source, destination) })
@@ -143,4 +176,15 @@ impl<'a> XdpOut<'a> {
             _ = self.sender.flush();
         }
     }
+}
+
+/// One of 64 bits for a peer.
+fn bit_of(peer: &SockAddr) -> u64 {
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c55;
+    let Some(peer) = peer.to_std() else { return u64::MAX };
+    let ip = match peer.ip() {
+        IpAddr::V4(ip) => u64::from(u32::from(ip)),
+        IpAddr::V6(ip) => (u128::from(ip) >> 64) as u64 ^ u128::from(ip) as u64,
+    };
+    1 << ((ip ^ u64::from(peer.port()) << 32).wrapping_mul(SPREAD) >> 58)
 }
