@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use manylane::{Datagram, Ecn, Handle, Lane, LaneId, Outbox, Received, Socket};
 use manylane_sys::measure::Watch;
 
-use crate::PATIENCE;
+use crate::{PATIENCE, done_with};
 
 /// A datagram as it was received, kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,6 +146,12 @@ impl Hands {
     #[must_use]
     pub fn is_quiet(&mut self) -> bool {
         self.watch.wait(Duration::ZERO).unwrap().next().is_none() && self.drain() == 0
+    }
+}
+
+impl Drop for Hands {
+    fn drop(&mut self) {
+        done_with(&self.handle.counters().total());
     }
 }
 

@@ -8,11 +8,13 @@
 
 mod client;
 mod hands;
+mod place;
 mod serving;
 mod variant;
 
 pub use client::{Client, mapped, pattern, send_train, settled};
 pub use hands::{Got, Hands};
+pub use place::{at, at_ip, done_with, nobody, peer};
 pub use serving::Serving;
 pub use variant::{Variant, backends, need_ebpf, need_ipv6};
 

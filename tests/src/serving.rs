@@ -6,7 +6,7 @@ use std::thread;
 
 use manylane::{Batch, Counters, Error, Handle, LaneInfo, Outbox, Socket};
 
-use crate::{Client, PATIENCE};
+use crate::{Client, PATIENCE, done_with};
 
 /// A running [`Socket::serve`].
 pub struct Serving {
@@ -57,7 +57,9 @@ impl Serving {
     /// # Panics
     /// If it does not return.
     pub fn outcome(self) -> Result<Counters, Error> {
-        self.outcome.recv_timeout(PATIENCE).expect("serve returns")
+        let outcome = self.outcome.recv_timeout(PATIENCE).expect("serve returns");
+        done_with(&self.handle.counters().total());
+        outcome
     }
 
     /// Stops the socket and returns what `serve` does.

@@ -2,14 +2,22 @@
 
 use std::net::{ToSocketAddrs, UdpSocket};
 
-use manylane::{Builder, Engine, SteeringBy, probe};
+use manylane::{Builder, Engine, LaneCounters, SteeringBy, probe};
 use manylane_testbed::skip::{self, Forced};
+
+use crate::place::{self, Place};
 
 /// One way for datagrams to go that the suite has to pass on.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
+    /// The test and the variant, for whoever has to be told.
+    pub test: &'static str,
     /// The engine.
     pub engine: Engine,
+    /// Whether XDP is behind the driver.
+    pub generic: bool,
+    /// Queues of the device that the server is reached by, with engine `xdp`.
+    pub queues: u32,
     /// Whether trains are received as one message.
     pub gro: bool,
     /// Whether replies may leave as trains.
@@ -19,65 +27,165 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// A builder with the options of this variant; two lanes unless the test says otherwise.
+    /// A builder with the options of this variant; two lanes unless the test says otherwise. An address of loopback
+    /// stands for one of the server's device where the test is over a testbed.
     #[must_use]
     pub fn builder(&self, addr: impl ToSocketAddrs) -> Builder {
-        let mut builder = Builder::new(addr).unwrap();
+        let addr = addr.to_socket_addrs().unwrap().next().unwrap();
+        let mut builder = Builder::new(place::at(addr)).unwrap();
         builder.lanes(2).engine(self.engine).gro(self.gro).gso(self.gso).steering_by(self.by);
+        if self.is_xdp() {
+            // The fragments of a large datagram take several times its size.
+            builder.xdp_generic(self.generic).recv_buffer(4 << 20);
+        }
         builder
     }
 
+    /// Whether datagrams come from queues of a device.
+    #[must_use]
+    pub fn is_xdp(&self) -> bool {
+        self.engine == Engine::Xdp
+    }
+
+    /// What eBPF has to have steered, if it counts: messages that came through kernel sockets.
+    #[must_use]
+    pub fn steered(&self, total: &LaneCounters) -> Option<u64> {
+        (self.by == SteeringBy::Ebpf).then_some(total.messages - total.by_xdp)
+    }
+
     /// Runs `check` if this machine can do the variant, and says so if not.
-    pub fn run(self, test: &str, check: fn(&Variant)) {
-        if self.by == SteeringBy::Ebpf && !need_ebpf(test) {
-            return;
+    pub fn run(self, check: fn(&Variant)) {
+        if self.is_xdp() {
+            let by_xdp = self.run_in_testbed(check);
+            assert_ne!(by_xdp, Some(0), "nothing came past the kernel's stack");
+        } else if self.by != SteeringBy::Ebpf || need_ebpf(self.test) {
+            check(&self);
         }
-        check(&self);
+    }
+
+    /// As [`run`](Self::run), for a test in which nothing has to come by XDP: one that only sends, or fails.
+    pub fn run_without_traffic(self, check: fn(&Variant)) {
+        if self.is_xdp() { _ = self.run_in_testbed(check) } else { self.run(check) }
+    }
+
+    fn run_in_testbed(self, check: fn(&Variant)) -> Option<u64> {
+        let possible = skip::need_root(self.test) && need_ebpf(self.test);
+        possible.then(|| {
+            // Behind the driver a train of a sender on this machine is not cut, and left to the kernel.
+            Place::with(self.queues, self.generic, || check(&self))
+        })
     }
 }
 
-/// Makes a module of tests out of each function: one test for each [`Variant`], named by what it forces.
+/// Makes tests out of each function: one for each [`Variant`], named by what it forces, in modules named by tier and
+/// engine.
 ///
-/// An engine that is added later joins by one line here.
+/// With `(variant, 1 queue)` the device of engine `xdp` has one queue: what arrives together is then one batch of one
+/// lane, as over a socket. With `(variant, no traffic)` nothing has to come by XDP. An engine that is added later
+/// joins by one module here.
 #[macro_export]
 macro_rules! on_every_variant {
-    ($($(#[$meta:meta])* fn $name:ident($variant:ident) $body:block)*) => {$(
-        $(#[$meta])*
-        mod $name {
+    ($($(#[$meta:meta])* fn $name:ident($variant:ident $(, $queues:literal queue)? $(, no $how:ident)?) $body:block)*) => {
+        mod every_variant {
             use super::*;
 
-            fn check($variant: &$crate::Variant) $body
+            $($(#[$meta])* pub(super) fn $name($variant: &$crate::Variant) $body)*
+        }
 
-            $crate::on_every_variant!(@engine $name, mmsg, Mmsg);
-        }
-    )*};
-    (@engine $name:ident, $module:ident, $engine:ident) => {
-        mod $module {
-            $crate::on_every_variant!(@tests $name, $engine,
-                ebpf: true, true, Ebpf;
-                ebpf_no_gro: false, true, Ebpf;
-                ebpf_no_gso: true, false, Ebpf;
-                ebpf_no_gro_no_gso: false, false, Ebpf;
-                classic: true, true, ClassicBpf;
-                classic_no_gro: false, true, ClassicBpf;
-                classic_no_gso: true, false, ClassicBpf;
-                classic_no_gro_no_gso: false, false, ClassicBpf;
-                kernel: true, true, Kernel;
-                kernel_no_gro: false, true, Kernel;
-                kernel_no_gso: true, false, Kernel;
-                kernel_no_gro_no_gso: false, false, Kernel;
-            );
-        }
+        mod loopback_mmsg {$(
+            mod $name {
+                $crate::on_every_variant!(@tests $name, Mmsg, ("loopback_mmsg", run, 0, false),
+                    ebpf: true, true, Ebpf;
+                    ebpf_no_gro: false, true, Ebpf;
+                    ebpf_no_gso: true, false, Ebpf;
+                    ebpf_no_gro_no_gso: false, false, Ebpf;
+                    classic: true, true, ClassicBpf;
+                    classic_no_gro: false, true, ClassicBpf;
+                    classic_no_gso: true, false, ClassicBpf;
+                    classic_no_gro_no_gso: false, false, ClassicBpf;
+                    kernel: true, true, Kernel;
+                    kernel_no_gro: false, true, Kernel;
+                    kernel_no_gso: true, false, Kernel;
+                    kernel_no_gro_no_gso: false, false, Kernel;
+                );
+            }
+        )*}
+
+        // What is steered, comes as trains and leaves as such is the companions', which the engine above has tested.
+        mod netns_xdp {$(
+            mod $name {
+                $crate::on_every_variant!(@run $name, $($queues)? $(no $how)?,
+                    native: true, true, Ebpf, false;
+                    native_no_gro_no_gso: false, false, Kernel, false;
+                    generic: true, true, Ebpf, true;
+                );
+            }
+        )*}
     };
-    (@tests $name:ident, $engine:ident, $($test:ident: $gro:literal, $gso:literal, $by:ident;)*) => {$(
+    (@run $name:ident, , $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal;)*) => {$(
+        $crate::on_every_variant!(@tests $name, Xdp, ("netns_xdp", run, 4, $generic), $test: $gro, $gso, $by;);
+    )*};
+    (@run $name:ident, no traffic, $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal;)*) => {$(
+        $crate::on_every_variant!(
+            @tests $name, Xdp, ("netns_xdp", run_without_traffic, 4, $generic), $test: $gro, $gso, $by;
+        );
+    )*};
+    (@run $name:ident, $queues:literal, $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal;)*) => {$(
+        $crate::on_every_variant!(@tests $name, Xdp, ("netns_xdp", run, $queues, $generic), $test: $gro, $gso, $by;);
+    )*};
+    (@tests $name:ident, $engine:ident, ($module:literal, $run:ident, $queues:literal, $generic:literal),
+        $($test:ident: $gro:literal, $gso:literal, $by:ident;)*) => {$(
         #[test]
         fn $test() {
-            let engine = manylane::Engine::$engine;
-            let by = manylane::SteeringBy::$by;
-            let name = concat!(stringify!($name), "::", stringify!($test));
-            $crate::Variant { engine, gro: $gro, gso: $gso, by }.run(name, super::check);
+            let variant = $crate::Variant {
+                test: concat!($module, "::", stringify!($name), "::", stringify!($test)),
+                engine: manylane::Engine::$engine,
+                generic: $generic,
+                queues: $queues,
+                gro: $gro,
+                gso: $gso,
+                by: manylane::SteeringBy::$by,
+            };
+            variant.$run(super::super::every_variant::$name);
         }
     )*};
+}
+
+/// Makes one test for each engine out of each function, which is given a [`Variant`] with the defaults of that engine.
+#[macro_export]
+macro_rules! on_every_engine {
+    ($($(#[$meta:meta])* fn $name:ident($variant:ident $(, $queues:literal queue)?) $body:block)*) => {
+        mod every_engine {
+            use super::*;
+
+            $($(#[$meta])* pub(super) fn $name($variant: &$crate::Variant) $body)*
+        }
+
+        mod loopback_by_mmsg {$(
+            #[test]
+            fn $name() {
+                let test = concat!("loopback_by_mmsg::", stringify!($name));
+                $crate::Variant::of(test, manylane::Engine::Mmsg, 0).run(super::every_engine::$name);
+            }
+        )*}
+
+        mod netns_by_xdp {$(
+            #[test]
+            fn $name() {
+                let test = concat!("netns_by_xdp::", stringify!($name));
+                let queues = *[4_u32 $(, $queues)?].last().unwrap();
+                $crate::Variant::of(test, manylane::Engine::Xdp, queues).run(super::every_engine::$name);
+            }
+        )*}
+    };
+}
+
+impl Variant {
+    /// An engine with its defaults.
+    #[must_use]
+    pub fn of(test: &'static str, engine: Engine, queues: u32) -> Self {
+        Self { test, engine, generic: false, queues, gro: true, gso: true, by: SteeringBy::Auto }
+    }
 }
 
 /// Those of `wanted` that `test` can have here; a missing eBPF is told as a skip.

@@ -8,14 +8,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use allocation_counter::measure;
-use manylane::{Batch, Builder, Lane, Outbox, Received};
-use manylane_tests::{Client, PATIENCE, Serving, Variant, on_every_variant};
+use manylane::{Batch, Builder, Handle, Lane, Outbox, Received};
+use manylane_tests::{Client, PATIENCE, Serving, Variant, at_ip, done_with, on_every_variant};
 
 const ROUNDS: usize = 300;
 
 /// One lane and a client of it.
 struct Rig {
     lane: Lane,
+    handle: Handle,
     client: Client,
     payload: Vec<u8>,
     answers: [u8; 2048],
@@ -23,9 +24,10 @@ struct Rig {
 
 impl Rig {
     fn new(builder: &mut Builder, ip: &str) -> Self {
-        let lane = builder.lanes(1).open().unwrap().into_lanes().remove(0);
-        let client = Client::to(SocketAddr::new(ip.parse().unwrap(), lane.local_addr().port()));
-        Self { lane, client, payload: vec![7; 1000], answers: [0; 2048] }
+        let socket = builder.lanes(1).open().unwrap();
+        let (handle, lane) = (socket.handle(), socket.into_lanes().remove(0));
+        let client = Client::to(at_ip(ip, lane.local_addr().port()));
+        Self { lane, handle, client, payload: vec![7; 1000], answers: [0; 2048] }
     }
 
     /// Sends single datagrams, an empty one and a train, answers in every way, and takes the answers.
@@ -65,8 +67,18 @@ impl Rig {
     }
 }
 
+impl Drop for Rig {
+    fn drop(&mut self) {
+        done_with(&self.handle.counters().total());
+    }
+}
+
 fn check_at(variant: &Variant, bound: &str, ip: &str) {
     for (ecn, timestamps) in [(true, false), (false, false), (true, true)] {
+        // Frames of engine xdp carry no time stamps: it refuses to tell them.
+        if timestamps && variant.is_xdp() {
+            continue;
+        }
         let mut builder = variant.builder(bound);
         Rig::new(builder.ecn(ecn).timestamps(timestamps), ip).assert_no_allocation();
     }
@@ -79,22 +91,22 @@ fn loopback_the_allocation_counter_counts() {
 }
 
 on_every_variant! {
-    fn loopback_no_allocation_at_a_specific_address(variant) {
+    fn no_allocation_at_a_specific_address(variant) {
         check_at(variant, "127.0.0.1:0", "127.0.0.1");
     }
 
-    fn loopback_no_allocation_at_a_wildcard(variant) {
+    fn no_allocation_at_a_wildcard(variant) {
         check_at(variant, "0.0.0.0:0", "127.0.0.1");
-        if manylane_tests::need_ipv6("loopback_no_allocation_at_a_wildcard") {
+        if manylane_tests::need_ipv6(variant.test) {
             check_at(variant, "[::]:0", "::1");
             check_at(variant, "[::]:0", "127.0.0.1");
         }
     }
 
     /// Losses are counted, not reported: no allocation either.
-    fn loopback_no_allocation_for_losses(variant) {
+    fn no_allocation_for_losses(variant, no traffic) {
         let mut rig = Rig::new(&mut variant.builder("127.0.0.1:0"), "127.0.0.1");
-        let (nowhere, denied) = ("127.0.0.1:0".parse().unwrap(), "127.255.255.255:9".parse().unwrap());
+        let (nowhere, denied) = (SocketAddr::new(rig.client.addr().ip(), 0), at_ip("127.255.255.255", 9));
         let large = [0; 65_508];
         let mut lose = || {
             let mut out = rig.lane.sender();
@@ -108,12 +120,9 @@ on_every_variant! {
     }
 
     /// Somebody who reads the counters allocates on his own thread, not on the lane's.
-    fn loopback_no_allocation_while_counters_are_read(variant) {
-        let socket = variant.builder("127.0.0.1:0").lanes(1).open().unwrap();
-        let handle = socket.handle();
-        let lane = socket.into_lanes().remove(0);
-        let client = Client::to(lane.local_addr());
-        let mut rig = Rig { lane, client, payload: vec![7; 1000], answers: [0; 2048] };
+    fn no_allocation_while_counters_are_read(variant) {
+        let mut rig = Rig::new(&mut variant.builder("127.0.0.1:0"), "127.0.0.1");
+        let handle = rig.handle.clone();
         let (done, reads) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -131,7 +140,7 @@ on_every_variant! {
     }
 
     /// The same batches and outboxes in a closure.
-    fn loopback_no_allocation_in_a_closure(variant) {
+    fn no_allocation_in_a_closure(variant) {
         static SEEN: AtomicU64 = AtomicU64::new(0);
         let serve = |batch: Batch<'_>, out: &mut Outbox<'_>| {
             let info = measure(|| {

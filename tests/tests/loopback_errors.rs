@@ -2,16 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::net::{SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{SocketAddr, SocketAddrV6};
 
 use manylane::{Handle, LaneCounters};
-use manylane_tests::{Client, Hands, PATIENCE, need_ipv6, on_every_variant, pattern};
-
-/// An address of this machine with nobody behind it. Another process may take the port at any time, and would
-/// then get a datagram: nothing breaks.
-fn closed(ip: &str) -> SocketAddr {
-    UdpSocket::bind((ip, 0)).unwrap().local_addr().unwrap()
-}
+use manylane_tests::{Client, Hands, PATIENCE, at_ip, need_ipv6, nobody, on_every_variant, pattern};
 
 fn total(handle: &Handle) -> LaneCounters {
     handle.counters().total()
@@ -19,12 +13,12 @@ fn total(handle: &Handle) -> LaneCounters {
 
 on_every_variant! {
     /// A thousand ICMP errors come back to the lane, between replies to peers that are there.
-    fn loopback_closed_ports_disturb_nobody(variant) {
-        let v6 = need_ipv6("loopback_closed_ports_disturb_nobody");
+    fn closed_ports_disturb_nobody(variant) {
+        let v6 = need_ipv6(variant.test);
         for ip in ["127.0.0.1", "::1"].into_iter().filter(|ip| v6 || *ip != "::1") {
             let mut hands = Hands::new(variant.builder((ip, 0)).open().unwrap());
             let clients = [Client::to(hands.addr()), Client::to(hands.addr())];
-            let nobody: Vec<_> = (0..10).map(|_| closed(ip)).collect();
+            let nobody: Vec<_> = (0..10).map(|_| nobody(ip)).collect();
             for round in 0..100 {
                 clients.iter().for_each(|client| client.send(&pattern(round, 40)));
                 hands.receive(2, |_, datagram, out| {
@@ -43,9 +37,9 @@ on_every_variant! {
     }
 
     /// Clients that go away before their answer.
-    fn loopback_peers_that_left_disturb_nobody(variant) {
+    fn peers_that_left_disturb_nobody(variant) {
         let mut hands = Hands::new(variant.builder("0.0.0.0:0").open().unwrap());
-        let server = SocketAddr::new("127.0.0.1".parse().unwrap(), hands.addr().port());
+        let server = at_ip("127.0.0.1", hands.addr().port());
         let client = Client::to(server);
         for _ in 0..100 {
             Client::to(server).send(b"bye");
@@ -59,15 +53,15 @@ on_every_variant! {
 
     /// Port 0, a broadcast that was not allowed, no route, too large: each in its own counter, and the datagrams
     /// around them, to the same lane's good peer, arrive.
-    fn loopback_each_loss_has_its_counter(variant) {
+    fn each_loss_has_its_counter(variant, no traffic) {
         let mut hands = Hands::new(variant.builder("127.0.0.1:0").lanes(1).batch(80).open().unwrap());
         let handle = hands.handle.clone();
         let client = Client::to(hands.addr());
         let mut out = hands.lanes[0].sender();
-        let mut offer = |to: &str, times: u64| {
+        let mut offer = |to: SocketAddr, times: u64| {
             let before = total(&handle);
             out.send_to(client.addr(), b"before");
-            (0..times).for_each(|_| out.send_to(to.parse().unwrap(), b"lost"));
+            (0..times).for_each(|_| out.send_to(to, b"lost"));
             out.send_to(client.addr(), b"after");
             let flushed = out.flush();
             assert_eq!((flushed.sent, flushed.lost), (2, times), "{to}");
@@ -80,11 +74,11 @@ on_every_variant! {
             (lost(|c| c.lost_other), lost(|c| c.lost_denied), lost(|c| c.lost_unreachable), lost(|c| c.lost()))
         };
         for times in [1, 3, 64, 70] {
-            assert_eq!(offer("127.0.0.1:0", times), (times, 0, 0, times));
-            assert_eq!(offer("127.255.255.255:9", times), (0, times, 0, times));
+            assert_eq!(offer(SocketAddr::new(client.addr().ip(), 0), times), (times, 0, 0, times));
+            assert_eq!(offer(at_ip("127.255.255.255", 9), times), (0, times, 0, times));
             // From a loopback address nothing leaves the machine: with a route to there the kernel calls this
             // invalid, without one unreachable.
-            let (other, denied, unreachable, all) = offer("240.0.0.1:9", times);
+            let (other, denied, unreachable, all) = offer("240.0.0.1:9".parse().unwrap(), times);
             assert_eq!((other + unreachable, denied, all), (times, 0, times));
         }
         drop(out);
@@ -92,8 +86,8 @@ on_every_variant! {
     }
 
     /// A destination for which there is no route: an address that needs the loopback device and is not on it.
-    fn loopback_no_route_counts_as_unreachable(variant) {
-        if !need_ipv6("loopback_no_route_counts_as_unreachable") {
+    fn no_route_counts_as_unreachable(variant, no traffic) {
+        if !need_ipv6(variant.test) {
             return;
         }
         let mut hands = Hands::new(variant.builder("[::]:0").lanes(1).open().unwrap());
@@ -106,7 +100,7 @@ on_every_variant! {
         assert_eq!((total.lost_unreachable, total.lost()), (5, 5), "{total:?}");
     }
 
-    fn loopback_too_large_to_send_is_counted(variant) {
+    fn too_large_to_send_is_counted(variant) {
         static LARGE: [u8; 65_508] = [7; 65_508];
         let mut hands = Hands::new(variant.builder("127.0.0.1:0").open().unwrap());
         let client = Client::to(hands.addr());

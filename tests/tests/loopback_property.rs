@@ -37,7 +37,7 @@ fn datagrams(seed: usize, sending: &Sending) -> Vec<Vec<u8>> {
 }
 
 on_every_variant! {
-    fn loopback_random_sequences_echo_as_the_model(variant) {
+    fn random_sequences_echo_as_the_model(variant) {
         let mut hands = Hands::new(variant.builder("127.0.0.1:0").batch(16).open().unwrap());
         let clients: Vec<_> = (0..PEERS).map(|_| Client::to(hands.addr())).collect();
         let hands = std::cell::RefCell::new(&mut hands);
@@ -68,10 +68,14 @@ on_every_variant! {
                     1 => out.reply_borrowed(&datagram, datagram.payload()),
                     _ => out.send_to(datagram.peer(), datagram.payload()),
                 });
-                for (client, due) in clients.iter().zip(&model) {
-                    for payload in due {
-                        prop_assert!(client.recv() == *payload);
+                for (client, due) in clients.iter().zip(&mut model) {
+                    let mut got: Vec<_> = due.iter().map(|_| client.recv()).collect();
+                    if variant.is_xdp() {
+                        // What is in one frame goes past the kernel, what is in several through it, in no order.
+                        got.sort();
+                        due.sort();
                     }
+                    prop_assert!(got == *due);
                     prop_assert!(client.is_quiet());
                 }
                 let after = hands.handle.counters().total();

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use manylane_testbed::skip;
-use manylane_tests::{Client, Hands, Variant, mapped, need_ipv6, on_every_variant, pattern};
+use manylane_tests::{Client, Hands, Variant, at_ip, mapped, need_ipv6, on_every_variant, pattern};
 
 /// Sizes at which something changes: empty, words, cache lines, MTUs, pages, the largest.
 const SIZES: [usize; 26] = [
@@ -43,7 +43,7 @@ fn assert_counts(hands: &Hands, clients: u64) {
 }
 
 on_every_variant! {
-    fn loopback_every_size_at_an_ipv4_address(variant) {
+    fn every_size_at_an_ipv4_address(variant) {
         let mut hands = open(variant, "127.0.0.1:0");
         let client = Client::to(hands.addr());
         let (peer, local) = (client.addr(), hands.addr());
@@ -51,8 +51,8 @@ on_every_variant! {
         assert_counts(&hands, 1);
     }
 
-    fn loopback_every_size_at_an_ipv6_address(variant) {
-        if !need_ipv6("loopback_every_size_at_an_ipv6_address") {
+    fn every_size_at_an_ipv6_address(variant) {
+        if !need_ipv6(variant.test) {
             return;
         }
         let mut hands = open(variant, "[::1]:0");
@@ -62,10 +62,10 @@ on_every_variant! {
         assert_counts(&hands, 1);
     }
 
-    fn loopback_an_ipv4_wildcard_answers_from_the_address_asked(variant) {
+    fn an_ipv4_wildcard_answers_from_the_address_asked(variant) {
         let mut hands = open(variant, "0.0.0.0:0");
         for ip in ["127.0.0.1", "127.0.0.2", "127.0.0.3"] {
-            let server = SocketAddr::new(ip.parse().unwrap(), hands.addr().port());
+            let server = at_ip(ip, hands.addr().port());
             let client = Client::to(server);
             let peer = client.addr();
             echo_of_every_size(&mut hands, &client, peer, server);
@@ -73,13 +73,13 @@ on_every_variant! {
         assert_counts(&hands, 3);
     }
 
-    fn loopback_a_dual_stack_wildcard_answers_from_the_address_asked(variant) {
-        if !need_ipv6("loopback_a_dual_stack_wildcard_answers_from_the_address_asked") {
+    fn a_dual_stack_wildcard_answers_from_the_address_asked(variant) {
+        if !need_ipv6(variant.test) {
             return;
         }
         let mut hands = open(variant, "[::]:0");
         for ip in ["127.0.0.1", "::1", "127.0.0.2", "127.0.0.3"] {
-            let server = SocketAddr::new(ip.parse().unwrap(), hands.addr().port());
+            let server = at_ip(ip, hands.addr().port());
             let client = Client::to(server);
             let (peer, local) = (mapped(client.addr()), mapped(server));
             echo_of_every_size(&mut hands, &client, peer, local);
@@ -87,7 +87,7 @@ on_every_variant! {
         assert_counts(&hands, 4);
     }
 
-    fn loopback_batches_from_many_peers_bring_each_datagram_once(variant) {
+    fn batches_from_many_peers_bring_each_datagram_once(variant) {
         for batch in [1, 2, 7, 64, 1024] {
             let mut hands = Hands::new(variant.builder("127.0.0.1:0").batch(batch).open().unwrap());
             let clients: Vec<_> = (0..5).map(|_| Client::to(hands.addr())).collect();

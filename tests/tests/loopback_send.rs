@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use manylane::{Datagram, Outbox, Received};
-use manylane_tests::{Client, Hands, PATIENCE, Variant, on_every_variant, pattern, settled};
+use manylane_tests::{Client, Hands, PATIENCE, Variant, at_ip, on_every_variant, pattern, settled};
 
 /// A reply: to which of the clients, and which bytes of its request.
 type Reply = (usize, std::ops::Range<usize>);
@@ -66,13 +66,16 @@ fn play_with(variant: &Variant, ring: usize, request: usize, script: &[Reply], t
         assert_eq!((total.offered, total.sent, total.lost()), (replies, replies, 0), "{how:?}");
         assert_eq!(total.sent_bytes, rounds * bytes as u64, "{how:?}");
         sent_trains += if variant.gso { trains(how) } else { 0 };
-        assert_eq!(total.sent_trains, sent_trains, "{how:?}");
+        // By XDP each is a frame of its own; which of the first ones are the companion's, nobody knows.
+        if !variant.is_xdp() {
+            assert_eq!(total.sent_trains, sent_trains, "{how:?}");
+        }
         assert_eq!(total.gso_fallbacks, 0, "{how:?}");
     }
 }
 
 on_every_variant! {
-    fn loopback_one_size_to_one_peer_leaves_as_trains(variant) {
+    fn one_size_to_one_peer_leaves_as_trains(variant) {
         // One datagram is no train; a train ends at 64.
         for (replies, trains) in [(1, 0), (2, 1), (63, 1), (64, 1), (65, 1), (66, 2), (128, 2), (130, 3)] {
             let script: Vec<Reply> = (0..replies).map(|at| (0, at * 10..at * 10 + 10)).collect();
@@ -80,14 +83,14 @@ on_every_variant! {
         }
     }
 
-    fn loopback_the_last_datagram_of_a_train_may_be_shorter(variant) {
+    fn the_last_datagram_of_a_train_may_be_shorter(variant) {
         // Four of 100, one of 30 that closes the train; then 100 starts a new one, which a longer one does not join.
         let sizes = [100, 100, 100, 100, 30, 100, 100, 101, 101, 7];
         let script: Vec<Reply> = sizes.iter().map(|size| (0, 200..200 + size)).collect();
         play(variant, 64, 500, &script, 3);
     }
 
-    fn loopback_alternating_peers_and_sizes_leave_one_by_one(variant) {
+    fn alternating_peers_and_sizes_leave_one_by_one(variant, 1 queue) {
         let script: Vec<Reply> = (0..40).map(|at| (at % 3, at..at + 50)).collect();
         play(variant, 64, 300, &script, 0);
         let growing: Vec<Reply> = (1..40).map(|size| (0, 0..size)).collect();
@@ -97,13 +100,13 @@ on_every_variant! {
         play(variant, 64, 300, &pairs, 20);
     }
 
-    fn loopback_empty_replies_join_no_train(variant) {
+    fn empty_replies_join_no_train(variant) {
         let sizes = [0, 0, 10, 10, 0, 10, 10, 10, 0, 0];
         let script: Vec<Reply> = sizes.iter().map(|size| (0, 5..5 + size)).collect();
         play(variant, 64, 100, &script, 2);
     }
 
-    fn loopback_more_replies_than_the_ring_holds(variant) {
+    fn more_replies_than_the_ring_holds(variant, 1 queue) {
         // 1 message or 4 are soon full: with one size, with many, and with peers in turn.
         let one: Vec<Reply> = (0..150).map(|at| (0, at..at + 8)).collect();
         play(variant, 1, 300, &one, 3);
@@ -119,7 +122,7 @@ on_every_variant! {
         play_with(variant, 64, 400, &runs, |how| if how == How::Borrowed { 21 } else { 20 });
     }
 
-    fn loopback_replies_larger_than_a_frame_leave_one_by_one(variant) {
+    fn replies_larger_than_a_frame_leave_one_by_one(variant) {
         for size in [1473, 9000, 30_000, 65_507] {
             let script: Vec<Reply> = (0..2).map(|_| (0, 0..size)).collect();
             play(variant, 64, 65_507, &script, 0);
@@ -132,7 +135,7 @@ on_every_variant! {
         play(variant, 64, 60_000, &copies, 0);
     }
 
-    fn loopback_flush_tells_what_was_sent(variant) {
+    fn flush_tells_what_was_sent(variant, no traffic) {
         let mut hands = Hands::new(variant.builder("127.0.0.1:0").lanes(1).open().unwrap());
         let clients = [Client::to(hands.addr()), Client::to(hands.addr())];
         let mut out = hands.lanes[0].sender();
@@ -155,15 +158,20 @@ on_every_variant! {
             });
             assert!(client.is_quiet());
         }
-        assert_eq!(hands.handle.counters().total().send_calls, 3);
+        let total = hands.handle.counters().total();
+        assert_eq!((total.offered, total.sent), (12, 12));
+        // What leaves by XDP is no system call for sending.
+        if !variant.is_xdp() {
+            assert_eq!(total.send_calls, 3);
+        }
     }
 
-    fn loopback_a_dual_stack_lane_sends_to_both_families(variant) {
-        if !manylane_tests::need_ipv6("loopback_a_dual_stack_lane_sends_to_both_families") {
+    fn a_dual_stack_lane_sends_to_both_families(variant, no traffic) {
+        if !manylane_tests::need_ipv6(variant.test) {
             return;
         }
         let mut hands = Hands::new(variant.builder("[::]:0").open().unwrap());
-        let at = |ip: &str| std::net::SocketAddr::new(ip.parse().unwrap(), hands.addr().port());
+        let at = |ip: &str| at_ip(ip, hands.addr().port());
         let clients = [Client::to(at("127.0.0.1")), Client::to(at("::1"))];
         for lane in &mut hands.lanes {
             let mut out = lane.sender();
@@ -176,6 +184,9 @@ on_every_variant! {
             }
         }
         let total = hands.handle.counters().total();
-        assert_eq!((total.sent, total.lost(), total.sent_trains), (40, 0, if variant.gso { 4 } else { 0 }));
+        assert_eq!((total.sent, total.lost()), (40, 0));
+        if !variant.is_xdp() {
+            assert_eq!(total.sent_trains, if variant.gso { 4 } else { 0 });
+        }
     }
 }

@@ -35,7 +35,7 @@ mod lanes_are_send_and_not_sync {
 }
 
 on_every_variant! {
-    fn loopback_serve_answers_everybody(variant) {
+    fn serve_answers_everybody(variant) {
         for lanes in [1, 2, 8] {
             let serving = Serving::echo(variant.builder("127.0.0.1:0").lanes(lanes).open().unwrap());
             let clients: Vec<_> = (0..16).map(|_| Client::to(serving.addr)).collect();
@@ -51,7 +51,7 @@ on_every_variant! {
     }
 
     /// What is queued when the stop comes is still handled, and answered.
-    fn loopback_stop_drains_what_is_queued(variant) {
+    fn stop_drains_what_is_queued(variant) {
         let (entered, enter) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
         let mut gate = Some(released);
@@ -80,7 +80,7 @@ on_every_variant! {
     }
 
     /// A panic ends serve with an error that says what was said; no lane goes on or hangs.
-    fn loopback_a_panic_ends_serve_with_an_error(variant) {
+    fn a_panic_ends_serve_with_an_error(variant) {
         let serving = Serving::start(variant.builder("127.0.0.1:0").lanes(3).open().unwrap(), |batch, out| {
             for datagram in batch {
                 out.reply(&datagram, datagram.payload());

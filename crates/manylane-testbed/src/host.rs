@@ -208,6 +208,17 @@ impl Host {
         self.run(|| netns::set_device_gro(device, on)).with_context(|| format!("switching GRO of {device}"))
     }
 
+    /// Switches whether this end of a link leaves checksums to the device, as layouts do. If not, frames are sent as
+    /// over a wire: one by one, with their checksums.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn set_checksums(&self, link: usize, on: bool) -> Result<()> {
+        let device = self.device(link);
+        self.run(|| netns::set_device_checksums(device, on))
+            .with_context(|| format!("switching checksums of {device}"))
+    }
+
     /// Sets a sysctl of the network namespace, such as `net.ipv4.udp_rmem_min`.
     ///
     /// # Errors

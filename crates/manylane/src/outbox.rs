@@ -33,6 +33,8 @@ pub struct Outbox<'a> {
     datagrams: u64,
     /// The way out through a queue of a device, which is tried first.
     xdp: Option<XdpOut<'a>>,
+    /// What is in that queue's ring and was not counted as sent yet: datagrams, bytes.
+    by_xdp: (u64, u64),
     /// Link-local sources and IPv4-mapped ones need the socket's family.
     v6: bool,
 }
@@ -61,14 +63,14 @@ impl<'a> Outbox<'a> {
         v6: bool,
         xdp: Option<XdpOut<'a>>,
     ) -> Self {
-        Self { queue, fd, cells, datagrams: 0, v6, xdp }
+        Self { queue, fd, cells, datagrams: 0, v6, xdp, by_xdp: (0, 0) }
     }
 
     /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
     #[inline]
     pub fn reply(&mut self, request: &Datagram<'_>, payload: &[u8]) {
         if self.reply_by_xdp(request, payload) {
-            return self.sent_by_xdp(payload.len());
+            return self.queued_by_xdp(payload.len());
         }
         self.copy(&request.raw_peer(), request.source(), payload);
     }
@@ -81,7 +83,7 @@ impl<'a> Outbox<'a> {
             _ => self.reply_by_xdp(request, payload),
         };
         if sent {
-            return self.sent_by_xdp(payload.len());
+            return self.queued_by_xdp(payload.len());
         }
         self.cells.add(Count::Offered, 1);
         if payload.len() > MAX_PAYLOAD {
@@ -90,7 +92,7 @@ impl<'a> Outbox<'a> {
         }
         let (peer, source) = (&request.raw_peer(), request.source());
         if !self.queue.push(peer, source, payload) {
-            self.flush();
+            self.make_room();
             // An empty ring takes any datagram.
             self.queue.push(peer, source, payload);
         }
@@ -113,7 +115,7 @@ impl<'a> Outbox<'a> {
         if let Some(xdp) = &mut self.xdp
             && xdp.send(None, peer, payload)
         {
-            return self.sent_by_xdp(payload.len());
+            return self.queued_by_xdp(payload.len());
         }
         self.copy(&peer.into(), None, payload);
     }
@@ -131,11 +133,22 @@ impl<'a> Outbox<'a> {
     }
 
     #[inline]
-    fn sent_by_xdp(&self, bytes: usize) {
+    fn queued_by_xdp(&mut self, bytes: usize) {
         self.cells.add(Count::Offered, 1);
-        self.cells.add(Count::Sent, 1);
-        self.cells.add(Count::SentBytes, bytes as u64);
-        self.cells.add(Count::SentByXdp, 1);
+        self.by_xdp = (self.by_xdp.0 + 1, self.by_xdp.1 + bytes as u64);
+    }
+
+    /// Tells the kernel of what is in the ring of the queue, and returns how many datagrams it was.
+    fn flush_xdp(&mut self) -> u64 {
+        let Some(xdp) = &mut self.xdp else { return 0 };
+        xdp.flush();
+        let (datagrams, bytes) = std::mem::take(&mut self.by_xdp);
+        if datagrams > 0 {
+            self.cells.add(Count::Sent, datagrams);
+            self.cells.add(Count::SentBytes, bytes);
+            self.cells.add(Count::SentByXdp, datagrams);
+        }
+        datagrams
     }
 
     #[inline]
@@ -163,7 +176,7 @@ impl<'a> Outbox<'a> {
             return;
         }
         if self.queue.reserve(len).is_none() {
-            self.flush();
+            self.make_room();
         }
         // An empty arena has room for any datagram.
         let Some(space) = self.queue.reserve(len) else { return };
@@ -175,7 +188,7 @@ impl<'a> Outbox<'a> {
                 About::Message { .. } => xdp.send(source.map(|source| source.ip), request.peer(), payload),
             };
             if sent {
-                return self.sent_by_xdp(used);
+                return self.queued_by_xdp(used);
             }
         }
         // Only now: `build` may panic, and what it did not finish was never offered.
@@ -192,13 +205,13 @@ impl<'a> Outbox<'a> {
     /// Datagrams gathered and not sent yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.datagrams as usize
+        (self.datagrams + self.by_xdp.0) as usize
     }
 
     /// True if nothing is gathered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.datagrams == 0
+        self.len() == 0
     }
 
     /// Sends what is gathered, and says how much of it the kernel took.
@@ -206,10 +219,18 @@ impl<'a> Outbox<'a> {
     /// Waits for at most 100 ms in all for space in the send buffer; what does not fit then is lost and counted,
     /// without another wait until something fits again.
     pub fn flush(&mut self) -> Flushed {
+        let done = self.make_room();
         if let Some(xdp) = &mut self.xdp {
-            xdp.flush();
+            xdp.caught_up();
         }
-        let done = self.send_queued();
+        done
+    }
+
+    /// As [`flush`](Self::flush), for a datagram that has no room yet and stays behind what its peer was sent.
+    fn make_room(&mut self) -> Flushed {
+        let by_xdp = self.flush_xdp();
+        let mut done = self.send_queued();
+        done.sent += by_xdp;
         self.queue.clear();
         done
     }
@@ -335,11 +356,9 @@ impl Drop for Outbox<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The application failed in the middle of a batch: its replies are not to be trusted.
-            self.cells.add(Count::Abandoned, self.datagrams);
+            self.cells.add(Count::Abandoned, self.datagrams + self.by_xdp.0);
         } else {
-            if let Some(xdp) = &mut self.xdp {
-                xdp.flush();
-            }
+            self.flush_xdp();
             if self.datagrams > 0 {
                 self.flush();
             }

@@ -84,6 +84,19 @@ impl<'a> Sender<'a> {
         }
     }
 
+    /// The header of packet `i`, to be read, also after it was sent.
+    ///
+    /// # Panics
+    /// If the batch has no such packet.
+    #[inline]
+    #[must_use]
+    pub fn header(&self, i: usize) -> &[u8] {
+        let packet = &self.payloads.packets[i];
+        // SAFETY: these bytes are of a frame that the batch holds for `'a`, sent or not; the kernel does not write to
+        // frames that it sends from, and we only through `header_mut`, which borrows `self` mutably.
+        unsafe { slice::from_raw_parts(self.payloads.base.add(packet.addr as usize), packet.at as usize) }
+    }
+
     /// The payload of packet `i`, as [`Payloads::payload`].
     ///
     /// # Panics

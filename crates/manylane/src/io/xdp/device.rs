@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, XskMap};
 use aya::programs::{Xdp, XdpMode};
@@ -18,7 +20,11 @@ use manylane_sys::device as sys;
 
 use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
 
-/// Devices that are open in this process: namespace, index, device.
+/// How long the program of a device may stay attached after this process has closed it: a child that is being started
+/// has a copy of the link's descriptor until it runs its own program.
+const HANDOVER: Duration = Duration::from_secs(1);
+
+/// Devices that are or were open in this process: namespace, index, device.
 static OPEN: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
 
 /// How the program may be attached.
@@ -64,17 +70,20 @@ impl Device {
             .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
             .ino();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|(_, _, device)| device.strong_count() > 0);
-        let known = open.iter().find(|(space, at, _)| (*space, *at) == (namespace, index));
-        if let Some(device) = known.and_then(|(_, _, device)| device.upgrade()) {
+        let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
+        if let Some(device) = known.as_ref().and_then(|(_, _, device)| device.upgrade()) {
             return Ok(device);
         }
-        let device = Arc::new(Self::load(index, attach, longest)?);
-        open.push((namespace, index, Arc::downgrade(&device)));
+        let patience = if known.is_some() { HANDOVER } else { Duration::ZERO };
+        let device = Arc::new(Self::load(index, attach, longest, patience)?);
+        match known {
+            Some((_, _, known)) => *known = Arc::downgrade(&device),
+            None => open.push((namespace, index, Arc::downgrade(&device))),
+        }
         Ok(device)
     }
 
-    fn load(index: u32, attach: Attach, longest: u32) -> Result<Self> {
+    fn load(index: u32, attach: Attach, longest: u32, patience: Duration) -> Result<Self> {
         let asking = |err| Error::system(format!("asking for the device {index}"), err);
         let name = sys::name(index).map_err(asking)?;
         let mac = sys::mac(&name).map_err(|err| {
@@ -83,11 +92,14 @@ impl Device {
         let queues = sys::receive_queues(&name).map_err(asking)?.min(abi::MAX_QUEUES);
         let is_virtual_pair = sys::driver(&name).map_err(asking)? == "veth";
         let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
+        // The driver gives XDP whole frames; behind it trains are not cut yet.
+        let trains = u8::from(attach == Attach::Generic);
         let mut program = EbpfLoader::new()
             .btf(None)
+            .override_global("ml_trains", &trains, true)
             .load(object)
             .map_err(|err| refused(&name, "the eBPF maps for XDP cannot be made", err))?;
-        attach_program(&mut program, index, &name, attach)?;
+        attach_program(&mut program, index, &name, attach, patience)?;
         let mut map = |map: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
             program.take_map(map).ok_or_else(missing)
@@ -221,7 +233,14 @@ impl Device {
     }
 }
 
-fn attach_program(program: &mut Ebpf, index: u32, name: &str, attach: Attach) -> Result<()> {
+fn attach_program(
+    program: &mut Ebpf,
+    index: u32,
+    name: &str,
+    attach: Attach,
+    patience: Duration,
+) -> Result<()> {
+    let start = Instant::now();
     let mode = match attach {
         Attach::Native => XdpMode::Driver,
         Attach::Generic => XdpMode::Skb,
@@ -236,7 +255,13 @@ fn attach_program(program: &mut Ebpf, index: u32, name: &str, attach: Attach) ->
             .ok_or_else(missing)?
             .try_into()
             .map_err(|err| refused(name, "the eBPF program for XDP is of another type", err))?;
-        let tried = program.load().and_then(|()| program.attach_to_if_index(index, mode));
+        let mut tried = program.load().and_then(|()| program.attach_to_if_index(index, mode));
+        while start.elapsed() < patience
+            && tried.as_ref().is_err_and(|err| matches!(errno_of(err), Some(EBUSY | EEXIST)))
+        {
+            thread::sleep(Duration::from_millis(2));
+            tried = program.attach_to_if_index(index, mode);
+        }
         match tried {
             Ok(_) => return Ok(()),
             Err(err) => {

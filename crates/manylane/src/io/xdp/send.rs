@@ -31,15 +31,22 @@ pub(crate) struct XdpOut<'a> {
     bound: SocketAddr,
     /// In the TX ring, and the kernel has not been told.
     queued: bool,
+    /// Peers that have something in the companion's queue, as bits of a hash: what follows goes there too, or it would
+    /// overtake.
+    left: u64,
 }
 
 impl<'a> XdpOut<'a> {
     pub(super) fn new(sender: Sender<'a>, reader: &'a mut Reader, device: u32, bound: SocketAddr) -> Self {
-        Self { sender, reader, device, bound, queued: false }
+        Self { sender, reader, device, bound, queued: false, left: 0 }
     }
 
     /// Answers a frame of the batch with the first `len` bytes of its own payload, in place.
     pub(crate) fn reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> bool {
+        let peer = request.datagram.source();
+        if self.is_left(peer) {
+            return false;
+        }
         let index = request.index as usize;
         let own = self.sender.payload(index);
         if !std::ptr::eq(own.as_ptr(), payload.as_ptr())
@@ -48,27 +55,50 @@ impl<'a> XdpOut<'a> {
         {
             return self.reply(request, payload);
         }
-        let Some(plan) = self.plan_reply(request, payload) else { return false };
+        let Some(plan) = self.plan_reply(request, payload) else { return self.leave(peer) };
         let head = self.sender.header_mut(index);
         if head.len() != plan.len() - payload.len() || plan.write_head(head).is_err() {
             return self.reply(request, payload);
         }
-        self.put(|sender| sender.send_held(index, payload.len()))
+        self.put(|sender| sender.send_held(index, payload.len())) || self.leave(peer)
     }
 
     /// Answers a frame of the batch with a copy of `payload`.
     pub(crate) fn reply(&mut self, request: &Meta, payload: &[u8]) -> bool {
+        let peer = request.datagram.source();
+        if self.is_left(peer) {
+            return false;
+        }
         let plan = self.plan_reply(request, payload);
-        plan.is_some_and(|plan| self.send_planned(&plan))
+        plan.is_some_and(|plan| self.copy(&plan)) || self.leave(peer)
     }
 
     /// Sends a copy of `payload` that answers no frame of the batch.
     pub(crate) fn send(&mut self, from: Option<IpAddr>, peer: SocketAddr, payload: &[u8]) -> bool {
+        if self.is_left(peer) {
+            return false;
+        }
         let plan = self.plan(from.unwrap_or(self.bound.ip()), peer, payload);
-        plan.is_some_and(|plan| self.send_planned(&plan))
+        plan.is_some_and(|plan| self.copy(&plan)) || self.leave(peer)
     }
 
-    fn send_planned(&mut self, plan: &UdpFrame<'_>) -> bool {
+    /// The companion's queue has been sent: nothing can be overtaken there.
+    pub(crate) fn caught_up(&mut self) {
+        self.left = 0;
+    }
+
+    fn is_left(&self, peer: SocketAddr) -> bool {
+        self.left != 0 && self.left & bit_of(peer) != 0
+    }
+
+    /// Leaves a peer to the companion until that has caught up. Always false: nothing was sent.
+    #[cold]
+    fn leave(&mut self, peer: SocketAddr) -> bool {
+        self.left |= bit_of(peer);
+        false
+    }
+
+    fn copy(&mut self, plan: &UdpFrame<'_>) -> bool {
         let Some(mut fresh) = self.sender.take() else { return false };
         let Ok(len) = plan.write(self.sender.fresh_mut(&mut fresh)) else {
             self.sender.give_back(fresh);
@@ -97,14 +127,11 @@ impl<'a> XdpOut<'a> {
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
         let Meta { index, datagram } = request;
         let plan = self.plan(datagram.destination.to_canonical(), datagram.source(), payload)?;
-        // A reply has the tags of its request. Once that is sent, its headers are no longer what they were.
-        let index = *index as usize;
+        // A reply has the tags of its request.
         let vlans = if usize::from(datagram.at) == plain_head(datagram) {
             [None; 2]
-        } else if self.sender.is_sent(index) {
-            return None;
         } else {
-            Ethernet::parse(self.sender.header_mut(index)).ok()?.0.vlans
+            Ethernet::parse(self.sender.header(*index as usize)).ok()?.0.vlans
         };
         Some(UdpFrame { vlans, ..plan })
     }
@@ -112,7 +139,8 @@ impl<'a> XdpOut<'a> {
     /// The frame for a datagram, if its next hop is known and on this device, and it is short enough.
     fn plan<'p>(&mut self, from: IpAddr, peer: SocketAddr, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
         let (from, to) = (from.to_canonical(), peer.ip().to_canonical());
-        if from.is_unspecified() || from.is_ipv4() != to.is_ipv4() {
+        // Port 0 is nobody's: the kernel refuses it, and says so.
+        if from.is_unspecified() || from.is_ipv4() != to.is_ipv4() || peer.port() == 0 {
             return None;
         }
         let NextHop { ifindex, source_mac, mac, mtu } = self.reader.next_hop(from, to)?;
@@ -151,4 +179,14 @@ impl<'a> XdpOut<'a> {
 fn plain_head(datagram: &Datagram) -> usize {
     let is_v4 = datagram.source.to_ipv4_mapped().is_some();
     ethernet::HEADER + if is_v4 { OVER_V4 } else { OVER_V6 }
+}
+
+/// One of 64 bits for a peer.
+fn bit_of(peer: SocketAddr) -> u64 {
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c55;
+    let ip = match peer.ip().to_canonical() {
+        IpAddr::V4(ip) => u64::from(u32::from(ip)),
+        IpAddr::V6(ip) => (u128::from(ip) >> 64) as u64 ^ u128::from(ip) as u64,
+    };
+    1 << ((ip ^ u64::from(peer.port()) << 32).wrapping_mul(SPREAD) >> 58)
 }
