@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind};
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::check;
@@ -212,6 +212,7 @@ pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<Own
 mod tests {
     use std::fs::File;
     use std::io::Read;
+    use std::os::fd::AsFd;
 
     use super::*;
 
@@ -230,7 +231,7 @@ mod tests {
         let mine = Peer { pid: std::process::id(), uid: effective_uid() };
         assert_eq!((peer(server.as_fd()).unwrap(), peer(client.as_fd()).unwrap()), (mine, mine));
         send(client.as_fd(), b"one", &[]).unwrap();
-        let (mut reader, writer) = std::io::pipe().unwrap();
+        let (mut reader, writer) = io::pipe().unwrap();
         send(client.as_fd(), b"two", &[writer.as_fd(), writer.as_fd()]).unwrap();
         drop(writer);
         let mut buffer = [0; 8];

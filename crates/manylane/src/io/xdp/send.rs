@@ -16,6 +16,7 @@ use manylane_wire::ethernet::{Ethernet, Mac};
 use manylane_wire::frame::UdpFrame;
 
 use super::route::{NextHop, Reader};
+use crate::capture::tap::Tap;
 
 /// Bytes of IP and UDP headers in front of a payload.
 const OVER_V4: usize = 28;
@@ -25,6 +26,7 @@ const OVER_V6: usize = 48;
 pub(crate) struct XdpOut<'a> {
     sender: Sender<'a>,
     reader: &'a mut Reader,
+    tap: &'a mut Tap,
     /// Index of the device that the queue belongs to.
     device: u32,
     bound: SocketAddr,
@@ -33,8 +35,14 @@ pub(crate) struct XdpOut<'a> {
 }
 
 impl<'a> XdpOut<'a> {
-    pub(super) fn new(sender: Sender<'a>, reader: &'a mut Reader, device: u32, bound: SocketAddr) -> Self {
-        Self { sender, reader, device, bound, queued: false }
+    pub(super) fn new(
+        sender: Sender<'a>,
+        reader: &'a mut Reader,
+        tap: &'a mut Tap,
+        device: u32,
+        bound: SocketAddr,
+    ) -> Self {
+        Self { sender, reader, tap, device, bound, queued: false }
     }
 
     /// Answers frame `index` with the first `len` bytes of its own payload, in place.
@@ -57,7 +65,9 @@ impl<'a> XdpOut<'a> {
         if head.len() != plan.len() - payload.len() || plan.write_head(head).is_err() {
             return self.send(Some(index), peer, source, payload);
         }
-        self.put(|sender| sender.send_held(index, payload.len()))
+        self.tap.sending(self.sender.held(index, payload.len()));
+        let is_sent = self.put(|sender| sender.send_held(index, payload.len()));
+        self.tap.settle(is_sent)
     }
 
     /// Sends a copy of `payload`, as an answer to frame `request` or of the lane's own accord.
@@ -74,6 +84,7 @@ impl<'a> XdpOut<'a> {
             self.sender.give_back(fresh);
             return false;
         };
+        self.tap.sending(&self.sender.fresh_mut(&mut fresh)[..len]);
         let refused = match self.sender.send_fresh(fresh, len) {
             Ok(()) => None,
             Err(fresh) => {
@@ -82,6 +93,7 @@ impl<'a> XdpOut<'a> {
                 self.sender.send_fresh(fresh, len).err()
             }
         };
+        self.tap.settle(refused.is_none());
         match refused {
             None => {
                 self.queued = true;
