@@ -1,5 +1,6 @@
 //! The command line: every flag is defined here once; help, man pages and completions come from it.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Echo(EchoArgs),
     /// Send datagrams at a rate, check the replies, measure latency
     Send(SendArgs),
+    /// Capture what lanes of the engine xdp receive and send, which tcpdump does not see (pcapng)
+    Capture(CaptureArgs),
     /// Compare receivers: lanes against what is written by hand
     Bench {
         /// Which benchmark.
@@ -157,6 +160,43 @@ pub(crate) struct SendArgs {
     /// The result as JSON (manylane.send.v1)
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `manylane capture`.
+///
+/// Root may, and the user that the process runs as. Ends at Ctrl-C, with a complete file. What was too much for it is
+/// counted, in the file and at the end; the lanes never wait. To look at frames while they pass:
+/// `manylane capture | tcpdump -n -r -`, or `wireshark -k -i -`. What goes through the kernel's stack is not in it:
+/// tcpdump sees that.
+#[derive(Debug, Args)]
+pub(crate) struct CaptureArgs {
+    /// Number of the process, or the address of its socket [default: the only process here that can be captured]
+    #[arg(value_name = "PID|ADDR:PORT", value_parser = capture_target)]
+    pub(crate) target: Option<CaptureTarget>,
+    /// File to write; - for standard output, which is the default if that is no terminal
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) write: Option<String>,
+    /// Bytes of each frame that are kept
+    #[arg(long, short, default_value_t = manylane::capture::LONGEST, value_name = "BYTES", value_parser = snaplen)]
+    pub(crate) snaplen: usize,
+    /// End after so many frames, such as 1000 or 10k
+    #[arg(long, short, value_name = "N", value_parser = parse::count)]
+    pub(crate) count: Option<u64>,
+    /// End after so long, such as 10, 10s or 2m
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Memory for frames that wait to be written, of each lane, in the process that is captured: 64K to 64M
+    #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = parse::bytes)]
+    pub(crate) buffer: usize,
+}
+
+/// What to capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CaptureTarget {
+    /// All sockets of a process.
+    Pid(u32),
+    /// One socket.
+    Address(SocketAddr),
 }
 
 /// The benchmarks.
@@ -318,6 +358,18 @@ impl Switch {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number >= 1).ok_or("give a whole number above 0".into())
+}
+
+fn capture_target(text: &str) -> Result<CaptureTarget, String> {
+    let pid = text.parse().map(CaptureTarget::Pid);
+    pid.or_else(|_| text.parse().map(CaptureTarget::Address)).map_err(|_| {
+        "give the number of a process, or the address of a socket such as 192.0.2.1:53 or [::]:53".into()
+    })
+}
+
+fn snaplen(text: &str) -> Result<usize, String> {
+    const MOST: usize = manylane::capture::LONGEST;
+    text.parse().ok().filter(|len| (1..=MOST).contains(len)).ok_or(format!("give a number from 1 to {MOST}"))
 }
 
 fn payload_size(text: &str) -> Result<usize, String> {

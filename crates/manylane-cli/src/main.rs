@@ -1,15 +1,17 @@
-//! The program `manylane`: `echo`, `send`, `bench`, and its own manual.
+//! The program `manylane`: `echo`, `send`, `capture`, `bench`, and its own manual.
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage. Results go to standard output, everything else to standard
 //! error. A reader that closes the pipe early is no failure.
 
 mod args;
 mod bench;
+mod capture;
 mod echo;
 mod logger;
 mod manual;
 mod output;
 mod parse;
+mod pcapng;
 mod progress;
 mod send;
 mod signals;
@@ -36,7 +38,7 @@ fn main() -> ExitCode {
         Err(err) if output::is_closed_pipe(&err) => ExitCode::SUCCESS,
         Err(err) => {
             output::tell(&format!("manylane: {err:#}"));
-            ExitCode::FAILURE
+            if err.is::<output::Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -45,6 +47,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Echo(args) => echo::run(&args),
         Command::Send(args) => send::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Bench { bench } => bench::run(&bench),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),

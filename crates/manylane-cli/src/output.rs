@@ -27,6 +27,18 @@ pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// What was asked for cannot be, and how to ask: the program ends with 2, as for a flag that does not exist.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
 /// Whether the reason of a failure is that the reader of standard output has gone.
 pub(crate) fn is_closed_pipe(err: &anyhow::Error) -> bool {
     err.chain()

@@ -22,12 +22,16 @@
 //! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
+//! | [`capture`] | rings of frames in memory that another process looks at |
+//! | [`local`] | local sockets that carry messages and descriptors |
 
 pub mod addr;
 pub mod barrier;
+pub mod capture;
 pub mod control;
 pub mod cpu;
 pub mod device;
+pub mod local;
 pub mod map;
 pub mod measure;
 pub mod mmsg;

@@ -37,6 +37,14 @@ impl NetNs {
         })
     }
 
+    /// The namespace that `path` names, such as `/proc/PID/ns/net`.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is none, `EACCES` if this process may not look at it.
+    pub fn open(path: &str) -> io::Result<NetNs> {
+        Ok(NetNs { fd: File::open(path)?.into() })
+    }
+
     /// The namespace of the calling thread.
     ///
     /// # Errors

@@ -270,6 +270,13 @@ impl Builder {
         self
     }
 
+    /// Engine `xdp`: whether root and the user of this process may capture what lanes receive and send
+    /// (`manylane capture`, [`capture`](crate::capture)). Costs a thread that sleeps. Default: yes.
+    pub fn capture(&mut self, on: bool) -> &mut Self {
+        self.xdp.capture = on;
+        self
+    }
+
     /// The pause of [`linger`](Self::linger) that so many lanes on so many cores have by default.
     #[must_use]
     pub fn default_linger(lanes: usize, cores: usize) -> Duration {
@@ -377,11 +384,12 @@ pub(crate) struct XdpOptions {
     pub(crate) copy: bool,
     pub(crate) ring: u32,
     pub(crate) surplus_lanes: bool,
+    pub(crate) capture: bool,
 }
 
 impl Default for XdpOptions {
     fn default() -> Self {
-        Self { devices: None, generic: false, copy: false, ring: 2048, surplus_lanes: true }
+        Self { devices: None, generic: false, copy: false, ring: 2048, surplus_lanes: true, capture: true }
     }
 }
 

@@ -18,9 +18,11 @@
 //!
 //! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` (what the
 //! machine can do), `placement` (which core), `steer` (which lane), `lane`, `io` (the engine), `batch` (what was
-//! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together.
+//! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together. Beside the
+//! path is [`capture`] (seeing what lanes of the engine `xdp` receive and send).
 
 mod batch;
+pub mod capture;
 mod config;
 mod counters;
 mod error;

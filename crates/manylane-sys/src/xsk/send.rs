@@ -107,6 +107,25 @@ impl<'a> Sender<'a> {
         self.payloads.payload(i)
     }
 
+    /// What [`send_held`](Self::send_held) would send: the header of packet `i` and the first `payload_len` bytes of
+    /// its payload.
+    ///
+    /// # Panics
+    /// If the batch has no such packet, or its payload is shorter.
+    #[inline]
+    #[must_use]
+    pub fn held(&self, i: usize, payload_len: usize) -> &[u8] {
+        let packet = &self.payloads.packets[i];
+        assert!(payload_len <= packet.payload as usize, "packet {i} has no {payload_len} bytes of payload");
+        // SAFETY: a packet lies in the memory of the frames, which is initialised, and its payload in the packet (see
+        // `Packet`). The batch holds its frame for `'a`; once it was sent, the device reads it, and nobody writes to
+        // it. Header slices, which are the only ones that may be written to, borrow `self` mutably.
+        unsafe {
+            let start = self.payloads.base.add(packet.addr as usize);
+            slice::from_raw_parts(start.cast_const(), packet.at as usize + payload_len)
+        }
+    }
+
     /// Whether packet `i` was put into the send ring.
     ///
     /// # Panics

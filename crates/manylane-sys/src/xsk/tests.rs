@@ -29,6 +29,7 @@ fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
     sender.header_mut(0).fill(7);
     assert_eq!(sender.header_mut(0).len(), 42);
     assert!(!sender.is_sent(0));
+    assert_eq!(sender.held(0, 6), [vec![7; 42], packet(1, 60)[42..48].to_vec()].concat());
     assert!(sender.send_held(0, 6));
     assert!(sender.is_sent(0));
     assert!(!sender.send_held(0, 6), "sent before");

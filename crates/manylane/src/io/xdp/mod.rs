@@ -32,6 +32,7 @@ use self::plane::OwnedQueue;
 use self::route::Reader;
 use self::send::XdpOut;
 use super::Taken;
+use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count};
 use crate::error::{Error, Result};
 
@@ -78,6 +79,8 @@ pub(crate) struct XdpIo {
     /// Batches since the companion had its turn.
     since_companion: u32,
     reader: Reader,
+    /// Where copies of frames go while somebody captures them.
+    tap: Tap,
     bound: SocketAddr,
     /// Whether datagrams carry ECN.
     ecn: bool,
@@ -94,13 +97,13 @@ pub(crate) struct Frames<'a> {
 }
 
 impl XdpIo {
-    fn new(queues: Vec<LaneQueue>, reader: Reader, bound: SocketAddr, ecn: bool) -> Result<Self> {
+    fn new(queues: Vec<LaneQueue>, reader: Reader, tap: Tap, bound: SocketAddr, ecn: bool) -> Result<Self> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
         let watch = Watch::new(queues.len() + 1).map_err(failed)?;
         for (queue, token) in queues.iter().zip(1..) {
             watch.add(&queue.xsk, token).map_err(failed)?;
         }
-        Ok(Self { queues, next: 0, current: None, since_companion: 0, reader, bound, ecn, watch })
+        Ok(Self { queues, next: 0, current: None, since_companion: 0, reader, tap, bound, ecn, watch })
     }
 
     /// Lets readiness of the companion wake the lane, too.
@@ -123,6 +126,7 @@ impl XdpIo {
     /// cut off.
     pub(crate) fn receive(&mut self, most: usize, datagram_size: usize, cells: &Cells) -> Taken {
         self.current = None;
+        self.tap.look();
         for _ in 0..self.queues.len() {
             let at = self.next;
             self.next = (at + 1) % self.queues.len();
@@ -133,6 +137,8 @@ impl XdpIo {
                 if frames == 0 {
                     break;
                 }
+                let packets = (0..frames).map(|index| queue.xsk.packet(index));
+                self.tap.received(queue.owned.device.index, queue.owned.queue, packets);
                 let taken = queue.judge(frames, datagram_size, cells);
                 if taken.messages > 0 {
                     self.since_companion += 1;
@@ -148,6 +154,7 @@ impl XdpIo {
     /// The batch that was taken last is over: what is sent next is no reply.
     pub(crate) fn end_batch(&mut self) {
         self.current = None;
+        self.tap.look();
     }
 
     /// Takes what is left, of a lane that closes, and returns how many datagrams it was.
@@ -189,9 +196,10 @@ impl XdpIo {
         self.reader.refresh();
         let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
         let device = queue.owned.device.index;
+        self.tap.sends_by(device, queue.owned.queue);
         let (payloads, sender) = queue.xsk.split();
         let frames = self.current.map(|_| Frames { payloads, metas: &queue.metas, ecn: self.ecn });
-        (frames, Some(XdpOut::new(sender, &mut self.reader, device, self.bound)))
+        (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, device, self.bound)))
     }
 }
 

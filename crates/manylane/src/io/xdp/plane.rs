@@ -21,6 +21,8 @@ use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 use super::device::{Attach, Device, Number};
 use super::route::{Change, Routes};
 use super::{LaneQueue, XdpIo};
+use crate::capture::point::Point;
+use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
 use crate::counters::LaneId;
 use crate::error::{EBUSY, Error, ErrorKind, Result};
@@ -54,6 +56,8 @@ pub(crate) struct Plane {
     routes: Arc<Routes>,
     /// The devices, with the number that this socket has on each.
     devices: Vec<(Arc<Device>, Number)>,
+    /// Where others can capture what lanes receive and send.
+    capture: Option<Point>,
     state: Mutex<State>,
 }
 
@@ -88,9 +92,11 @@ impl Plane {
             options: config.xdp.clone(),
             routes,
             devices: Vec::new(),
+            capture: None,
             state: Mutex::default(),
         };
         plane.attach()?;
+        plane.capture = plane.offer_capture();
         let plane = Arc::new(plane);
         let follower: Weak<Self> = Arc::downgrade(&plane);
         plane.routes.on_change(Box::new(move |change| {
@@ -159,6 +165,14 @@ impl Plane {
         }
     }
 
+    /// Lets others capture the lanes, unless that is off. Without it nothing is worse but that.
+    fn offer_capture(&self) -> Option<Point> {
+        let about = |(device, _): &(Arc<Device>, Number)| (device.index, device.name.clone());
+        let open = || Point::open(self.bound, self.devices.iter().map(about).collect());
+        let told = |err| log::warn!("{} cannot be captured (manylane capture): {err}", self.bound);
+        self.options.capture.then(|| open().map_err(told).ok()).flatten()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing that holds the lock leaves the state in a form that a later holder could not use.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -207,7 +221,8 @@ impl Plane {
             );
             return Err(Error::new(ErrorKind::Config, message));
         }
-        XdpIo::new(queues, self.routes.reader(), self.bound, self.ecn)
+        let tap = self.capture.as_ref().map_or_else(Tap::default, |point| point.tap(lane));
+        XdpIo::new(queues, self.routes.reader(), tap, self.bound, self.ecn)
     }
 
     fn open_queue(&self, device: &Device, queue: u32, batch: usize) -> Result<Queue> {
@@ -347,7 +362,7 @@ impl Drop for Plane {
 /// A queue that this process owns; given back when the value goes, which is after its XSK.
 pub(super) struct OwnedQueue {
     pub(super) device: Arc<Device>,
-    queue: u32,
+    pub(super) queue: u32,
 }
 
 impl Drop for OwnedQueue {

@@ -17,6 +17,7 @@ use manylane_wire::frame::UdpFrame;
 
 use super::Meta;
 use super::route::{NextHop, Reader};
+use crate::capture::tap::Tap;
 
 /// Bytes of IP and UDP headers in front of a payload.
 const OVER_V4: usize = 28;
@@ -26,6 +27,7 @@ const OVER_V6: usize = 48;
 pub(crate) struct XdpOut<'a> {
     sender: Sender<'a>,
     reader: &'a mut Reader,
+    tap: &'a mut Tap,
     /// Index of the device that the queue belongs to.
     device: u32,
     bound: SocketAddr,
@@ -37,8 +39,14 @@ pub(crate) struct XdpOut<'a> {
 }
 
 impl<'a> XdpOut<'a> {
-    pub(super) fn new(sender: Sender<'a>, reader: &'a mut Reader, device: u32, bound: SocketAddr) -> Self {
-        Self { sender, reader, device, bound, queued: false, left: 0 }
+    pub(super) fn new(
+        sender: Sender<'a>,
+        reader: &'a mut Reader,
+        tap: &'a mut Tap,
+        device: u32,
+        bound: SocketAddr,
+    ) -> Self {
+        Self { sender, reader, tap, device, bound, queued: false, left: 0 }
     }
 
     /// Answers a frame of the batch with the first `len` bytes of its own payload, in place.
@@ -60,7 +68,9 @@ impl<'a> XdpOut<'a> {
         if head.len() != plan.len() - payload.len() || plan.write_head(head).is_err() {
             return self.reply(request, payload);
         }
-        self.put(|sender| sender.send_held(index, payload.len())) || self.leave(peer)
+        self.tap.sending(self.sender.held(index, payload.len()));
+        let is_sent = self.put(|sender| sender.send_held(index, payload.len()));
+        self.tap.settle(is_sent) || self.leave(peer)
     }
 
     /// Answers a frame of the batch with a copy of `payload`.
@@ -104,6 +114,7 @@ impl<'a> XdpOut<'a> {
             self.sender.give_back(fresh);
             return false;
         };
+        self.tap.sending(&self.sender.fresh_mut(&mut fresh)[..len]);
         let refused = match self.sender.send_fresh(fresh, len) {
             Ok(()) => None,
             Err(fresh) => {
@@ -112,6 +123,7 @@ impl<'a> XdpOut<'a> {
                 self.sender.send_fresh(fresh, len).err()
             }
         };
+        self.tap.settle(refused.is_none());
         match refused {
             None => {
                 self.queued = true;

@@ -1,0 +1,225 @@
+//! `manylane capture`: what lanes of another process receive and send past the kernel's stack, as a capture file.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow};
+use manylane::capture::{self, Capture, Direction, Point, Points};
+
+use crate::args::{CaptureArgs, CaptureTarget};
+use crate::output::{self, Usage};
+use crate::pcapng::{Packet, Statistics, Writer};
+use crate::signals;
+
+/// How often to look for frames: nobody tells us of them.
+const LOOK: Duration = Duration::from_millis(10);
+/// Frames after which to look for everything else.
+const BUDGET: u64 = 4096;
+/// Frames that are still written after the end, at most.
+const LAST: u64 = 1 << 24;
+
+const WRITING: &str = "cannot write the capture";
+/// Of each interface.
+const DESCRIPTION: &str = "frames that lanes of Manylane (engine xdp) receive and send";
+
+/// Captures until a signal comes, or enough was captured.
+pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
+    let stop = signals::stop_flag()?;
+    let to_terminal = args.write.is_none() && io::stdout().is_terminal();
+    if to_terminal {
+        return Err(Usage("frames do not go to a terminal: name a file (-w FILE), or pipe them on, as in 'manylane capture | tcpdump -n -r -'".into()).into());
+    }
+    let points = find(args.target.as_ref())?;
+    let about = describe(&points);
+    let out = open(args.write.as_deref())?;
+    let capture = Capture::start(points, args.snaplen, args.buffer).context("cannot capture")?;
+    output::tell(&format!("capturing {about}"));
+    let mut recorder = Recorder::new(capture, out, args.snaplen)?;
+    let outcome = recorder.record(&stop, args);
+    if recorder.capture.is_over() {
+        output::tell("the process has ended its side");
+    }
+    // The file is complete, whatever has ended it.
+    let finished = recorder.finish();
+    outcome.and(finished)
+}
+
+/// The sockets to capture.
+fn find(target: Option<&CaptureTarget>) -> Result<Vec<Point>> {
+    let of = match target {
+        Some(CaptureTarget::Pid(pid)) => Some(*pid),
+        _ => None,
+    };
+    let Points { mut points, refused, .. } = capture::points(of)?;
+    if let Some(CaptureTarget::Address(address)) = target {
+        points.retain(|point| point.address() == *address);
+    }
+    let first = points.first().map(Point::pid);
+    if points.iter().any(|point| Some(point.pid()) != first) {
+        let mut text =
+            String::from("several processes can be captured: name one, or the address of a socket");
+        for point in &points {
+            // Writing to a string does not fail.
+            _ = write!(text, "\n  {}", describe(std::slice::from_ref(point)));
+        }
+        return Err(Usage(text).into());
+    }
+    if !points.is_empty() {
+        return Ok(points);
+    }
+    let what = match target {
+        Some(CaptureTarget::Pid(pid)) => format!("process {pid} has no socket that can be captured"),
+        Some(CaptureTarget::Address(address)) => format!("no socket at {address} can be captured here"),
+        None => "no process here has a socket that can be captured".into(),
+    };
+    match refused.as_slice() {
+        [] => Err(anyhow!(
+            "{what}: it takes a socket of the engine xdp, in the network namespace that this is run in"
+        )),
+        all => {
+            let all: Vec<String> = all.iter().map(|(pid, why)| format!("process {pid}: {why}")).collect();
+            Err(anyhow!("{what}: {}", all.join("; ")))
+        }
+    }
+}
+
+/// Which process it is, and which of its sockets.
+fn describe(points: &[Point]) -> String {
+    let mut text = points.first().map_or_else(String::new, |point| format!("process {}", point.pid()));
+    for point in points {
+        let devices: Vec<&str> = point.devices().collect();
+        let lanes = point.lanes().len();
+        _ = write!(text, ", {}: {lanes} lanes, devices {}", point.address(), devices.join(" "));
+        if let Some(pid) = point.captured_by() {
+            _ = write!(text, " (process {pid} captures it)");
+        }
+    }
+    text
+}
+
+fn open(path: Option<&str>) -> Result<Box<dyn Write>> {
+    Ok(match path {
+        None | Some("-") => Box::new(io::stdout()),
+        Some(path) => Box::new(File::create(path).with_context(|| format!("cannot write {path}"))?),
+    })
+}
+
+fn now() -> u64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A capture on its way into a file.
+struct Recorder {
+    capture: Capture,
+    writer: Writer<BufWriter<Box<dyn Write>>>,
+    start: u64,
+    /// Frames that were written, by interface: received and sent.
+    written: Vec<(u64, u64)>,
+    comment: String,
+}
+
+impl Recorder {
+    fn new(capture: Capture, out: Box<dyn Write>, snaplen: usize) -> Result<Self> {
+        let writer = Writer::new(BufWriter::with_capacity(1 << 16, out), snaplen as u32).context(WRITING)?;
+        let mut recorder =
+            Self { capture, writer, start: now(), written: Vec::new(), comment: String::new() };
+        recorder.announce()?;
+        recorder.writer.flush().context(WRITING)?;
+        Ok(recorder)
+    }
+
+    /// Writes down the interfaces that are new.
+    fn announce(&mut self) -> Result<()> {
+        for device in &self.capture.devices()[self.written.len()..] {
+            self.writer.interface(&device.name, DESCRIPTION).context(WRITING)?;
+            self.written.push((0, 0));
+        }
+        Ok(())
+    }
+
+    fn total(&self) -> (u64, u64) {
+        self.written.iter().fold((0, 0), |(received, sent), of| (received + of.0, sent + of.1))
+    }
+
+    /// Writes frames until something ends it.
+    fn record(&mut self, stop: &AtomicBool, args: &CaptureArgs) -> Result<()> {
+        let mut left = args.count.unwrap_or(u64::MAX);
+        let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
+        loop {
+            // Looked at before: what lanes did until then is written still.
+            let is_last = stop.load(Ordering::Relaxed)
+                || until.is_some_and(|until| Instant::now() >= until)
+                || self.capture.is_over();
+            let took = self.take(left.min(if is_last { LAST } else { BUDGET }), is_last)?;
+            left -= took;
+            if left == 0 || is_last {
+                return Ok(());
+            }
+            if took > 0 {
+                // Readers of a pipe see what there is.
+                self.writer.flush().context(WRITING)?;
+            }
+            self.capture.wait(if took < BUDGET { LOOK } else { Duration::ZERO })?;
+        }
+    }
+
+    /// Writes what is there, but not more than `most` frames, and returns how many it were. The last time that is what
+    /// was there when it began.
+    fn take(&mut self, most: u64, is_last: bool) -> Result<u64> {
+        let began = now();
+        let mut took = 0;
+        while took < most {
+            let Some(frame) = self.capture.take() else { break };
+            if is_last && frame.time > began {
+                break;
+            }
+            if frame.device == self.written.len() {
+                self.writer.interface(frame.device_name, DESCRIPTION).context(WRITING)?;
+                self.written.push((0, 0));
+            }
+            self.comment.clear();
+            // Writing to a string does not fail.
+            _ = write!(self.comment, "lane {}", frame.lane);
+            let is_sent = frame.direction == Direction::Out;
+            let packet = Packet {
+                interface: frame.device as u32,
+                time: frame.time,
+                is_sent,
+                queue: frame.queue,
+                comment: &self.comment,
+                len: frame.len as u32,
+                bytes: frame.bytes,
+            };
+            self.writer.packet(&packet).context(WRITING)?;
+            if let Some((received, sent)) = self.written.get_mut(frame.device) {
+                *if is_sent { sent } else { received } += 1;
+            }
+            took += 1;
+        }
+        Ok(took)
+    }
+
+    /// Completes the file, and says what is in it.
+    fn finish(&mut self) -> Result<()> {
+        let (end, dropped) = (now(), self.capture.dropped());
+        self.announce()?;
+        let missed: u64 = dropped.iter().map(|(received, sent)| received + sent).sum();
+        let (received, sent) = self.total();
+        output::tell(&format!("{} frames captured: {received} received, {sent} sent", received + sent));
+        if missed > 0 {
+            output::tell(&format!(
+                "{missed} frames not captured for want of room: raise --buffer, or lower --snaplen"
+            ));
+        }
+        for ((at, (received, sent)), dropped) in (0..).zip(&self.written).zip(&dropped) {
+            let (captured, dropped) = (received + sent, dropped.0.saturating_add(dropped.1));
+            let known = Statistics { start: self.start, end, captured, dropped };
+            self.writer.statistics(at, &known).context(WRITING)?;
+        }
+        self.writer.flush().context(WRITING)
+    }
+}

@@ -1,0 +1,275 @@
+//! Writing capture files in the format pcapng, as far as captures of lanes need it.
+//!
+//! Four kinds of blocks, each some numbers and options; a crate would be more code than this. (`pcap-file` is the one
+//! that writes; its last stable version is of 2022, and it allocates for each option of each packet. The tests read what
+//! is written here with `pcap-parser`, and so with somebody else's idea of the format.)
+//!
+//! The format: <https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcapng/>. All numbers are little-endian.
+
+use std::io::{self, Write};
+
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const STATISTICS: u32 = 5;
+const PACKET: u32 = 6;
+
+/// Says which way round the numbers are.
+const BYTE_ORDER: u32 = 0x1a2b_3c4d;
+/// `LINKTYPE_ETHERNET`
+const ETHERNET: u16 = 1;
+
+/// Codes of options, which mean something else in each kind of block.
+const COMMENT: u16 = 1;
+const SECTION_PROGRAM: u16 = 4;
+const INTERFACE_NAME: u16 = 2;
+const INTERFACE_DESCRIPTION: u16 = 3;
+const INTERFACE_RESOLUTION: u16 = 9;
+const PACKET_FLAGS: u16 = 2;
+const PACKET_QUEUE: u16 = 6;
+const STATISTICS_START: u16 = 2;
+const STATISTICS_END: u16 = 3;
+const STATISTICS_RECEIVED: u16 = 4;
+const STATISTICS_DROPPED: u16 = 5;
+const STATISTICS_DELIVERED: u16 = 8;
+
+/// Time stamps count 10^-9 seconds.
+const NANOSECONDS: u8 = 9;
+
+/// One packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet<'a> {
+    /// The number of its interface: 0 for the one that was written first.
+    pub(crate) interface: u32,
+    /// Nanoseconds since 1970.
+    pub(crate) time: u64,
+    pub(crate) is_sent: bool,
+    pub(crate) queue: u32,
+    pub(crate) comment: &'a str,
+    /// Bytes that it had.
+    pub(crate) len: u32,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// What is known of an interface at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Statistics {
+    /// Nanoseconds since 1970.
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Packets in the file.
+    pub(crate) captured: u64,
+    /// Packets that should be in the file, too.
+    pub(crate) dropped: u64,
+}
+
+/// Writes a file.
+pub(crate) struct Writer<W> {
+    to: W,
+    snaplen: u32,
+    /// The block that is being made.
+    block: Vec<u8>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a file whose packets have `snaplen` bytes at most.
+    pub(crate) fn new(to: W, snaplen: u32) -> io::Result<Self> {
+        let mut writer = Self { to, snaplen, block: Vec::with_capacity(2048) };
+        writer.number(BYTE_ORDER);
+        writer.block.extend_from_slice(&[1, 0, 0, 0]); // version 1.0
+        writer.block.extend_from_slice(&[0xff; 8]); // of a length that is not known
+        writer.option(SECTION_PROGRAM, concat!("manylane ", env!("CARGO_PKG_VERSION")).as_bytes());
+        writer.end(SECTION)?;
+        Ok(writer)
+    }
+
+    /// Announces an interface.
+    pub(crate) fn interface(&mut self, name: &str, description: &str) -> io::Result<()> {
+        self.number(u32::from(ETHERNET));
+        self.number(self.snaplen);
+        self.option(INTERFACE_NAME, name.as_bytes());
+        self.option(INTERFACE_DESCRIPTION, description.as_bytes());
+        self.option(INTERFACE_RESOLUTION, &[NANOSECONDS]);
+        self.end(INTERFACE)
+    }
+
+    /// Writes a packet.
+    pub(crate) fn packet(&mut self, packet: &Packet<'_>) -> io::Result<()> {
+        self.number(packet.interface);
+        self.time(packet.time);
+        self.number(packet.bytes.len() as u32);
+        self.number(packet.len);
+        self.padded(packet.bytes);
+        self.option(PACKET_FLAGS, &if packet.is_sent { 2_u32 } else { 1 }.to_le_bytes());
+        self.option(PACKET_QUEUE, &packet.queue.to_le_bytes());
+        self.option(COMMENT, packet.comment.as_bytes());
+        self.end(PACKET)
+    }
+
+    /// Writes what is known of an interface at the end.
+    pub(crate) fn statistics(&mut self, interface: u32, known: &Statistics) -> io::Result<()> {
+        self.number(interface);
+        self.time(known.end);
+        for (code, time) in [(STATISTICS_START, known.start), (STATISTICS_END, known.end)] {
+            let halves = [((time >> 32) as u32).to_le_bytes(), (time as u32).to_le_bytes()];
+            self.option(code, halves.as_flattened());
+        }
+        for (code, count) in [
+            (STATISTICS_RECEIVED, known.captured + known.dropped),
+            (STATISTICS_DROPPED, known.dropped),
+            (STATISTICS_DELIVERED, known.captured),
+        ] {
+            self.option(code, &count.to_le_bytes());
+        }
+        self.end(STATISTICS)
+    }
+
+    /// Hands everything on.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+
+    fn number(&mut self, number: u32) {
+        self.block.extend_from_slice(&number.to_le_bytes());
+    }
+
+    fn time(&mut self, time: u64) {
+        self.number((time >> 32) as u32);
+        self.number(time as u32);
+    }
+
+    fn padded(&mut self, bytes: &[u8]) {
+        self.block.extend_from_slice(bytes);
+        self.block.resize(self.block.len().next_multiple_of(4), 0);
+    }
+
+    fn option(&mut self, code: u16, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(usize::from(u16::MAX))];
+        self.block.extend_from_slice(&code.to_le_bytes());
+        self.block.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+        self.padded(bytes);
+    }
+
+    /// Writes the block, which is of `kind`, with its length at both ends and the end of its options.
+    fn end(&mut self, kind: u32) -> io::Result<()> {
+        self.number(0);
+        let len = (self.block.len() as u32 + 12).to_le_bytes();
+        let written = [&kind.to_le_bytes()[..], &len, &self.block, &len]
+            .into_iter()
+            .try_for_each(|part| self.to.write_all(part));
+        self.block.clear();
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pcap_parser::traits::PcapReaderIterator;
+    use pcap_parser::{Block, OptionCode, PcapBlockOwned, PcapError, PcapNGOption, PcapNGReader};
+
+    use super::*;
+
+    fn option<'a>(options: &'a [PcapNGOption<'_>], code: u16) -> &'a [u8] {
+        let found: Vec<_> = options.iter().filter(|option| option.code == OptionCode(code)).collect();
+        assert_eq!(found.len(), 1, "option {code}");
+        &found[0].value[..usize::from(found[0].len)]
+    }
+
+    /// What another reader makes of a file, in words.
+    fn read(file: &[u8]) -> Vec<String> {
+        let mut reader = PcapNGReader::new(65_536, file).unwrap();
+        let mut found = Vec::new();
+        loop {
+            let offset = match reader.next() {
+                Ok((offset, PcapBlockOwned::NG(block))) => {
+                    found.push(match block {
+                        Block::SectionHeader(block) => {
+                            assert!(!block.big_endian());
+                            let program = option(&block.options, SECTION_PROGRAM);
+                            assert!(program.starts_with(b"manylane "));
+                            format!("section {}.{}", block.major_version, block.minor_version)
+                        }
+                        Block::InterfaceDescription(block) => {
+                            let name =
+                                String::from_utf8_lossy(option(&block.options, INTERFACE_NAME)).into_owned();
+                            assert_eq!(option(&block.options, INTERFACE_DESCRIPTION), b"what it is");
+                            assert_eq!(block.ts_resolution(), Some(1_000_000_000));
+                            format!("interface {name} {} {}", block.linktype.0, block.snaplen)
+                        }
+                        Block::EnhancedPacket(block) => {
+                            let time = u64::from(block.ts_high) << 32 | u64::from(block.ts_low);
+                            let flags = option(&block.options, PACKET_FLAGS);
+                            let queue = option(&block.options, PACKET_QUEUE);
+                            let comment =
+                                String::from_utf8_lossy(option(&block.options, COMMENT)).into_owned();
+                            let bytes = &block.data[..block.caplen as usize];
+                            format!(
+                                "packet {} {time} {flags:?} {queue:?} {comment} {} {bytes:?}",
+                                block.if_id, block.origlen
+                            )
+                        }
+                        Block::InterfaceStatistics(block) => {
+                            let number =
+                                |code| u64::from_le_bytes(option(&block.options, code).try_into().unwrap());
+                            let counts = [STATISTICS_RECEIVED, STATISTICS_DROPPED, STATISTICS_DELIVERED];
+                            let time = u64::from(block.ts_high) << 32 | u64::from(block.ts_low);
+                            assert_eq!(number(STATISTICS_END).rotate_left(32), time);
+                            format!(
+                                "statistics {} {time} {} {:?}",
+                                block.if_id,
+                                number(STATISTICS_START).rotate_left(32),
+                                counts.map(number)
+                            )
+                        }
+                        other => panic!("another block: {other:?}"),
+                    });
+                    offset
+                }
+                Ok(_) => panic!("an older format"),
+                Err(PcapError::Eof) => return found,
+                Err(PcapError::Incomplete(_)) => {
+                    reader.refill().unwrap();
+                    continue;
+                }
+                Err(err) => panic!("{err}"),
+            };
+            reader.consume(offset);
+        }
+    }
+
+    #[test]
+    fn another_reader_finds_what_was_written() {
+        let time = 1_700_000_000_123_456_789;
+        let mut file = Vec::new();
+        let mut writer = Writer::new(&mut file, 96).unwrap();
+        writer.interface("eth0", "what it is").unwrap();
+        writer.interface("a-longer-one", "what it is").unwrap();
+        let packet = Packet {
+            interface: 1,
+            time,
+            is_sent: false,
+            queue: 3,
+            comment: "lane 12",
+            len: 70_000,
+            bytes: b"\x01\x02\x03\x04\x05",
+        };
+        for len in 0..=4 {
+            let bytes = &packet.bytes[..len];
+            writer.packet(&Packet { is_sent: len % 2 == 1, bytes, ..packet }).unwrap();
+        }
+        let known = Statistics { start: time, end: time + 5, captured: 5, dropped: u64::from(u32::MAX) + 1 };
+        writer.statistics(1, &known).unwrap();
+        writer.flush().unwrap();
+        let expected = [
+            "section 1.0".into(),
+            "interface eth0 1 96".into(),
+            "interface a-longer-one 1 96".into(),
+            format!("packet 1 {time} [1, 0, 0, 0] [3, 0, 0, 0] lane 12 70000 []"),
+            format!("packet 1 {time} [2, 0, 0, 0] [3, 0, 0, 0] lane 12 70000 [1]"),
+            format!("packet 1 {time} [1, 0, 0, 0] [3, 0, 0, 0] lane 12 70000 [1, 2]"),
+            format!("packet 1 {time} [2, 0, 0, 0] [3, 0, 0, 0] lane 12 70000 [1, 2, 3]"),
+            format!("packet 1 {time} [1, 0, 0, 0] [3, 0, 0, 0] lane 12 70000 [1, 2, 3, 4]"),
+            format!("statistics 1 {} {time} [4294967301, 4294967296, 5]", time + 5),
+        ];
+        assert_eq!(read(&file), expected);
+    }
+}

@@ -1,0 +1,196 @@
+//! The memory of a ring: two files without a name, one for what the producer writes, one for the consumer's counter.
+//!
+//! Both are sealed against becoming shorter or longer, so that no access of either process can fail (`SIGBUS`); the
+//! first, once it is mapped here, also against being written to by anybody who maps it later (`F_SEAL_FUTURE_WRITE`,
+//! Linux 5.1). All pages are there before a lane touches them.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+use super::ring::{Consumer, Producer, words_for};
+use crate::check;
+
+/// Bytes of the largest ring that is mapped.
+const LARGEST: usize = 1 << 30;
+/// Bytes of the consumer's part.
+const COUNTER_BYTES: usize = 4096;
+
+/// A mapped file of words, which other processes may have mapped, too.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<AtomicU64>,
+    words: usize,
+}
+
+// SAFETY: every access is an atomic load or store of a word, in memory that stays mapped as long as the value.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl AsRef<[AtomicU64]> for Region {
+    fn as_ref(&self) -> &[AtomicU64] {
+        // SAFETY: so many words are mapped, page aligned, as long as `self`; the file has them and cannot become
+        // shorter (its seals; `map` looks). They are accessed as atomics only, here and, as far as it matters to us,
+        // by every process: a write of any other kind changes values and nothing else, as all values are valid. Where
+        // the mapping is read-only the words are only loaded, relaxed (contract of `map`).
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
+    }
+}
+
+impl Region {
+    /// Maps the whole of `fd`. Of a mapping that is not `writable` the words may only be loaded, relaxed.
+    fn map(fd: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "no memory of a ring of frames");
+        // SAFETY: takes no pointer.
+        let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
+        if seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(wrong());
+        }
+        // SAFETY: plain integers, of which all zeroes is a value.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes `stat`, which lives across the call.
+        check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
+        let bytes = usize::try_from(stat.st_size).map_err(|_| wrong())?;
+        if bytes == 0 || bytes > LARGEST || !bytes.is_multiple_of(size_of::<u64>()) {
+            return Err(wrong());
+        }
+        let access = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                bytes,
+                access,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(wrong)?;
+        Ok(Self { base, words: bytes / size_of::<u64>() })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mmap in `map`; nothing borrowed from `self` outlives it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.words * size_of::<u64>()) };
+    }
+}
+
+/// A file of zeroes without a name, which cannot become shorter or longer.
+fn file(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
+    // SAFETY: the name is terminated and lives across the call.
+    let raw =
+        check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+    // SAFETY: the descriptor is new and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    let len = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
+    // Now, with an error, and not later with a signal, if there is no memory.
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, len) })?;
+    seal(fd.as_fd(), libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
+    Ok(fd)
+}
+
+fn seal(fd: BorrowedFd<'_>, seals: libc::c_int) -> io::Result<()> {
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    Ok(())
+}
+
+/// Makes a ring with counters for `devices` and room for `bytes` of frames and their heads (rounded up; for the longest
+/// frame at least), and returns what another process needs to [`open`] it.
+///
+/// # Errors
+/// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit; `EINVAL` before Linux 5.1.
+pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer<Region>, [OwnedFd; 2])> {
+    let words = words_for(devices.len(), bytes.min(LARGEST / 2));
+    let data = file(c"manylane-capture", words * size_of::<u64>())?;
+    let taken = file(c"manylane-capture-taken", COUNTER_BYTES)?;
+    let ours = Region::map(data.as_fd(), true)?;
+    seal(data.as_fd(), libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL)?;
+    seal(taken.as_fd(), libc::F_SEAL_SEAL)?;
+    // Ours are loads alone, but of memory that may acquire: see the ring.
+    let theirs = Region::map(taken.as_fd(), true)?;
+    Ok((Producer::new(ours, theirs, devices), [data, taken]))
+}
+
+/// Opens a ring that another process made, whatever that process says it is.
+///
+/// # Errors
+/// `InvalidData` if it is no ring, or one of another version; what `mmap(2)` reports.
+pub fn open(files: &[OwnedFd; 2]) -> io::Result<Consumer<Region>> {
+    let [data, taken] = files;
+    let broken = |err| io::Error::new(io::ErrorKind::InvalidData, err);
+    Consumer::new(Region::map(data.as_fd(), false)?, Region::map(taken.as_fd(), true)?).map_err(broken)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::super::{Direction, Head};
+    use super::*;
+
+    fn head(len: usize) -> Head {
+        Head { time: 7, ifindex: 3, queue: 1, direction: Direction::Out, len: len as u32 }
+    }
+
+    #[test]
+    fn a_ring_is_passed_on_by_its_files() {
+        let (mut producer, files) = create(&[3], 1 << 20).unwrap();
+        let mut consumer = open(&files).unwrap();
+        drop(files);
+        producer.record(&head(5), b"hello");
+        let mut bytes = Vec::new();
+        assert_eq!(consumer.take(&mut bytes).unwrap(), Some(head(5)));
+        assert_eq!(bytes, b"hello");
+        // What is left can be taken when the other side is gone.
+        producer.record(&head(4), b"last");
+        assert!(!consumer.is_over().unwrap());
+        drop(producer);
+        assert!(!consumer.is_over().unwrap());
+        assert_eq!(consumer.take(&mut bytes).unwrap(), Some(head(4)));
+        assert!(consumer.is_over().unwrap());
+    }
+
+    #[test]
+    fn who_opens_a_ring_can_neither_write_to_it_nor_change_its_size() {
+        let (_producer, [data, taken]) = create(&[3], 0).unwrap();
+        assert!(Region::map(data.as_fd(), true).is_err(), "mapped for writing");
+        let [data, taken] = [data, taken].map(File::from);
+        assert!(data.write_at(b"x", 0).is_err());
+        for file in [&data, &taken] {
+            assert!(file.set_len(0).is_err() && file.set_len(1 << 24).is_err());
+        }
+        // SAFETY: takes no pointer.
+        let holed = unsafe {
+            libc::fallocate(data.as_raw_fd(), libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, 0, 4096)
+        };
+        assert_eq!(holed, -1, "a hole was made");
+    }
+
+    #[test]
+    fn what_is_no_ring_is_refused() {
+        let zeroes = || file(c"zeroes", 4096).unwrap();
+        assert_eq!(open(&[zeroes(), zeroes()]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        // One that its maker could make shorter under our hands.
+        // SAFETY: the name is terminated and lives across the call.
+        let raw =
+            unsafe { libc::memfd_create(c"open".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        let loose = unsafe { OwnedFd::from_raw_fd(raw) };
+        File::from(loose.try_clone().unwrap()).set_len(4096).unwrap();
+        assert_eq!(open(&[loose, zeroes()]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let plain = File::open("/proc/self/exe").unwrap().into();
+        assert!(open(&[plain, zeroes()]).is_err());
+    }
+}

@@ -1,0 +1,280 @@
+//! The ring in plain memory: both ends are ours, on one thread, on two, with nonsense in it, and under the model checker.
+
+use std::sync::Arc;
+
+use super::*;
+
+type Words = Arc<[AtomicU64]>;
+
+fn words(count: usize) -> Words {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// A ring of exactly `capacity` words of frames, for one device.
+fn ring(capacity: usize) -> (Producer<Words>, Consumer<Words>) {
+    let (data, taken) = (words(header_words(1) + capacity), words(1));
+    let producer = Producer::new(data.clone(), taken.clone(), &[5]);
+    (producer, Consumer::new(data, taken).unwrap())
+}
+
+fn head(time: u64, len: usize) -> Head {
+    Head { time, ifindex: 5, queue: 2, direction: Direction::In, len: len as u32 }
+}
+
+#[cfg(not(loom))]
+mod plain {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn dropped(consumer: &Consumer<Words>) -> [(u32, u64, u64); 2] {
+        let mut all = consumer.dropped().map(|of| (of.ifindex, of.received, of.sent));
+        [(); 2].map(|()| all.next().unwrap())
+    }
+
+    #[test]
+    fn frames_come_out_as_they_went_in() {
+        let (mut producer, mut consumer) = ring(64);
+        let mut bytes = vec![1];
+        assert_eq!(consumer.take(&mut bytes), Ok(None));
+        let long =
+            Head { ifindex: 9, queue: u32::MAX >> 1, direction: Direction::Out, ..head(u64::MAX, 5000) };
+        producer.record(&head(1, 0), b"");
+        producer.record(&long, b"cut off here");
+        producer.record(&head(3, 8), b"12345678");
+        assert_eq!((consumer.take(&mut bytes), bytes.len()), (Ok(Some(head(1, 0))), 0));
+        assert_eq!(consumer.peek(), Ok(Some(long)));
+        assert_eq!(consumer.take(&mut bytes), Ok(Some(long)));
+        assert_eq!(bytes, b"cut off here");
+        assert_eq!((consumer.take(&mut bytes), bytes.as_slice()), (Ok(Some(head(3, 8))), &b"12345678"[..]));
+        assert_eq!(consumer.is_over(), Ok(false));
+        drop(producer);
+        assert_eq!(consumer.is_over(), Ok(true));
+    }
+
+    #[test]
+    fn what_has_no_room_is_counted_by_device_and_direction() {
+        // Room for four records of four words.
+        let (mut producer, mut consumer) = ring(16);
+        let out = Head { direction: Direction::Out, ..head(0, 8) };
+        let other = Head { ifindex: 77, ..head(0, 8) };
+        for _ in 0..5 {
+            producer.record(&head(0, 8), b"received");
+        }
+        producer.record(&out, b"was sent");
+        producer.record(&other, b"from who");
+        assert_eq!(dropped(&consumer), [(5, 1, 1), (0, 1, 0)]);
+        let mut bytes = Vec::new();
+        assert!(consumer.take(&mut bytes).unwrap().is_some());
+        producer.record(&out, b"was sent");
+        producer.record(&out, b"was sent");
+        assert_eq!(dropped(&consumer), [(5, 1, 2), (0, 1, 0)]);
+        let mut left = 0;
+        while consumer.take(&mut bytes).unwrap().is_some() {
+            left += 1;
+        }
+        assert_eq!((left, bytes.as_slice()), (4, &b"was sent"[..]));
+    }
+
+    #[test]
+    fn what_was_not_sent_after_all_was_never_there() {
+        let (mut producer, mut consumer) = ring(4);
+        producer.stage(&head(1, 1), b"x");
+        producer.settle(false);
+        producer.settle(true);
+        assert_eq!(consumer.peek(), Ok(None));
+        producer.record(&head(2, 1), b"y");
+        producer.stage(&head(3, 1), b"z");
+        producer.settle(false);
+        assert_eq!(dropped(&consumer)[0], (5, 0, 0), "no room, but no frame either");
+        let mut bytes = Vec::new();
+        assert_eq!((consumer.take(&mut bytes), bytes.as_slice()), (Ok(Some(head(2, 1))), &b"y"[..]));
+    }
+
+    #[test]
+    fn a_counter_of_the_other_side_that_cannot_be_is_no_progress() {
+        let (data, taken) = (words(header_words(1) + 8), words(1));
+        let mut producer = Producer::new(data, taken.clone(), &[5]);
+        producer.record(&head(1, 8), b"12345678");
+        producer.record(&head(2, 8), b"12345678");
+        for nonsense in [9, u64::MAX, 1 << 63, 1 << 32] {
+            taken[0].store(nonsense, Ordering::Relaxed);
+            assert!(!producer.has_room(1), "{nonsense} words taken of 8");
+        }
+        taken[0].store(4, Ordering::Relaxed);
+        assert!(producer.has_room(4) && !producer.has_room(5));
+        producer.record(&head(3, 8), b"12345678");
+        taken[0].store(0, Ordering::Relaxed);
+        assert!(!producer.has_room(1), "taken back");
+    }
+
+    #[test]
+    fn nonsense_of_the_producer_is_found_out() {
+        let fresh = || {
+            let (data, taken) = (words(header_words(1) + 16), words(1));
+            let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
+            producer.record(&head(1, 16), b"0123456789abcdef");
+            // Not dropped: that is one more write.
+            std::mem::forget(producer);
+            (data, taken)
+        };
+        let first = header_words(1);
+        for (at, value) in [(AT_PUT, 17), (AT_PUT, u64::MAX), (AT_PUT, 2), (AT_PUT, 4)] {
+            let (data, taken) = fresh();
+            data[at].store(value, Ordering::Relaxed);
+            assert!(
+                Consumer::new(data, taken).unwrap().take(&mut Vec::new()).is_err(),
+                "word {at} is {value}"
+            );
+        }
+        for sizes in
+            [17_u64, u64::from(u32::MAX) << 32 | 17, 17 << 32 | 17, 15 << 32 | 16, 70_000 << 32 | 70_000]
+        {
+            let (data, taken) = fresh();
+            data[first].store(sizes, Ordering::Relaxed);
+            assert!(Consumer::new(data, taken).unwrap().take(&mut Vec::new()).is_err(), "sizes {sizes:#x}");
+        }
+        for (at, value) in [
+            (AT_MAGIC, 0),
+            (AT_MAGIC, MAGIC ^ VERSION ^ (VERSION + 1)),
+            (AT_CAPACITY, 8),
+            (AT_CAPACITY, 0),
+            (AT_CAPACITY, u64::MAX),
+            (AT_DEVICES, 5),
+            (AT_DEVICES, u64::MAX),
+            (AT_DEVICES, 1 << 61),
+        ] {
+            let (data, taken) = fresh();
+            data[at].store(value, Ordering::Relaxed);
+            assert!(Consumer::new(data, taken).is_err(), "word {at} is {value}");
+        }
+        assert!(Consumer::new(words(0), words(1)).is_err());
+        assert!(Consumer::new(fresh().0, words(0)).is_err());
+    }
+
+    #[test]
+    fn two_threads_pass_everything_on() {
+        let count: u64 = if cfg!(miri) { 50 } else { 50_000 };
+        let (mut producer, mut consumer) = ring(256);
+        let pattern = |n: u64| vec![n as u8; (n * 7 % 301) as usize];
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for n in 0..count {
+                    let bytes = pattern(n);
+                    while !producer.has_room((HEAD_WORDS + bytes.len().div_ceil(8)) as u64) {
+                        std::thread::yield_now();
+                    }
+                    producer.record(&head(n, bytes.len()), &bytes);
+                }
+            });
+            let (mut n, mut bytes) = (0, Vec::new());
+            while !consumer.is_over().unwrap() {
+                let Some(got) = consumer.take(&mut bytes).unwrap() else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                assert_eq!((got.time, &bytes), (n, &pattern(n)));
+                n += 1;
+            }
+            assert_eq!(n, count);
+            assert_eq!(dropped(&consumer)[0], (5, 0, 0));
+        });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
+
+        /// Whatever is put in and taken in whatever order: what comes out is what went in, less what was counted.
+        #[test]
+        fn nothing_is_lost_uncounted(steps in prop::collection::vec((any::<bool>(), 0_usize..90), 1..200)) {
+            let (mut producer, mut consumer) = ring(64);
+            let (mut model, mut lost, mut bytes) = (std::collections::VecDeque::new(), 0, Vec::new());
+            let mut used = 0;
+            for (n, (put, len)) in steps.into_iter().enumerate() {
+                if put {
+                    let frame: Vec<u8> = (0..len).map(|at| (at ^ n) as u8).collect();
+                    producer.record(&head(n as u64, len), &frame);
+                    let needed = 3 + len.div_ceil(8);
+                    if used + needed <= 64 {
+                        used += needed;
+                        model.push_back((n as u64, frame));
+                    } else {
+                        lost += 1;
+                    }
+                } else {
+                    let got = consumer.take(&mut bytes).unwrap().map(|head| (head.time, bytes.clone()));
+                    used -= got.as_ref().map_or(0, |(_, frame)| 3 + frame.len().div_ceil(8));
+                    prop_assert_eq!(got, model.pop_front());
+                }
+                prop_assert_eq!(dropped(&consumer)[0], (5, lost, 0));
+            }
+        }
+    }
+}
+
+/// Every interleaving, and every value that the memory model allows a load to see.
+#[cfg(loom)]
+mod model {
+    use loom::thread;
+
+    use super::*;
+
+    /// A ring that holds one record only: words are written, read, and written again.
+    #[test]
+    fn records_of_a_ring_are_passed_on_whole() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = ring(4);
+            let other = thread::spawn(move || {
+                let mut lost = 0;
+                for n in 1..=2_u64 {
+                    let had_room = producer.has_room(4);
+                    lost += u64::from(!had_room);
+                    producer.record(&head(n, 8), &(n * 11).to_ne_bytes());
+                }
+                (producer, lost)
+            });
+            let (mut bytes, mut came) = (Vec::new(), Vec::new());
+            for _ in 0..2 {
+                if let Some(head) = consumer.take(&mut bytes).unwrap() {
+                    came.push((head.time, bytes.clone()));
+                }
+                thread::yield_now();
+            }
+            let (producer, _) = other.join().unwrap();
+            drop(producer);
+            while !consumer.is_over().unwrap() {
+                let head = consumer.take(&mut bytes).unwrap().unwrap();
+                came.push((head.time, bytes.clone()));
+            }
+            // A record whose words are of two records, or that comes twice, shows here.
+            let dropped = consumer.dropped().next().unwrap().received;
+            assert_eq!(came.len() as u64 + dropped, 2);
+            for (n, bytes) in &came {
+                assert_eq!(bytes, &(n * 11).to_ne_bytes());
+            }
+            assert!(came.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        });
+    }
+
+    /// Who sees that the producer is gone has seen everything.
+    #[test]
+    fn what_was_put_in_last_is_not_overlooked() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = ring(4);
+            let other = thread::spawn(move || {
+                producer.record(&head(1, 8), &7_u64.to_ne_bytes());
+            });
+            let mut bytes = Vec::new();
+            let mut came = 0;
+            while !consumer.is_over().unwrap() {
+                if consumer.take(&mut bytes).unwrap().is_some() {
+                    assert_eq!(bytes, 7_u64.to_ne_bytes());
+                    came += 1;
+                }
+                thread::yield_now();
+            }
+            assert_eq!(came, 1);
+            other.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,396 @@
+//! Seeing what lanes of the engine `xdp` receive and send. Frames that XDP takes are invisible to tcpdump; every socket
+//! of that engine offers copies of them to whoever may ask, which is what `manylane capture` does.
+//!
+//! ```text
+//!  process with lanes                                          process that captures
+//!  lane k ── tap.rs: copies into its ring (shared memory) ───► Capture::take: the oldest of all rings
+//!     ▲ looks once a batch                                         ▲ looks every few milliseconds
+//!     │ a mailbox: "here is your ring"                             │ memory of rings, as descriptors
+//!  point.rs: a thread that listens on a local socket ──────────────┘ (wire.rs: messages)
+//! ```
+//!
+//! - **When nobody captures**, a lane reads one word a batch. That is all.
+//! - **While somebody does**, a lane copies each frame that it received, before it is judged, and each one that goes into
+//!   the TX ring, into a ring that it alone writes to. What has no room is counted. A lane makes no system call for a
+//!   capture, takes no lock that anybody holds for long, and never waits.
+//! - **Who may**: root, and the user that the process runs as, by the word of the kernel (`SO_PEERCRED`). The socket has
+//!   an abstract name, `manylane.capture.PID.N`, in the network namespace that the lanes are in. One capture at a time.
+//! - **Coming and going**: the thread makes a ring for each lane, sends its files to the process that captures, and
+//!   posts the ring to the lane's mailbox, where the lane finds it at its next batch. Lanes that come later get theirs
+//!   when they come. When the connection ends, however it ends, "no ring" is posted: at its next batch the lane leaves
+//!   its ring in the mailbox, and the thread unmaps it, which no lane can use any more. A lane that goes drops its ring.
+//! - **Nobody trusts anybody**: see [`manylane_sys::capture`].
+
+pub(crate) mod point;
+pub(crate) mod tap;
+mod wire;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+use std::{fs, io, panic, thread};
+
+use manylane_sys::capture::{self as rings, Consumer, Region};
+pub use manylane_sys::capture::{Direction, LONGEST};
+use manylane_sys::local;
+use manylane_sys::measure::Watch;
+use manylane_sys::netns::NetNs;
+
+use self::wire::{About, Answer, Ask};
+use crate::counters::LaneId;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long a process may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A socket of a running process whose lanes can be captured.
+#[derive(Debug)]
+pub struct Point {
+    connection: OwnedFd,
+    pid: u32,
+    about: About,
+}
+
+/// What [`points`] found.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Points {
+    /// The sockets, by process and number.
+    pub points: Vec<Point>,
+    /// Processes that offer a socket and did not let us, or did not answer, with the reason.
+    pub refused: Vec<(u32, String)>,
+}
+
+/// Finds the sockets that can be captured: of all processes in the network namespace of the calling thread, or of
+/// process `of`, wherever it is.
+///
+/// # Errors
+/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
+/// that this process may not enter (`CAP_SYS_ADMIN`).
+pub fn points(of: Option<u32>) -> Result<Points> {
+    let Some(pid) = of else { return look(None) };
+    let missing = |err: io::Error| match err.kind() {
+        io::ErrorKind::NotFound => Error::new(ErrorKind::State, format!("there is no process {pid}")),
+        _ => Error::system(format!("looking at the network namespace of process {pid}"), err),
+    };
+    let path = format!("/proc/{pid}/ns/net");
+    fs::metadata(format!("/proc/{pid}")).map_err(missing)?;
+    let ours = fs::metadata("/proc/thread-self/ns/net").map_err(missing)?;
+    match fs::metadata(&path) {
+        Ok(theirs) if (theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()) => {}
+        // Who may not even look at it may still be in the same one.
+        _ => return look(of),
+    }
+    let refused = |err| {
+        let message = format!(
+            "process {pid} is in another network namespace: capture as root, or from inside ('nsenter -n -t {pid}')"
+        );
+        Error::with(ErrorKind::Permission, message, err)
+    };
+    // On a thread of its own: the caller shall stay where it is. Connections stay where they were made.
+    thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            NetNs::open(&path).and_then(|namespace| namespace.enter()).map_err(refused)?;
+            look(of)
+        });
+        looking.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    })
+}
+
+/// Asks everybody in the network namespace of the calling thread.
+fn look(of: Option<u32>) -> Result<Points> {
+    let listed = fs::read_to_string("/proc/thread-self/net/unix")
+        .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
+    let mut found = Points::default();
+    for name in wire::listeners(&listed) {
+        // What does not listen any more was never there.
+        let Ok(connection) = local::connect(name, PATIENCE) else { continue };
+        let Ok(peer) = local::peer(connection.as_fd()) else { continue };
+        if of.is_some_and(|pid| pid != peer.pid) {
+            continue;
+        }
+        match ask(&connection, Ask::Describe) {
+            Ok(Answer::About(about)) => found.points.push(Point { connection, pid: peer.pid, about }),
+            Ok(Answer::Refused(why)) => found.refused.push((peer.pid, why)),
+            Ok(_) => found.refused.push((peer.pid, "it answers something else".into())),
+            Err(err) => found.refused.push((peer.pid, err.to_string())),
+        }
+    }
+    found.points.sort_by(|a, b| (a.pid, &a.about.address).cmp(&(b.pid, &b.about.address)));
+    Ok(found)
+}
+
+fn ask(connection: &OwnedFd, ask: Ask) -> io::Result<Answer> {
+    local::send(connection.as_fd(), ask.to_text().as_bytes(), &[]).map_err(explain)?;
+    hear(connection).map(|(answer, _)| answer)
+}
+
+fn hear(connection: &OwnedFd) -> io::Result<(Answer, Vec<OwnedFd>)> {
+    let mut buffer = [0; wire::LONGEST_MESSAGE];
+    let (len, files) = local::recv(connection.as_fd(), &mut buffer).map_err(explain)?;
+    if len == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended the connection"));
+    }
+    Ok((Answer::parse(&buffer[..len])?, files))
+}
+
+fn explain(err: io::Error) -> io::Error {
+    match err.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it does not answer"),
+        _ => err,
+    }
+}
+
+impl Point {
+    /// The process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The address that the socket is bound to.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.about.address
+    }
+
+    /// Its lanes at the moment.
+    #[must_use]
+    pub fn lanes(&self) -> &[LaneId] {
+        &self.about.lanes
+    }
+
+    /// Names of the devices that it uses.
+    pub fn devices(&self) -> impl Iterator<Item = &str> {
+        self.about.devices.iter().map(|(_, name)| name.as_str())
+    }
+
+    /// The process that captures it already; a second one is refused.
+    #[must_use]
+    pub fn captured_by(&self) -> Option<u32> {
+        self.about.captured_by
+    }
+}
+
+/// A device of a [`Capture`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// Its name; `if` and its index if only that is known.
+    pub name: String,
+    ifindex: u32,
+}
+
+/// One frame that a lane received or put into its ring to be sent.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Frame<'a> {
+    /// Nanoseconds since 1970 by the clock of the machine, read once a batch: when the lane took it, or when it wrote
+    /// the first reply of the batch.
+    pub time: u64,
+    /// The device: its place in [`Capture::devices`].
+    pub device: usize,
+    /// Its name.
+    pub device_name: &'a str,
+    /// The queue of the device.
+    pub queue: u32,
+    /// The lane.
+    pub lane: LaneId,
+    /// Received or sent.
+    pub direction: Direction,
+    /// Bytes that it had; `bytes` may have been cut off.
+    pub len: usize,
+    /// The frame, from its Ethernet header on.
+    pub bytes: &'a [u8],
+}
+
+/// Copies of what lanes receive and send, as long as this value lives.
+#[derive(Debug)]
+pub struct Capture {
+    sources: Vec<Source>,
+    devices: Vec<Device>,
+    /// Frames without room, received and sent, of rings that are gone; by device.
+    dropped: Vec<(u64, u64)>,
+    bytes: Vec<u8>,
+    watch: Watch,
+}
+
+/// One socket.
+#[derive(Debug)]
+struct Source {
+    /// None once the other side has ended it.
+    connection: Option<OwnedFd>,
+    lanes: Vec<(LaneId, Consumer<Region>)>,
+}
+
+impl Capture {
+    /// Starts to capture `points`, with the first `snaplen` bytes of each frame ([`LONGEST`] at most) and `buffer` bytes
+    /// of memory for each lane, which the process of the lane pays for (64 KiB to 64 MiB, rounded up to a power of
+    /// two). When this returns, every batch that a lane begins is captured.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] or [`ErrorKind::State`] with the reason of the other side; what the system reports.
+    pub fn start(points: Vec<Point>, snaplen: usize, buffer: usize) -> Result<Self> {
+        let failed = |err| Error::system("starting a capture", err);
+        let watch = Watch::new(points.len()).map_err(failed)?;
+        let mut capture =
+            Self { sources: Vec::new(), devices: Vec::new(), dropped: Vec::new(), bytes: Vec::new(), watch };
+        for Point { connection, pid, about } in points {
+            for (ifindex, name) in about.devices {
+                capture.add_device(ifindex, name);
+            }
+            let start = Ask::Start { snaplen, buffer }.to_text();
+            local::send(connection.as_fd(), start.as_bytes(), &[]).map_err(explain).map_err(failed)?;
+            let mut source = Source { connection: None, lanes: Vec::new() };
+            loop {
+                match hear(&connection).map_err(failed)? {
+                    (Answer::Ring(lane), files) => source.lanes.push((lane, open(files).map_err(failed)?)),
+                    (Answer::Started, _) => break,
+                    (Answer::Refused(why), _) => {
+                        return Err(Error::new(ErrorKind::InUse, format!("process {pid}: {why}")));
+                    }
+                    (Answer::About(_), _) => {}
+                }
+            }
+            capture.watch.add(&connection, capture.sources.len() as u64).map_err(failed)?;
+            source.connection = Some(connection);
+            capture.sources.push(source);
+        }
+        Ok(capture)
+    }
+
+    fn add_device(&mut self, ifindex: u32, name: String) -> usize {
+        if let Some(at) = self.devices.iter().position(|known| known.ifindex == ifindex) {
+            return at;
+        }
+        self.devices.push(Device { name, ifindex });
+        self.dropped.push((0, 0));
+        self.devices.len() - 1
+    }
+
+    /// The place of a device, which gets one if it has none yet.
+    fn device(&mut self, ifindex: u32) -> usize {
+        let name = if ifindex == 0 { "other".into() } else { format!("if{ifindex}") };
+        self.add_device(ifindex, name)
+    }
+
+    /// The devices: more may come, none goes.
+    #[must_use]
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Takes the oldest frame that is there; none if there is none at the moment. Does not wait.
+    pub fn take(&mut self) -> Option<Frame<'_>> {
+        let mut oldest: Option<(u64, usize, usize)> = None;
+        for (s, source) in self.sources.iter_mut().enumerate() {
+            for (l, (_, ring)) in source.lanes.iter_mut().enumerate() {
+                // A ring that is broken stays so, until the next wait.
+                if let Ok(Some(head)) = ring.peek()
+                    && oldest.is_none_or(|(time, ..)| head.time < time)
+                {
+                    oldest = Some((head.time, s, l));
+                }
+            }
+        }
+        let (_, s, l) = oldest?;
+        let (lane, ring) = self.sources.get_mut(s)?.lanes.get_mut(l)?;
+        // It was there a moment ago, was checked, and is kept until it is taken.
+        let (lane, head) = (*lane, ring.take(&mut self.bytes).ok()??);
+        let device = self.device(head.ifindex);
+        Some(Frame {
+            time: head.time,
+            device,
+            device_name: &self.devices.get(device)?.name,
+            queue: head.queue,
+            lane,
+            direction: head.direction,
+            len: head.len as usize,
+            bytes: &self.bytes,
+        })
+    }
+
+    /// Waits for `timeout`, or until a lane or a process comes or goes. Frames do not end it: lanes wake nobody.
+    ///
+    /// # Errors
+    /// What the system reports.
+    pub fn wait(&mut self, timeout: Duration) -> Result<()> {
+        let failed = |err| Error::system("waiting for a capture", err);
+        let ready: Vec<u64> = self.watch.wait(timeout).map_err(failed)?.collect();
+        for token in ready {
+            let Some(source) = self.sources.get_mut(token as usize) else { continue };
+            let Some(connection) = &source.connection else { continue };
+            // One message; the next is the next look's.
+            match hear(connection) {
+                Ok((Answer::Ring(lane), files)) => match open(files) {
+                    Ok(ring) => source.lanes.push((lane, ring)),
+                    Err(err) => log::warn!("lane {lane} cannot be captured: {err}"),
+                },
+                Ok(_) => {}
+                Err(_) => source.connection = None,
+            }
+        }
+        self.forget_lanes();
+        Ok(())
+    }
+
+    /// Lets go of the rings of lanes that are gone, and of those in which something cannot be.
+    fn forget_lanes(&mut self) {
+        let mut gone = Vec::new();
+        for source in &mut self.sources {
+            let is_closed = source.connection.is_none();
+            source.lanes.retain_mut(|(lane, ring)| {
+                let over = ring.is_over().and_then(|over| Ok(over || is_closed && ring.peek()?.is_none()));
+                match over {
+                    Ok(true) => gone.extend(ring.dropped()),
+                    Ok(false) => return true,
+                    Err(err) => log::warn!("lane {lane} is captured no longer: {err}"),
+                }
+                false
+            });
+        }
+        for of in gone {
+            let device = self.device_of(&of);
+            add(&mut self.dropped, device, &of);
+        }
+    }
+
+    /// The device that a count belongs to; none if nothing was counted.
+    fn device_of(&mut self, of: &rings::Dropped) -> Option<usize> {
+        (of.received > 0 || of.sent > 0).then(|| self.device(of.ifindex))
+    }
+
+    /// Whether every process has ended its side, and all that it left was taken.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.sources.iter().all(|source| source.connection.is_none() && source.lanes.is_empty())
+    }
+
+    /// Frames that were not captured because this side was too slow, received and sent; by device.
+    pub fn dropped(&mut self) -> Vec<(u64, u64)> {
+        let lanes = self.sources.iter().flat_map(|source| &source.lanes);
+        let live: Vec<rings::Dropped> = lanes.flat_map(|(_, ring)| ring.dropped()).collect();
+        let live: Vec<_> = live.into_iter().map(|of| (self.device_of(&of), of)).collect();
+        let mut all = self.dropped.clone();
+        for (device, of) in &live {
+            add(&mut all, *device, of);
+        }
+        all
+    }
+}
+
+fn add(counts: &mut [(u64, u64)], device: Option<usize>, of: &rings::Dropped) {
+    if let Some((received, sent)) = device.and_then(|device| counts.get_mut(device)) {
+        // What another process counts may be anything.
+        *received = received.saturating_add(of.received);
+        *sent = sent.saturating_add(of.sent);
+    }
+}
+
+fn open(files: Vec<OwnedFd>) -> io::Result<Consumer<Region>> {
+    let files: [OwnedFd; 2] = files
+        .try_into()
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "a ring without its memory"))?;
+    rings::open(&files)
+}

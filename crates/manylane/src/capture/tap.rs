@@ -1,0 +1,222 @@
+//! The lane's side of a capture: its ring, if it has one, and the mailbox where it finds or leaves it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use manylane_sys::capture::{Direction, Head, Producer, Region};
+
+/// Where a lane writes copies of frames.
+pub(super) struct Ring {
+    pub(super) producer: Producer<Region>,
+    /// Bytes of a frame that are kept.
+    pub(super) snaplen: usize,
+}
+
+/// The mailbox of a lane.
+#[derive(Default)]
+pub(crate) struct Post {
+    /// Grows with what is posted: the one word that a lane reads per batch.
+    version: AtomicU32,
+    slot: Mutex<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    version: u32,
+    /// For the lane; once the lane has been here, what it had before.
+    ring: Option<Ring>,
+    /// Something was posted, and the lane has not been here since.
+    is_unseen: bool,
+}
+
+impl Post {
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        // Nothing that holds the lock can panic.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the lane a ring, or none, from its next batch on.
+    pub(super) fn put(&self, ring: Option<Ring>) {
+        let old = {
+            let mut slot = self.slot();
+            slot.version = slot.version.wrapping_add(1);
+            slot.is_unseen = true;
+            self.version.store(slot.version, Ordering::Release);
+            std::mem::replace(&mut slot.ring, ring)
+        };
+        // Unmapped when no lane waits for the lock.
+        drop(old);
+    }
+
+    /// Unmaps what the lane has left here; false if it has not been here since something was posted.
+    pub(super) fn tidy(&self) -> bool {
+        let (left, is_unseen) = {
+            let mut slot = self.slot();
+            let is_unseen = slot.is_unseen;
+            (slot.ring.take_if(|_| !is_unseen), is_unseen)
+        };
+        drop(left);
+        !is_unseen
+    }
+}
+
+/// What a lane has of captures. Without a mailbox, nothing.
+#[derive(Default)]
+pub(crate) struct Tap {
+    post: Option<Arc<Post>>,
+    /// The version of the mailbox that the lane has seen.
+    seen: u32,
+    ring: Option<Ring>,
+    /// Of the frames that are sent next: device, queue, time (0: the clock has not been read yet).
+    sending: (u32, u32, u64),
+}
+
+impl Tap {
+    pub(super) fn new(post: Arc<Post>) -> Self {
+        Self { post: Some(post), ..Self::default() }
+    }
+
+    /// Looks for a change. Call it once a batch.
+    #[inline]
+    pub(crate) fn look(&mut self) {
+        if let Some(post) = &self.post
+            && post.version.load(Ordering::Relaxed) != self.seen
+        {
+            self.visit();
+        }
+    }
+
+    /// Takes what was posted and leaves what it had.
+    #[cold]
+    fn visit(&mut self) {
+        let Some(post) = &self.post else { return };
+        let mut slot = match post.slot.try_lock() {
+            Ok(slot) => slot,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Something is being posted right now: at the next batch.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        // By the version under the lock: one that was read before may be an older one.
+        if slot.version != self.seen {
+            self.seen = slot.version;
+            slot.is_unseen = false;
+            std::mem::swap(&mut slot.ring, &mut self.ring);
+        }
+    }
+
+    /// Frames that were received from a queue, as they came.
+    #[inline]
+    pub(crate) fn received<'a>(&mut self, ifindex: u32, queue: u32, frames: impl Iterator<Item = &'a [u8]>) {
+        if let Some(ring) = &mut self.ring {
+            let time = now();
+            for frame in frames {
+                let head = Head { time, ifindex, queue, direction: Direction::In, len: frame.len() as u32 };
+                ring.producer.record(&head, &frame[..frame.len().min(ring.snaplen)]);
+            }
+        }
+    }
+
+    /// What is sent from here on leaves by this queue.
+    #[inline]
+    pub(crate) fn sends_by(&mut self, ifindex: u32, queue: u32) {
+        self.sending = (ifindex, queue, 0);
+    }
+
+    /// A frame that is about to be put into the TX ring. It is captured if that is then said to have
+    /// [worked](Self::settle): whoever has put it there does not own its bytes any more.
+    #[inline]
+    pub(crate) fn sending(&mut self, frame: &[u8]) {
+        if let Some(ring) = &mut self.ring {
+            let (ifindex, queue, time) = &mut self.sending;
+            if *time == 0 {
+                *time = now();
+            }
+            let (ifindex, queue, time) = (*ifindex, *queue, *time);
+            let head = Head { time, ifindex, queue, direction: Direction::Out, len: frame.len() as u32 };
+            ring.producer.stage(&head, &frame[..frame.len().min(ring.snaplen)]);
+        }
+    }
+
+    /// Whether the frame is in the TX ring; returns just that.
+    #[inline]
+    pub(crate) fn settle(&mut self, is_sent: bool) -> bool {
+        if let Some(ring) = &mut self.ring {
+            ring.producer.settle(is_sent);
+        }
+        is_sent
+    }
+}
+
+/// Nanoseconds since 1970; 0 before that.
+fn now() -> u64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use manylane_sys::capture::{self, Consumer};
+
+    use super::*;
+
+    fn ring() -> (Ring, Consumer<Region>) {
+        let (producer, files) = capture::create(&[3], 0).unwrap();
+        (Ring { producer, snaplen: 4 }, capture::open(&files).unwrap())
+    }
+
+    #[test]
+    fn a_lane_finds_its_ring_uses_it_and_leaves_it() {
+        let post = Arc::new(Post::default());
+        let mut tap = Tap::new(Arc::clone(&post));
+        let frame = |tap: &mut Tap| {
+            tap.look();
+            tap.received(3, 1, [&b"received"[..]].into_iter());
+            tap.sends_by(3, 1);
+            tap.sending(b"sent");
+            tap.settle(true);
+            tap.sending(b"not sent");
+            tap.settle(false);
+        };
+        frame(&mut tap);
+        let (ours, mut theirs) = ring();
+        post.put(Some(ours));
+        assert!(!post.tidy(), "the lane has not been there");
+        frame(&mut tap);
+        let mut bytes = Vec::new();
+        let head = theirs.take(&mut bytes).unwrap().unwrap();
+        assert_eq!((head.direction, head.len, bytes.as_slice()), (Direction::In, 8, &b"rece"[..]));
+        let head = theirs.take(&mut bytes).unwrap().unwrap();
+        assert_eq!((head.direction, head.len, bytes.as_slice()), (Direction::Out, 4, &b"sent"[..]));
+        assert_eq!(theirs.take(&mut bytes), Ok(None));
+        assert!(post.tidy());
+        post.put(None);
+        assert!(!post.tidy());
+        assert_eq!(theirs.is_over(), Ok(false), "the lane still has it");
+        frame(&mut tap);
+        assert_eq!(theirs.take(&mut bytes), Ok(None));
+        assert_eq!(theirs.is_over(), Ok(false), "left, not unmapped yet");
+        assert!(post.tidy());
+        assert_eq!(theirs.is_over(), Ok(true));
+    }
+
+    /// Captures that end before a lane looks, and a lane that goes with its ring.
+    #[test]
+    fn no_ring_is_kept_by_a_lane_that_looks_late_or_goes() {
+        let post = Arc::new(Post::default());
+        let mut tap = Tap::new(Arc::clone(&post));
+        let ((first, mut of_first), (second, mut of_second)) = (ring(), ring());
+        post.put(Some(first));
+        post.put(None);
+        assert_eq!(of_first.is_over(), Ok(true), "nobody took it");
+        post.put(Some(second));
+        tap.look();
+        let (third, mut of_third) = ring();
+        post.put(Some(third));
+        tap.look();
+        assert!(post.tidy());
+        assert_eq!((of_second.is_over(), of_third.is_over()), (Ok(true), Ok(false)));
+        drop(tap);
+        assert_eq!(of_third.is_over(), Ok(true));
+    }
+}

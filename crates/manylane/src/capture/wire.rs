@@ -1,0 +1,222 @@
+//! What the two sides of a capture say to each other: lines of text in messages of a local socket.
+//!
+//! | asked | answered |
+//! |---|---|
+//! | `manylane.capture 1 describe` | what the socket is: [`About`] |
+//! | `manylane.capture 1 start SNAPLEN BUFFER` | `ring LANE` for each lane, with the files of the ring; then `started` |
+//! | | later: `ring LANE` for each lane that comes |
+//! | anything | `refused WHY` |
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::SocketAddr;
+
+use crate::counters::LaneId;
+
+const NAME: &str = "manylane.capture";
+/// Of the messages; the rings have one of their own.
+const VERSION: u32 = 1;
+/// Bytes of the longest message: a description with very many devices and lanes.
+pub(super) const LONGEST_MESSAGE: usize = 64 << 10;
+
+/// The name that a process listens under.
+pub(super) fn name(pid: u32, number: u32) -> String {
+    format!("{NAME}.{pid}.{number}")
+}
+
+/// The names of ours that somebody listens under, of the list in /proc/net/unix: number, references, protocol, flags,
+/// type, state, inode, path.
+pub(super) fn listeners(listed: &str) -> Vec<&str> {
+    /// `__SO_ACCEPTCON`: a socket that listens.
+    const LISTENS: u32 = 0x10000;
+    let ours = |line: &'_ str| -> Option<_> {
+        let mut words = line.split_ascii_whitespace();
+        let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
+        let path = words.nth(3)?.len();
+        // A slice of the line itself, for its lifetime.
+        (flags & LISTENS != 0).then_some(path)
+    };
+    let mut found: Vec<&str> = listed
+        .lines()
+        .filter_map(|line| {
+            ours(line)?;
+            let name = line.rsplit(' ').next()?.strip_prefix('@')?;
+            name.strip_prefix(NAME)?.starts_with('.').then_some(name)
+        })
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// What the side that captures says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Describe,
+    Start { snaplen: usize, buffer: usize },
+}
+
+impl Ask {
+    pub(super) fn to_text(self) -> String {
+        match self {
+            Self::Describe => format!("{NAME} {VERSION} describe"),
+            Self::Start { snaplen, buffer } => format!("{NAME} {VERSION} start {snaplen} {buffer}"),
+        }
+    }
+
+    /// What was asked, or why that cannot be answered.
+    pub(super) fn parse(message: &[u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(message).map_err(|_| "that is no text".to_owned())?;
+        let words: Vec<&str> = text.split_ascii_whitespace().collect();
+        let (version, rest) = match words.as_slice() {
+            [NAME, version, rest @ ..] => (*version, rest),
+            _ => return Err("that is no question about a capture".into()),
+        };
+        if version.parse() != Ok(VERSION) {
+            return Err(format!(
+                "this process has version {VERSION} of captures: capture it with the manylane that it was built with"
+            ));
+        }
+        let number = |word: &str| word.parse().map_err(|_| format!("{word:?} is no number"));
+        match rest {
+            ["describe"] => Ok(Self::Describe),
+            ["start", snaplen, buffer] => {
+                Ok(Self::Start { snaplen: number(snaplen)?, buffer: number(buffer)? })
+            }
+            _ => Err("that is no question about a capture".into()),
+        }
+    }
+}
+
+/// What a socket is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct About {
+    pub(super) address: SocketAddr,
+    /// Index and name.
+    pub(super) devices: Vec<(u32, String)>,
+    pub(super) lanes: Vec<LaneId>,
+    /// The process that captures it.
+    pub(super) captured_by: Option<u32>,
+}
+
+/// What the side with the lanes says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    About(About),
+    Ring(LaneId),
+    Started,
+    Refused(String),
+}
+
+impl Answer {
+    pub(super) fn to_text(&self) -> String {
+        match self {
+            Self::Ring(lane) => format!("ring {lane}"),
+            Self::Started => "started".into(),
+            Self::Refused(why) => format!("refused {why}"),
+            Self::About(about) => {
+                let mut text = format!("address {}\n", about.address);
+                // Writing to a string does not fail.
+                for (ifindex, name) in &about.devices {
+                    _ = writeln!(text, "device {ifindex} {name}");
+                }
+                for lane in &about.lanes {
+                    _ = writeln!(text, "lane {lane}");
+                }
+                if let Some(pid) = about.captured_by {
+                    _ = writeln!(text, "captured {pid}");
+                }
+                text
+            }
+        }
+    }
+
+    pub(super) fn parse(message: &[u8]) -> io::Result<Self> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it answers something else");
+        let text = std::str::from_utf8(message).map_err(|_| wrong())?;
+        if let Some(why) = text.strip_prefix("refused ") {
+            // What another process says goes to a terminal.
+            return Ok(Self::Refused(why.chars().filter(|c| !c.is_control()).take(400).collect()));
+        }
+        let mut about = None::<About>;
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            match (words.as_slice(), &mut about) {
+                (["ring", lane], None) => return Ok(Self::Ring(LaneId(lane.parse().map_err(|_| wrong())?))),
+                (["started"], None) => return Ok(Self::Started),
+                (["address", address], None) => {
+                    let address = address.parse().map_err(|_| wrong())?;
+                    about =
+                        Some(About { address, devices: Vec::new(), lanes: Vec::new(), captured_by: None });
+                }
+                (["device", index, name], Some(about)) => {
+                    let name = name.chars().filter(|c| !c.is_control()).collect();
+                    about.devices.push((index.parse().map_err(|_| wrong())?, name));
+                }
+                (["lane", lane], Some(about)) => about.lanes.push(LaneId(lane.parse().map_err(|_| wrong())?)),
+                (["captured", pid], Some(about)) => about.captured_by = pid.parse().ok(),
+                // Of a later version that says more.
+                (_, Some(_)) => {}
+                (_, None) => return Err(wrong()),
+            }
+        }
+        about.map(Self::About).ok_or_else(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_and_answered_is_understood() {
+        for ask in [Ask::Describe, Ask::Start { snaplen: 96, buffer: 1 << 20 }] {
+            assert_eq!(Ask::parse(ask.to_text().as_bytes()), Ok(ask));
+        }
+        let about = About {
+            address: "[fd77::1]:53".parse().unwrap(),
+            devices: vec![(3, "eth0".into()), (9, "eth1.7".into())],
+            lanes: vec![LaneId(0), LaneId(12)],
+            captured_by: Some(77),
+        };
+        for answer in [
+            Answer::About(about.clone()),
+            Answer::About(About { devices: Vec::new(), lanes: Vec::new(), captured_by: None, ..about }),
+            Answer::Ring(LaneId(7)),
+            Answer::Started,
+            Answer::Refused("only root may".into()),
+        ] {
+            assert_eq!(Answer::parse(answer.to_text().as_bytes()).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in
+            ["", "describe", "manylane.capture", "manylane.capture 1 stop", "manylane.capture 1 start 1 x"]
+        {
+            assert!(Ask::parse(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+        assert!(Ask::parse(b"\xff").is_err());
+        assert!(Ask::parse(b"manylane.capture 2 describe").unwrap_err().contains("version 1"));
+        for bad in ["", "ring", "ring x", "address x", "lane 1", "what", "address 1.2.3.4:5\nlane x"] {
+            assert!(Answer::parse(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+        assert_eq!(Answer::parse(b"refused \x1b[2Jno").unwrap(), Answer::Refused("[2Jno".into()));
+    }
+
+    #[test]
+    fn only_who_listens_under_our_name_is_found() {
+        let listed = "Num       RefCount Protocol Flags    Type St Inode Path
+0000000000000000: 00000002 00000000 00010000 0005 01 20543 @manylane.capture.77.0
+0000000000000000: 00000003 00000000 00000000 0005 03 20544 @manylane.capture.77.0
+0000000000000000: 00000003 00000000 00000000 0005 03 20545 @manylane.capture.78.0
+0000000000000000: 00000002 00000000 00010000 0005 01 20546 /run/manylane.capture.79.0
+0000000000000000: 00000002 00000000 00010000 0005 01 20547
+0000000000000000: 00000002 00000000 00010000 0005 01 20548 @manylane.captured
+0000000000000000: 00000002 00000000 00010000 0005 01 20549 @manylane.capture.8.1
+";
+        assert_eq!(listeners(listed), ["manylane.capture.77.0", "manylane.capture.8.1"]);
+        assert_eq!(name(8, 1), "manylane.capture.8.1");
+    }
+}
