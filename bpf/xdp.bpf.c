@@ -47,7 +47,10 @@ struct {
 	__type(value, __u32);
 } ml_locals SEC(".maps");
 
-/* VLANs that are taken: the outer number shifted by 16, and the inner one. */
+/*
+ * VLANs that are taken: the outer number shifted by 16, and the inner one, to
+ * the sockets that take them, a bit for each.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -99,10 +102,15 @@ static __always_inline int is_to_device(const struct ethhdr *eth,
 	return to[0] == ours[0] && to[1] == ours[1] && to[2] == ours[2];
 }
 
-/* 2: up to two tags. Returns the type of what follows, 0 for a frame to pass. */
-static __always_inline __be16 skip_tags(void **at, void *end, __be16 type)
+/*
+ * 2: up to two tags. Returns the type of what follows, 0 for a frame to pass;
+ * only sockets of the mask may get it.
+ */
+static __always_inline __be16 skip_tags(void **at, void *end, __be16 type,
+					__u32 *sockets)
 {
 	__u32 vlans = 0;
+	__u32 *taken;
 	int tags;
 
 #pragma unroll
@@ -119,8 +127,12 @@ static __always_inline __be16 skip_tags(void **at, void *end, __be16 type)
 		*at = tag + 1;
 	}
 	/* Number 0 is a priority without a VLAN. */
-	if (vlans && !bpf_map_lookup_elem(&ml_vlans, &vlans))
+	if (!vlans)
+		return type;
+	taken = bpf_map_lookup_elem(&ml_vlans, &vlans);
+	if (!taken)
 		return 0;
+	*sockets = *taken;
 	return type;
 }
 
@@ -181,12 +193,15 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 
 /* 4: which socket, and whether it can be answered. */
 static __always_inline int find_socket(const struct ml_port *to,
-				       const struct ml_addr *from, __u32 *index)
+				       const struct ml_addr *from,
+				       __u32 sockets, __u32 *index)
 {
 	__u32 *socket = bpf_map_lookup_elem(&ml_ports, to);
 
-	if (!socket)
+	if (!socket || *socket >= ML_MAX_SOCKETS)
 		return ML_XDP_NO_PORT;
+	if (!(sockets >> *socket & 1))
+		return ML_XDP_VLAN;
 	if (bpf_map_lookup_elem(&ml_locals, from))
 		return ML_XDP_SOURCE;
 	*index = *socket * ML_MAX_QUEUES;
@@ -209,7 +224,7 @@ static __always_inline int is_train(const struct ml_addr *from,
 
 	if (!ml_trains)
 		return 0;
-	/* The ffff of a mapped address adds nothing. */
+		/* The ffff of a mapped address adds nothing. */
 #pragma unroll
 	for (i = 0; i < 8; i++)
 		sum += one[i] + two[i];
@@ -225,6 +240,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	struct ml_addr from;
 	struct ml_port to = {};
 	struct udphdr *udp;
+	__u32 sockets = ~0U;
 	__be16 type;
 	__u32 index;
 	int reason;
@@ -234,7 +250,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if (!is_to_device(eth, device))
 		return pass(ML_XDP_OTHER_MAC);
 	at = eth + 1;
-	type = skip_tags(&at, end, eth->h_proto);
+	type = skip_tags(&at, end, eth->h_proto, &sockets);
 	if (!type)
 		return pass(ML_XDP_VLAN);
 	if (type == bpf_htons(ETH_P_IP))
@@ -249,7 +265,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if ((void *)(udp + 1) > end)
 		return pass(ML_XDP_NOT_UDP);
 	to.port = udp->dest;
-	reason = find_socket(&to, &from, &index);
+	reason = find_socket(&to, &from, sockets, &index);
 	if (reason)
 		return pass(reason);
 	if (is_train(&from, &to.addr, udp))

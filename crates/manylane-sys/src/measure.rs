@@ -63,6 +63,28 @@ pub struct Watch {
     events: Vec<libc::epoll_event>,
 }
 
+/// Adds sockets to a [`Watch`] that another thread waits with; one that waits already sees them, too.
+#[derive(Debug)]
+pub struct Adder(OwnedFd);
+
+impl Adder {
+    /// As [`Watch::add`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
+        add(&self.0, socket, token)
+    }
+}
+
+fn add(epoll: &OwnedFd, socket: &impl AsFd, token: u64) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+    let fd = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel reads `event`, which lives across the call.
+    crate::check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
+    Ok(())
+}
+
 impl AsFd for Watch {
     /// Readable while a watched socket is: a watch can be watched.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -88,17 +110,32 @@ impl Watch {
     /// # Errors
     /// `EEXIST` when it is watched already, `ENOSPC` at the limit `fs.epoll.max_user_watches`.
     pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
-        // SAFETY: the kernel reads `event`, which lives across the call.
+        add(&self.epoll, socket, token)
+    }
+
+    /// Watches `socket` no longer. Closing it does the same, if nobody has another descriptor of it.
+    ///
+    /// # Errors
+    /// `ENOENT` when it is not watched.
+    pub fn remove(&self, socket: &impl AsFd) -> io::Result<()> {
+        // SAFETY: removing takes no event (Linux 2.6.9).
         crate::check(unsafe {
             libc::epoll_ctl(
                 self.epoll.as_raw_fd(),
-                libc::EPOLL_CTL_ADD,
+                libc::EPOLL_CTL_DEL,
                 socket.as_fd().as_raw_fd(),
-                &raw mut event,
+                std::ptr::null_mut(),
             )
         })?;
         Ok(())
+    }
+
+    /// For other threads, to add sockets.
+    ///
+    /// # Errors
+    /// `EMFILE` when the process has no descriptor left.
+    pub fn adder(&self) -> io::Result<Adder> {
+        self.epoll.try_clone().map(Adder)
     }
 
     /// Waits at most `timeout` and returns the tokens of the sockets that can be read. A signal ends the

@@ -12,12 +12,15 @@ use crate::linger;
 use crate::placement::Placement;
 use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};
+use crate::vlan::Vlan;
 
 /// How a lane talks to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// The fastest that was measured to be faster: today [`Engine::Mmsg`].
+    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any, and [`Engine::Mmsg`] where that
+    /// is not to be had: [`Socket::fallback`] says why. Without devices [`Engine::Mmsg`]: a program on a network card is
+    /// somebody's decision.
     #[default]
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
@@ -52,6 +55,8 @@ impl FromStr for Engine {
 
 /// Longest pause between batches: every wait of a lane has a bound.
 const MAX_LINGER: Duration = Duration::from_millis(20);
+/// Longest time without sleep: a lane has to notice a stop.
+const MAX_BUSY_POLL: Duration = Duration::from_secs(1);
 /// Largest payload that UDP can carry in one datagram, with room to spare.
 pub(crate) const LARGEST_DATAGRAM: usize = 65_535;
 
@@ -83,6 +88,7 @@ pub struct Builder {
     join_group: bool,
     stealing: bool,
     linger: Option<Duration>,
+    busy_poll: Duration,
     xdp: XdpOptions,
 }
 
@@ -118,6 +124,7 @@ impl Builder {
             join_group: false,
             stealing: false,
             linger: None,
+            busy_poll: Duration::ZERO,
             xdp: XdpOptions::default(),
         })
     }
@@ -235,6 +242,23 @@ impl Builder {
         self
     }
 
+    /// How long a lane that waits looks for datagrams without pause before it sleeps, 1 s at most. It saves the time of
+    /// a wake-up and costs that of a core. With engine `xdp` the queues of the device work in the lane's calls meanwhile
+    /// instead of in interrupts (`SO_PREFER_BUSY_POLL`, Linux 5.11), where the driver can and
+    /// `/sys/class/net/DEVICE/{napi_defer_hard_irqs,gro_flush_timeout}` are set. Default: zero, sleeps at once.
+    pub fn busy_poll(&mut self, time: Duration) -> &mut Self {
+        self.busy_poll = time;
+        self
+    }
+
+    /// Engine `xdp`: takes frames with this VLAN tag, too, or with two of them, the outer one first (`802.1ad`). May be
+    /// called for each VLAN. Without it, frames with tags go to the kernel. Where the driver takes tags off received
+    /// frames, XDP sees none (`ethtool -K DEVICE rxvlan off` leaves them on). A reply has the tags of its request.
+    pub fn xdp_vlan(&mut self, vlan: Vlan) -> &mut Self {
+        self.xdp.vlans.push(vlan);
+        self
+    }
+
     /// Engine `xdp`: the devices to use, by name. Default: the one that has the bound address; for a wildcard, and
     /// for an address that is on no Ethernet device, all Ethernet devices that are up.
     pub fn xdp_devices<I: Into<String>>(&mut self, names: impl IntoIterator<Item = I>) -> &mut Self {
@@ -289,7 +313,21 @@ impl Builder {
     /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
     /// the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
-        Socket::open(self.check()?)
+        if self.engine != Engine::Auto || self.xdp.devices.is_none() {
+            return Socket::open(self.check()?);
+        }
+        let by = |engine, fallback| {
+            let config = Self { engine, ..self.clone() }.check()?;
+            Socket::open(Config { fallback, ..config })
+        };
+        let why = match self.check_xdp().and_then(|()| by(Engine::Xdp, None)) {
+            Ok(socket) => return Ok(socket),
+            Err(err) => err.chain(),
+        };
+        // What is wrong with the port or an option is so with every engine, and is then the error.
+        let socket = by(Engine::Mmsg, Some(why.clone()))?;
+        log::warn!("{}: engine mmsg, not xdp: {why}", socket.local_addr());
+        Ok(socket)
     }
 
     /// What the engine `xdp` cannot do.
@@ -329,6 +367,10 @@ impl Builder {
         self.steering.check()?;
         if self.linger.is_some_and(|pause| pause > MAX_LINGER) {
             return Err(Error::new(ErrorKind::Config, format!("linger is more than {MAX_LINGER:?}")));
+        }
+        if self.busy_poll > MAX_BUSY_POLL {
+            let message = format!("busy_poll is more than {MAX_BUSY_POLL:?}");
+            return Err(Error::new(ErrorKind::Config, message));
         }
         if self.only_v6 && self.addr.is_ipv4() {
             return Err(Error::new(
@@ -371,6 +413,8 @@ impl Builder {
             join_group: self.join_group,
             stealing: self.stealing,
             linger: self.linger,
+            busy_poll: self.busy_poll,
+            fallback: None,
             xdp: self.xdp.clone(),
         })
     }
@@ -385,11 +429,20 @@ pub(crate) struct XdpOptions {
     pub(crate) ring: u32,
     pub(crate) surplus_lanes: bool,
     pub(crate) capture: bool,
+    pub(crate) vlans: Vec<Vlan>,
 }
 
 impl Default for XdpOptions {
     fn default() -> Self {
-        Self { devices: None, generic: false, copy: false, ring: 2048, surplus_lanes: true, capture: true }
+        Self {
+            devices: None,
+            generic: false,
+            copy: false,
+            ring: 2048,
+            surplus_lanes: true,
+            capture: true,
+            vlans: Vec::new(),
+        }
     }
 }
 
@@ -414,6 +467,9 @@ pub(crate) struct Config {
     pub(crate) join_group: bool,
     pub(crate) stealing: bool,
     pub(crate) linger: Option<Duration>,
+    pub(crate) busy_poll: Duration,
+    /// Why it is not the engine that was hoped for.
+    pub(crate) fallback: Option<String>,
     pub(crate) xdp: XdpOptions,
 }
 

@@ -1,10 +1,11 @@
 //! A lane: one receive queue and one send path of a socket, owned by exactly one thread.
 
+use std::hint;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
 use manylane_sys::map::SharedWords;
@@ -193,7 +194,11 @@ impl Lane {
     /// # Errors
     /// [`ErrorKind::LastLane`](crate::ErrorKind::LastLane) for the only one left.
     pub fn retire(&mut self) -> Result<()> {
-        self.shared.retire(&self.me)
+        self.shared.retire(&self.me)?;
+        if let Some(xdp) = &mut self.xdp {
+            xdp.leave();
+        }
+        Ok(())
     }
 
     pub(crate) fn is_leaving(&self) -> bool {
@@ -233,6 +238,13 @@ impl Lane {
         if timeout.is_zero() {
             return self.take(Wait::Never);
         }
+        let spins = self.shared.config.busy_poll;
+        if !spins.is_zero() {
+            let taken = self.spin(spins.min(timeout))?;
+            if taken.messages > 0 {
+                return Ok(taken);
+            }
+        }
         if self.xdp.is_some() {
             let taken = self.take(Wait::Never)?;
             if taken.messages > 0 {
@@ -251,6 +263,23 @@ impl Lane {
             self.timeout = Some(timeout);
         }
         self.take(Wait::First)
+    }
+
+    /// Takes a batch as soon as there is something, without sleeping; nothing after `time`, or once the lane leaves.
+    fn spin(&mut self, time: Duration) -> Result<Taken> {
+        let mut until = None;
+        loop {
+            let taken = self.take(Wait::Never)?;
+            if taken.messages > 0 || self.is_leaving() {
+                return Ok(taken);
+            }
+            // The clock is read only while there is nothing.
+            let now = Instant::now();
+            if now >= *until.get_or_insert(now + time) {
+                return Ok(taken);
+            }
+            hint::spin_loop();
+        }
     }
 
     /// Takes a batch: from a queue of a device, if the lane has any and there is something, else from the lane's own
@@ -373,6 +402,9 @@ impl Drop for Lane {
     /// Leaves steering if it has not yet, counts what is thrown away, and closes.
     fn drop(&mut self) {
         let reusable = self.shared.leave(&self.me);
+        if let Some(xdp) = &mut self.xdp {
+            xdp.leave();
+        }
         self.discard();
         // The XSKs close before their queues are given back, and before the counters are read for good.
         self.shared.forget_queues(self.me.id);

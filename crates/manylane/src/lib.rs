@@ -37,6 +37,7 @@ mod serve;
 mod socket;
 mod steal;
 mod steer;
+mod vlan;
 
 pub use batch::{Batch, Datagram, Ecn};
 pub use config::{Builder, Engine};
@@ -51,3 +52,4 @@ pub use probe::{Probe, probe};
 pub use serve::LaneInfo;
 pub use socket::{Handle, Socket};
 pub use steer::{Steering, SteeringBy, SteeringInForce, key_hash};
+pub use vlan::Vlan;

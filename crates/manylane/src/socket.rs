@@ -144,11 +144,16 @@ impl Shared {
                 (slot, Arc::new(fd), can)
             }
         };
-        let lane = self.add(&mut control, slot, fd, can)?;
+        let mut lane = self.add(&mut control, slot, fd, can)?;
         let admitted = control.steer.admit(lane.me().slot, lane.as_fd(), lane.cpu());
         // A lane that could not be admitted closes, for which it needs the lock.
         drop(control);
         admitted?;
+        // The first lanes get their queues when all are there.
+        if let Some(plane) = self.xdp.get() {
+            lane.serve_queues(plane.enlist(lane.id())?)?;
+            plane.share_with(lane.id());
+        }
         Ok(lane)
     }
 
@@ -231,7 +236,7 @@ impl Shared {
             return;
         }
         if let Some(plane) = self.xdp.get() {
-            plane.retire(lane.id);
+            plane.shut(lane.id);
         }
         // Without the filter, what arrives between here and the close is lost uncounted: nothing worse.
         if sock::refuse_all(lane.fd.as_fd()).is_ok() {
@@ -406,9 +411,8 @@ impl Socket {
     /// Opens the XDP side: last, so that every companion is ready for what XDP does not take.
     fn open_queues(&mut self) -> Result<()> {
         let plane = Plane::open(&self.shared.config, self.shared.addr)?;
-        let (lanes, batch) = (self.lanes.len(), self.shared.config.batch);
-        for (at, lane) in self.lanes.iter_mut().enumerate() {
-            lane.serve_queues(plane.serve(lane.id(), at, lanes, batch)?)?;
+        for lane in &mut self.lanes {
+            lane.serve_queues(plane.enlist(lane.id())?)?;
         }
         plane.start()?;
         // It was empty: the socket is being opened.
@@ -438,6 +442,12 @@ impl Socket {
     #[must_use]
     pub fn engine(&self) -> Engine {
         self.shared.config.engine
+    }
+
+    /// Why engine `xdp` is not in use, where [`Engine::Auto`] had devices named for it and fell back.
+    #[must_use]
+    pub fn fallback(&self) -> Option<&str> {
+        self.shared.config.fallback.as_deref()
     }
 
     /// The steering in force, and why it is not what was asked for where it is not.

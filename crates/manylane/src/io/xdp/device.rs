@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use manylane_bpf::abi;
 use manylane_sys::device as sys;
 
 use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
+use crate::vlan::Vlan;
 
 /// How long the program of a device may stay attached after this process has closed it: a child that is being started
 /// has a copy of the link's descriptor until it runs its own program.
@@ -39,8 +41,12 @@ pub(crate) enum Attach {
 /// A device that XDP looks at, until the last socket that uses it is gone.
 pub(crate) struct Device {
     pub(crate) index: u32,
+    /// Its name when it was opened.
     pub(crate) name: String,
-    pub(crate) queues: u32,
+    /// Receive queues that it has, as far as we have looked.
+    queues: AtomicU32,
+    /// It has left the namespace, for good: one that comes back is another device.
+    is_gone: AtomicBool,
     /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
     pub(crate) is_virtual_pair: bool,
     maps: Mutex<Maps>,
@@ -49,14 +55,17 @@ pub(crate) struct Device {
 struct Maps {
     /// Holds the program and, with it, the link.
     _program: Ebpf,
+    about: Array<MapData, abi::DeviceWords>,
+    words: abi::DeviceWords,
     xsks: XskMap<MapData>,
     ports: HashMap<MapData, abi::PortKey, u32>,
     locals: HashMap<MapData, abi::AddrKey, u32>,
+    vlans: HashMap<MapData, u32, u32>,
     counts: PerCpuArray<MapData, u64>,
     /// Which numbers of sockets are in use.
     sockets: [bool; abi::MAX_SOCKETS as usize],
     /// Which queues have an owner.
-    owned: Vec<bool>,
+    owned: [bool; abi::MAX_QUEUES as usize],
 }
 
 /// A socket's place on a device.
@@ -71,7 +80,8 @@ impl Device {
             .ino();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
-        if let Some(device) = known.as_ref().and_then(|(_, _, device)| device.upgrade()) {
+        let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
+        if let Some(device) = there.filter(|device| !device.is_gone.load(Ordering::Relaxed)) {
             return Ok(device);
         }
         let patience = if known.is_some() { HANDOVER } else { Duration::ZERO };
@@ -105,25 +115,70 @@ impl Device {
             program.take_map(map).ok_or_else(missing)
         };
         let wrong = |err| refused(&name, "an eBPF map for XDP is not as expected", err);
-        let mut about: Array<_, abi::DeviceWords> = Array::try_from(map("ml_device")?).map_err(wrong)?;
+        let about: Array<_, abi::DeviceWords> = Array::try_from(map("ml_device")?).map_err(wrong)?;
         let xsks = XskMap::try_from(map("ml_xsks")?).map_err(wrong)?;
         let ports = HashMap::try_from(map("ml_ports")?).map_err(wrong)?;
         let locals = HashMap::try_from(map("ml_locals")?).map_err(wrong)?;
+        let vlans = HashMap::try_from(map("ml_vlans")?).map_err(wrong)?;
         let counts = PerCpuArray::try_from(map("ml_xdp_counts")?).map_err(wrong)?;
         let mut words = [0; size_of::<abi::DeviceWords>()];
         words[..6].copy_from_slice(&mac);
         words[8..].copy_from_slice(&longest.to_ne_bytes());
-        about.set(0, words, 0).map_err(wrong)?;
-        let maps = Maps {
+        let mut maps = Maps {
             _program: program,
+            about,
+            words,
             xsks,
             ports,
             locals,
+            vlans,
             counts,
             sockets: [false; abi::MAX_SOCKETS as usize],
-            owned: vec![false; queues as usize],
+            owned: [false; abi::MAX_QUEUES as usize],
         };
-        Ok(Self { index, name, queues, is_virtual_pair, maps: Mutex::new(maps) })
+        maps.about.set(0, words, 0).map_err(wrong)?;
+        Ok(Self {
+            index,
+            name,
+            queues: AtomicU32::new(queues),
+            is_gone: AtomicBool::new(false),
+            is_virtual_pair,
+            maps: Mutex::new(maps),
+        })
+    }
+
+    /// Receive queues that it has, as far as we have looked.
+    pub(crate) fn queues(&self) -> u32 {
+        self.queues.load(Ordering::Relaxed)
+    }
+
+    /// It has left the namespace.
+    pub(crate) fn set_gone(&self) {
+        self.is_gone.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks at what may change without a word: the number of its queues, its own address. False if it is gone.
+    pub(crate) fn refresh(&self) -> bool {
+        let there = !self.is_gone.load(Ordering::Relaxed) && self.look().is_ok();
+        if !there {
+            self.set_gone();
+        }
+        there
+    }
+
+    fn look(&self) -> io::Result<()> {
+        let name = sys::name(self.index)?;
+        let queues = sys::receive_queues(&name)?.min(abi::MAX_QUEUES);
+        self.queues.store(queues, Ordering::Relaxed);
+        let mac = sys::mac(&name)?;
+        let mut maps = self.maps();
+        if maps.words[..6] != mac {
+            maps.words[..6].copy_from_slice(&mac);
+            let words = maps.words;
+            // It can fail only for want of memory. Until it works, frames are the kernel's.
+            _ = maps.about.set(0, words, 0);
+        }
+        Ok(())
     }
 
     fn maps(&self) -> MutexGuard<'_, Maps> {
@@ -131,13 +186,18 @@ impl Device {
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for one more socket on this device.
-    pub(crate) fn register(&self) -> Result<Number> {
+    /// A number for one more socket on this device, which takes frames without a tag and those with these tags.
+    pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<Number> {
         let mut maps = self.maps();
         let free = maps.sockets.iter().position(|used| !used).ok_or_else(|| {
             let message = format!("{}: at most {} sockets can share a device", self.name, abi::MAX_SOCKETS);
             Error::new(ErrorKind::Limit, message)
         })?;
+        for vlan in vlans {
+            let sockets = maps.vlans.get(&vlan.key(), 0).unwrap_or(0) | 1 << free;
+            let set = maps.vlans.insert(vlan.key(), sockets, 0);
+            set.map_err(|err| refused(&self.name, "a VLAN cannot be put in place", err))?;
+        }
         maps.sockets[free] = true;
         Ok(free as Number)
     }
@@ -154,26 +214,14 @@ impl Device {
             // It was there a moment ago, and nobody else removes it.
             let _ = maps.ports.remove(&key);
         }
+        let vlans: Vec<(u32, u32)> = maps.vlans.iter().filter_map(std::result::Result::ok).collect();
+        for (key, sockets) in vlans.into_iter().filter(|(_, sockets)| sockets & 1 << socket != 0) {
+            let left = sockets & !(1 << socket);
+            // As above.
+            let _ = if left == 0 { maps.vlans.remove(&key) } else { maps.vlans.insert(key, left, 0) };
+        }
         if let Some(used) = maps.sockets.get_mut(socket as usize) {
             *used = false;
-        }
-    }
-
-    /// Takes a queue, if it has no owner in this process.
-    pub(crate) fn own(&self, queue: u32) -> bool {
-        match self.maps().owned.get_mut(queue as usize) {
-            Some(owned) if !*owned => {
-                *owned = true;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Gives a queue back, once its XSK is closed.
-    pub(crate) fn disown(&self, queue: u32) {
-        if let Some(owned) = self.maps().owned.get_mut(queue as usize) {
-            *owned = false;
         }
     }
 
@@ -230,6 +278,30 @@ impl Device {
             // A map of this size has every index; reading it can fail only for want of memory.
             maps.counts.get(&(index as u32), 0).map_or(0, |cpus| cpus.iter().sum())
         })
+    }
+}
+
+/// A queue that this process owns; given back when the value goes, which is after its XSK.
+pub(super) struct OwnedQueue {
+    pub(super) device: Arc<Device>,
+    pub(super) queue: u32,
+}
+
+impl OwnedQueue {
+    /// Takes a queue, if it has no owner in this process.
+    pub(super) fn take(device: &Arc<Device>, queue: u32) -> Option<Self> {
+        let mut maps = device.maps();
+        let owned = maps.owned.get_mut(queue as usize).filter(|owned| !**owned)?;
+        *owned = true;
+        Some(Self { device: Arc::clone(device), queue })
+    }
+}
+
+impl Drop for OwnedQueue {
+    fn drop(&mut self) {
+        if let Some(owned) = self.device.maps().owned.get_mut(self.queue as usize) {
+            *owned = false;
+        }
     }
 }
 

@@ -13,12 +13,15 @@
 //! has its turn when the queues are empty, and after so many batches of theirs at the latest.
 
 mod device;
+mod mailbox;
 mod plane;
+mod queues;
 mod route;
 pub(crate) mod send;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use manylane_sys::measure::Watch;
@@ -28,12 +31,13 @@ use manylane_wire::datagram::{Checksum, Datagram};
 pub(crate) use plane::Plane;
 pub use plane::XdpQueue;
 
-use self::plane::OwnedQueue;
+use self::device::OwnedQueue;
+use self::mailbox::{Content, Mailbox, Order, QueueId};
 use self::route::Reader;
 use self::send::XdpOut;
 use super::Taken;
 use crate::capture::tap::Tap;
-use crate::counters::{Cells, Count};
+use crate::counters::{Cells, Count, LaneId};
 use crate::error::{Error, Result};
 
 /// After so many batches from queues the companion has a turn, should the queues never be empty.
@@ -56,21 +60,27 @@ pub(crate) struct Meta {
 
 /// One queue that a lane serves.
 pub(crate) struct LaneQueue {
+    id: QueueId,
     // In this order: the XSK closes before the queue is given back.
     xsk: Queue,
     owned: OwnedQueue,
     /// The batch that was taken last, without what was refused.
     metas: Vec<Meta>,
+    /// To be closed when it is empty: its device is gone.
+    is_ending: bool,
 }
 
 impl LaneQueue {
-    fn new(xsk: Queue, owned: OwnedQueue, batch: usize) -> Self {
-        Self { xsk, owned, metas: Vec::with_capacity(batch) }
+    fn new(id: QueueId, xsk: Queue, owned: OwnedQueue, batch: usize) -> Self {
+        Self { id, xsk, owned, metas: Vec::with_capacity(batch), is_ending: false }
     }
 }
 
 /// The queues of one lane.
 pub(crate) struct XdpIo {
+    plane: Arc<Plane>,
+    lane: LaneId,
+    mailbox: Arc<Mailbox>,
     queues: Vec<LaneQueue>,
     /// The queue whose turn it is.
     next: usize,
@@ -79,7 +89,6 @@ pub(crate) struct XdpIo {
     /// Batches since the companion had its turn.
     since_companion: u32,
     reader: Reader,
-    /// Where copies of frames go while somebody captures them.
     tap: Tap,
     bound: SocketAddr,
     /// Whether datagrams carry ECN.
@@ -96,20 +105,82 @@ pub(crate) struct Frames<'a> {
     pub(crate) ecn: bool,
 }
 
+/// What the companion is watched as; queues have the numbers of their [`QueueId`].
+const COMPANION: u64 = 0;
+
+/// Sockets that a wait tells of at most: one would do.
+const READY: usize = 8;
+
 impl XdpIo {
-    fn new(queues: Vec<LaneQueue>, reader: Reader, tap: Tap, bound: SocketAddr, ecn: bool) -> Result<Self> {
+    fn new(
+        plane: Arc<Plane>,
+        lane: LaneId,
+        reader: Reader,
+        tap: Tap,
+        bound: SocketAddr,
+        ecn: bool,
+    ) -> Result<Self> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
-        let watch = Watch::new(queues.len() + 1).map_err(failed)?;
-        for (queue, token) in queues.iter().zip(1..) {
-            watch.add(&queue.xsk, token).map_err(failed)?;
+        let watch = Watch::new(READY).map_err(failed)?;
+        let mailbox = Arc::new(Mailbox::new(watch.adder().map_err(failed)?));
+        Ok(Self {
+            plane,
+            lane,
+            mailbox,
+            queues: Vec::new(),
+            next: 0,
+            current: None,
+            since_companion: 0,
+            reader,
+            tap,
+            bound,
+            ecn,
+            watch,
+        })
+    }
+
+    fn mailbox(&self) -> Arc<Mailbox> {
+        Arc::clone(&self.mailbox)
+    }
+
+    /// Takes the queues that it was given, and gives up those that it shall.
+    #[cold]
+    pub(crate) fn visit_mailbox(&mut self) {
+        self.current = None;
+        let Content { queues, orders } = self.mailbox.empty();
+        self.queues.extend(queues);
+        for (id, order) in orders {
+            let Some(at) = self.queues.iter().position(|queue| queue.id == id) else { continue };
+            match order {
+                Order::End => self.queues[at].is_ending = true,
+                Order::PassOn => {
+                    let queue = self.queues.remove(at);
+                    // It is watched here since it was delivered; a descriptor for its statistics keeps it open.
+                    _ = self.watch.remove(&queue.xsk);
+                    if let Some(mut kept) = self.plane.pass_on(queue) {
+                        _ = self.watch.add(&kept.xsk, kept.id.0);
+                        kept.metas.clear();
+                        self.queues.push(kept);
+                    }
+                }
+            }
         }
-        Ok(Self { queues, next: 0, current: None, since_companion: 0, reader, tap, bound, ecn, watch })
+        self.next = 0;
+    }
+
+    /// Closes the queue at `at` if its device is gone and it is empty.
+    #[cold]
+    fn end(&mut self, at: usize) {
+        let queue = self.queues.remove(at);
+        _ = self.watch.remove(&queue.xsk);
+        self.plane.ended(queue.id);
+        self.next = 0;
     }
 
     /// Lets readiness of the companion wake the lane, too.
     pub(crate) fn watch_companion(&self, companion: BorrowedFd<'_>) -> Result<()> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
-        self.watch.add(&companion, 0).map_err(failed)
+        self.watch.add(&companion, COMPANION).map_err(failed)
     }
 
     /// Whether the companion has waited long enough and comes first. It then has had its turn.
@@ -126,10 +197,13 @@ impl XdpIo {
     /// cut off.
     pub(crate) fn receive(&mut self, most: usize, datagram_size: usize, cells: &Cells) -> Taken {
         self.current = None;
+        if self.mailbox.has_mail() {
+            self.visit_mailbox();
+        }
         self.tap.look();
         for _ in 0..self.queues.len() {
             let at = self.next;
-            self.next = (at + 1) % self.queues.len();
+            self.next = if at + 1 < self.queues.len() { at + 1 } else { 0 };
             let Some(queue) = self.queues.get_mut(at) else { continue };
             // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
             for _ in 0..BROKEN_BUDGET {
@@ -146,14 +220,27 @@ impl XdpIo {
                     return taken;
                 }
             }
+            if queue.is_ending {
+                self.end(at);
+                break;
+            }
         }
         self.since_companion = 0;
         Taken::default()
     }
 
+    /// Gives its queues to the other lanes, as far as there are any.
+    pub(crate) fn leave(&mut self) {
+        self.plane.retire(self.lane);
+        self.visit_mailbox();
+    }
+
     /// The batch that was taken last is over: what is sent next is no reply.
     pub(crate) fn end_batch(&mut self) {
         self.current = None;
+        if self.mailbox.has_mail() {
+            self.visit_mailbox();
+        }
         self.tap.look();
     }
 

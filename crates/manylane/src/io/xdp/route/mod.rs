@@ -62,6 +62,8 @@ pub(crate) enum Change {
     Addresses,
     /// A device has come, carries frames or no longer does (`up`), or is gone.
     Link { ifindex: u32, up: bool, gone: bool },
+    /// Some time has passed, or somebody has asked: what changes without a word may have changed.
+    Turn,
 }
 
 type Watcher = Box<dyn Fn(&Change) + Send>;
@@ -79,6 +81,8 @@ struct Shared {
     /// The thread sleeps, or is about to, until it is woken.
     asleep: AtomicBool,
     stop: AtomicBool,
+    /// The watchers shall be told of a turn at once.
+    nudged: AtomicBool,
     /// A byte in here wakes the thread, which watches the other end.
     wake: UnixStream,
     woken: UnixStream,
@@ -152,6 +156,12 @@ impl Routes {
     pub(crate) fn on_change(&self, watcher: Watcher) {
         lock(&self.shared.watchers).push(watcher);
     }
+
+    /// Has the watchers told of a [turn](Change::Turn) soon.
+    pub(crate) fn nudge(&self) {
+        self.shared.nudged.store(true, Ordering::Release);
+        self.shared.wake();
+    }
 }
 
 impl Drop for Routes {
@@ -180,6 +190,7 @@ impl Shared {
             clock: Clock(AtomicU64::new(1)),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            nudged: AtomicBool::new(false),
             wake,
             woken,
             ended: Mutex::new(false),

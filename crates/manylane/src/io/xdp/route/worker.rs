@@ -11,7 +11,7 @@ use super::asks::Queue;
 use super::kernel::{Effects, Kernel};
 use super::netlink::{Events, QUESTIONS, Question, Questions};
 use super::table::{Pair, Writer};
-use super::{Shared, epoch_of, lock, stamp_of};
+use super::{Change, Shared, epoch_of, lock, stamp_of};
 use crate::error::ENOBUFS;
 
 /// How often entries that are in use are asked for again.
@@ -50,6 +50,8 @@ pub(super) struct Worker {
     /// When the clock turns next, unless nobody asks.
     turn: Instant,
     next_round: Instant,
+    /// When the watchers are told of a turn next: also if nobody asks.
+    look: Instant,
     /// Events were lost: everything is to be read anew, at this time at the earliest.
     reload: Option<Instant>,
     /// When all was read last.
@@ -97,6 +99,7 @@ impl Worker {
             period,
             turn: now,
             next_round: now,
+            look: now + period,
             reload: None,
             loaded: now,
             farewell: Farewell(shared),
@@ -126,6 +129,10 @@ impl Worker {
         }
         if now >= self.turn && (self.busy || self.table.len() > 0) {
             self.turn_clock(now);
+        }
+        if now >= self.look || self.shared.nudged.swap(false, Ordering::Acquire) {
+            self.look = now + self.period;
+            lock(&self.shared.watchers).iter().for_each(|watcher| watcher(&Change::Turn));
         }
         // Without a picture of the tables nothing can be answered.
         if self.reload.is_none() && now >= self.next_round && self.answer() {
@@ -283,7 +290,7 @@ impl Worker {
         let now = Instant::now();
         let turn = (self.busy || self.table.len() > 0).then_some(self.turn);
         let round = (now < self.next_round).then_some(self.next_round);
-        let next = [turn, round, self.reload].into_iter().flatten().min()?;
+        let next = [turn, round, self.reload, Some(self.look)].into_iter().flatten().min()?;
         Some(next.saturating_duration_since(now))
     }
 

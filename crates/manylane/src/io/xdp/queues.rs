@@ -1,0 +1,320 @@
+//! Which lane serves which queue of which device: every queue has one lane, and no lane has two more than another.
+//!
+//! The list is kept under the lock of the [`Plane`]; queues themselves belong to their lanes, and go from one to the
+//! other by mailbox ([`Mailbox`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
+
+use super::LaneQueue;
+use super::device::{Device, Number, OwnedQueue};
+use super::mailbox::{Mailbox, Order, QueueId};
+use super::plane::{FRAME, Plane, dropped_at};
+use crate::counters::LaneId;
+use crate::error::{EBUSY, Error, ErrorKind, Result};
+
+/// How long a queue may stay taken by an owner that has closed it.
+const HANDOVER: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct State {
+    /// The devices, with the number that this socket has on each.
+    pub(super) devices: Vec<(Arc<Device>, Number)>,
+    /// Devices that could not be used, and have not changed since.
+    pub(super) failed: Vec<u32>,
+    /// What could not be done the last time.
+    pub(super) complaint: Option<String>,
+    /// Ports lead here.
+    pub(super) open: bool,
+    /// Queues that are served.
+    pub(super) served: Vec<Served>,
+    seats: Vec<Seat>,
+    /// Frames that were dropped at queues that a lane no longer has.
+    closed: Vec<(LaneId, u64)>,
+    last_id: u64,
+}
+
+/// A queue that is served.
+pub(super) struct Served {
+    id: QueueId,
+    pub(super) lane: LaneId,
+    pub(super) device: Arc<Device>,
+    number: Number,
+    pub(super) queue: u32,
+    pub(super) zero_copy: bool,
+    /// For its statistics.
+    xsk: OwnedFd,
+    /// What was dropped there before this lane had it.
+    dropped_before: u64,
+    /// Frames are led here.
+    steered: bool,
+}
+
+/// A lane that can be given queues.
+struct Seat {
+    lane: LaneId,
+    mailbox: Arc<Mailbox>,
+}
+
+impl State {
+    /// Gives a lane a seat.
+    pub(super) fn seat(&mut self, lane: LaneId, mailbox: Arc<Mailbox>) {
+        self.seats.push(Seat { lane, mailbox });
+    }
+
+    /// Lanes that can be given queues.
+    pub(super) fn lanes(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// Queues that the devices have.
+    pub(super) fn queues(&self) -> usize {
+        self.devices.iter().map(|(device, _)| device.queues() as usize).sum()
+    }
+
+    fn served_by(&self, lane: LaneId) -> usize {
+        self.served.iter().filter(|served| served.lane == lane).count()
+    }
+
+    /// The lane with the fewest queues; of several, the one that came first.
+    fn poorest(&self) -> Option<&Seat> {
+        self.seats.iter().min_by_key(|seat| self.served_by(seat.lane))
+    }
+
+    fn mailbox(&self, lane: LaneId) -> Option<&Arc<Mailbox>> {
+        self.seats.iter().find(|seat| seat.lane == lane).map(|seat| &seat.mailbox)
+    }
+
+    /// Has the queues of devices closed of which `is_there` says that they are gone.
+    pub(super) fn let_go(&mut self, is_there: impl Fn(&Device) -> bool) {
+        let (there, gone): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.devices).into_iter().partition(|(device, _)| is_there(device));
+        self.devices = there;
+        for (device, number) in gone {
+            log::warn!("engine xdp: {} is gone", device.name);
+            device.unregister(number);
+            for served in self.served.iter().filter(|served| Arc::ptr_eq(&served.device, &device)) {
+                if let Some(mailbox) = self.mailbox(served.lane) {
+                    mailbox.order(served.id, Order::End);
+                }
+            }
+        }
+    }
+
+    /// The queue is closed, or is about to be.
+    fn forget(&mut self, at: usize) {
+        let served = self.served.remove(at);
+        self.note_dropped(served.lane, dropped_at(&served.xsk) - served.dropped_before);
+    }
+
+    fn note_dropped(&mut self, lane: LaneId, dropped: u64) {
+        match self.closed.iter_mut().find(|(of, _)| *of == lane) {
+            Some((_, sum)) => *sum += dropped,
+            None if dropped > 0 => self.closed.push((lane, dropped)),
+            None => {}
+        }
+    }
+
+    /// Frames that were dropped at the queues of a lane while it had them.
+    pub(super) fn dropped(&self, lane: LaneId) -> u64 {
+        let closed = self.closed.iter().find(|(of, _)| *of == lane).map_or(0, |(_, dropped)| *dropped);
+        let open = self.served.iter().filter(|served| served.lane == lane);
+        closed + open.map(|served| dropped_at(&served.xsk) - served.dropped_before).sum::<u64>()
+    }
+}
+
+impl Plane {
+    /// Opens the queues that nobody serves and gives each to the lane that has the fewest. If `strict`, a queue that
+    /// cannot be opened is an error at once; otherwise the others are opened first.
+    pub(super) fn distribute(&self, state: &mut State, strict: bool) -> Result<()> {
+        let mut outcome = Ok(());
+        for (device, number) in state.devices.clone() {
+            for queue in 0..device.queues() {
+                let is_served =
+                    |served: &Served| served.queue == queue && Arc::ptr_eq(&served.device, &device);
+                if state.served.iter().any(is_served) {
+                    continue;
+                }
+                match self.open_queue(state, &device, number, queue, strict) {
+                    Err(err) if strict => return Err(err),
+                    Err(err) => outcome = Err(err),
+                    Ok(()) => {}
+                }
+            }
+        }
+        outcome
+    }
+
+    fn open_queue(
+        &self,
+        state: &mut State,
+        device: &Arc<Device>,
+        number: Number,
+        queue: u32,
+        strict: bool,
+    ) -> Result<()> {
+        let Some(heir) = state.poorest().map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
+            return Ok(());
+        };
+        let Some(owned) = OwnedQueue::take(device, queue) else {
+            // Another socket of this process has it; ours is fed by the companion.
+            if strict {
+                log::warn!(
+                    "{} queue {queue} is served by another socket of this process: lanes get its datagrams through the kernel",
+                    device.name
+                );
+            }
+            return Ok(());
+        };
+        let xsk = self.open_xsk(device, queue, strict)?;
+        let statistics = xsk
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|err| Error::system("a descriptor for the statistics of an XSK", err))?;
+        device.steer(number, queue, xsk.as_fd())?;
+        state.last_id += 1;
+        let id = QueueId(state.last_id);
+        state.served.push(Served {
+            id,
+            lane: heir.0,
+            device: Arc::clone(device),
+            number,
+            queue,
+            zero_copy: xsk.is_zero_copy(),
+            xsk: statistics,
+            dropped_before: 0,
+            steered: true,
+        });
+        heir.1.deliver(LaneQueue::new(id, xsk, owned, self.batch));
+        Ok(())
+    }
+
+    fn open_xsk(&self, device: &Device, queue: u32, strict: bool) -> Result<Queue> {
+        let ring = self.options.ring;
+        let options = QueueOptions {
+            ifindex: device.index,
+            queue,
+            frames: ring * 2,
+            frame_size: FRAME,
+            ring,
+            tx_ring: ring,
+            batch: self.batch,
+            mode: if self.options.copy { Mode::Copy } else { Mode::Auto },
+        };
+        let start = Instant::now();
+        loop {
+            match Queue::open(&options) {
+                Ok(xsk) => {
+                    let micros = u32::try_from(self.busy_poll.as_micros()).unwrap_or(u32::MAX);
+                    if micros > 0
+                        && let Err(err) = xsk.busy_poll(micros, self.batch as u32)
+                    {
+                        log::warn!("{} queue {queue} does not work in the lane's calls: {err}", device.name);
+                    }
+                    return Ok(xsk);
+                }
+                // The kernel gives a queue free a while after its last owner has closed it.
+                Err(err)
+                    if strict && err.source.raw_os_error() == Some(EBUSY) && start.elapsed() < HANDOVER =>
+                {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                Err(err) => return Err(explain(device, queue, err)),
+            }
+        }
+    }
+
+    /// A lane was enlisted after the others: those that have more than their share shall give.
+    pub(crate) fn share_with(&self, lane: LaneId) {
+        let state = self.state();
+        let share = state.served.len() / state.seats.len().max(1);
+        let mut wanted = share.saturating_sub(state.served_by(lane));
+        for seat in &state.seats {
+            let spare = state.served_by(seat.lane).saturating_sub(share).min(wanted);
+            for served in state.served.iter().filter(|served| served.lane == seat.lane).take(spare) {
+                seat.mailbox.order(served.id, Order::PassOn);
+            }
+            wanted -= spare;
+        }
+    }
+
+    /// A lane leaves: it is given nothing more, and shall give what it has.
+    pub(crate) fn retire(&self, lane: LaneId) {
+        let mut state = self.state();
+        let Some(at) = state.seats.iter().position(|seat| seat.lane == lane) else { return };
+        let seat = state.seats.remove(at);
+        for served in state.served.iter().filter(|served| served.lane == lane) {
+            seat.mailbox.order(served.id, Order::PassOn);
+        }
+    }
+
+    /// Leads the queues of a lane to the kernel again: the socket ends. What is on its way to its rings has arrived
+    /// after a grace period.
+    pub(crate) fn shut(&self, lane: LaneId) {
+        let mut state = self.state();
+        state.seats.retain(|seat| seat.lane != lane);
+        for served in state.served.iter_mut().filter(|served| served.lane == lane && served.steered) {
+            served.device.unsteer(served.number, served.queue);
+            served.steered = false;
+        }
+    }
+
+    /// Gives the queue of a lane to the one that has the fewest; back, if there is none.
+    pub(super) fn pass_on(&self, queue: LaneQueue) -> Option<LaneQueue> {
+        let mut state = self.state();
+        let Some(heir) = state.poorest().map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
+            return Some(queue);
+        };
+        let Some(at) = state.served.iter().position(|served| served.id == queue.id && served.steered) else {
+            return Some(queue);
+        };
+        let served = &mut state.served[at];
+        let (from, dropped) = (served.lane, dropped_at(&served.xsk));
+        let while_there = dropped - std::mem::replace(&mut served.dropped_before, dropped);
+        served.lane = heir.0;
+        state.note_dropped(from, while_there);
+        // Under the lock: a lane that leaves does so with an empty mailbox.
+        heir.1.deliver(queue);
+        None
+    }
+
+    /// A lane is about to close a queue that is drained, of a device that is gone.
+    pub(super) fn ended(&self, queue: QueueId) {
+        let mut state = self.state();
+        if let Some(at) = state.served.iter().position(|served| served.id == queue) {
+            state.forget(at);
+        }
+    }
+
+    /// Forgets a lane whose queues are drained; its XSKs close with it.
+    pub(crate) fn forget(&self, lane: LaneId) {
+        self.shut(lane);
+        let mut state = self.state();
+        while let Some(at) = state.served.iter().position(|served| served.lane == lane) {
+            state.forget(at);
+        }
+        let is_last = state.seats.is_empty();
+        drop(state);
+        if !is_last {
+            // Somebody else may serve what it had.
+            self.nudge();
+        }
+    }
+}
+
+/// What is in the way of an XSK, and what to change.
+fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
+    let at = format!("{} queue {queue}", device.name);
+    match err.source.raw_os_error() {
+        Some(EBUSY) => Error::with(
+            ErrorKind::InUse,
+            format!("{at} is served by the AF_XDP socket of another process (see 'ss --xdp -p')"),
+            err.source,
+        ),
+        _ => Error::system(format!("{at}: {}", err.step), err.source),
+    }
+}

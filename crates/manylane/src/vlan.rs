@@ -1,0 +1,88 @@
+//! The tags of a frame that belongs to a virtual LAN.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// One VLAN tag, or two: IEEE 802.1Q and 802.1ad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Vlan {
+    outer: u16,
+    inner: Option<u16>,
+}
+
+impl Vlan {
+    /// The VLAN with this number, 1 to 4094.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for any other number.
+    pub fn new(id: u16) -> Result<Self> {
+        Ok(Self { outer: checked(id)?, inner: None })
+    }
+
+    /// The VLAN `inner` within the VLAN `outer`.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn stacked(outer: u16, inner: u16) -> Result<Self> {
+        Ok(Self { outer: checked(outer)?, inner: Some(checked(inner)?) })
+    }
+
+    /// How the XDP program knows it.
+    pub(crate) fn key(self) -> u32 {
+        match self.inner {
+            Some(inner) => u32::from(self.outer) << 16 | u32::from(inner),
+            None => self.outer.into(),
+        }
+    }
+}
+
+fn checked(id: u16) -> Result<u16> {
+    match id {
+        1..=4094 => Ok(id),
+        _ => Err(Error::new(ErrorKind::Config, format!("VLAN {id} is not within 1 to 4094"))),
+    }
+}
+
+impl FromStr for Vlan {
+    type Err = Error;
+
+    /// `5`, or `100.5` for VLAN 5 within VLAN 100.
+    fn from_str(text: &str) -> Result<Self> {
+        let number = |text: &str| {
+            text.parse().map_err(|err| {
+                Error::with(ErrorKind::Config, format!("VLAN {text:?} is no number (5, or 100.5)"), err)
+            })
+        };
+        match text.split_once('.') {
+            Some((outer, inner)) => Self::stacked(number(outer)?, number(inner)?),
+            None => Self::new(number(text)?),
+        }
+    }
+}
+
+impl fmt::Display for Vlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.inner {
+            Some(inner) => write!(f, "{}.{inner}", self.outer),
+            None => self.outer.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_tag_and_two_are_read_and_written() {
+        for (text, key) in [("1", 1), ("4094", 4094), ("100.5", 100 << 16 | 5)] {
+            let vlan: Vlan = text.parse().unwrap();
+            assert_eq!((vlan.key(), vlan.to_string().as_str()), (key, text));
+        }
+        for wrong in ["", "0", "4095", "5.", ".5", "1.0", "5.5.5", "x", "-1", "70000"] {
+            assert_eq!(wrong.parse::<Vlan>().unwrap_err().kind(), ErrorKind::Config, "{wrong}");
+        }
+    }
+}
