@@ -1,33 +1,39 @@
-//! Frames are conserved: whatever order packets arrive, are held, answered, dropped, sent and completed in, every
-//! frame is in one place, payloads stay as they came while they may be borrowed, and what leaves is what was
-//! written.
+//! Frames are conserved: whatever order packets arrive, are held, answered, dropped, sent and completed in, and
+//! members join and leave, every frame is in one place, payloads stay as they came while they may be borrowed, and
+//! what leaves is what was written.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
 
 use super::QueueOptions;
+use super::assembly::Assembly;
 use super::core::Core;
-use super::frames::Place;
+use super::frames::Kind;
 use super::mock::{self, HEADROOM, Mock};
 use super::send::{Fresh, Sender};
 
-/// Bytes of the longest packet: all that a frame has room for; under Miri, which takes its time, fewer.
+/// Bytes of the longest packet that fits a frame; under Miri, which takes its time, fewer.
 const LONGEST: usize = if cfg!(miri) { 64 } else { 2048 - HEADROOM as usize };
+/// Bytes of a piece of one that comes in several frames.
+const PIECE: usize = LONGEST / 2;
 
 /// What happens during a batch, in any order. Indices are taken modulo what there is.
 #[derive(Clone, Debug)]
 enum Act {
-    /// A packet arrives while the batch is being worked on.
+    /// A packet arrives for any member while the batch is being worked on; in pieces if it is long.
     Arrive {
+        member: usize,
         len: usize,
     },
     /// A packet arrives that the kernel describes wrongly.
     ArriveWrong {
+        member: usize,
         too_long: bool,
     },
     /// The kernel says that it has received into, or sent, a frame that there is not.
     Lie {
+        member: usize,
         sent: bool,
     },
     /// The header is written, and the packet sent with part of its payload.
@@ -52,20 +58,32 @@ enum Act {
     },
 }
 
-/// Before a batch packets arrive; then it is taken, and things happen.
 #[derive(Clone, Debug)]
-struct Round {
-    arrive: Vec<usize>,
-    most: usize,
-    acts: Vec<Act>,
+enum Step {
+    /// Before a batch of one member packets arrive; then it is taken, and things happen.
+    Round {
+        member: usize,
+        arrive: Vec<usize>,
+        most: usize,
+        acts: Vec<Act>,
+    },
+    Join {
+        ring: u32,
+        tx_ring: u32,
+        assembles: bool,
+    },
+    Leave {
+        member: usize,
+    },
 }
 
 fn act() -> impl Strategy<Value = Act> {
     let index = any::<usize>;
+    let long = 1..=3 * LONGEST;
     prop_oneof![
-        4 => (1..=LONGEST).prop_map(|len| Act::Arrive { len }),
-        1 => any::<bool>().prop_map(|too_long| Act::ArriveWrong { too_long }),
-        1 => any::<bool>().prop_map(|sent| Act::Lie { sent }),
+        4 => (index(), long).prop_map(|(member, len)| Act::Arrive { member, len }),
+        1 => (index(), any::<bool>()).prop_map(|(member, too_long)| Act::ArriveWrong { member, too_long }),
+        1 => (index(), any::<bool>()).prop_map(|(member, sent)| Act::Lie { member, sent }),
         8 => (index(), index()).prop_map(|(packet, payload)| Act::SendHeld { packet, payload }),
         6 => Just(Act::Take),
         4 => (index(), 1..=LONGEST).prop_map(|(which, len)| Act::SendFresh { which, len }),
@@ -75,13 +93,22 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn round() -> impl Strategy<Value = Round> {
-    let arrive = prop::collection::vec(1..=LONGEST, 0..12);
-    (arrive, 0..10_usize, prop::collection::vec(act(), 0..24)).prop_map(|(arrive, most, acts)| Round {
-        arrive,
-        most,
-        acts,
-    })
+fn step() -> impl Strategy<Value = Step> {
+    let round = (
+        any::<usize>(),
+        prop::collection::vec(1..=LONGEST + PIECE, 0..12),
+        0..10_usize,
+        prop::collection::vec(act(), 0..24),
+    );
+    prop_oneof![
+        8 => round.prop_map(|(member, arrive, most, acts)| Step::Round { member, arrive, most, acts }),
+        1 => (0..5_u32, 0..5_u32, any::<bool>()).prop_map(|(ring, tx_ring, assembles)| Step::Join {
+            ring: 1 << ring,
+            tx_ring: 1 << tx_ring,
+            assembles,
+        }),
+        1 => any::<usize>().prop_map(|member| Step::Leave { member }),
+    ]
 }
 
 fn sizes() -> impl Strategy<Value = QueueOptions> {
@@ -90,15 +117,26 @@ fn sizes() -> impl Strategy<Value = QueueOptions> {
         .prop_map(|(frames, ring, tx_ring, batch)| mock::options(frames, 1 << ring, 1 << tx_ring, batch))
 }
 
-/// What the queue should have, by what was done to it.
-struct World<'a> {
-    mock: &'a Mock,
-    /// Arrived and not received yet, oldest first.
-    arrived: std::collections::VecDeque<Vec<u8>>,
-    /// Frames of our own, and what we wrote into them.
+/// What a member should have, by what was done to it.
+struct Member {
+    core: Core,
+    /// What the kernel calls it.
+    number: usize,
+    assembles: bool,
+    ring: u32,
+    /// Arrived and not received yet, oldest first. What cannot be used is empty.
+    arrived: VecDeque<Vec<u8>>,
+    /// The current batch, and where its payloads start.
+    batch: Vec<(Vec<u8>, usize)>,
+    /// Frames of our own.
     fresh: Vec<Fresh>,
     /// What was put into the send ring, in order.
     sent: Vec<Vec<u8>>,
+}
+
+struct World<'a> {
+    mock: &'a Mock,
+    members: Vec<Member>,
     invalid: u64,
     packets: u8,
 }
@@ -109,117 +147,239 @@ impl World<'_> {
         (0..len).map(|at| (at as u8).wrapping_mul(7) ^ self.packets).collect()
     }
 
-    fn arrive(&mut self, len: usize) {
+    fn admit(&mut self, core: Core, number: usize, assembles: bool, ring: u32) {
+        let (arrived, batch, fresh, sent) = (VecDeque::new(), Vec::new(), Vec::new(), Vec::new());
+        self.members.push(Member { core, number, assembles, ring, arrived, batch, fresh, sent });
+    }
+
+    /// A packet arrives; `arrived` is what is on its way to that member.
+    fn arrive(&mut self, number: usize, assembles: bool, len: usize, arrived: &mut VecDeque<Vec<u8>>) {
         let packet = self.pattern(len);
-        if self.mock.kernel.borrow_mut().receive(&packet) {
-            self.arrived.push_back(packet);
+        let mut kernel = self.mock.kernel.borrow_mut();
+        if len <= LONGEST {
+            if kernel.receive_at(number, &packet) {
+                arrived.push_back(packet);
+            }
+        } else if kernel.receive_in_pieces(number, &packet, PIECE) {
+            arrived.push_back(if assembles { packet } else { Vec::new() });
         }
     }
 
-    fn act(&mut self, act: &Act, sender: &mut Sender<'_>, batch: &[Vec<u8>], ats: &[usize]) {
+    /// Something happens in the batch of `me`, of which `sender` is the way out.
+    fn act(&mut self, act: &Act, me: &mut Parts<'_>, sender: &mut Sender<'_>) {
         match *act {
-            Act::Arrive { len } => self.arrive(len),
-            Act::ArriveWrong { too_long } => {
-                let (len, options) = if too_long { (2048 - HEADROOM as u32 + 1, 0) } else { (60, 1) };
-                if self.mock.kernel.borrow_mut().receive_as(len, options, &[0; 60]) {
-                    // An empty one stands for it.
-                    self.arrived.push_back(Vec::new());
+            Act::Arrive { member, .. } | Act::ArriveWrong { member, .. } | Act::Lie { member, .. } => {
+                // The one whose batch it is, or one of the others.
+                let at = member % (self.members.len() + 1);
+                let (number, assembles, mut arrived) = match self.members.get_mut(at) {
+                    Some(other) => (other.number, other.assembles, std::mem::take(&mut other.arrived)),
+                    None => (me.number, me.assembles, std::mem::take(me.arrived)),
+                };
+                self.arrive_oddly(act, number, assembles, &mut arrived);
+                match self.members.get_mut(at) {
+                    Some(other) => other.arrived = arrived,
+                    None => *me.arrived = arrived,
                 }
             }
-            Act::Lie { sent } => {
-                let nowhere = u64::MAX / 2;
-                let mut kernel = self.mock.kernel.borrow_mut();
-                if sent {
-                    self.invalid += u64::from(kernel.has_room() && kernel.lie_in_completion(nowhere));
-                } else if kernel.lie_in_rx(nowhere) {
-                    self.arrived.push_back(Vec::new());
-                }
-            }
-            Act::SendHeld { packet, payload } if !batch.is_empty() => {
-                let i = packet % batch.len();
+            Act::SendHeld { packet, payload } if !me.batch.is_empty() => {
+                let i = packet % me.batch.len();
+                let (bytes, at) = &me.batch[i];
                 let was_sent = sender.is_sent(i);
-                let header = self.pattern(ats[i]);
+                let header = self.pattern(*at);
                 if !was_sent {
                     sender.header_mut(i).copy_from_slice(&header);
                 }
-                let len = payload % (batch[i].len() - ats[i] + 1);
+                let len = payload % (bytes.len() - at + 1);
                 if sender.send_held(i, len) {
-                    assert!(!was_sent && sender.is_sent(i));
-                    self.sent.push([&header[..], &batch[i][ats[i]..ats[i] + len]].concat());
+                    assert!(!was_sent && sender.is_sent(i) && !sender.is_in_pieces(i));
+                    me.sent.push([&header[..], &bytes[*at..at + len]].concat());
                 } else {
                     assert_eq!(sender.is_sent(i), was_sent);
                 }
             }
-            Act::Take => self.fresh.extend(sender.take()),
-            Act::SendFresh { which, len } if !self.fresh.is_empty() => {
-                let mut fresh = self.fresh.swap_remove(which % self.fresh.len());
+            Act::Take => me.fresh.extend(sender.take()),
+            Act::SendFresh { which, len } if !me.fresh.is_empty() => {
+                let mut fresh = me.fresh.swap_remove(which % me.fresh.len());
                 let bytes = self.pattern(len);
                 sender.fresh_mut(&mut fresh)[..len].copy_from_slice(&bytes);
                 match sender.send_fresh(fresh, len) {
-                    Ok(()) => self.sent.push(bytes),
-                    Err(fresh) => self.fresh.push(fresh),
+                    Ok(()) => me.sent.push(bytes),
+                    Err(fresh) => me.fresh.push(fresh),
                 }
             }
-            Act::GiveBack { which } if !self.fresh.is_empty() => {
-                sender.give_back(self.fresh.swap_remove(which % self.fresh.len()));
+            Act::GiveBack { which } if !me.fresh.is_empty() => {
+                sender.give_back(me.fresh.swap_remove(which % me.fresh.len()));
             }
             Act::Flush { budget } => {
                 self.mock.budget.set(budget);
                 let left = sender.flush().unwrap();
-                assert_eq!(self.mock.kernel.borrow().sent.len() + left, self.sent.len());
+                assert_eq!(self.sent_by(me.number).len() + left, me.sent.len());
             }
             Act::Complete { which } => self.mock.kernel.borrow_mut().complete(which),
             Act::SendHeld { .. } | Act::SendFresh { .. } | Act::GiveBack { .. } => {}
         }
     }
 
-    /// One batch, from its begin until the next one may begin.
-    fn round(&mut self, core: &mut Core, round: &Round) {
-        round.arrive.iter().for_each(|&len| self.arrive(len));
-        let wanted = round.most.min(core.most());
-        let looked = wanted.min(self.arrived.len());
-        let came: Vec<_> = self.arrived.drain(..looked).collect();
-        let batch: Vec<Vec<u8>> = came.into_iter().filter(|packet| !packet.is_empty()).collect();
-        self.invalid += (looked - batch.len()) as u64;
-        assert_eq!(core.receive(self.mock, round.most), batch.len());
-        self.audit(core);
-        let ats: Vec<usize> = batch.iter().map(|packet| usize::from(packet[0]) % packet.len()).collect();
-        for (i, packet) in batch.iter().enumerate() {
-            assert_eq!(core.packet(i), packet);
-            core.set_payload(i, ats[i], packet.len() - ats[i]);
-        }
-        let (payloads, mut sender) = core.split(self.mock);
-        let borrowed: Vec<&[u8]> = (0..batch.len()).map(|i| payloads.payload(i)).collect();
-        for act in &round.acts {
-            self.act(act, &mut sender, &batch, &ats);
-            for (i, packet) in batch.iter().enumerate() {
-                assert_eq!(borrowed[i], &packet[ats[i]..], "payload {i} changed");
+    fn arrive_oddly(&mut self, act: &Act, number: usize, assembles: bool, arrived: &mut VecDeque<Vec<u8>>) {
+        match *act {
+            Act::Arrive { len, .. } => self.arrive(number, assembles, len, arrived),
+            Act::ArriveWrong { too_long, .. } => {
+                let (len, options) = if too_long { (2048 - HEADROOM as u32 + 1, 0) } else { (60, 4) };
+                if self.mock.kernel.borrow_mut().receive_as(number, len, options, &[0; 60]) {
+                    arrived.push_back(Vec::new());
+                }
             }
+            Act::Lie { sent, .. } => {
+                let nowhere = u64::MAX / 2;
+                let mut kernel = self.mock.kernel.borrow_mut();
+                if sent {
+                    self.invalid += u64::from(kernel.has_room() && kernel.lie_in_completion(nowhere));
+                } else if kernel.lie_in_rx(number, nowhere) {
+                    arrived.push_back(Vec::new());
+                }
+            }
+            _ => {}
         }
-        self.audit(core);
     }
 
-    /// Every frame is in one place, and where we think it is.
-    fn audit(&self, core: &Core) {
-        let of = core.frames().audit();
+    fn sent_by(&self, number: usize) -> Vec<Vec<u8>> {
+        let kernel = self.mock.kernel.borrow();
+        kernel.sent.iter().filter(|(member, _)| *member == number).map(|(_, bytes)| bytes.clone()).collect()
+    }
+
+    /// One batch of a member, from its begin until the next one may begin.
+    fn round(&mut self, member: usize, arrive: &[usize], most: usize, acts: &[Act]) {
+        let mut me = self.members.remove(member % self.members.len());
+        for &len in arrive {
+            self.arrive(me.number, me.assembles, len, &mut me.arrived);
+        }
+        let wanted = most.min(me.core.most());
+        let looked = wanted.min(me.arrived.len());
+        let came: Vec<_> = me.arrived.drain(..looked).collect();
+        let came: Vec<Vec<u8>> = came.into_iter().filter(|packet| !packet.is_empty()).collect();
+        self.invalid += (looked - came.len()) as u64;
+        let bell = self.mock.bell(me.number);
+        assert_eq!(me.core.receive(&bell, most), came.len());
+        let at = |packet: &Vec<u8>| usize::from(packet[0]) % packet.len();
+        me.batch =
+            came.into_iter().map(|packet| (at(&packet), packet)).map(|(at, packet)| (packet, at)).collect();
+        for (i, (packet, at)) in me.batch.iter().enumerate() {
+            assert_eq!(me.core.packet(i), packet);
+            me.core.set_payload(i, *at, packet.len() - at);
+        }
+        let (payloads, mut sender) = me.core.split(&bell);
+        let borrowed: Vec<&[u8]> = (0..me.batch.len()).map(|i| payloads.payload(i)).collect();
+        let mut parts = Parts {
+            number: me.number,
+            assembles: me.assembles,
+            arrived: &mut me.arrived,
+            batch: &me.batch,
+            fresh: &mut me.fresh,
+            sent: &mut me.sent,
+        };
+        for act in acts {
+            self.act(act, &mut parts, &mut sender);
+            for (i, (packet, at)) in me.batch.iter().enumerate() {
+                assert_eq!(borrowed[i], &packet[*at..], "payload {i} changed");
+            }
+        }
+        self.members.push(me);
+        self.audit();
+    }
+
+    fn leave(&mut self, member: usize) {
+        let mut me = self.members.remove(member % self.members.len());
+        me.core.leave(&self.mock.bell(me.number));
+        self.mock.kernel.borrow_mut().close(me.number);
+        // Of what was unread, only addresses that cannot be were seen to be wrong.
+        let odd = me.arrived.iter().filter(|packet| packet.is_empty()).count() as u64;
+        let seen = self.mock.pool.census().invalid;
+        assert!((self.invalid..=self.invalid + odd).contains(&seen));
+        self.invalid = seen;
+        // What was not sent never will be; all that was is as it was written.
+        let sent = self.sent_by(me.number);
+        assert_eq!(sent, me.sent[..sent.len()]);
+        drop(me);
+        self.audit();
+    }
+
+    /// Every frame is in one place, and where we think it is; batches are as they came.
+    fn audit(&self) {
+        let frames = &self.mock.pool.frames;
+        let purses: Vec<_> = self.members.iter().map(|member| member.core.purse()).collect();
+        self.mock.pool.lock().audit(&purses);
+        let of = |kind| frames.all(kind, None).collect::<Vec<u32>>();
+        let mut queued = 0;
+        for member in &self.members {
+            queued += member.sent.len() - self.sent_by(member.number).len();
+            for (i, (packet, at)) in member.batch.iter().enumerate() {
+                assert_eq!(
+                    &member.core.packet(i)[*at..],
+                    &packet[*at..],
+                    "payload {i} of another member changed"
+                );
+            }
+        }
         let mut kernel = self.mock.kernel.borrow_mut();
-        let frames = core.census().total();
         let mut receiving = kernel.receiving();
-        receiving.retain(|&frame| frame < frames);
-        assert_eq!(receiving, of(Place::Filling));
+        receiving.retain(|&frame| frame < frames.count());
+        assert_eq!(receiving, of(Kind::Filling));
         let mut sending = kernel.sending();
-        sending.retain(|&frame| frame < frames);
-        let mut ours = [of(Place::Sending), of(Place::HeldSending)].concat();
+        sending.retain(|&frame| frame < frames.count());
+        let mut ours = [of(Kind::Sending), of(Kind::HeldSending)].concat();
         assert!(sending.iter().all(|frame| ours.contains(frame)), "sent from a frame that is not being sent");
         ours.retain(|frame| !sending.contains(frame));
-        // The others are in the send ring.
-        assert_eq!(ours.len(), self.sent.len() - kernel.sent.len());
+        assert_eq!(ours.len(), queued, "the others are in the send rings");
         let mut times: HashMap<u32, u32> = HashMap::new();
         receiving.iter().chain(&sending).for_each(|&frame| *times.entry(frame).or_default() += 1);
         assert!(times.values().all(|&times| times == 1), "a frame is in two places");
-        assert_eq!(core.census().taken as usize, self.fresh.len());
-        assert!(core.census().invalid <= self.invalid);
+        let fresh: usize = self.members.iter().map(|member| member.fresh.len()).sum();
+        let census = self.mock.pool.census();
+        assert_eq!((census.taken as usize, census.total()), (fresh, frames.count()));
+        assert!(census.invalid <= self.invalid);
     }
+
+    /// All comes to rest: what waits is received and dropped, what was queued is sent, all is completed.
+    fn rest(&mut self) {
+        for member in &mut self.members {
+            let bell = self.mock.bell(member.number);
+            let mut sender = member.core.split(&bell).1;
+            member.fresh.drain(..).for_each(|fresh| sender.give_back(fresh));
+        }
+        self.mock.budget.set(usize::MAX);
+        let rings: u32 = self.members.iter().map(|member| member.ring).sum();
+        let target = rings.min(self.mock.pool.frames.count() / 2);
+        for _ in 0..1000 {
+            for _ in 0..self.members.len() {
+                // Each member has its turn: the one that had it goes to the end.
+                self.round(0, &[], usize::MAX, &[Act::Flush { budget: usize::MAX }]);
+                let most = self.mock.kernel.borrow().options.tx_ring;
+                for _ in 0..most {
+                    self.mock.kernel.borrow_mut().complete(0);
+                }
+            }
+            let waits = self.members.iter().any(|member| member.core.has_received());
+            let census = self.mock.pool.census();
+            if !waits && census.sending + census.held == 0 && census.filling >= target {
+                return;
+            }
+        }
+        panic!("no rest: {:?}, {target} to be filled", self.mock.pool.census());
+    }
+}
+
+/// A member without its core, which is borrowed.
+struct Parts<'a> {
+    number: usize,
+    assembles: bool,
+    arrived: &'a mut VecDeque<Vec<u8>>,
+    batch: &'a [(Vec<u8>, usize)],
+    fresh: &'a mut Vec<Fresh>,
+    sent: &'a mut Vec<Vec<u8>>,
+}
+
+fn assembly(assembles: bool, ring: u32) -> Assembly {
+    if assembles { Assembly::new(ring).unwrap() } else { Assembly::none() }
 }
 
 fn cases() -> ProptestConfig {
@@ -232,38 +392,36 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn frames_are_conserved(options in sizes(), rounds in prop::collection::vec(round(), 1..12)) {
-        let (mock, mut core) = mock::open(options);
-        let mut world = World {
-            mock: &mock,
-            arrived: std::collections::VecDeque::new(),
-            fresh: Vec::new(),
-            sent: Vec::new(),
-            invalid: 0,
-            packets: 0,
-        };
-        for round in &rounds {
-            world.round(&mut core, round);
-            prop_assert_eq!(core.census().total(), options.frames);
-        }
-
-        // All comes to rest: what waits is received and dropped, what was queued is sent, all is completed.
-        let fresh = std::mem::take(&mut world.fresh);
-        let mut sender = core.split(&mock).1;
-        fresh.into_iter().for_each(|fresh| sender.give_back(fresh));
-        mock.budget.set(usize::MAX);
-        while core.split(&mock).1.flush().unwrap() > 0 || core.has_received() || core.census().sending > 0 {
-            for _ in 0..options.tx_ring {
-                mock.kernel.borrow_mut().complete(0);
+    fn frames_are_conserved(
+        options in sizes(),
+        assembles in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..12),
+    ) {
+        let (mock, core) = mock::open_with(options, assembly(assembles, options.ring), 0);
+        let mut world = World { mock: &mock, members: Vec::new(), invalid: 0, packets: 0 };
+        world.admit(core, 0, assembles, options.ring);
+        for step in &steps {
+            match step {
+                Step::Round { member, arrive, most, acts } => world.round(*member, arrive, *most, acts),
+                Step::Join { ring, tx_ring, assembles } => {
+                    let options = QueueOptions { ring: *ring, tx_ring: *tx_ring, ..options };
+                    let (number, core) = mock.join(&options, assembly(*assembles, *ring));
+                    world.admit(core, number, *assembles, *ring);
+                    world.audit();
+                }
+                Step::Leave { member } if world.members.len() > 1 => world.leave(*member),
+                Step::Leave { .. } => {}
             }
-            let rest = Round { arrive: Vec::new(), most: usize::MAX, acts: Vec::new() };
-            world.round(&mut core, &rest);
         }
-        core.receive(&mock, 0);
-        let census = core.census();
-        prop_assert_eq!(census.filling, options.ring.min(options.frames / 2));
+        world.rest();
+        let census = mock.pool.census();
         prop_assert_eq!(census.free + census.filling, options.frames);
         prop_assert_eq!(census.invalid, world.invalid);
-        prop_assert_eq!(&mock.kernel.borrow().sent, &world.sent);
+        for member in &world.members {
+            prop_assert_eq!(&world.sent_by(member.number), &member.sent);
+        }
+        while !world.members.is_empty() {
+            world.leave(0);
+        }
     }
 }

@@ -1,19 +1,19 @@
-//! The queue without its socket: four rings and the frames between them.
+//! A member of a queue without its socket: its two rings, its batch, and its way to the pool.
 //!
-//! Everything a queue does but system calls is here, so that tests can be the kernel.
+//! Everything a queue does but system calls is here and in the pool, so that tests can be the kernel.
 
 use std::io;
+use std::sync::Arc;
 
 use libc::xdp_desc;
 
-use super::frames::{Frames, Packet};
+use super::assembly::{Assembly, Next};
+use super::frames::Packet;
+use super::outgoing::Outgoing;
+use super::pool::Pool;
 use super::ring::{Consumer, Producer};
 use super::send::{Payloads, Sender};
 use super::{Census, QueueOptions};
-use crate::map::Mapping;
-
-/// Calls that may bring nothing before a flush gives up. The first may free room in the completion ring.
-const IDLE_KICKS: u32 = 2;
 
 /// What came of asking the kernel to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,146 +50,86 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// The four rings.
-pub(super) struct Rings {
-    pub(super) fill: Producer<u64>,
+/// The rings that each member has.
+pub(super) struct MemberRings {
     pub(super) rx: Consumer<xdp_desc>,
     pub(super) tx: Producer<xdp_desc>,
-    pub(super) completion: Consumer<u64>,
 }
 
-/// What sending needs of a queue.
-pub(super) struct Outgoing {
-    pub(super) tx: Producer<xdp_desc>,
-    completion: Consumer<u64>,
-    pub(super) frames: Frames,
-}
-
-impl Outgoing {
-    /// Takes back the frames that the kernel has sent.
-    #[inline]
-    pub(super) fn reap(&mut self) -> u32 {
-        let mut reaped = 0;
-        while let Some(addr) = self.completion.take() {
-            self.frames.complete(addr);
-            reaped += 1;
-            // A kernel that fills the ring as fast as we empty it shall not keep us.
-            if reaped == self.completion.entries() {
-                break;
-            }
-        }
-        self.completion.release();
-        reaped
-    }
-
-    /// Whether one more frame may be sent, also after taking back those that were.
-    #[inline]
-    pub(super) fn has_room(&mut self) -> bool {
-        self.frames.may_send() || (self.reap() > 0 && self.frames.may_send())
-    }
-
-    /// See [`Sender::flush`].
-    pub(super) fn flush(&mut self, bell: &dyn Bell) -> io::Result<usize> {
-        self.tx.publish();
-        let mut left = self.tx.waiting();
-        if left == 0 {
-            return Ok(0);
-        }
-        if bell.is_zero_copy() {
-            if bell.is_busy_polling() || self.tx.wants_wakeup().unwrap_or(true) {
-                bell.send()?;
-            }
-            return Ok(self.tx.waiting() as usize);
-        }
-        // Each call takes descriptors, drops one, or does nothing, which it may do only so often.
-        let mut idle = 0;
-        for _ in 0..left + IDLE_KICKS {
-            let kick = bell.send()?;
-            let before = std::mem::replace(&mut left, self.tx.waiting());
-            match kick {
-                Kick::Worked if left == before => {
-                    // A completion ring that is full holds the kernel up.
-                    self.reap();
-                    idle += 1;
-                }
-                Kick::Worked | Kick::Dropped => {}
-                Kick::Down => break,
-            }
-            if left == 0 || idle == IDLE_KICKS {
-                break;
-            }
-        }
-        Ok(left as usize)
-    }
-}
-
-/// Rings, frames, and the packets of the current batch.
+/// One member: its rings, and the packets of its current batch.
+///
+/// It ends with [`leave`](Self::leave); what it had is lost to the others otherwise.
 pub(super) struct Core {
-    fill: Producer<u64>,
     rx: Consumer<xdp_desc>,
     out: Outgoing,
     batch: Vec<Packet>,
     /// Most packets of a batch.
     most: usize,
-    /// Frames that the kernel has to receive into, whenever there are enough.
-    receiving: u32,
+    assembly: Assembly,
 }
 
 impl Core {
-    /// A queue whose fill ring is filled. `memory` has room for all frames; the options were checked.
-    pub(super) fn new(rings: Rings, memory: Mapping, options: &QueueOptions) -> Self {
-        let receiving = options.ring.min(options.frames / 2);
-        let frames = Frames::new(memory, options.frames, options.frame_size, receiving);
-        let Rings { fill, rx, tx, completion } = rings;
-        let mut core = Self {
-            fill,
+    /// A new member of a pool; the options were checked. None if it has too many.
+    pub(super) fn join(
+        pool: Arc<Pool>,
+        rings: MemberRings,
+        options: &QueueOptions,
+        assembly: Assembly,
+    ) -> Option<Self> {
+        let MemberRings { rx, tx } = rings;
+        let me = pool.lock().join(rx.entries())?;
+        Some(Self {
             rx,
-            out: Outgoing { tx, completion, frames },
+            out: Outgoing::new(pool, me, tx, options.batch),
             batch: Vec::with_capacity(options.batch),
             most: options.batch,
-            receiving,
-        };
-        core.refill();
-        core
-    }
-
-    /// Gives the kernel what it lacks to receive into.
-    #[inline]
-    fn refill(&mut self) {
-        let lacking = self.receiving.saturating_sub(self.out.frames.filling());
-        for _ in 0..lacking {
-            let Some(addr) = self.out.frames.fill() else { break };
-            if !self.fill.put(addr) {
-                self.out.frames.unfill(addr);
-                break;
-            }
-        }
-        self.fill.publish();
+            assembly,
+        })
     }
 
     /// See [`Queue::receive`](super::Queue::receive).
     #[inline]
     pub(super) fn receive(&mut self, bell: &dyn Bell, most: usize) -> usize {
+        let Outgoing { pool, me, purse, .. } = &mut self.out;
+        let (pool, me) = (Arc::as_ref(pool), *me);
+        let mut locked = pool.lock();
         for packet in &self.batch {
-            self.out.frames.end_hold(packet);
+            locked.end_hold(me, packet.frame);
         }
         self.batch.clear();
-        self.out.reap();
-        self.refill();
-        if bell.is_zero_copy() && self.fill.wants_wakeup() == Some(true)
-            || bell.is_busy_polling() && self.rx.is_empty()
-        {
+        self.assembly.clear();
+        locked.reap();
+        locked.refill();
+        let wake = bell.is_zero_copy() && locked.wants_wakeup() == Some(true)
+            || bell.is_busy_polling() && self.rx.is_empty();
+        if wake {
+            drop(locked);
             bell.receive();
+            locked = pool.lock();
         }
         for _ in 0..most.min(self.most) {
             let Some(desc) = self.rx.take() else { break };
-            if let Some(packet) = self.out.frames.hold(desc) {
+            let packet = if desc.options == 0 && !self.assembly.is_skipping() {
+                locked.hold(me, &desc)
+            } else {
+                match self.assembly.chain(me, desc, &mut self.rx, &mut locked) {
+                    Next::Packet(packet) => Some(packet),
+                    Next::Nothing => None,
+                    Next::Later => break,
+                }
+            };
+            if let Some(packet) = packet {
                 // Another core has written it: all lines of a batch are on their way before the first is looked at.
-                prefetch(self.out.frames.base().wrapping_add(packet.addr as usize));
+                prefetch(packet.start);
                 self.batch.push(packet);
             }
         }
         self.rx.release();
+        locked.restock(me, purse, self.most);
+        drop(locked);
+        if self.assembly.has_parts() {
+            self.assembly.finish(me, pool);
+        }
         self.batch.len()
     }
 
@@ -202,13 +142,10 @@ impl Core {
     /// See [`Queue::packet`](super::Queue::packet).
     #[inline]
     pub(super) fn packet(&self, i: usize) -> &[u8] {
-        let Packet { addr, len, .. } = self.batch[i];
-        // SAFETY: the packet lies in the memory of the frames, which is initialised (see `Packet`), in a frame that
-        // stays in the batch as long as `self` is borrowed; mutable slices of it borrow `self` mutably.
-        unsafe {
-            let start = self.out.frames.base().add(addr as usize);
-            std::slice::from_raw_parts(start.cast_const(), len as usize)
-        }
+        let Packet { start, len, .. } = self.batch[i];
+        // SAFETY: the packet is in initialised memory that is the batch's alone as long as `self` is borrowed (see
+        // `Packet`); mutable slices of it borrow `self` mutably.
+        unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) }
     }
 
     /// See [`Queue::set_payload`](super::Queue::set_payload).
@@ -223,12 +160,22 @@ impl Core {
     /// See [`Queue::split`](super::Queue::split).
     #[inline]
     pub(super) fn split<'a>(&'a mut self, bell: &'a dyn Bell) -> (Payloads<'a>, Sender<'a>) {
-        let payloads = Payloads::new(self.out.frames.base(), &self.batch);
+        let payloads = Payloads::new(&self.batch);
         (payloads, Sender::new(payloads, &mut self.out, bell))
     }
 
+    /// Gives back what this member has, which is of no use any more. See [`Queue`](super::Queue) for what the kernel may
+    /// still have.
+    pub(super) fn leave(&mut self, bell: &dyn Bell) {
+        // What was to be sent shall be sent; what cannot be comes back.
+        let _ = self.out.flush(bell);
+        self.batch.clear();
+        let Outgoing { pool, me, tx, .. } = &mut self.out;
+        pool.lock().leave(*me, &mut self.rx, tx, !bell.is_zero_copy());
+    }
+
     pub(super) fn census(&self) -> Census {
-        self.out.frames.census()
+        self.out.pool.census()
     }
 
     /// Most packets of a batch.
@@ -237,9 +184,9 @@ impl Core {
         self.most
     }
 
-    /// The frames, for tests to look at.
+    /// What is granted to this member and not used, for tests to look at.
     #[cfg(test)]
-    pub(super) fn frames(&self) -> &Frames {
-        &self.out.frames
+    pub(super) fn purse(&self) -> (super::frames::Member, &super::pool::Purse) {
+        (self.out.me, &self.out.purse)
     }
 }

@@ -1,267 +1,221 @@
 //! The frames of a queue: the memory itself, and who has which.
 //!
-//! A frame is in exactly one [`Place`]. Every step a frame takes goes through a function here that checks where it
-//! comes from; an address from the kernel that names a frame which the kernel does not have is refused. That is
-//! what the slices handed out elsewhere rely on: no frame is ever in two hands.
+//! A frame is in exactly one [`Place`], and each place has one hand that may move the frame on:
+//!
+//! | place | whose it is | who moves it on |
+//! |---|---|---|
+//! | free, filling, sending, held and sending, held and done | the pool's, the kernel's | whoever has the lock of the [`Pool`](super::pool::Pool) |
+//! | held, in supply, taken | one member's | that member, without the lock |
+//!
+//! (A held frame that was not sent also becomes free under the lock, at the end of the batch, by its member.) So no
+//! two threads ever write one place at a time, and a frame is never in two hands: what the slices handed out elsewhere
+//! rely on. An address from the kernel that names a frame which the kernel does not have is refused, whatever the
+//! kernel or another member says.
+//!
+//! Places are atomics because others may look while one writes: completions are checked against all of them. A member
+//! that gives a frame to the kernel stores its place with `Release`, and who takes the completion loads it with
+//! `Acquire`: what the member has written and read in the frame comes before what its next owner does there, even if
+//! the kernel completes what it was never told of.
+
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use libc::xdp_desc;
 
 use super::Census;
 use crate::map::Mapping;
 
-/// Who has a frame.
+/// Number of a member of a queue; the highest is [`MOST_MEMBERS`] less one.
+pub(super) type Member = u16;
+
+/// Numbers that a place has room for.
+pub(super) const MOST_MEMBERS: usize = 1 << 13;
+
+/// Stands for the frame of a packet that is in none: it was put together from several.
+pub(super) const NO_FRAME: u32 = u32::MAX;
+
+/// Where a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Place {
-    /// Nobody: it is on the free list.
+#[repr(u16)]
+pub(super) enum Kind {
+    /// Nobody has it: it is on the free list.
     Free,
-    /// The kernel, to receive into: in the fill ring, in the receive ring, or in between.
+    /// The kernel, to receive into: in the fill ring, in a receive ring, or in between.
     Filling,
-    /// The current batch.
+    /// A member, for its next [`Fresh`](super::Fresh).
+    Supply,
+    /// The current batch of a member.
     Held,
-    /// The current batch; the kernel has it too, to send from.
+    /// The current batch of a member; the kernel has it too, to send from.
     HeldSending,
-    /// The current batch; the kernel had it and is done.
+    /// The current batch of a member; the kernel had it and is done.
     HeldDone,
     /// Whoever has the [`Fresh`](super::Fresh).
     Taken,
-    /// The kernel, to send from: in the send ring, in the completion ring, or in between.
+    /// The kernel, to send from: in a send ring, in the completion ring, or in between.
     Sending,
 }
 
-/// A received packet of the current batch. While it is there, its frame is in one of the three held places;
-/// `addr..addr + len` lies within that frame, and `at + payload <= len`.
+const KINDS: [Kind; 8] = [
+    Kind::Free,
+    Kind::Filling,
+    Kind::Supply,
+    Kind::Held,
+    Kind::HeldSending,
+    Kind::HeldDone,
+    Kind::Taken,
+    Kind::Sending,
+];
+
+/// Where a frame is, and which member has it or has sent it: the kind in the lowest three bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(u16);
+
+impl Place {
+    pub(super) const FREE: Self = Self(Kind::Free as u16);
+    pub(super) const FILLING: Self = Self(Kind::Filling as u16);
+
+    #[inline]
+    pub(super) fn of(kind: Kind, member: Member) -> Self {
+        Self(member << 3 | kind as u16)
+    }
+
+    #[inline]
+    pub(super) fn kind(self) -> Kind {
+        KINDS[usize::from(self.0 & 7)]
+    }
+
+    #[inline]
+    pub(super) fn member(self) -> Member {
+        self.0 >> 3
+    }
+}
+
+/// A received packet of the current batch. `len` bytes from `start` on are initialised and this batch's alone: they
+/// lie within `frame`, which is in one of the three held places while the packet is in the batch, or in the buffer of
+/// the member for packets of several frames. `at + payload <= len`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
-    /// Where it starts in the memory of all frames.
-    pub(super) addr: u64,
+    pub(super) start: *mut u8,
+    /// The frame that it came in, or [`NO_FRAME`].
+    pub(super) frame: u32,
     pub(super) len: u32,
-    /// Where its payload starts, counted from `addr`.
+    /// Where its payload starts, counted from `start`.
     pub(super) at: u32,
     /// Bytes of payload.
     pub(super) payload: u32,
 }
 
+// SAFETY: what `start` points at goes with the batch, and that with its queue, which one thread has at a time.
+unsafe impl Send for Packet {}
+
 /// The memory of all frames, and their places.
 pub(super) struct Frames {
     memory: Mapping,
     shift: u32,
-    places: Box<[Place]>,
-    free: Vec<u32>,
-    filling: u32,
-    held: u32,
-    taken: u32,
-    sending: u32,
-    /// What the kernel said and cannot be.
-    invalid: u64,
-    /// Frames that are not for receiving: so many may be taken or be on their way out.
-    outgoing: u32,
+    /// Bytes at the beginning of a frame that no packet may start in if it is to be sent: what the kernel is told of
+    /// the packet goes there. Zero if nothing is told.
+    room: usize,
+    places: Box<[AtomicU16]>,
 }
 
 impl Frames {
-    /// All of them free. `memory` has room for `count` frames of `size` bytes, a power of two; `receiving` of them
-    /// are kept for receiving.
-    pub(super) fn new(memory: Mapping, count: u32, size: u32, receiving: u32) -> Self {
+    /// All of them free. `memory` has room for `count` frames of `size` bytes, a power of two.
+    pub(super) fn new(memory: Mapping, count: u32, size: u32, room: usize) -> Self {
         assert!(size.is_power_of_two() && memory.len() as u64 >= u64::from(count) * u64::from(size));
-        Self {
-            memory,
-            shift: size.trailing_zeros(),
-            places: vec![Place::Free; count as usize].into_boxed_slice(),
-            // The frame given back last is taken first: it is still in the cache.
-            free: (0..count).rev().collect(),
-            filling: 0,
-            held: 0,
-            taken: 0,
-            sending: 0,
-            invalid: 0,
-            outgoing: count.saturating_sub(receiving),
-        }
+        assert!(room < size as usize);
+        let places = (0..count).map(|_| AtomicU16::new(Place::FREE.0)).collect();
+        Self { memory, shift: size.trailing_zeros(), room, places }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u32 {
+        self.places.len() as u32
     }
 
     /// Start of the memory of all frames; it is as long as all frames, and stays where it is.
+    #[inline]
     pub(super) fn base(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
 
+    /// Bytes of one.
+    #[inline]
     pub(super) fn size(&self) -> usize {
         1 << self.shift
     }
 
+    /// See the field.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.room
+    }
+
     /// Address of a frame, as the rings have it.
+    #[inline]
     pub(super) fn addr(&self, frame: u32) -> u64 {
         u64::from(frame) << self.shift
     }
 
+    /// Address of what is in one of our frames, as the rings have it.
+    #[inline]
+    pub(super) fn addr_of(&self, start: *const u8) -> u64 {
+        start.addr().wrapping_sub(self.base().addr()) as u64
+    }
+
     /// The frame that an address lies in, if there is one.
-    fn frame_of(&self, addr: u64) -> Option<u32> {
+    #[inline]
+    pub(super) fn frame_of(&self, addr: u64) -> Option<u32> {
         let frame = addr >> self.shift;
         (frame < self.places.len() as u64).then_some(frame as u32)
     }
 
+    /// Where a frame is; free if there is no such frame, so that nobody has it.
+    #[inline]
+    pub(super) fn place(&self, frame: u32) -> Place {
+        self.places.get(frame as usize).map_or(Place::FREE, |place| Place(place.load(Ordering::Acquire)))
+    }
+
+    /// Moves a frame. The caller is the one that may (see the top of this file).
+    #[inline]
+    pub(super) fn put(&self, frame: u32, place: Place) {
+        if let Some(at) = self.places.get(frame as usize) {
+            at.store(place.0, Ordering::Release);
+        }
+    }
+
+    /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame.
+    #[inline]
+    pub(super) fn packet(&self, frame: u32, desc: &xdp_desc) -> Option<Packet> {
+        let start = desc.addr.wrapping_sub(self.addr(frame));
+        if start.saturating_add(u64::from(desc.len)) > self.size() as u64 {
+            return None;
+        }
+        let start = self.base().wrapping_add(desc.addr as usize);
+        Some(Packet { start, frame, len: desc.len, at: 0, payload: desc.len })
+    }
+
+    /// How many frames are where; what is `invalid` is not known here. While other members work, frames may be
+    /// counted where they were a moment ago, but each once.
     pub(super) fn census(&self) -> Census {
-        Census {
-            free: self.free.len() as u32,
-            filling: self.filling,
-            held: self.held,
-            taken: self.taken,
-            sending: self.sending,
-            invalid: self.invalid,
+        let mut census = Census::default();
+        for place in &self.places {
+            let count = match Place(place.load(Ordering::Relaxed)).kind() {
+                Kind::Free | Kind::Supply => &mut census.free,
+                Kind::Filling => &mut census.filling,
+                Kind::Held | Kind::HeldDone => &mut census.held,
+                Kind::Taken => &mut census.taken,
+                Kind::Sending | Kind::HeldSending => &mut census.sending,
+            };
+            *count += 1;
         }
+        census
     }
 
-    /// Whether one more frame may leave the receiving side: otherwise what is being sent could use up what the
-    /// kernel needs to receive into.
-    pub(super) fn may_send(&self) -> bool {
-        self.taken + self.sending < self.outgoing
-    }
-
-    fn release(&mut self, frame: u32) {
-        self.places[frame as usize] = Place::Free;
-        self.free.push(frame);
-    }
-
-    /// Frames that the kernel has to receive into.
-    pub(super) fn filling(&self) -> u32 {
-        self.filling
-    }
-
-    /// Free to filling: the address to put into the fill ring.
-    pub(super) fn fill(&mut self) -> Option<u64> {
-        let frame = self.free.pop()?;
-        self.places[frame as usize] = Place::Filling;
-        self.filling += 1;
-        Some(self.addr(frame))
-    }
-
-    /// Filling to free, for an address that did not get into the fill ring after all.
-    pub(super) fn unfill(&mut self, addr: u64) {
-        if let Some(frame) =
-            self.frame_of(addr).filter(|&frame| self.places[frame as usize] == Place::Filling)
-        {
-            self.filling -= 1;
-            self.release(frame);
-        }
-    }
-
-    /// Filling to held: what the kernel says it has received. None, and counted, if that cannot be; the frame goes
-    /// back to the free list if it was the kernel's.
-    #[inline]
-    pub(super) fn hold(&mut self, desc: xdp_desc) -> Option<Packet> {
-        let frame = self.frame_of(desc.addr).filter(|&frame| self.places[frame as usize] == Place::Filling);
-        let Some(frame) = frame else {
-            self.invalid += 1;
-            return None;
-        };
-        self.filling -= 1;
-        let start = desc.addr - self.addr(frame);
-        // A packet in several frames was not asked for, so an option set is no less wrong than a length.
-        if start + u64::from(desc.len) > self.size() as u64 || desc.options != 0 {
-            self.invalid += 1;
-            self.release(frame);
-            return None;
-        }
-        self.places[frame as usize] = Place::Held;
-        self.held += 1;
-        Some(Packet { addr: desc.addr, len: desc.len, at: 0, payload: desc.len })
-    }
-
-    /// Held to free, or to sending if it is still on its way out.
-    #[inline]
-    pub(super) fn end_hold(&mut self, packet: &Packet) {
-        let Some(frame) = self.frame_of(packet.addr) else { return };
-        match self.places[frame as usize] {
-            Place::Held | Place::HeldDone => {
-                self.held -= 1;
-                self.release(frame);
-            }
-            // Counted as sending since it was put into the ring.
-            Place::HeldSending => self.places[frame as usize] = Place::Sending,
-            Place::Free | Place::Filling | Place::Taken | Place::Sending => {}
-        }
-    }
-
-    /// Whether the packet of the current batch was sent.
-    pub(super) fn is_sent(&self, packet: &Packet) -> bool {
-        let place = self.frame_of(packet.addr).map(|frame| self.places[frame as usize]);
-        place != Some(Place::Held)
-    }
-
-    /// Held to held and sending: call it when the descriptor is in the ring.
-    pub(super) fn send_held(&mut self, packet: &Packet) {
-        if let Some(frame) = self.frame_of(packet.addr).filter(|_| !self.is_sent(packet)) {
-            self.places[frame as usize] = Place::HeldSending;
-            self.held -= 1;
-            self.sending += 1;
-        }
-    }
-
-    /// Free to taken.
-    pub(super) fn take(&mut self) -> Option<u32> {
-        let frame = self.free.pop()?;
-        self.places[frame as usize] = Place::Taken;
-        self.taken += 1;
-        Some(frame)
-    }
-
-    /// Whether the frame is taken.
-    pub(super) fn is_taken(&self, frame: u32) -> bool {
-        self.places.get(frame as usize) == Some(&Place::Taken)
-    }
-
-    /// Taken to free.
-    pub(super) fn give_back(&mut self, frame: u32) {
-        if self.is_taken(frame) {
-            self.taken -= 1;
-            self.release(frame);
-        }
-    }
-
-    /// Taken to sending: call it when the descriptor is in the ring.
-    pub(super) fn send_taken(&mut self, frame: u32) {
-        if self.is_taken(frame) {
-            self.taken -= 1;
-            self.sending += 1;
-            self.places[frame as usize] = Place::Sending;
-        }
-    }
-
-    /// Sending to free: what the kernel says it has sent. A frame that the current batch holds waits for the end
-    /// of the batch, since its payload may be borrowed.
-    #[inline]
-    pub(super) fn complete(&mut self, addr: u64) {
-        let Some(frame) = self.frame_of(addr) else {
-            self.invalid += 1;
-            return;
-        };
-        match self.places[frame as usize] {
-            Place::Sending => {
-                self.sending -= 1;
-                self.release(frame);
-            }
-            Place::HeldSending => {
-                self.places[frame as usize] = Place::HeldDone;
-                self.sending -= 1;
-                self.held += 1;
-            }
-            Place::Free | Place::Filling | Place::Held | Place::HeldDone | Place::Taken => self.invalid += 1,
-        }
-    }
-
-    /// The frames in a place, and whether all counts are right.
-    #[cfg(test)]
-    pub(super) fn audit(&self) -> impl Fn(Place) -> Vec<u32> {
-        let all = self.places.clone();
-        let of = move |place| (0..all.len() as u32).filter(|&frame| all[frame as usize] == place).collect();
-        let count =
-            |places: &[Place]| places.iter().map(|&place| Vec::<u32>::len(&of(place)) as u32).sum::<u32>();
-        let mut free = self.free.clone();
-        free.sort_unstable();
-        assert_eq!(free, of(Place::Free), "the free list and the places differ");
-        assert_eq!(self.filling, count(&[Place::Filling]));
-        assert_eq!(self.held, count(&[Place::Held, Place::HeldDone]));
-        assert_eq!(self.taken, count(&[Place::Taken]));
-        assert_eq!(self.sending, count(&[Place::Sending, Place::HeldSending]));
-        assert_eq!(self.census().total() as usize, self.places.len());
-        of
+    /// The frames in a place of this kind, of one member or of all.
+    pub(super) fn all(&self, kind: Kind, member: Option<Member>) -> impl Iterator<Item = u32> + '_ {
+        (0..self.count()).filter(move |&frame| {
+            let place = self.place(frame);
+            place.kind() == kind && member.is_none_or(|member| place.member() == member)
+        })
     }
 }

@@ -1,13 +1,17 @@
-//! A kernel for tests: the other end of four rings in plain memory.
+//! A kernel for tests: the other end of the rings in plain memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use libc::xdp_desc;
 
-use super::core::{Bell, Core, Kick, Rings};
+use super::assembly::Assembly;
+use super::core::{Bell, Core, Kick, MemberRings};
+use super::frames::Frames;
+use super::pool::{Pool, PoolRings};
 use super::ring::{Consumer, PlainRing, Producer};
 use super::{Mode, QueueOptions};
 use crate::map::Mapping;
@@ -15,24 +19,35 @@ use crate::map::Mapping;
 /// Where the kernel puts a packet in a frame.
 pub(super) const HEADROOM: u64 = 256;
 
+/// The kernel's ends of the rings of one member.
+struct Socket {
+    rx: Producer<xdp_desc>,
+    tx: Consumer<xdp_desc>,
+    /// What is in the receive ring.
+    in_rx: VecDeque<u64>,
+    /// Entries of the receive ring.
+    ring: u32,
+    closed: bool,
+}
+
 /// The kernel's side, and what it owns.
 pub(super) struct Kernel {
     fill: Consumer<u64>,
-    rx: Producer<xdp_desc>,
-    tx: Consumer<xdp_desc>,
     completion: Producer<u64>,
+    sockets: Vec<Socket>,
     memory: *mut u8,
-    options: QueueOptions,
+    pub(super) options: QueueOptions,
     /// Frames to receive into.
     spare: VecDeque<u64>,
-    /// Taken from the send ring and not completed.
+    /// Taken from a send ring and not completed.
     sending: Vec<u64>,
-    /// What is in the receive and in the completion ring.
-    in_rx: VecDeque<u64>,
     in_completion: VecDeque<u64>,
-    /// The bytes of all that was ever sent.
-    pub(super) sent: Vec<Vec<u8>>,
+    /// The bytes of all that was ever sent, by which member.
+    pub(super) sent: Vec<(usize, Vec<u8>)>,
 }
+
+// SAFETY: a pointer into the memory of the queue, whose frames are the kernel's as its rings say.
+unsafe impl Send for Kernel {}
 
 impl Kernel {
     fn bytes(&mut self, addr: u64, len: usize) -> *mut u8 {
@@ -48,52 +63,84 @@ impl Kernel {
         self.fill.release();
     }
 
-    /// A packet arrives; false if there is no frame or no room for it.
+    /// A packet arrives at the first member; false if there is no frame or no room for it.
     pub(super) fn receive(&mut self, packet: &[u8]) -> bool {
-        self.receive_as(packet.len() as u32, 0, packet)
+        self.receive_at(0, packet)
+    }
+
+    /// A packet arrives at a member.
+    pub(super) fn receive_at(&mut self, member: usize, packet: &[u8]) -> bool {
+        let put = self.put(member, packet.len() as u32, 0, packet);
+        self.sockets[member].rx.publish();
+        put
     }
 
     /// A packet arrives, and the kernel says that it has this length and these options.
-    pub(super) fn receive_as(&mut self, len: u32, options: u32, packet: &[u8]) -> bool {
+    pub(super) fn receive_as(&mut self, member: usize, len: u32, options: u32, packet: &[u8]) -> bool {
+        let put = self.put(member, len, options, packet);
+        self.sockets[member].rx.publish();
+        put
+    }
+
+    /// A packet arrives, cut into pieces, each of which says that it goes on but the last; none of it if not all of
+    /// it finds room.
+    pub(super) fn receive_in_pieces(&mut self, member: usize, packet: &[u8], piece: usize) -> bool {
         self.take_fill();
+        let count = packet.len().div_ceil(piece);
+        let room = self.sockets[member].ring - self.sockets[member].rx.waiting();
+        if count > self.spare.len() || count > room as usize {
+            return false;
+        }
+        for (at, bytes) in packet.chunks(piece).enumerate() {
+            let options = if at + 1 < count { libc::XDP_PKT_CONTD } else { 0 };
+            assert!(self.put(member, bytes.len() as u32, options, bytes));
+        }
+        self.sockets[member].rx.publish();
+        true
+    }
+
+    fn put(&mut self, member: usize, len: u32, options: u32, packet: &[u8]) -> bool {
+        self.take_fill();
+        assert!(!self.sockets[member].closed);
         let Some(&frame) = self.spare.front() else { return false };
         let addr = frame + HEADROOM;
         let to = self.bytes(addr, packet.len());
         // SAFETY: these bytes are in a frame that the queue gave the kernel to receive into.
         unsafe { to.copy_from_nonoverlapping(packet.as_ptr(), packet.len()) };
-        if !self.rx.put(xdp_desc { addr, len, options }) {
+        if !self.sockets[member].rx.put(xdp_desc { addr, len, options }) {
             return false;
         }
-        self.rx.publish();
         self.spare.pop_front();
-        self.in_rx.push_back(frame);
+        self.sockets[member].in_rx.push_back(frame);
         true
     }
 
     /// The kernel says what it has no ground for.
-    pub(super) fn lie_in_rx(&mut self, addr: u64) -> bool {
-        let put = self.rx.put(xdp_desc { addr, len: 60, options: 0 });
-        self.rx.publish();
+    pub(super) fn lie_in_rx(&mut self, member: usize, addr: u64) -> bool {
+        let socket = &mut self.sockets[member];
+        let put = socket.rx.put(xdp_desc { addr, len: 60, options: 0 });
+        socket.rx.publish();
         if put {
-            self.in_rx.push_back(addr);
+            socket.in_rx.push_back(addr);
         }
         put
     }
 
-    /// Sends up to `most` packets.
-    pub(super) fn send(&mut self, most: usize) {
+    /// Sends up to `most` packets of a member.
+    pub(super) fn send(&mut self, member: usize, most: usize) {
         for _ in 0..most {
             // As the kernel does: no packet leaves without a place for its completion.
-            let Some(desc) = self.has_room().then(|| self.tx.take()).flatten() else { break };
+            let desc = self.has_room().then(|| self.sockets[member].tx.take()).flatten();
+            let Some(desc) = desc else { break };
             assert!(desc.len > 0 && desc.options == 0);
             let from = self.bytes(desc.addr, desc.len as usize);
             // SAFETY: the queue gave these bytes to the kernel to send.
             let bytes = unsafe { std::slice::from_raw_parts(from.cast_const(), desc.len as usize) };
-            self.sent.push(bytes.to_vec());
+            self.sent.push((member, bytes.to_vec()));
             assert!(!self.sending.contains(&desc.addr), "sent twice");
             self.sending.push(desc.addr);
         }
-        self.tx.release();
+        self.sockets[member].tx.release();
     }
 
     /// Completes one of the packets sent.
@@ -119,6 +166,11 @@ impl Kernel {
         (self.completion.waiting() as usize + self.sending.len()) < self.options.tx_ring as usize
     }
 
+    /// The kernel uses the rings of a member no more.
+    pub(super) fn close(&mut self, member: usize) {
+        self.sockets[member].closed = true;
+    }
+
     fn frames(&self, addrs: impl Iterator<Item = u64>) -> Vec<u32> {
         let mut frames: Vec<u32> =
             addrs.map(|addr| (addr / u64::from(self.options.frame_size)) as u32).collect();
@@ -126,12 +178,15 @@ impl Kernel {
         frames
     }
 
-    /// The frames that the kernel has to receive into or has put into the receive ring.
+    /// The frames that the kernel has to receive into or has put into a receive ring.
     pub(super) fn receiving(&mut self) -> Vec<u32> {
         self.take_fill();
-        let taken = self.in_rx.len() - self.rx.waiting() as usize;
-        self.in_rx.drain(..taken);
-        self.frames(self.spare.iter().chain(&self.in_rx).copied())
+        for socket in &mut self.sockets {
+            let taken = socket.in_rx.len() - socket.rx.waiting() as usize;
+            socket.in_rx.drain(..taken);
+        }
+        let in_rx = self.sockets.iter().flat_map(|socket| &socket.in_rx);
+        self.frames(self.spare.iter().chain(in_rx).copied())
     }
 
     /// The frames that the kernel has taken to send and that the queue has not taken back.
@@ -142,9 +197,16 @@ impl Kernel {
     }
 }
 
-/// The kernel as the queue sees it.
+/// The rings of one member, kept for both ends.
+pub(super) struct MemberMemory {
+    pub(super) tx: PlainRing<xdp_desc>,
+    rx: PlainRing<xdp_desc>,
+}
+
+/// The kernel as the queue and its first member see it.
 pub(super) struct Mock {
     pub(super) kernel: RefCell<Kernel>,
+    pub(super) pool: Arc<Pool>,
     /// Packets that one call sends at most.
     pub(super) budget: Cell<usize>,
     /// What a call says.
@@ -154,9 +216,44 @@ pub(super) struct Mock {
     pub(super) send_calls: Cell<usize>,
     pub(super) receive_calls: Cell<usize>,
     pub(super) fill: Rc<PlainRing<u64>>,
-    pub(super) tx: Rc<PlainRing<xdp_desc>>,
     /// Kept for the ends that point at them.
-    _others: (Rc<PlainRing<xdp_desc>>, Rc<PlainRing<u64>>),
+    pub(super) members: RefCell<Vec<Rc<MemberMemory>>>,
+    _completion: Rc<PlainRing<u64>>,
+}
+
+impl Mock {
+    /// One more member, with receive and send rings of these sizes; its number for the kernel and for
+    /// [`bell`](Self::bell).
+    pub(super) fn join(&self, options: &QueueOptions, assembly: Assembly) -> (usize, Core) {
+        let empty = xdp_desc { addr: 0, len: 0, options: 0 };
+        let (tx, rx) = (PlainRing::new(options.tx_ring, empty), PlainRing::new(options.ring, empty));
+        // Where they stay, before their ends point at them.
+        let memory = Rc::new(MemberMemory { tx, rx });
+        let (its_rx, rx) = memory.rx.ends();
+        let (tx, its_tx) = memory.tx.ends();
+        self.members.borrow_mut().push(memory);
+        let sockets = &mut self.kernel.borrow_mut().sockets;
+        sockets.push(Socket {
+            rx: its_rx,
+            tx: its_tx,
+            in_rx: VecDeque::new(),
+            ring: options.ring,
+            closed: false,
+        });
+        let core = Core::join(Arc::clone(&self.pool), MemberRings { rx, tx }, options, assembly);
+        (sockets.len() - 1, core.unwrap())
+    }
+
+    /// The system calls of a member.
+    pub(super) fn bell(&self, member: usize) -> MockBell<'_> {
+        MockBell { mock: self, member }
+    }
+
+    fn send_for(&self, member: usize) -> io::Result<Kick> {
+        self.send_calls.set(self.send_calls.get() + 1);
+        self.kernel.borrow_mut().send(member, self.budget.get());
+        self.answer.get()()
+    }
 }
 
 impl Bell for Mock {
@@ -169,13 +266,35 @@ impl Bell for Mock {
     }
 
     fn send(&self) -> io::Result<Kick> {
-        self.send_calls.set(self.send_calls.get() + 1);
-        self.kernel.borrow_mut().send(self.budget.get());
-        self.answer.get()()
+        self.send_for(0)
     }
 
     fn receive(&self) {
         self.receive_calls.set(self.receive_calls.get() + 1);
+    }
+}
+
+/// The kernel as one member sees it.
+pub(super) struct MockBell<'a> {
+    mock: &'a Mock,
+    member: usize,
+}
+
+impl Bell for MockBell<'_> {
+    fn is_zero_copy(&self) -> bool {
+        self.mock.is_zero_copy()
+    }
+
+    fn is_busy_polling(&self) -> bool {
+        self.mock.is_busy_polling()
+    }
+
+    fn send(&self) -> io::Result<Kick> {
+        self.mock.send_for(self.member)
+    }
+
+    fn receive(&self) {
+        self.mock.receive();
     }
 }
 
@@ -184,34 +303,35 @@ pub(super) fn options(frames: u32, ring: u32, tx_ring: u32, batch: usize) -> Que
     QueueOptions { ifindex: 0, queue: 0, frames, frame_size: 2048, ring, tx_ring, batch, mode: Mode::Copy }
 }
 
-/// A queue without a socket, and its kernel. Drop the queue first.
+/// A queue without a socket, with one member, and its kernel. Drop the members first.
 pub(super) fn open(options: QueueOptions) -> (Mock, Core) {
+    open_with(options, Assembly::none(), 0)
+}
+
+/// A queue whose first member puts packets together, and that leaves `room` before what it sends.
+pub(super) fn open_with(options: QueueOptions, assembly: Assembly, room: usize) -> (Mock, Core) {
     let QueueOptions { frames, frame_size, ring, tx_ring, .. } = options;
-    let empty = xdp_desc { addr: 0, len: 0, options: 0 };
-    let rings = (PlainRing::new(ring, 0), PlainRing::new(ring, empty));
-    let (fill, rx) = (Rc::new(rings.0), Rc::new(rings.1));
-    let (tx, completion) = (Rc::new(PlainRing::new(tx_ring, empty)), Rc::new(PlainRing::new(tx_ring, 0)));
+    let fill = Rc::new(PlainRing::new(ring, 0));
+    let completion = Rc::new(PlainRing::new(tx_ring, 0));
     let (our_fill, its_fill) = fill.ends();
-    let (its_rx, our_rx) = rx.ends();
-    let (our_tx, its_tx) = tx.ends();
     let (its_completion, our_completion) = completion.ends();
     let memory = Mapping::new((frames * frame_size) as usize).unwrap();
     let kernel = Kernel {
         fill: its_fill,
-        rx: its_rx,
-        tx: its_tx,
         completion: its_completion,
+        sockets: Vec::new(),
         memory: memory.as_ptr(),
         options,
         spare: VecDeque::new(),
         sending: Vec::new(),
-        in_rx: VecDeque::new(),
         in_completion: VecDeque::new(),
         sent: Vec::new(),
     };
-    let rings = Rings { fill: our_fill, rx: our_rx, tx: our_tx, completion: our_completion };
+    let rings = PoolRings { fill: our_fill, completion: our_completion };
+    let frames = Frames::new(memory, frames, frame_size, room);
     let mock = Mock {
         kernel: RefCell::new(kernel),
+        pool: Arc::new(Pool::new(rings, None, frames, ring)),
         budget: Cell::new(32),
         answer: Cell::new(|| Ok(Kick::Worked)),
         zero_copy: Cell::new(false),
@@ -219,8 +339,9 @@ pub(super) fn open(options: QueueOptions) -> (Mock, Core) {
         send_calls: Cell::new(0),
         receive_calls: Cell::new(0),
         fill,
-        tx,
-        _others: (rx, completion),
+        members: RefCell::new(Vec::new()),
+        _completion: completion,
     };
-    (mock, Core::new(rings, memory, &options))
+    let (_, core) = mock.join(&options, assembly);
+    (mock, core)
 }

@@ -16,16 +16,37 @@
 //! What the kernel writes, in rings and in frames, is checked before use and cannot change afterwards: the kernel
 //! writes only to frames that it was given to receive into.
 //!
+//! # One queue, several members
+//!
+//! A device queue has one fill and one completion ring in the kernel, but any number of sockets. So threads can share
+//! it: [`Queue::open`] makes the queue and its first member, [`Queue::join`] further ones. What they have in common is
+//! the pool: the memory and the places of its frames, both rings, the free list, and how many frames each member may
+//! have on their way out.
+//!
+//! | who | owns | reached |
+//! |---|---|---|
+//! | the pool | fill and completion ring, free frames, counts | with its lock, once a batch |
+//! | a member | its receive and send ring, its batch, its supply of frames and credits | without a lock |
+//! | the kernel | what is being received into and sent from | through the rings |
+//!
+//! A member that holds the lock makes no system call and takes no other lock, so members cannot block each other for
+//! longer than it takes to count a batch, and cannot be in a deadlock. Who sleeps holds nothing that others need but
+//! its last batch and what lies in its receive ring: see [`Queue::join`] for how many frames that takes.
+//!
 //! | file | holds |
 //! |---|---|
 //! | `ring.rs` | one ring: producer, consumer, and why they need no lock |
-//! | `frames.rs` | who has which frame |
-//! | `core.rs` | the rounds between rings and frames, without system calls |
-//! | `send.rs` | the two views of a batch |
+//! | `frames.rs` | who has which frame, and who may move it on |
+//! | `pool.rs` | what members share, and all that is done with the lock held |
+//! | `core.rs` | the rounds of a member, without system calls |
+//! | `assembly.rs` | packets of several frames, put together |
+//! | `outgoing.rs`, `send.rs` | what a member sends with; the two views of a batch |
 //! | `socket.rs` | the system calls |
 //! | `queue.rs` | all of it together |
 
 // Under the model checker only the rings are built: its atomics cannot lie in memory that the kernel shares.
+#[cfg(not(loom))]
+mod assembly;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod conservation;
@@ -36,6 +57,10 @@ mod frames;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod mock;
+#[cfg(not(loom))]
+mod outgoing;
+#[cfg(not(loom))]
+mod pool;
 #[cfg(not(loom))]
 mod queue;
 #[cfg(test)]
@@ -52,13 +77,13 @@ mod socket;
 mod tests;
 
 #[cfg(not(loom))]
-pub use queue::{OpenError, Queue, Step};
+pub use queue::{OpenError, Queue, Share, Step};
 #[cfg(not(loom))]
 pub use send::{Fresh, Payloads, Sender};
 #[cfg(not(loom))]
 pub use socket::statistics;
 
-/// Sizes of a [`Queue`], and what it is bound to.
+/// Sizes of a [`Queue`], and what it is bound to. For one that joins others see [`Queue::join`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
     /// Index of the device.
@@ -121,19 +146,19 @@ impl Statistics {
     }
 }
 
-/// How many frames are where.
+/// How many frames of a queue are where, those of all members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Census {
-    /// On the free list.
+    /// On the free list, or in the supply of a member.
     pub free: u32,
     /// With the kernel to be received into, or received and not taken yet.
     pub filling: u32,
-    /// In the current batch and not on their way out.
+    /// In the current batch of a member and not on their way out.
     pub held: u32,
     /// Handed out by [`Sender::take`], neither sent nor given back yet.
     pub taken: u32,
-    /// With the kernel to be sent, or sent and not taken back yet; those of the current batch too.
+    /// With the kernel to be sent, or sent and not taken back yet; those of current batches too.
     pub sending: u32,
     /// Not frames: entries of the kernel's that named no frame of its, or more of one than there is.
     pub invalid: u64,

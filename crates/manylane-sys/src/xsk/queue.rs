@@ -1,11 +1,15 @@
 //! A queue of a device: the socket and what is between its rings.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Weak};
 use std::{error, fmt, io};
 
-use super::core::{Bell as _, Core};
+use super::assembly::Assembly;
+use super::core::{Bell as _, Core, MemberRings};
+use super::frames::Frames;
+use super::pool::{Anchor, Pool};
 use super::send::{Payloads, Sender};
-use super::socket::{Maps, Socket, statistics};
+use super::socket::{Maps, Socket, bind, statistics};
 use super::{Census, QueueOptions, Statistics};
 use crate::map::Mapping;
 
@@ -13,7 +17,8 @@ use crate::map::Mapping;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// The options: a size that is no power of two, is zero, or is too small for another one.
+    /// The options: a size that is no power of two, is zero, or is too small for another one; a device or queue that
+    /// is not the one to join.
     Options,
     /// Memory for the frames: `ENOMEM`, the limit of the address space.
     Memory,
@@ -28,6 +33,8 @@ pub enum Step {
     /// socket was closed), `EINVAL` if the device has no such queue, `EOPNOTSUPP` if its driver cannot do without
     /// copying, `ENODEV` without the device.
     Bind,
+    /// Joining a queue: no socket has it any more, or too many do.
+    Join,
 }
 
 impl fmt::Display for Step {
@@ -39,6 +46,7 @@ impl fmt::Display for Step {
             Step::Register => "registering the frames",
             Step::Rings => "making the rings",
             Step::Bind => "binding to the device queue",
+            Step::Join => "joining a device queue",
         })
     }
 }
@@ -79,12 +87,32 @@ impl Step {
 /// One queue of a device, with its frames; see the [module](super).
 ///
 /// Owned by one thread at a time. The descriptor ([`AsFd`]) is readable when packets wait.
+///
+/// Several can be members of one device queue ([`join`](Self::join)), each in a thread of its own. One that is dropped
+/// sends what it has queued, and gives everything else back to the others. The kernel knows nothing of that, so take
+/// it out of every XSKMAP first, and wait until no packet is on its way to it: what comes after the drop has begun is
+/// lost together with its frame, which stays in [`Census::filling`] until the last member is gone. A duplicate of the
+/// descriptor keeps the socket open. And of a device that sends by itself (zero-copy), frames that it had not taken
+/// stay in [`Census::sending`] until it has sent them.
 pub struct Queue {
-    // Dropped from the top: the socket first, so that the kernel is done with the rings and frames below. (It has
-    // the pages of both pinned, so that the order is for tidiness.)
+    // Dropped from the top: first the descriptor, then the rings and their maps, with which the socket closes; then the
+    // pool, if it has no other member. (The kernel has all the memory pinned, so that the order is for tidiness.)
     socket: Socket,
     core: Core,
     _maps: Maps,
+    pool: Arc<Pool>,
+}
+
+/// By what other sockets of the process join a [`Queue`]; see [`Queue::join`]. It keeps nothing open.
+#[derive(Clone)]
+pub struct Share {
+    pool: Weak<Pool>,
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Share").field("members", &(self.pool.strong_count() > 0)).finish()
+    }
 }
 
 impl Queue {
@@ -100,19 +128,78 @@ impl Queue {
         // SAFETY: advice on a mapping of ours, to its last page; it changes nothing in this process. Where it
         // fails, no child is worse off than without.
         unsafe { libc::madvise(memory.as_ptr().cast(), bytes, libc::MADV_DONTFORK) };
-        let socket = Socket::open().map_err(Step::Socket.failed())?;
+        let anchor = Socket::open().map_err(Step::Socket.failed())?;
         let size = u64::from(options.frames) * u64::from(options.frame_size);
         // SAFETY: the mapping is zeroed, page aligned and of that size. On an error here it is dropped after the
-        // socket (locals go in reverse); otherwise it goes into the core, which outlives the socket in a `Queue`
-        // (fields go in order), and which touches it only as the rings allow.
-        unsafe { socket.register(memory.as_ptr(), size, options.frame_size) }
+        // socket (locals go in reverse); otherwise both go into the pool, which drops them in that order, and which
+        // touches the memory only as the rings allow.
+        unsafe { anchor.register(memory.as_ptr(), size, options.frame_size) }
             .map_err(Step::Register.failed())?;
-        let (rings, maps) = socket.rings(options).map_err(Step::Rings.failed())?;
-        socket.widen(options);
+        let (rings, maps) = anchor.pool_rings(options).map_err(Step::Rings.failed())?;
+        let (socket, member) = Self::prepare(options)?;
+        let frames = Frames::new(memory, options.frames, options.frame_size, 0);
         // Filled before it is bound: a device that copies nothing takes frames at once.
-        let mut queue = Self { socket, core: Core::new(rings, memory, options), _maps: maps };
-        queue.socket.bind(options).map_err(Step::Bind.failed())?;
-        Ok(queue)
+        let anchor = Anchor { socket: anchor.into(), ifindex: options.ifindex, queue: options.queue };
+        let pool = Pool::new(rings, Some((maps, anchor)), frames, options.ring);
+        if let Some(anchor) = &pool.anchor {
+            bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
+        }
+        Self::enter(Arc::new(pool), options, socket, member)
+    }
+
+    /// Joins a queue that others of this process have: one more socket for the same queue of the same device, for
+    /// another thread. All members share the frames, the fill and the completion ring; each receives what an XDP
+    /// program redirects to its socket (by the XSKMAP entry that has it), and sends for itself.
+    ///
+    /// Of the options, `ring`, `tx_ring` and `batch` are this member's, `ifindex` and `queue` have to be those of the
+    /// queue, and all others are as the queue was opened. Frames for receiving are as many as the receive rings of all
+    /// members have entries, but at most half; the other half is for sending, the same part for each member. So a
+    /// queue for N members is opened with `frames` of 2 N times `ring`: then none can take from the others what they
+    /// need to receive, not even by not reading its ring.
+    ///
+    /// With generic XDP before Linux 6.15 members race in the kernel for the fill ring: let one socket have the queue
+    /// there.
+    ///
+    /// # Errors
+    /// See [`Step`]; [`Step::Join`] when no member is left.
+    pub fn join(share: &Share, options: &QueueOptions) -> Result<Self, OpenError> {
+        checked(options).map_err(Step::Options.failed())?;
+        let gone = "no socket has the queue any more: open it anew";
+        let pool = share.pool.upgrade().ok_or_else(|| io::Error::other(gone)).map_err(Step::Join.failed())?;
+        let (socket, member) = Self::prepare(options)?;
+        Self::enter(pool, options, socket, member)
+    }
+
+    /// A socket that is not bound yet, and its rings.
+    fn prepare(options: &QueueOptions) -> Result<(Socket, (MemberRings, Maps)), OpenError> {
+        let socket = Socket::open().map_err(Step::Socket.failed())?;
+        let member = socket.member_rings(options).map_err(Step::Rings.failed())?;
+        socket.widen(options);
+        Ok((socket, member))
+    }
+
+    /// Makes a socket a member.
+    fn enter(
+        pool: Arc<Pool>,
+        options: &QueueOptions,
+        mut socket: Socket,
+        (rings, maps): (MemberRings, Maps),
+    ) -> Result<Self, OpenError> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let same = |anchor: &&Anchor| (anchor.ifindex, anchor.queue) == (options.ifindex, options.queue);
+        let anchor = pool.anchor.as_ref().filter(same).ok_or_else(invalid).map_err(Step::Options.failed())?;
+        socket.bind_to(options, anchor.socket.as_fd()).map_err(Step::Bind.failed())?;
+        let full = || io::Error::other("the queue has as many members as there are numbers for");
+        let core = Core::join(Arc::clone(&pool), rings, options, Assembly::none())
+            .ok_or_else(full)
+            .map_err(Step::Join.failed())?;
+        Ok(Self { socket, core, _maps: maps, pool })
+    }
+
+    /// By what other sockets of this process join this queue, as long as it has a member.
+    #[must_use]
+    pub fn sharing(&self) -> Share {
+        Share { pool: Arc::downgrade(&self.pool) }
     }
 
     /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns how many it has.
@@ -193,6 +280,12 @@ impl Queue {
     /// `EPERM` without `CAP_NET_ADMIN`.
     pub fn busy_poll(&self, micros: u32, budget: u32) -> io::Result<()> {
         self.socket.busy_poll(micros, budget)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.core.leave(&self.socket);
     }
 }
 

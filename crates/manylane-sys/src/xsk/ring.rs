@@ -168,6 +168,17 @@ impl<T: Copy> Producer<T> {
         self.published.wrapping_sub(self.taken)
     }
 
+    /// What was put in and not published, the oldest first; with `published`, also what was and is not taken.
+    pub(super) fn left(&mut self, published: bool) -> impl Iterator<Item = T> + '_ {
+        self.look();
+        let first = if published { self.taken } else { self.published };
+        (0..self.next.wrapping_sub(first)).map(move |at| {
+            let slot = self.memory.slot(first.wrapping_add(at));
+            // SAFETY: we have written the slot, and nobody but us writes to slots.
+            slot.with(|slot| unsafe { slot.read() })
+        })
+    }
+
     /// Whether the kernel wants to be told that the ring has entries; none where it cannot say so.
     ///
     /// The kernel sets the flag and then stops looking; we publish and then read the flag. Were our load to
@@ -228,6 +239,12 @@ impl<T: Copy> Consumer<T> {
         let value = self.memory.slot(self.next).with(|slot| unsafe { slot.read_volatile() });
         self.next = self.next.wrapping_add(1);
         Some(value)
+    }
+
+    /// Puts the newest `count` back that were taken and not released: they are taken again, and read anew.
+    pub(super) fn put_back(&mut self, count: u32) {
+        let taken = self.next.wrapping_sub(self.released);
+        self.next = self.next.wrapping_sub(count.min(taken));
     }
 
     /// The producer's counter, or ours if that one cannot be. `Acquire`: with it come the slots, and the bytes of

@@ -1,31 +1,28 @@
 //! The two views of a batch: its payloads, to be read, and the way out, where headers are rewritten in place.
 //!
 //! Both live as long as `'a`, a mutable borrow of the queue, so that no batch begins or ends and no packet's
-//! `at` changes meanwhile. Why they do not meet in memory: of a frame of the batch, payloads are the bytes from
+//! `at` changes meanwhile. Why they do not meet in memory: of a packet of the batch, payloads are the bytes from
 //! `at` on and are only read, here and by a device that sends them; [`header_mut`](Sender::header_mut) is the
-//! bytes before `at`. Fresh frames are in no batch: a frame of the batch is not free, and so not taken, before the
-//! batch ends.
+//! bytes before `at`. Fresh frames are in no batch: a frame of a batch, of whichever member, is not free, and so not
+//! taken, before the batch ends; and a frame is lent by the member alone that has taken it.
 
 use std::io;
 use std::slice;
 
-use libc::xdp_desc;
-
-use super::core::{Bell, Outgoing};
-use super::frames::Packet;
+use super::core::Bell;
+use super::frames::{NO_FRAME, Packet};
+use super::outgoing::Outgoing;
 
 /// The payloads of the current batch.
 #[derive(Clone, Copy)]
 pub struct Payloads<'a> {
-    base: *mut u8,
     packets: &'a [Packet],
 }
 
 impl<'a> Payloads<'a> {
-    /// `base` is the start of the memory that the packets lie in; both are of a queue that is mutably borrowed for
-    /// `'a`.
-    pub(super) fn new(base: *mut u8, packets: &'a [Packet]) -> Self {
-        Self { base, packets }
+    /// Of the packets of a queue that is mutably borrowed for `'a`.
+    pub(super) fn new(packets: &'a [Packet]) -> Self {
+        Self { packets }
     }
 
     /// The payload of packet `i`: what [`Queue::set_payload`](super::Queue::set_payload) said, or all of it.
@@ -36,11 +33,11 @@ impl<'a> Payloads<'a> {
     #[must_use]
     pub fn payload(&self, i: usize) -> &'a [u8] {
         let packet = &self.packets[i];
-        // SAFETY: a packet lies in the memory of the frames, which is initialised, and its payload in the packet
-        // (see `Packet`). Its frame stays in the batch for `'a`, so that the kernel does not write to it and nobody
-        // takes it; of this range nobody has a mutable slice (see the top of this file).
+        // SAFETY: a packet is initialised memory, and its payload lies in it (see `Packet`). Its frame, or the buffer
+        // it is in, stays in the batch for `'a`, so that the kernel does not write to it and nobody takes it; of this
+        // range nobody has a mutable slice (see the top of this file).
         unsafe {
-            let start = self.base.add(packet.addr as usize + packet.at as usize);
+            let start = packet.start.add(packet.at as usize);
             slice::from_raw_parts(start.cast_const(), packet.payload as usize)
         }
     }
@@ -75,13 +72,10 @@ impl<'a> Sender<'a> {
     #[inline]
     pub fn header_mut(&mut self, i: usize) -> &mut [u8] {
         let packet = &self.payloads.packets[i];
-        assert!(!self.out.frames.is_sent(packet), "packet {i} was sent");
-        // SAFETY: these bytes are of a frame that the batch holds for `'a` and that no ring names (just checked);
+        assert!(!self.out.is_sent(packet), "packet {i} was sent");
+        // SAFETY: these bytes are of a packet that the batch holds for `'a` and that no ring names (just checked);
         // no payload has them (see the top of this file), and the slice borrows `self` mutably.
-        unsafe {
-            let start = self.payloads.base.add(packet.addr as usize);
-            slice::from_raw_parts_mut(start, packet.at as usize)
-        }
+        unsafe { slice::from_raw_parts_mut(packet.start, packet.at as usize) }
     }
 
     /// The header of packet `i`, to be read, also after it was sent.
@@ -132,11 +126,22 @@ impl<'a> Sender<'a> {
     /// If the batch has no such packet.
     #[must_use]
     pub fn is_sent(&self, i: usize) -> bool {
-        self.out.frames.is_sent(&self.payloads.packets[i])
+        self.out.is_sent(&self.payloads.packets[i])
+    }
+
+    /// Whether packet `i` came in several frames. It then lies in none, and cannot be sent from where it is: a reply
+    /// needs a frame of its own.
+    ///
+    /// # Panics
+    /// If the batch has no such packet.
+    #[must_use]
+    pub fn is_in_pieces(&self, i: usize) -> bool {
+        self.payloads.packets[i].frame == NO_FRAME
     }
 
     /// Queues packet `i`: its header and the first `payload_len` bytes of its payload. False, and nothing is
-    /// queued, if it was sent before, if it would be empty, or if there is no room to send.
+    /// queued, if it was sent before, if it would be empty, if it came in several frames, or if there is no room to
+    /// send.
     ///
     /// # Panics
     /// If the batch has no such packet, or its payload is shorter.
@@ -144,69 +149,45 @@ impl<'a> Sender<'a> {
     pub fn send_held(&mut self, i: usize, payload_len: usize) -> bool {
         let packet = &self.payloads.packets[i];
         assert!(payload_len <= packet.payload as usize, "packet {i} has no {payload_len} bytes of payload");
-        let len = packet.at + payload_len as u32;
-        // The kernel skips an empty descriptor and does not complete it: the frame would be lost.
-        if len == 0 || self.out.frames.is_sent(packet) || !self.out.has_room() {
-            return false;
-        }
-        if !self.out.tx.put(xdp_desc { addr: packet.addr, len, options: 0 }) {
-            return false;
-        }
-        self.out.frames.send_held(packet);
-        true
+        self.out.send_held(packet, packet.at + payload_len as u32)
     }
 
     /// Takes a free frame; none if all that may be sent from are on their way out.
     #[inline]
     pub fn take(&mut self) -> Option<Fresh> {
-        if !self.out.has_room() {
-            return None;
-        }
-        let frame = self.out.frames.take().or_else(|| {
-            self.out.reap();
-            self.out.frames.take()
-        })?;
+        let frame = self.out.take()?;
         Some(Fresh { frame })
     }
 
     /// All the room of a frame that was taken.
     ///
     /// # Panics
-    /// If the frame was taken from another queue (where that shows).
+    /// If the frame was taken from another queue, or by another member (where that shows).
     #[inline]
     pub fn fresh_mut(&mut self, fresh: &mut Fresh) -> &mut [u8] {
-        let frames = &self.out.frames;
-        assert!(frames.is_taken(fresh.frame), "a frame of another queue");
-        // SAFETY: a taken frame is a whole frame of the memory, in no ring and no batch (just checked); the slice
-        // borrows `self` mutably, so that there is no second one of the same frame.
+        assert!(self.out.is_taken(fresh.frame), "a frame of another queue");
+        let (addr, len) = self.out.room_of(fresh.frame);
+        // SAFETY: a taken frame lies in the memory of all frames, in no ring and no batch, and this member alone has
+        // it (just checked); the slice borrows `self` mutably, so that there is no second one of the same frame.
         unsafe {
-            let start = self.payloads.base.add(frames.addr(fresh.frame) as usize);
-            slice::from_raw_parts_mut(start, frames.size())
+            let start = self.out.pool.frames.base().add(addr as usize);
+            slice::from_raw_parts_mut(start, len)
         }
     }
 
     /// Queues the first `len` bytes of a frame that was taken.
     ///
     /// # Errors
-    /// The frame, if the send ring is full or `len` is zero or more than the frame has.
+    /// The frame, if the send ring is full or `len` is zero or more than the frame has room for.
     #[inline]
     pub fn send_fresh(&mut self, fresh: Fresh, len: usize) -> Result<(), Fresh> {
-        let frames = &self.out.frames;
-        if len == 0 || len > frames.size() || !frames.is_taken(fresh.frame) {
-            return Err(fresh);
-        }
-        let desc = xdp_desc { addr: frames.addr(fresh.frame), len: len as u32, options: 0 };
-        if !self.out.tx.put(desc) {
-            return Err(fresh);
-        }
-        self.out.frames.send_taken(fresh.frame);
-        Ok(())
+        if self.out.send_taken(fresh.frame, len) { Ok(()) } else { Err(fresh) }
     }
 
     /// Gives a frame back that was taken and is not to be sent.
     #[expect(clippy::needless_pass_by_value, reason = "whoever gives a frame back has it no longer")]
     pub fn give_back(&mut self, fresh: Fresh) {
-        self.out.frames.give_back(fresh.frame);
+        self.out.give_back(fresh.frame);
     }
 
     /// Hands what was queued to the kernel, and returns how many descriptors it has not taken yet. They stay in

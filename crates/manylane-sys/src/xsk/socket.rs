@@ -8,7 +8,8 @@ use std::sync::atomic::AtomicU32;
 
 use libc::{c_int, off_t, xdp_mmap_offsets, xdp_ring_offset};
 
-use super::core::{Bell, Kick, Rings};
+use super::core::{Bell, Kick, MemberRings};
+use super::pool::PoolRings;
 use super::ring::{Consumer, Producer, RingMemory, Slot};
 use super::{Mode, QueueOptions, Statistics};
 use crate::{check, sock};
@@ -53,31 +54,45 @@ impl Socket {
         self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, region)
     }
 
-    /// Makes the four rings and maps them.
-    pub(super) fn rings(&self, options: &QueueOptions) -> io::Result<(Rings, Maps)> {
+    /// Makes the two rings that a device queue has once and maps them. A socket that has them needs a receive or a
+    /// send ring, too, to be bound; this one gets the smallest, which nobody leads anything to.
+    pub(super) fn pool_rings(&self, options: &QueueOptions) -> io::Result<(PoolRings, Maps)> {
         let QueueOptions { ring, tx_ring, .. } = *options;
         self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, ring)?;
         self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, tx_ring)?;
-        self.set(libc::SOL_XDP, libc::XDP_RX_RING, ring)?;
-        self.set(libc::SOL_XDP, libc::XDP_TX_RING, tx_ring)?;
+        self.set(libc::SOL_XDP, libc::XDP_RX_RING, 2_u32)?;
         let (offsets, flags) = self.offsets()?;
         let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, ring, size_of::<u64>())?;
-        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC)?;
-        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC)?;
         let completion =
             Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_ring, size_of::<u64>())?;
         // SAFETY: each map is made with the offsets and the number of entries of its ring, and entries of the size
-        // of the type; fill and completion rings carry addresses, the others descriptors. `Queue` keeps the maps
-        // as long as the rings, and each ring gets the one producer or consumer that is ours to be.
+        // of the type: both rings carry addresses. `Pool` keeps the maps as long as the rings, and each ring gets the
+        // one producer or consumer that is ours to be.
         let rings = unsafe {
-            Rings {
+            PoolRings {
                 fill: Producer::new(fill.memory(&offsets.fr, flags, ring)),
-                rx: Consumer::new(rx.memory(&offsets.rx, flags, ring)),
-                tx: Producer::new(tx.memory(&offsets.tx, flags, tx_ring)),
                 completion: Consumer::new(completion.memory(&offsets.cr, flags, tx_ring)),
             }
         };
-        Ok((rings, Maps([fill, rx, tx, completion])))
+        Ok((rings, Maps([fill, completion])))
+    }
+
+    /// Makes the two rings that each member has and maps them.
+    pub(super) fn member_rings(&self, options: &QueueOptions) -> io::Result<(MemberRings, Maps)> {
+        let QueueOptions { ring, tx_ring, .. } = *options;
+        self.set(libc::SOL_XDP, libc::XDP_RX_RING, ring)?;
+        self.set(libc::SOL_XDP, libc::XDP_TX_RING, tx_ring)?;
+        let (offsets, flags) = self.offsets()?;
+        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC)?;
+        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC)?;
+        // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as the rings.
+        let rings = unsafe {
+            MemberRings {
+                rx: Consumer::new(rx.memory(&offsets.rx, flags, ring)),
+                tx: Producer::new(tx.memory(&offsets.tx, flags, tx_ring)),
+            }
+        };
+        Ok((rings, Maps([rx, tx])))
     }
 
     /// Where the parts of the rings are in their mappings, and whether there are flags (Linux 5.4).
@@ -96,32 +111,10 @@ impl Socket {
         Ok((xdp_mmap_offsets { rx: at(0), tx: at(1), fr: at(2), cr: at(3) }, flags))
     }
 
-    /// Binds to a queue of a device.
-    pub(super) fn bind(&mut self, options: &QueueOptions) -> io::Result<()> {
-        let mode = match options.mode {
-            Mode::Auto => 0,
-            Mode::Copy => libc::XDP_COPY,
-            Mode::ZeroCopy => libc::XDP_ZEROCOPY,
-        };
-        let bind = |flags: u16| {
-            let addr = libc::sockaddr_xdp {
-                sxdp_family: libc::AF_XDP as u16,
-                sxdp_flags: flags,
-                sxdp_ifindex: options.ifindex,
-                sxdp_queue_id: options.queue,
-                sxdp_shared_umem_fd: 0,
-            };
-            let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
-            // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
-            check(unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const addr).cast(), len) })
-        };
-        let bound = bind(mode | libc::XDP_USE_NEED_WAKEUP);
-        // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, twice.)
-        if bound.as_ref().is_err_and(|err| err.raw_os_error() == Some(libc::EINVAL)) {
-            bind(mode)?;
-        } else {
-            bound?;
-        }
+    /// Binds to the queue that another socket is bound to, whose mode and flags go for this one, too. The kernel
+    /// refuses any flag beside, and fill and completion rings of our own (`xsk_bind` in net/xdp/xsk.c).
+    pub(super) fn bind_to(&mut self, options: &QueueOptions, other: BorrowedFd<'_>) -> io::Result<()> {
+        bind_as(self.as_fd(), options, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
         // Before Linux 5.3 the question is not known; "no" only means more calls than need be.
         self.zero_copy = get(self.fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
             .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0);
@@ -157,6 +150,35 @@ impl Socket {
         check(unsafe { libc::setsockopt(self.fd.as_raw_fd(), level, name, (&raw const value).cast(), len) })?;
         Ok(())
     }
+}
+
+/// Binds a socket that has all it takes to a queue of a device that nobody has.
+pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<()> {
+    let mode = match options.mode {
+        Mode::Auto => 0,
+        Mode::Copy => libc::XDP_COPY,
+        Mode::ZeroCopy => libc::XDP_ZEROCOPY,
+    };
+    let bound = bind_as(fd, options, mode | libc::XDP_USE_NEED_WAKEUP, 0);
+    // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, twice.)
+    if bound.as_ref().is_err_and(|err| err.raw_os_error() == Some(libc::EINVAL)) {
+        return bind_as(fd, options, mode, 0);
+    }
+    bound
+}
+
+fn bind_as(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, shared: u32) -> io::Result<()> {
+    let addr = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: flags,
+        sxdp_ifindex: options.ifindex,
+        sxdp_queue_id: options.queue,
+        sxdp_shared_umem_fd: shared,
+    };
+    let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
+    Ok(())
 }
 
 /// What the kernel counts of the AF_XDP socket behind a descriptor, for whoever has it and not the [`Queue`].
@@ -202,6 +224,12 @@ trait Plain: Copy {}
 impl Plain for u32 {}
 impl Plain for [u64; 6] {}
 impl Plain for [u64; 16] {}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.fd
+    }
+}
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -259,8 +287,8 @@ impl Bell for Socket {
     }
 }
 
-/// The mappings of the four rings.
-pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] [Map; 4]);
+/// The mappings of some rings.
+pub(super) struct Maps(#[expect(dead_code, reason = "kept for their drop")] [Map; 2]);
 
 /// The mapping of one ring.
 struct Map {
@@ -270,6 +298,8 @@ struct Map {
 
 // SAFETY: what is mapped is reached through the one producer or consumer made of it, which may cross threads.
 unsafe impl Send for Map {}
+// SAFETY: a shared map has nothing that could be called.
+unsafe impl Sync for Map {}
 
 const DESC: usize = size_of::<libc::xdp_desc>();
 

@@ -35,7 +35,7 @@ fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
     assert!(!sender.send_held(0, 6), "sent before");
     assert_eq!(sender.flush().unwrap(), 0);
     let expected = [vec![7; 42], packet(1, 60)[42..48].to_vec()].concat();
-    assert_eq!(mock.kernel.borrow().sent, [expected]);
+    assert_eq!(mock.kernel.borrow().sent, [(0, expected)]);
     assert_eq!((core.census().sending, core.census().held), (1, 0));
     core.receive(&mock, 4);
     assert_eq!(core.census().sending, 1, "not completed yet");
@@ -179,9 +179,9 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
     // Without copying the device is woken if it asks to be, once, and sends when it likes.
     mock.zero_copy.set(true);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (7, 0));
-    mock.tx.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
+    mock.members.borrow()[0].tx.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (8, 1));
-    mock.tx.flags.store(0, Ordering::Relaxed);
+    mock.members.borrow()[0].tx.flags.store(0, Ordering::Relaxed);
     mock.busy.set(true);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (9, 1));
 }
@@ -211,15 +211,15 @@ fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     let mut kernel = mock.kernel.borrow_mut();
     // Past the last frame; a frame that is not the kernel's.
-    assert!(kernel.lie_in_rx(8 * 2048) && kernel.lie_in_rx(u64::MAX));
-    assert!(kernel.lie_in_rx(7 * 2048 + HEADROOM));
+    assert!(kernel.lie_in_rx(0, 8 * 2048) && kernel.lie_in_rx(0, u64::MAX));
+    assert!(kernel.lie_in_rx(0, 7 * 2048 + HEADROOM));
     drop(kernel);
     assert_eq!(core.receive(&mock, 4), 0);
     assert_eq!((core.census().invalid, core.census().free, core.census().filling), (3, 4, 4));
-    // More than the frame has, and a packet in several frames: the frame was the kernel's and is ours again.
+    // More than the frame has, and an option that nobody knows: the frame was the kernel's and is ours again.
     let mut kernel = mock.kernel.borrow_mut();
-    assert!(kernel.receive_as(2048 - 256 + 1, 0, &packet(0, 60)));
-    assert!(kernel.receive_as(60, libc::XDP_PKT_CONTD, &packet(0, 60)));
+    assert!(kernel.receive_as(0, 2048 - 256 + 1, 0, &packet(0, 60)));
+    assert!(kernel.receive_as(0, 60, 4, &packet(0, 60)));
     assert!(kernel.receive(&packet(1, 2048 - 256)));
     drop(kernel);
     assert_eq!(core.receive(&mock, 4), 1);
