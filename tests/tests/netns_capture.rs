@@ -8,6 +8,7 @@ mod netns_support;
 
 use std::fs;
 use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use faults_support::{Child, NOBODY, SELF, hold, is, tell};
@@ -28,9 +29,15 @@ const BUFFER: usize = 4 << 20;
 /// Bytes in front of the payload of a frame.
 const HEAD: usize = 14 + 20 + 8;
 
-fn testbed(name: &str, queues: u32) -> Option<Testbed> {
+/// A testbed for a test that is alone in this process: what is mapped is its own.
+fn testbed(name: &str, queues: u32) -> Option<(Testbed, MutexGuard<'static, ()>)> {
+    static ALONE: Mutex<()> = Mutex::new(());
     let layout = Layout { queues, ipv6: false, ..Layout::default() };
-    skip::need_root(name).then(|| Testbed::new(&layout).unwrap())
+    skip::need_root(name).then(|| {
+        // A test that failed leaves nothing here that could be wrong.
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        (Testbed::new(&layout).unwrap(), alone)
+    })
 }
 
 /// Echo on host `b`, with a client on `a` whose replies leave past the stack, as the first ones do not.
@@ -88,7 +95,9 @@ fn is_mapped() -> bool {
 
 #[test]
 fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
-    let Some(testbed) = testbed("netns_capture_has_every_request_and_every_reply_with_its_bytes", 4) else {
+    let Some((testbed, _alone)) =
+        testbed("netns_capture_has_every_request_and_every_reply_with_its_bytes", 4)
+    else {
         return;
     };
     const CLIENTS: usize = 5;
@@ -175,7 +184,7 @@ fn start_again(host: &Host, snaplen: usize) -> Capture {
 
 #[test]
 fn netns_capture_shows_what_lanes_refuse() {
-    let Some(testbed) = testbed("netns_capture_shows_what_lanes_refuse", 1) else { return };
+    let Some((testbed, _alone)) = testbed("netns_capture_shows_what_lanes_refuse", 1) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, _client) = served(a, b, |_| ());
     let mut capture = Capture::start(only(b), LONGEST, BUFFER).unwrap();
@@ -205,7 +214,8 @@ fn netns_capture_shows_what_lanes_refuse() {
 /// Frames of one size fill a ring that nobody empties, to the last word.
 #[test]
 fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
-    let Some(testbed) = testbed("netns_capture_counts_what_has_no_room_and_the_lanes_go_on", 1) else {
+    let Some((testbed, _alone)) = testbed("netns_capture_counts_what_has_no_room_and_the_lanes_go_on", 1)
+    else {
         return;
     };
     /// The least that a capture can have: a power of two that the longest frame fits into.
@@ -256,7 +266,7 @@ fn child_captures() {
 
 #[test]
 fn netns_capture_that_is_killed_leaves_nothing() {
-    let Some(testbed) = testbed("netns_capture_that_is_killed_leaves_nothing", 2) else { return };
+    let Some((testbed, _alone)) = testbed("netns_capture_that_is_killed_leaves_nothing", 2) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = served(a, b, |_| ());
     let child = Child::start_by(b.command(SELF).unwrap(), "child_captures", None);
@@ -290,7 +300,7 @@ fn netns_capture_that_is_killed_leaves_nothing() {
 
 #[test]
 fn netns_capture_goes_on_when_a_lane_leaves() {
-    let Some(testbed) = testbed("netns_capture_goes_on_when_a_lane_leaves", 2) else { return };
+    let Some((testbed, _alone)) = testbed("netns_capture_goes_on_when_a_lane_leaves", 2) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = served(a, b, |_| ());
     let mut capture = Capture::start(only(b), LONGEST, BUFFER).unwrap();
@@ -309,7 +319,8 @@ fn netns_capture_goes_on_when_a_lane_leaves() {
 
 #[test]
 fn netns_capture_is_for_root_and_the_own_user_and_can_be_off() {
-    let Some(testbed) = testbed("netns_capture_is_for_root_and_the_own_user_and_can_be_off", 1) else {
+    let Some((testbed, _alone)) = testbed("netns_capture_is_for_root_and_the_own_user_and_can_be_off", 1)
+    else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
