@@ -268,7 +268,7 @@ fn manual_and_completions_are_complete() {
     let out = folder("man");
     let output = run(&["man", "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    for page in ["manylane", "manylane-echo", "manylane-send", "manylane-bench", "manylane-bench-rx"] {
+    for page in ["manylane", "manylane-echo", "manylane-send", "manylane-capture", "manylane-bench"] {
         let text = fs::read_to_string(out.join(format!("{page}.1"))).unwrap();
         assert!(text.contains(".TH") && text.contains(".SH NAME"), "{page}");
     }

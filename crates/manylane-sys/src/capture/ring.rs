@@ -111,6 +111,7 @@ fn header_words(devices: usize) -> usize {
 }
 
 /// Words of a ring for so many devices and at least so many bytes of frames.
+#[cfg(not(loom))]
 pub(super) fn words_for(devices: usize, bytes: usize) -> usize {
     // Room for the longest frame at least, so that what has no room now has it later.
     let words = (bytes / 8).max(HEAD_WORDS + LONGEST.div_ceil(8)).next_power_of_two();

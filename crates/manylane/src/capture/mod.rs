@@ -122,13 +122,23 @@ fn look(of: Option<u32>) -> Result<Points> {
 }
 
 fn ask(connection: &OwnedFd, ask: Ask) -> io::Result<Answer> {
-    local::send(connection.as_fd(), ask.to_text().as_bytes(), &[]).map_err(explain)?;
-    hear(connection).map(|(answer, _)| answer)
+    match local::send(connection.as_fd(), ask.to_text().as_bytes(), &[]) {
+        // Who is not let in has been told so before the question.
+        Err(err) if err.kind() != io::ErrorKind::BrokenPipe => return Err(explain(err)),
+        _ => hear(connection).map(|(answer, _)| answer),
+    }
 }
 
 fn hear(connection: &OwnedFd) -> io::Result<(Answer, Vec<OwnedFd>)> {
     let mut buffer = [0; wire::LONGEST_MESSAGE];
-    let (len, files) = local::recv(connection.as_fd(), &mut buffer).map_err(explain)?;
+    let heard = match local::recv(connection.as_fd(), &mut buffer) {
+        // It was closed with a question of ours unread; what it said before is still there, behind this error.
+        Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {
+            local::recv(connection.as_fd(), &mut buffer)
+        }
+        other => other,
+    };
+    let (len, files) = heard.map_err(explain)?;
     if len == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended the connection"));
     }

@@ -352,3 +352,90 @@ fn say(connection: BorrowedFd<'_>, answer: &Answer, files: &[BorrowedFd<'_>]) ->
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Capture, LONGEST, points};
+    use super::*;
+
+    /// One frame through the tap of a lane.
+    fn frame(tap: &mut Tap, bytes: &[u8]) {
+        tap.look();
+        tap.received(3, 0, [bytes].into_iter());
+    }
+
+    fn take(capture: &mut Capture) -> Vec<(LaneId, Vec<u8>)> {
+        let mut all = Vec::new();
+        while let Some(frame) = capture.take() {
+            all.push((frame.lane, frame.bytes.to_vec()));
+        }
+        all
+    }
+
+    /// What happens within a moment, by the clock of a test.
+    fn soon(mut done: impl FnMut() -> bool) {
+        let start = std::time::Instant::now();
+        while !done() {
+            assert!(start.elapsed() < Duration::from_secs(30), "it does not come to that");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn lanes_may_come_and_go_before_during_and_after_a_capture() {
+        let address: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+        let point = Point::open(address, vec![(3, "eth0".into())]).unwrap();
+        let ours = || {
+            let mut found = points(Some(std::process::id())).unwrap().points;
+            found.retain(|point| point.address() == address);
+            found
+        };
+        let mut first = point.tap(LaneId(1));
+        drop(point.tap(LaneId(2)));
+        frame(&mut first, b"before");
+        assert_eq!(ours()[0].lanes(), [LaneId(1)]);
+        let mut capture = Capture::start(ours(), LONGEST, 0).unwrap();
+        // The only test that opens a point: there is no other one that could close meanwhile.
+        ask_nonsense();
+        frame(&mut first, b"during");
+        assert_eq!(take(&mut capture), [(LaneId(1), b"during".to_vec())]);
+        // One that comes is captured as soon as both sides have been told of it.
+        let mut late = point.tap(LaneId(5));
+        soon(|| {
+            frame(&mut late, b"late");
+            capture.wait(Duration::from_millis(1)).unwrap();
+            take(&mut capture).contains(&(LaneId(5), b"late".to_vec()))
+        });
+        // What one has seen that goes is not lost.
+        frame(&mut first, b"last");
+        drop(first);
+        capture.wait(Duration::ZERO).unwrap();
+        assert!(take(&mut capture).contains(&(LaneId(1), b"last".to_vec())));
+        capture.wait(Duration::ZERO).unwrap();
+        assert!(!capture.is_over());
+        // The point ends before its lane does.
+        drop(point);
+        frame(&mut late, b"nobody sees it");
+        soon(|| {
+            capture.wait(Duration::from_millis(1)).unwrap();
+            capture.is_over()
+        });
+        assert!(ours().is_empty());
+    }
+
+    /// Somebody who does not speak our language asks every point of this process.
+    fn ask_nonsense() {
+        let listed = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
+        let own = wire::name(std::process::id(), 0);
+        let own = own.strip_suffix('0').unwrap();
+        for name in wire::listeners(&listed).into_iter().filter(|name| name.starts_with(own)) {
+            let connection = local::connect(name, Duration::from_secs(30)).unwrap();
+            local::send(connection.as_fd(), b"what is this?", &[]).unwrap();
+            let mut buffer = [0; 256];
+            let (len, _) = local::recv(connection.as_fd(), &mut buffer).unwrap();
+            assert!(buffer[..len].starts_with(b"refused "));
+            local::send(connection.as_fd(), &[b'x'; 1000], &[]).unwrap();
+            assert_eq!(local::recv(connection.as_fd(), &mut buffer).unwrap().0, 0, "too long to be heard");
+        }
+    }
+}
