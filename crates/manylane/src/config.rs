@@ -287,6 +287,15 @@ impl Builder {
         self
     }
 
+    /// Engine `xdp`: how many sockets of this process are to share the queues of a device, 1 to 16. The first one makes
+    /// room for all: a queue has so many times two rings of frames, so that none can take from the others what they
+    /// need to receive. With fewer they still work, but one that does not read may keep frames that others lack.
+    /// Default: 1.
+    pub fn xdp_sockets(&mut self, sockets: u32) -> &mut Self {
+        self.xdp.sockets = sockets;
+        self
+    }
+
     /// Engine `xdp`: whether there may be more lanes than queues; those without a queue are fed by the kernel.
     /// Default: yes.
     pub fn xdp_surplus_lanes(&mut self, on: bool) -> &mut Self {
@@ -347,6 +356,10 @@ impl Builder {
         }
         if !self.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.xdp.ring) {
             return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.xdp.ring));
+        }
+        if !(1..=abi::MAX_SOCKETS).contains(&self.xdp.sockets) {
+            let (most, sockets) = (abi::MAX_SOCKETS, self.xdp.sockets);
+            return refuse(format!("xdp_sockets {sockets} is not within 1 to {most}"));
         }
         Ok(())
     }
@@ -430,6 +443,7 @@ pub(crate) struct XdpOptions {
     pub(crate) surplus_lanes: bool,
     pub(crate) capture: bool,
     pub(crate) vlans: Vec<Vlan>,
+    pub(crate) sockets: u32,
 }
 
 impl Default for XdpOptions {
@@ -442,6 +456,7 @@ impl Default for XdpOptions {
             surplus_lanes: true,
             capture: true,
             vlans: Vec::new(),
+            sockets: 1,
         }
     }
 }

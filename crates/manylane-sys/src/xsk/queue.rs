@@ -109,9 +109,17 @@ pub struct Share {
     pool: Weak<Pool>,
 }
 
+impl Share {
+    /// Whether a socket still has the queue.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.pool.strong_count() > 0
+    }
+}
+
 impl fmt::Debug for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Share").field("members", &(self.pool.strong_count() > 0)).finish()
+        f.debug_struct("Share").field("is_open", &self.is_open()).finish()
     }
 }
 

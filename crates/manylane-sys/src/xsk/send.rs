@@ -88,7 +88,7 @@ impl<'a> Sender<'a> {
         let packet = &self.payloads.packets[i];
         // SAFETY: these bytes are of a frame that the batch holds for `'a`, sent or not; the kernel does not write to
         // frames that it sends from, and we only through `header_mut`, which borrows `self` mutably.
-        unsafe { slice::from_raw_parts(self.payloads.base.add(packet.addr as usize), packet.at as usize) }
+        unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.at as usize) }
     }
 
     /// The payload of packet `i`, as [`Payloads::payload`].
@@ -114,10 +114,7 @@ impl<'a> Sender<'a> {
         // SAFETY: a packet lies in the memory of the frames, which is initialised, and its payload in the packet (see
         // `Packet`). The batch holds its frame for `'a`; once it was sent, the device reads it, and nobody writes to
         // it. Header slices, which are the only ones that may be written to, borrow `self` mutably.
-        unsafe {
-            let start = self.payloads.base.add(packet.addr as usize);
-            slice::from_raw_parts(start.cast_const(), packet.at as usize + payload_len)
-        }
+        unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.at as usize + payload_len) }
     }
 
     /// Whether packet `i` was put into the send ring.

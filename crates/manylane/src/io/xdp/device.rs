@@ -18,6 +18,7 @@ use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
+use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
 
 use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
 use crate::vlan::Vlan;
@@ -50,6 +51,8 @@ pub(crate) struct Device {
     /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
     pub(crate) is_virtual_pair: bool,
     maps: Mutex<Maps>,
+    /// By what a second socket of this process joins a queue that has one: the kernel takes no second owner.
+    shares: Mutex<Vec<Option<Share>>>,
 }
 
 struct Maps {
@@ -64,8 +67,6 @@ struct Maps {
     counts: PerCpuArray<MapData, u64>,
     /// Which numbers of sockets are in use.
     sockets: [bool; abi::MAX_SOCKETS as usize],
-    /// Which queues have an owner.
-    owned: [bool; abi::MAX_QUEUES as usize],
 }
 
 /// A socket's place on a device.
@@ -134,7 +135,6 @@ impl Device {
             vlans,
             counts,
             sockets: [false; abi::MAX_SOCKETS as usize],
-            owned: [false; abi::MAX_QUEUES as usize],
         };
         maps.about.set(0, words, 0).map_err(wrong)?;
         Ok(Self {
@@ -144,7 +144,32 @@ impl Device {
             is_gone: AtomicBool::new(false),
             is_virtual_pair,
             maps: Mutex::new(maps),
+            shares: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
         })
+    }
+
+    /// Opens a queue, or joins the sockets of this process that have it. None if that cannot be: with generic XDP they
+    /// would race for frames in the kernel (before Linux 6.15).
+    pub(crate) fn open_queue(
+        &self,
+        options: &QueueOptions,
+        may_join: bool,
+    ) -> std::result::Result<Option<Queue>, OpenError> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(share) = shares.get_mut(options.queue as usize) else { return Ok(None) };
+        if let Some(share) = share.as_ref().filter(|share| share.is_open()) {
+            if !may_join {
+                return Ok(None);
+            }
+            match Queue::join(share, options) {
+                // The last one has closed it just now.
+                Err(err) if err.step == Step::Join => {}
+                joined => return joined.map(Some),
+            }
+        }
+        let queue = Queue::open(options)?;
+        *share = Some(queue.sharing());
+        Ok(Some(queue))
     }
 
     /// Receive queues that it has, as far as we have looked.
@@ -278,30 +303,6 @@ impl Device {
             // A map of this size has every index; reading it can fail only for want of memory.
             maps.counts.get(&(index as u32), 0).map_or(0, |cpus| cpus.iter().sum())
         })
-    }
-}
-
-/// A queue that this process owns; given back when the value goes, which is after its XSK.
-pub(super) struct OwnedQueue {
-    pub(super) device: Arc<Device>,
-    pub(super) queue: u32,
-}
-
-impl OwnedQueue {
-    /// Takes a queue, if it has no owner in this process.
-    pub(super) fn take(device: &Arc<Device>, queue: u32) -> Option<Self> {
-        let mut maps = device.maps();
-        let owned = maps.owned.get_mut(queue as usize).filter(|owned| !**owned)?;
-        *owned = true;
-        Some(Self { device: Arc::clone(device), queue })
-    }
-}
-
-impl Drop for OwnedQueue {
-    fn drop(&mut self) {
-        if let Some(owned) = self.device.maps().owned.get_mut(self.queue as usize) {
-            *owned = false;
-        }
     }
 }
 

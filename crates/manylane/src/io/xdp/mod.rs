@@ -31,7 +31,7 @@ use manylane_wire::datagram::{Checksum, Datagram};
 pub(crate) use plane::Plane;
 pub use plane::XdpQueue;
 
-use self::device::OwnedQueue;
+use self::device::Device;
 use self::mailbox::{Content, Mailbox, Order, QueueId};
 use self::route::Reader;
 use self::send::XdpOut;
@@ -61,9 +61,10 @@ pub(crate) struct Meta {
 /// One queue that a lane serves.
 pub(crate) struct LaneQueue {
     id: QueueId,
-    // In this order: the XSK closes before the queue is given back.
     xsk: Queue,
-    owned: OwnedQueue,
+    device: Arc<Device>,
+    /// Its number on the device.
+    number: u32,
     /// The batch that was taken last, without what was refused.
     metas: Vec<Meta>,
     /// To be closed when it is empty: its device is gone.
@@ -71,8 +72,8 @@ pub(crate) struct LaneQueue {
 }
 
 impl LaneQueue {
-    fn new(id: QueueId, xsk: Queue, owned: OwnedQueue, batch: usize) -> Self {
-        Self { id, xsk, owned, metas: Vec::with_capacity(batch), is_ending: false }
+    fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32, batch: usize) -> Self {
+        Self { id, xsk, device, number, metas: Vec::with_capacity(batch), is_ending: false }
     }
 }
 
@@ -212,7 +213,7 @@ impl XdpIo {
                     break;
                 }
                 let packets = (0..frames).map(|index| queue.xsk.packet(index));
-                self.tap.received(queue.owned.device.index, queue.owned.queue, packets);
+                self.tap.received(queue.device.index, queue.number, packets);
                 let taken = queue.judge(frames, datagram_size, cells);
                 if taken.messages > 0 {
                     self.since_companion += 1;
@@ -282,8 +283,8 @@ impl XdpIo {
         // Once a batch, wherever it came from: what is sent goes by the routes of now.
         self.reader.refresh();
         let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
-        let device = queue.owned.device.index;
-        self.tap.sends_by(device, queue.owned.queue);
+        let device = queue.device.index;
+        self.tap.sends_by(device, queue.number);
         let (payloads, sender) = queue.xsk.split();
         let frames = self.current.map(|_| Frames { payloads, metas: &queue.metas, ecn: self.ecn });
         (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, device, self.bound)))
@@ -310,7 +311,7 @@ impl LaneQueue {
             };
             let believed = match datagram.checksum {
                 Checksum::Right => true,
-                Checksum::Unfinished => self.owned.device.is_virtual_pair,
+                Checksum::Unfinished => self.device.is_virtual_pair,
                 Checksum::Wrong => false,
             };
             if !believed {

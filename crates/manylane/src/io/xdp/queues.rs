@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 
 use super::LaneQueue;
-use super::device::{Device, Number, OwnedQueue};
+use super::device::{Device, Number};
 use super::mailbox::{Mailbox, Order, QueueId};
 use super::plane::{FRAME, Plane, dropped_at};
 use crate::counters::LaneId;
@@ -160,7 +160,7 @@ impl Plane {
         let Some(heir) = state.poorest().map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
             return Ok(());
         };
-        let Some(owned) = OwnedQueue::take(device, queue) else {
+        let Some(xsk) = self.open_xsk(device, queue, strict)? else {
             // Another socket of this process has it; ours is fed by the companion.
             if strict {
                 log::warn!(
@@ -170,7 +170,6 @@ impl Plane {
             }
             return Ok(());
         };
-        let xsk = self.open_xsk(device, queue, strict)?;
         let statistics = xsk
             .as_fd()
             .try_clone_to_owned()
@@ -189,16 +188,17 @@ impl Plane {
             dropped_before: 0,
             steered: true,
         });
-        heir.1.deliver(LaneQueue::new(id, xsk, owned, self.batch));
+        heir.1.deliver(LaneQueue::new(id, xsk, Arc::clone(device), queue, self.batch));
         Ok(())
     }
 
-    fn open_xsk(&self, device: &Device, queue: u32, strict: bool) -> Result<Queue> {
+    fn open_xsk(&self, device: &Device, queue: u32, strict: bool) -> Result<Option<Queue>> {
         let ring = self.options.ring;
         let options = QueueOptions {
             ifindex: device.index,
             queue,
-            frames: ring * 2,
+            // For each socket as many to receive into as its ring has entries, and as many for the rest.
+            frames: ring * 2 * self.options.sockets,
             frame_size: FRAME,
             ring,
             tx_ring: ring,
@@ -207,15 +207,16 @@ impl Plane {
         };
         let start = Instant::now();
         loop {
-            match Queue::open(&options) {
-                Ok(xsk) => {
+            match device.open_queue(&options, !self.options.generic) {
+                Ok(None) => return Ok(None),
+                Ok(Some(xsk)) => {
                     let micros = u32::try_from(self.busy_poll.as_micros()).unwrap_or(u32::MAX);
                     if micros > 0
                         && let Err(err) = xsk.busy_poll(micros, self.batch as u32)
                     {
                         log::warn!("{} queue {queue} does not work in the lane's calls: {err}", device.name);
                     }
-                    return Ok(xsk);
+                    return Ok(Some(xsk));
                 }
                 // The kernel gives a queue free a while after its last owner has closed it.
                 Err(err)
