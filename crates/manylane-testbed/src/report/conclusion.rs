@@ -186,6 +186,7 @@ mod tests {
             sent: 1000,
             delivered: 1000,
             kernel_dropped: 0,
+            taken: None,
         });
         BenchRow::of(receiver, threads, threads, 10, samples.collect())
     }

@@ -280,6 +280,7 @@ mod tests {
                     sent: 200_000,
                     delivered: 200_000,
                     kernel_dropped: 0,
+                    taken: None,
                 });
                 let mut row = BenchRow::of(receiver, threads, threads, 10, samples.collect());
                 row.no_loss_pps = Some(500_000.0);
