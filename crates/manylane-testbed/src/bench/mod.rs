@@ -2,7 +2,7 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`rx`] | what receiving costs, up to which rate nothing is lost, and what is left at twice that rate; or what receiving and answering does |
+//! | [`rx`] | what receiving costs (or receiving and answering), up to which rate, and what is left at twice that rate |
 //! | [`gso`] | what receiving costs when the sender sends trains |
 //! | [`churn`] | whether lanes that come and go lose datagrams |
 //! | [`flap`] | what is lost when a program, a second socket or a link comes and goes |
