@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
  * The traffic generator: turns each frame that BPF_PROG_TEST_RUN hands it (live
- * frames) into the next UDP datagram and sends it out of a device.
+ * frames) into the next UDP datagram and sends it out of a device, or of several
+ * devices in turn.
  *
  * The kernel recycles the pages of frames without writing the frame into them
  * again, and a receiver may have changed them meanwhile: all headers are written
@@ -18,11 +19,23 @@
 #define HEAD6 (ETHERNET + 40 + UDP)
 
 /* Set before the program is loaded. */
-const volatile __u32 device;	 /* index of the device to send from */
+const volatile __u32 ways = 1;	 /* number of devices to send from */
 const volatile __u32 flows = 1;	 /* number of source ports */
 const volatile __u16 first_port; /* the first one; no overflow */
-const volatile __u16 unfinished; /* checksum's sum with source port 0 */
 const volatile __u8 ipv6;
+
+#define MAX_WAYS 64
+
+/* A device, and the headers of what leaves by it. */
+struct ml_way {
+	__u32 device;	  /* its index */
+	__u16 unfinished; /* checksum's sum with source port 0 */
+	__u16 pad;
+	/* Ethernet, IP and UDP header; source port and checksum are blank. */
+	__u8 head[64];
+};
+_Static_assert(sizeof(struct ml_way) == 9 * 8, "as traffic/live.rs has it");
+_Static_assert(__builtin_offsetof(struct ml_way, head) == 8, "as above");
 
 /*
  * One entry, in 64-bit words. User space sets the orders and reads the results
@@ -46,14 +59,11 @@ struct ml_generator {
 	/* Our own. */
 	__u64 next; /* when the next one is due, in 1/256 ns */
 	__u64 flow; /* of the next frame */
-	/* Ethernet, IP and UDP header; source port and checksum are blank. */
-	__u8 head[64];
+	__u64 way;  /* of the next frame */
 };
-_Static_assert(sizeof(struct ml_generator) == 17 * 8,
+_Static_assert(sizeof(struct ml_generator) == 10 * 8,
 	       "as traffic/live.rs has it");
 _Static_assert(__builtin_offsetof(struct ml_generator, frames) == 3 * 8,
-	       "as above");
-_Static_assert(__builtin_offsetof(struct ml_generator, head) == 9 * 8,
 	       "as above");
 
 struct {
@@ -62,6 +72,13 @@ struct {
 	__type(key, __u32);
 	__type(value, struct ml_generator);
 } generator SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_WAYS);
+	__type(key, __u32);
+	__type(value, struct ml_way);
+} generator_ways SEC(".maps");
 
 /* 1: whether a frame is due. */
 static __always_inline int due(struct ml_generator *state)
@@ -90,17 +107,23 @@ static __always_inline int due(struct ml_generator *state)
 	return 1;
 }
 
-/* 2: which flow is next. */
-static __always_inline __u16 next_port(struct ml_generator *state)
+/* 2: which flow and way are next; each flow goes every way before the next. */
+static __always_inline __u16 next_port(struct ml_generator *state, __u32 *way)
 {
 	__u64 flow = state->flow;
 
-	state->flow = flow + 1 < flows ? flow + 1 : 0;
+	*way = (__u32)state->way;
+	if (*way + 1 < ways) {
+		state->way = *way + 1;
+	} else {
+		state->way = 0;
+		state->flow = flow + 1 < flows ? flow + 1 : 0;
+	}
 	return first_port + (__u16)flow;
 }
 
 /* 3: the checksum, of which only the source port was missing. */
-static __always_inline __u16 finish_checksum(__u16 port)
+static __always_inline __u16 finish_checksum(__u16 unfinished, __u16 port)
 {
 	__u32 sum = (__u32)unfinished + port;
 
@@ -115,16 +138,22 @@ static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state,
 				const __u32 length)
 {
 	__u8 *frame = (__u8 *)(long)ctx->data;
+	struct ml_way *out;
+	__u32 way;
 	__u16 port;
 
 	if (frame + length > (__u8 *)(long)ctx->data_end)
 		return XDP_ABORTED;
-	__builtin_memcpy(frame, state->head, length);
-	port = next_port(state);
+	port = next_port(state, &way);
+	out = bpf_map_lookup_elem(&generator_ways, &way);
+	if (!out)
+		return XDP_ABORTED;
+	__builtin_memcpy(frame, out->head, length);
 	*(__u16 *)(frame + length - UDP) = bpf_htons(port);
-	*(__u16 *)(frame + length - 2) = bpf_htons(finish_checksum(port));
+	*(__u16 *)(frame + length - 2) =
+		bpf_htons(finish_checksum(out->unfinished, port));
 	state->frames++;
-	return bpf_redirect(device, 0);
+	return bpf_redirect(out->device, 0);
 }
 
 SEC("xdp")

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use manylane::{Engine, Placement, Steering, SteeringBy};
+use manylane_testbed::bench::flap::Event;
 use manylane_testbed::client::{Expect, Payload};
 use manylane_testbed::receiver::Kind;
 
@@ -204,13 +205,17 @@ pub(crate) enum CaptureTarget {
 pub(crate) enum BenchCommand {
     /// What receiving costs, up to which rate nothing is lost, and what is left at twice that rate
     Rx(RxArgs),
+    /// The same of receivers that answer: what a request costs that is received and answered
+    Echo(RxArgs),
     /// What receiving costs when the sender sends trains (UDP GSO) over loopback
     Gso(GsoArgs),
     /// Whether lanes that come and go under traffic lose datagrams
     Churn(ChurnArgs),
+    /// What is lost when an XDP program, a second socket or a link comes and goes under traffic (root)
+    Flap(FlapArgs),
 }
 
-/// `manylane bench rx`.
+/// `manylane bench rx` and `manylane bench echo`.
 #[derive(Debug, Args)]
 pub(crate) struct RxArgs {
     /// Threads that receive; several are compared
@@ -228,6 +233,10 @@ pub(crate) struct RxArgs {
     /// End within 40 seconds: shorter samples, no-loss rates for the most threads only
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Devices that the traffic comes in on, each with an address of its own, in a testbed; receivers bind the
+    /// wildcard if there are several
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = interfaces, conflicts_with = "loopback")]
+    pub(crate) interfaces: usize,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
@@ -271,6 +280,29 @@ pub(crate) struct ChurnArgs {
     pub(crate) rate: Option<f64>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// `manylane bench flap`.
+#[derive(Debug, Args)]
+pub(crate) struct FlapArgs {
+    /// Threads that receive; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = at_least_one)]
+    pub(crate) threads: Vec<usize>,
+    /// Receivers to compare [default: lane/mmsg and lane/xdp]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) receivers: Vec<Kind>,
+    /// What happens [default: nothing, mmsg-opens, mmsg-closes, program-comes, program-goes, xdp-opens, xdp-closes,
+    /// receiver-link, sender-link]
+    #[arg(long, value_delimiter = ',', value_name = "EVENT,…")]
+    pub(crate) events: Vec<Event>,
+    /// How long traffic runs around an event, half before and half after
+    #[arg(long, default_value = "500ms", value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Duration,
+    /// Datagrams per second [default: half of the lowest no-loss rate]
+    #[arg(long, value_name = "RATE", value_parser = parse::pps)]
+    pub(crate) rate: Option<f64>,
     #[command(flatten)]
     pub(crate) common: BenchArgs,
 }
@@ -370,6 +402,10 @@ fn capture_target(text: &str) -> Result<CaptureTarget, String> {
 fn snaplen(text: &str) -> Result<usize, String> {
     const MOST: usize = manylane::capture::LONGEST;
     text.parse().ok().filter(|len| (1..=MOST).contains(len)).ok_or(format!("give a number from 1 to {MOST}"))
+}
+
+fn interfaces(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| (1..=16).contains(number)).ok_or("give a number from 1 to 16".into())
 }
 
 fn payload_size(text: &str) -> Result<usize, String> {

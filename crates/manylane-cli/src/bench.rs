@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
+use manylane_testbed::bench::flap::Event;
 use manylane_testbed::bench::{self, Director, Options, Setup};
-use manylane_testbed::receiver::Kind;
+use manylane_testbed::receiver::{Kind, Work};
 use manylane_testbed::report::{self, number};
-use manylane_testbed::schema::{BenchRow, BenchSettings, ChurnRow, Document};
+use manylane_testbed::schema::{BenchRow, BenchSettings, ChurnRow, Document, FlapRow};
 use manylane_testbed::testbed;
 
-use crate::args::{BenchArgs, BenchCommand, ChurnArgs, GsoArgs, PlaceArgs, RxArgs};
+use crate::args::{BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RxArgs};
 use crate::output;
 use crate::progress::Progress;
 use crate::signals;
@@ -31,9 +32,11 @@ const FLOWS: u16 = 64;
 pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
     let mut director = Bar { progress: Progress::bar(), stop: signals::stop_flag()? };
     match bench {
-        BenchCommand::Rx(args) => rx(args, &mut director),
+        BenchCommand::Rx(args) => rx(args, Work::Count, &mut director),
+        BenchCommand::Echo(args) => rx(args, Work::Echo, &mut director),
         BenchCommand::Gso(args) => gso(args, &mut director),
         BenchCommand::Churn(args) => churn(args, &mut director),
+        BenchCommand::Flap(args) => flap(args, &mut director),
     }
 }
 
@@ -64,20 +67,26 @@ impl Director for Bar {
     }
 }
 
-fn rx(args: &RxArgs, director: &mut Bar) -> Result<()> {
+fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE } else { SAMPLE });
-    let mut setup = place(&args.place, &args.common)?;
+    let mut setup = place(&args.place, &args.common, args.interfaces)?;
+    let has_device = !setup.device_names().is_empty();
     // A quick run has no time for all, and loopback has no device to take frames from.
-    let left_out = |kind: &Kind| kind.needs_device() && (args.quick || setup.device_name().is_none());
+    let left_out = |kind: &Kind| kind.needs_device() && (args.quick || !has_device);
     let usual: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !left_out(kind)).collect();
     let receivers = or_all(&args.receivers, &usual);
-    if let Some(kind) = receivers.iter().find(|kind| kind.needs_device() && setup.device_name().is_none()) {
+    if let Some(kind) = receivers.iter().find(|kind| kind.needs_device() && !has_device) {
         bail!("{kind} takes frames from a device: it needs a testbed (root, without --loopback)");
     }
     let mut options = options(&args.common, &args.threads, receivers, duration, args.rate);
     options.quick = args.quick;
+    options.work = work;
     let document = bench::rx::run(&mut setup, &options, director)?;
-    finish(&args.common, director, "rx", &document)
+    let name = match work {
+        Work::Count => "rx",
+        Work::Echo => "echo",
+    };
+    finish(&args.common, director, name, &document)
 }
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
@@ -91,7 +100,7 @@ fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
 
 fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     let options = options(&args.common, &args.threads, vec![Kind::LaneMmsg], args.duration, args.rate);
-    let mut setup = place(&args.place, &args.common)?;
+    let mut setup = place(&args.place, &args.common, 1)?;
     let document = bench::churn::run(&mut setup, &options, args.every, director)?;
     director.progress = Progress::bar();
     write(&args.common.out, "bench-churn.json", &output::json(&document)?)?;
@@ -101,7 +110,25 @@ fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     output::print(&churn_text(&document.rows))
 }
 
-fn or_all(given: &[Kind], all: &[Kind]) -> Vec<Kind> {
+fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
+    let receivers = or_all(&args.receivers, &bench::flap::RECEIVERS);
+    let options = options(&args.common, &args.threads, receivers, args.duration, args.rate);
+    let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), 1)?;
+    let events = or_all(&args.events, &Event::ALL);
+    let document = bench::flap::run(&mut setup, &options, &events, director)?;
+    director.progress = Progress::bar();
+    write(&args.common.out, "bench-flap.json", &output::json(&document)?)?;
+    if args.common.json {
+        return output::print_json(&document);
+    }
+    output::print(&format!(
+        "{}\n\n- lost: entered the link, and did not reach the application\n\
+         - refused: the link did not take it, because it was down\n",
+        flap_table(&document.rows)
+    ))
+}
+
+fn or_all<T: Copy>(given: &[T], all: &[T]) -> Vec<T> {
     if given.is_empty() { all.to_vec() } else { given.to_vec() }
 }
 
@@ -116,6 +143,7 @@ fn options(
         threads: threads.to_vec(),
         sizes: args.size.clone(),
         receivers,
+        work: Work::Count,
         rounds: args.rounds,
         duration,
         pps,
@@ -130,16 +158,17 @@ fn options(
 }
 
 /// The testbed where it can be had and nothing else was asked for, otherwise loopback.
-fn place(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
+fn place(args: &PlaceArgs, common: &BenchArgs, interfaces: usize) -> Result<Setup> {
     let cpus = common.receiver_cpus.clone();
-    if args.testbed {
-        return Setup::testbed(cpus);
+    // Several interfaces there are in a testbed only.
+    if args.testbed || interfaces > 1 {
+        return Setup::testbed(cpus, interfaces);
     }
     if args.loopback {
         return Setup::loopback(cpus);
     }
     match testbed::available() {
-        Ok(()) => Setup::testbed(cpus),
+        Ok(()) => Setup::testbed(cpus, 1),
         Err(why) => {
             output::tell(&format!("on loopback: {why:#}"));
             Setup::loopback(cpus)
@@ -206,6 +235,45 @@ fn table(rows: &[BenchRow]) -> Table {
         ]);
     }
     for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn flap_table(rows: &[FlapRow]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header([
+        "event",
+        "receiver",
+        "threads",
+        "bytes",
+        "offered/s",
+        "sent",
+        "refused",
+        "delivered",
+        "lost",
+        "lost at most",
+        "kernel dropped",
+        "event ms",
+    ]);
+    for row in rows {
+        let count = |value: f64| format!("{value:.0}");
+        table.add_row([
+            row.event.clone(),
+            row.receiver.clone(),
+            row.threads.to_string(),
+            row.size.to_string(),
+            number(row.offered_pps),
+            count(row.sent),
+            count(row.refused),
+            count(row.delivered),
+            count(row.lost),
+            row.lost_most.to_string(),
+            count(row.kernel_dropped),
+            format!("{:.1}", row.event_micros / 1e3),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use manylane_testbed::bench::{Load, Setup};
 use manylane_testbed::client::{self, Expect, Plan, Tally};
-use manylane_testbed::receiver::{Kind, ReceiverOptions};
+use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
 use manylane_testbed::report::number;
 use manylane_testbed::schema::{Document, SEND};
 use manylane_testbed::traffic::{Sent, Traffic, Until, portable};
@@ -134,15 +134,16 @@ fn fast(args: &SendArgs) -> Result<Row> {
     output::tell(
         "--fast: frames go through a testbed, two network namespaces made for this run; nothing leaves this machine",
     );
-    let mut setup = Setup::testbed(None)?;
+    let mut setup = Setup::testbed(None, 1)?;
     let receiver = ReceiverOptions {
         addr: setup.bind_addr(),
+        work: Work::Count,
         threads: args.lanes,
         batch: 64,
         recv_buffer: 4 << 20,
         size: args.size,
         linger: manylane::Builder::default_linger(args.lanes, setup.receiver_cpus().len()),
-        device: setup.device_name(),
+        devices: setup.device_names(),
         ring: 2048,
         cpus: setup.receiver_cpus().to_vec(),
         steering: manylane::Steering::Flow,

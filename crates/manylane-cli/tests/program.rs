@@ -1,4 +1,5 @@
-//! The program from outside: what it prints, where, and with which exit code. Loopback, no privileges.
+//! The program from outside: what it prints, where, and with which exit code. Over loopback, but for what needs
+//! links that go down.
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
@@ -180,6 +181,9 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rx", "--receivers", "lane/none"], "lane/mmsg"),
         (&["bench", "rx", "--testbed", "--loopback"], "--loopback"),
         (&["bench", "chrun"], "churn"),
+        (&["bench", "flap", "--events", "lunch"], "sender-link"),
+        (&["bench", "echo", "--interfaces", "0"], "1 to 16"),
+        (&["bench", "rx", "--interfaces", "2", "--loopback"], "--loopback"),
     ] {
         let output = run(words);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));
@@ -253,6 +257,47 @@ fn loopback_a_small_benchmark_is_one_document_and_a_report() {
 }
 
 #[test]
+fn loopback_a_benchmark_of_answers_counts_them_all() {
+    let out = folder("bench-echo");
+    let words =
+        ["bench", "echo", "--loopback", "--quick", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
+    let more = ["--threads", "2", "--rounds", "2", "--duration", "50ms", "--recv-buffer", "4M"];
+    let output = run(&[&words[..], &more].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.echo.v1");
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5);
+    for sample in rows.iter().flat_map(|row| row["samples"].as_array().unwrap()) {
+        assert!(sample["sent"].as_u64().unwrap() > 0, "{sample}");
+        assert_eq!((&sample["delivered"], &sample["taken"]), (&sample["sent"], &sample["sent"]), "{sample}");
+    }
+    let page = fs::read_to_string(out.join("bench-echo.html")).unwrap();
+    assert!(page.contains("per answered request") && !page.contains("per datagram"));
+}
+
+#[test]
+fn netns_a_benchmark_of_flaps_is_one_document() {
+    if !manylane_testbed::skip::need_root("netns_a_benchmark_of_flaps_is_one_document") {
+        return;
+    }
+    let out = folder("bench-flap");
+    let words = ["bench", "flap", "--rate", "2k", "--rounds", "2", "--duration", "50ms", "--out"];
+    let more = ["--events", "nothing,sender-link", "--receivers", "lane/mmsg", "--json"];
+    let output = run(&[&words[..], &[out.to_str().unwrap()], &more].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.flap.v1");
+    let rows = document["rows"].as_array().unwrap();
+    let events: Vec<&str> = rows.iter().map(|row| row["event"].as_str().unwrap()).collect();
+    assert_eq!(events, ["nothing", "sender-link"]);
+    assert_eq!(rows[0]["lost_most"], 0, "{}", rows[0]);
+    assert!(rows[1]["refused"].as_f64().unwrap() > 0.0, "{}", rows[1]);
+    let kept = fs::read_to_string(out.join("bench-flap.json")).unwrap();
+    assert_eq!(self::document(&kept), document);
+}
+
+#[test]
 fn loopback_lanes_that_come_and_go_lose_nothing() {
     let out = folder("bench-churn");
     let words = ["bench", "churn", "--loopback", "--json", "--rate", "2k", "--out", out.to_str().unwrap()];
@@ -268,7 +313,14 @@ fn manual_and_completions_are_complete() {
     let out = folder("man");
     let output = run(&["man", "--out", out.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    for page in ["manylane", "manylane-echo", "manylane-send", "manylane-capture", "manylane-bench"] {
+    for page in [
+        "manylane",
+        "manylane-echo",
+        "manylane-send",
+        "manylane-capture",
+        "manylane-bench",
+        "manylane-bench-echo",
+    ] {
         let text = fs::read_to_string(out.join(format!("{page}.1"))).unwrap();
         assert!(text.contains(".TH") && text.contains(".SH NAME"), "{page}");
     }

@@ -50,6 +50,30 @@ pub fn recv_from(fd: BorrowedFd<'_>, buffer: &mut [u8], peer: &mut SockAddr) -> 
     if got < 0 { Err(io::Error::last_os_error()) } else { Ok(got as usize) }
 }
 
+/// Sends one datagram to `peer` by `sendto(2)`, waiting for room in the send buffer.
+///
+/// As the standard library's `send_to`, but for an address in the form in which [`recv_from`] yields it.
+///
+/// # Errors
+/// What `sendto(2)` reports.
+#[inline]
+pub fn send_to(fd: BorrowedFd<'_>, payload: &[u8], peer: &SockAddr) -> io::Result<usize> {
+    let address = peer.as_bytes();
+    // SAFETY: the kernel reads `payload.len()` bytes of the payload and `address.len()` bytes of the address; both
+    // live across the call.
+    let sent = unsafe {
+        libc::sendto(
+            fd.as_raw_fd(),
+            payload.as_ptr().cast(),
+            payload.len(),
+            libc::MSG_NOSIGNAL,
+            address.as_ptr().cast(),
+            address.len() as libc::socklen_t,
+        )
+    };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+}
+
 /// Lets the calling thread's sleeps end within a microsecond of their time instead of 50.
 pub fn sleep_precisely() {
     // SAFETY: PR_SET_TIMERSLACK takes a plain number and touches no memory of ours.
@@ -224,6 +248,10 @@ mod tests {
         let (mut buffer, mut peer) = ([0; 16], SockAddr::EMPTY);
         assert_eq!(recv_from(receiver.as_fd(), &mut buffer, &mut peer).unwrap(), 5);
         assert_eq!(peer.to_std(), Some(sender.local_addr().unwrap()));
+        assert_eq!(send_to(receiver.as_fd(), &buffer[..5], &peer).unwrap(), 5);
+        let mut answer = [0; 16];
+        let (len, from) = sender.recv_from(&mut answer).unwrap();
+        assert_eq!((&answer[..len], from), (&b"hello"[..], receiver.local_addr().unwrap()));
         crate::sock::wake(receiver.as_fd());
         peer = SockAddr::EMPTY;
         assert_eq!(recv_from(receiver.as_fd(), &mut buffer, &mut peer).unwrap(), 0);

@@ -1,7 +1,8 @@
 //! A minimal receiver on raw AF_XDP rings: what a good engineer writes by hand, to measure ours against.
 //!
 //! One socket on one queue, in copy mode or as the driver likes; frames of 2 KiB; each batch is looked at and given
-//! back at once. No sending, no frame that is held, no check of anything. It shares no code with [`xsk`](crate::xsk).
+//! back at once, or sent back in its own frames. No frame that is held, no check of anything. It shares no code with
+//! [`xsk`](crate::xsk).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -11,11 +12,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::map::Mapping;
 
 const FRAME: u64 = 2048;
+/// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before. The libc crate does not
+/// have it.
+const MAX_TX_SKB_BUDGET: libc::c_int = 9;
+/// Calls that may bring nothing before sending is left for later.
+const IDLE_KICKS: u32 = 2;
 
 /// The receiver.
 pub struct RawXsk {
     rx: Ring,
     fill: Ring,
+    /// The way out, for what answers.
+    out: Option<Out>,
     umem: Mapping,
     fd: OwnedFd,
     entries: u32,
@@ -24,15 +32,48 @@ pub struct RawXsk {
 // SAFETY: the rings point into mappings that the value owns and that move with it.
 unsafe impl Send for RawXsk {}
 
+/// The rings of sending.
+struct Out {
+    tx: Ring,
+    completion: Ring,
+}
+
 /// One ring: where the kernel has mapped its parts.
 struct Ring {
     producer: *const AtomicU32,
     consumer: *const AtomicU32,
+    flags: *const AtomicU32,
     descs: *mut u8,
     base: *mut libc::c_void,
     len: usize,
-    /// Our own index: consumer of the RX ring, producer of the fill ring.
+    /// Our own index: consumer of the RX and completion rings, producer of the fill and TX rings.
     at: u32,
+}
+
+impl Ring {
+    /// The kernel's index of a ring that it produces into.
+    fn produced(&self) -> u32 {
+        // SAFETY: the word lies in the mapping, which lives as long as the value.
+        unsafe { (*self.producer).load(Ordering::Acquire) }
+    }
+
+    /// The kernel's index of a ring that it consumes from.
+    fn consumed(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.consumer).load(Ordering::Acquire) }
+    }
+
+    /// Says that what is before our index is the kernel's. Release: our writes of the entries come before.
+    fn produce(&self) {
+        // SAFETY: as above.
+        unsafe { (*self.producer).store(self.at, Ordering::Release) };
+    }
+
+    /// Says that the entries before our index can be used again. Release: our reads of them come before.
+    fn consume(&self) {
+        // SAFETY: as above.
+        unsafe { (*self.consumer).store(self.at, Ordering::Release) };
+    }
 }
 
 impl Drop for Ring {
@@ -43,11 +84,12 @@ impl Drop for Ring {
 }
 
 impl RawXsk {
-    /// Binds to `queue` of the device `ifindex`, with rings of `entries`, a power of two.
+    /// Binds to `queue` of the device `ifindex`, with rings of `entries`, a power of two; with a way out if it
+    /// `answers`.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn open(ifindex: u32, queue: u32, entries: u32) -> io::Result<Self> {
+    pub fn open(ifindex: u32, queue: u32, entries: u32, answers: bool) -> io::Result<Self> {
         // SAFETY: takes no pointer.
         let raw =
             crate::check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
@@ -64,8 +106,13 @@ impl RawXsk {
         };
         set(&fd, libc::XDP_UMEM_REG, register)?;
         set(&fd, libc::XDP_UMEM_FILL_RING, entries)?;
-        set(&fd, libc::XDP_UMEM_COMPLETION_RING, 64_u32)?;
+        set(&fd, libc::XDP_UMEM_COMPLETION_RING, if answers { entries } else { 64 })?;
         set(&fd, libc::XDP_RX_RING, entries)?;
+        if answers {
+            set(&fd, libc::XDP_TX_RING, entries)?;
+            // An older kernel sends in smaller pieces, and is called more often.
+            let _ = set(&fd, MAX_TX_SKB_BUDGET, entries);
+        }
         // SAFETY: a C struct of integers, for which all zeroes is a value.
         let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
         let mut len = size_of_val(&offsets) as libc::socklen_t;
@@ -83,8 +130,8 @@ impl RawXsk {
             unsafe { fill.descs.cast::<u64>().add(index as usize).write(u64::from(index) * FRAME) };
         }
         fill.at = entries;
-        // SAFETY: the word lies in the mapping, which lives.
-        unsafe { (*fill.producer).store(entries, Ordering::Release) };
+        fill.produce();
+        let out = if answers { Some(Out::map(&fd, &offsets, entries)?) } else { None };
         let addr = libc::sockaddr_xdp {
             sxdp_family: libc::AF_XDP as u16,
             sxdp_flags: libc::XDP_USE_NEED_WAKEUP,
@@ -95,14 +142,13 @@ impl RawXsk {
         let len = size_of_val(&addr) as libc::socklen_t;
         // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
         crate::check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
-        Ok(Self { rx, fill, umem, fd, entries })
+        Ok(Self { rx, fill, out, umem, fd, entries })
     }
 
     /// Shows each of up to `most` received frames to `each`, gives them back, and returns how many there were.
     #[inline]
     pub fn receive(&mut self, most: u32, mut each: impl FnMut(&[u8])) -> u32 {
-        // SAFETY: the word lies in the mapping, which lives.
-        let there = unsafe { (*self.rx.producer).load(Ordering::Acquire) }.wrapping_sub(self.rx.at);
+        let there = self.rx.produced().wrapping_sub(self.rx.at);
         let taken = there.min(most);
         if taken == 0 {
             return 0;
@@ -122,20 +168,127 @@ impl RawXsk {
             self.rx.at = self.rx.at.wrapping_add(1);
             self.fill.at = self.fill.at.wrapping_add(1);
         }
-        // SAFETY: the words lie in mappings that live. Release: our reads and writes of the entries come before.
-        unsafe {
-            (*self.rx.consumer).store(self.rx.at, Ordering::Release);
-            (*self.fill.producer).store(self.fill.at, Ordering::Release);
-        }
+        self.rx.consume();
+        self.fill.produce();
         taken
     }
 
-    /// Sleeps until something is there, for at most `millis`. In zero-copy mode it also tells the driver of frames to
-    /// fill.
-    pub fn wait(&self, millis: i32) {
-        let mut poll = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the kernel reads and writes one pollfd, which lives across the call.
-        unsafe { libc::poll(&raw mut poll, 1, millis) };
+    /// As [`receive`](Self::receive), but each frame for which `each` says so goes back out of the queue, as `each`
+    /// left it, without being copied. The kernel is told once for all of them.
+    ///
+    /// # Errors
+    /// What `sendto(2)` reports when the device is gone, or if the receiver was opened without a way out.
+    #[inline]
+    pub fn answer(&mut self, most: u32, mut each: impl FnMut(&mut [u8]) -> bool) -> io::Result<u32> {
+        self.reap();
+        let Some(out) = &mut self.out else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+        let taken = self.rx.produced().wrapping_sub(self.rx.at).min(most);
+        let mask = self.entries - 1;
+        let before = self.fill.at;
+        for _ in 0..taken {
+            // SAFETY: as in `receive`. A frame is in one ring at a time, and there are no more frames than a ring has
+            // entries: the TX ring has room, too. Nobody else has the frame, so that the slice may be a mutable one.
+            unsafe {
+                let desc = *self.rx.descs.cast::<libc::xdp_desc>().add((self.rx.at & mask) as usize);
+                let packet = self.umem.as_ptr().add(desc.addr as usize);
+                if each(std::slice::from_raw_parts_mut(packet, desc.len as usize)) {
+                    let to = (out.tx.at & mask) as usize;
+                    out.tx
+                        .descs
+                        .cast::<libc::xdp_desc>()
+                        .add(to)
+                        .write(libc::xdp_desc { options: 0, ..desc });
+                    out.tx.at = out.tx.at.wrapping_add(1);
+                } else {
+                    let to = (self.fill.at & mask) as usize;
+                    self.fill.descs.cast::<u64>().add(to).write(desc.addr & !(FRAME - 1));
+                    self.fill.at = self.fill.at.wrapping_add(1);
+                }
+            }
+            self.rx.at = self.rx.at.wrapping_add(1);
+        }
+        if taken > 0 {
+            self.rx.consume();
+            out.tx.produce();
+        }
+        if self.fill.at != before {
+            self.fill.produce();
+        }
+        self.kick()?;
+        Ok(taken)
+    }
+
+    /// Whether frames wait for the kernel to send them: the device was busy.
+    #[must_use]
+    pub fn is_sending(&self) -> bool {
+        self.out.as_ref().is_some_and(|out| out.tx.consumed() != out.tx.at)
+    }
+
+    /// Gives frames that were sent to the kernel to receive into.
+    fn reap(&mut self) {
+        let Some(out) = &mut self.out else { return };
+        let sent = out.completion.produced().wrapping_sub(out.completion.at);
+        if sent == 0 {
+            return;
+        }
+        let mask = self.entries - 1;
+        for _ in 0..sent {
+            let (from, to) = ((out.completion.at & mask) as usize, (self.fill.at & mask) as usize);
+            // SAFETY: masked indices lie in the rings; the kernel has published the entry (acquire in `produced`), and
+            // the fill ring has room, since there are no more frames than entries.
+            unsafe {
+                let addr = *out.completion.descs.cast::<u64>().add(from);
+                self.fill.descs.cast::<u64>().add(to).write(addr & !(FRAME - 1));
+            }
+            out.completion.at = out.completion.at.wrapping_add(1);
+            self.fill.at = self.fill.at.wrapping_add(1);
+        }
+        out.completion.consume();
+        self.fill.produce();
+    }
+
+    /// Tells the kernel of frames to send, if it wants to be told. In copy mode it sends in this call, and may need
+    /// more than one; what it does not get to stays in the ring for the next call.
+    fn kick(&mut self) -> io::Result<()> {
+        let mut idle = 0;
+        while idle < IDLE_KICKS {
+            let Some(out) = &self.out else { return Ok(()) };
+            let before = out.tx.consumed();
+            // SAFETY: the word lies in the mapping, which lives.
+            let flags = unsafe { (*out.tx.flags).load(Ordering::Relaxed) };
+            if before == out.tx.at || flags & libc::XDP_RING_NEED_WAKEUP == 0 {
+                return Ok(());
+            }
+            // SAFETY: no data and no address: sendto(2) reads no memory of ours.
+            let done = unsafe {
+                libc::sendto(self.fd.as_raw_fd(), ptr::null(), 0, libc::MSG_DONTWAIT, ptr::null(), 0)
+            };
+            if done < 0 {
+                let err = io::Error::last_os_error();
+                match err.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => {}
+                    Some(libc::ENETDOWN) => return Ok(()),
+                    _ => return Err(err),
+                }
+            }
+            if out.tx.consumed() == before {
+                // A completion ring that is full holds the kernel up.
+                self.reap();
+                idle += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Out {
+    fn map(fd: &OwnedFd, offsets: &libc::xdp_mmap_offsets, entries: u32) -> io::Result<Self> {
+        let descs = entries as usize * size_of::<libc::xdp_desc>();
+        let page = libc::XDP_UMEM_PGOFF_COMPLETION_RING as libc::off_t;
+        Ok(Self {
+            tx: ring(fd, libc::XDP_PGOFF_TX_RING, &offsets.tx, descs)?,
+            completion: ring(fd, page, &offsets.cr, entries as usize * 8)?,
+        })
     }
 }
 
@@ -166,6 +319,7 @@ fn ring(fd: &OwnedFd, page: libc::off_t, at: &libc::xdp_ring_offset, bytes: usiz
     Ok(Ring {
         producer: part(at.producer).cast(),
         consumer: part(at.consumer).cast(),
+        flags: part(at.flags).cast(),
         descs: part(at.desc),
         base,
         len,

@@ -1,5 +1,5 @@
-//! What a benchmark compares: receivers that take datagrams and count them, all alike but for the way they
-//! take them.
+//! What a benchmark compares: receivers that take datagrams and count or answer them, all alike but for the way
+//! they take them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -109,11 +109,23 @@ impl FromStr for Kind {
     }
 }
 
+/// What a receiver does with each datagram, beside counting it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Work {
+    /// Looks at its first byte.
+    #[default]
+    Count,
+    /// Sends it back to where it came from.
+    Echo,
+}
+
 /// What all receivers are told alike.
 #[derive(Debug, Clone)]
 pub struct ReceiverOptions {
     /// Address to bind; port 0 for any.
     pub addr: SocketAddr,
+    /// What is done with each datagram.
+    pub work: Work,
     /// Threads that receive.
     pub threads: usize,
     /// Datagrams that one call takes at most.
@@ -126,8 +138,8 @@ pub struct ReceiverOptions {
     pub cpus: Vec<usize>,
     /// What lanes and `reuseport/*` pause for after a batch that was not full; zero for no pause.
     pub linger: Duration,
-    /// The device that the traffic comes in on, where there is one to take frames from.
-    pub device: Option<String>,
+    /// The devices that the traffic comes in on, where there are some to take frames from.
+    pub devices: Vec<String>,
     /// Entries of the rings of each queue, for what takes frames from a device.
     pub ring: u32,
     /// How lanes are steered to. Baselines have the kernel's hash.

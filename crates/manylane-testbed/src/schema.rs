@@ -8,10 +8,14 @@ use crate::stats::median;
 
 /// Name of the document that `bench rx` writes.
 pub const BENCH_RX: &str = "manylane.bench.rx.v1";
+/// Name of the document that `bench echo` writes.
+pub const BENCH_ECHO: &str = "manylane.bench.echo.v1";
 /// Name of the document that `bench gso` writes.
 pub const BENCH_GSO: &str = "manylane.bench.gso.v1";
 /// Name of the document that `bench churn` writes.
 pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
+/// Name of the document that `bench flap` writes.
+pub const BENCH_FLAP: &str = "manylane.bench.flap.v1";
 /// Name of the document that `echo` writes when it ends.
 pub const ECHO: &str = "manylane.echo.v1";
 /// Name of the document that `send` writes.
@@ -84,7 +88,8 @@ pub struct BenchSettings {
     pub notes: Vec<String>,
 }
 
-/// One sample: one receiver, one time span of traffic.
+/// One sample: one receiver, one time span of traffic. In `bench echo` the datagrams sent are requests, and those
+/// delivered are the answers that came back to the host that sent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The round that it was taken in, from 0.
@@ -105,9 +110,12 @@ pub struct Sample {
     pub delivered: u64,
     /// Datagrams that the kernel counted as dropped at the receiver's sockets.
     pub kernel_dropped: u64,
+    /// Requests that reached the application, answered or not; in `bench echo` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken: Option<u64>,
 }
 
-/// One row of `bench rx` and `bench gso`: figures are medians over the samples.
+/// One row of `bench rx`, `bench echo` and `bench gso`: figures are medians over the samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchRow {
     /// Name of the receiver: `lane/mmsg`, `socket/recvfrom`, …
@@ -200,6 +208,95 @@ pub struct ChurnRow {
     pub samples: Vec<Sample>,
 }
 
+/// One sample of `bench flap`: one event, once.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FlapSample {
+    /// What every sample has. The sender counts as sent what entered the link.
+    #[serde(flatten)]
+    pub sample: Sample,
+    /// Made by the sender, and not taken by the link: it was down.
+    pub refused: u64,
+    /// Sent and not delivered, counted after everything came to rest.
+    pub lost: u64,
+    /// Microseconds that the event took.
+    pub event_micros: u64,
+}
+
+/// One row of `bench flap`: one event beside one receiver. Figures are medians over the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FlapRow {
+    /// What happened: `nothing`, `xdp-opens`, `receiver-link`, …
+    pub event: String,
+    /// Name of the receiver.
+    pub receiver: String,
+    /// Threads that receive.
+    pub threads: usize,
+    /// Receive queues.
+    pub lanes: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Datagrams per second that the sender made, also while the link took none.
+    pub offered_pps: f64,
+    /// Datagrams per second that reached the application.
+    pub delivered_pps: f64,
+    /// Share of the sent datagrams that did not.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the receiving threads per delivered datagram.
+    pub rx_cpu_ns: f64,
+    /// Nanoseconds of CPU of the whole machine per delivered datagram.
+    pub total_cpu_ns: f64,
+    /// Datagrams that entered the link.
+    pub sent: f64,
+    /// Made, and not taken by the link: it was down.
+    pub refused: f64,
+    /// Datagrams delivered.
+    pub delivered: f64,
+    /// Sent and not delivered.
+    pub lost: f64,
+    /// The same in the worst sample: medians hide what happens rarely.
+    pub lost_most: u64,
+    /// Of those lost, what the kernel counted as dropped at the receiver's sockets.
+    pub kernel_dropped: f64,
+    /// Microseconds that the event took.
+    pub event_micros: f64,
+    /// The raw samples.
+    pub samples: Vec<FlapSample>,
+}
+
+impl FlapRow {
+    /// A row of the medians of `samples`.
+    pub fn of(
+        event: &str,
+        receiver: &str,
+        threads: usize,
+        lanes: usize,
+        size: usize,
+        samples: Vec<FlapSample>,
+    ) -> Self {
+        let middle = |value: fn(&FlapSample) -> f64| median(samples.iter().map(value));
+        Self {
+            event: event.into(),
+            receiver: receiver.into(),
+            threads,
+            lanes,
+            size,
+            offered_pps: middle(|seen| seen.sample.offered_pps),
+            delivered_pps: middle(|seen| seen.sample.delivered_pps),
+            loss: middle(|seen| seen.sample.loss),
+            rx_cpu_ns: middle(|seen| seen.sample.rx_cpu_ns),
+            total_cpu_ns: middle(|seen| seen.sample.total_cpu_ns),
+            sent: middle(|seen| seen.sample.sent as f64),
+            refused: middle(|seen| seen.refused as f64),
+            delivered: middle(|seen| seen.sample.delivered as f64),
+            lost: middle(|seen| seen.lost as f64),
+            lost_most: samples.iter().map(|seen| seen.lost).max().unwrap_or(0),
+            kernel_dropped: middle(|seen| seen.sample.kernel_dropped as f64),
+            event_micros: middle(|seen| seen.event_micros as f64),
+            samples,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,6 +312,7 @@ mod tests {
             sent: 1000,
             delivered: 999,
             kernel_dropped: 1,
+            taken: None,
         }
     }
 

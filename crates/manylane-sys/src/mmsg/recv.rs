@@ -1,5 +1,7 @@
 //! Receiving: `recvmmsg(2)` into buffers of the ring.
 
+mod back;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::{ptr, slice};
@@ -7,6 +9,8 @@ use std::{ptr, slice};
 use crate::addr::SockAddr;
 use crate::control::{self, Ancillary};
 use crate::map::{Fixed, Mapping};
+
+pub use back::BackControls;
 
 /// Buffers start at odd multiples of a cache line apart, so that the first lines of large buffers do not all
 /// fall into one set of the cache.

@@ -1,7 +1,8 @@
 //! Threads that receive, and what others may see of them.
 
+use std::any::Any;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -9,9 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use manylane_sys::sock::{self, Buffer, Flag};
-use manylane_sys::{cpu, measure};
+use manylane_sys::{cpu, measure, xsk};
 
-use crate::receiver::{ReceiverOptions, Running, Snapshot};
+use crate::receiver::{ReceiverOptions, Running, Snapshot, Work};
 
 /// What one thread shows to others, on cache lines of its own: two, for processors fetch them in pairs.
 #[derive(Debug, Default)]
@@ -54,51 +55,72 @@ impl Seat {
     }
 }
 
-/// Threads that run the same loop, each on its socket or all on one.
+/// Where datagrams come in: what is told of it, and how it is shut.
+pub(crate) enum Inlet {
+    /// A kernel socket, of one thread or of all.
+    Socket(Arc<UdpSocket>),
+    /// A descriptor of an AF_XDP socket.
+    Queue(OwnedFd),
+}
+
+impl Inlet {
+    fn dropped(&self) -> u64 {
+        match self {
+            Self::Socket(socket) => {
+                sock::queue_state(socket.as_fd()).map_or(0, |state| u64::from(state.drops))
+            }
+            Self::Queue(fd) => xsk::statistics(fd.as_fd()).map_or(0, |seen| seen.dropped()),
+        }
+    }
+
+    /// Wakes who sleeps at it. Who sleeps at a queue does not sleep for long.
+    fn wake(&self) {
+        if let Self::Socket(socket) = self {
+            sock::wake(socket.as_fd());
+        }
+    }
+}
+
+/// Threads that run the same loop, each on what it was given.
 pub(crate) struct Crew {
     addr: SocketAddr,
-    /// One for each thread, or one for all.
-    sockets: Vec<Arc<UdpSocket>>,
+    inlets: Vec<Inlet>,
     seats: Arc<[Seat]>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Result<()>>>,
+    /// What has to stay as long as they run.
+    _held: Box<dyn Any + Send>,
 }
 
 /// What a thread of the crew works with.
 pub(crate) struct Post<'a> {
-    pub(crate) socket: &'a UdpSocket,
     pub(crate) seat: &'a Seat,
     stop: &'a AtomicBool,
 }
 
 impl Post<'_> {
-    /// Whether to stop. Only asked when a receive came back empty, so it costs nothing under load.
+    /// Whether to stop. Asked when a receive came back empty, so that it costs nothing under load, or per batch.
     pub(crate) fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }
 
 impl Crew {
-    /// Starts the threads; thread k receives on socket k, or all on the only one.
-    pub(crate) fn start<F>(
+    /// Starts a thread that runs `work` for each of `shares`, what the thread works on.
+    pub(crate) fn start<S, F>(
         options: &ReceiverOptions,
-        sockets: Vec<UdpSocket>,
+        (addr, inlets): (SocketAddr, Vec<Inlet>),
+        shares: Vec<S>,
+        held: Box<dyn Any + Send>,
         work: F,
     ) -> Result<Box<dyn Running>>
     where
-        F: Fn(&Post<'_>) -> Result<()> + Clone + Send + 'static,
+        S: Send + 'static,
+        F: Fn(&Post<'_>, S) -> Result<()> + Clone + Send + 'static,
     {
-        let addr = sockets.first().context("a receiver needs a socket")?.local_addr()?;
-        let sockets: Vec<Arc<UdpSocket>> = sockets.into_iter().map(Arc::new).collect();
-        let mut crew = Self {
-            addr,
-            seats: (0..options.threads).map(|_| Seat::default()).collect(),
-            stop: Arc::default(),
-            threads: Vec::new(),
-            sockets,
-        };
-        for index in 0..options.threads {
-            let socket = crew.sockets[index % crew.sockets.len()].clone();
+        let seats = shares.iter().map(|_| Seat::default()).collect();
+        let mut crew = Self { addr, inlets, seats, stop: Arc::default(), threads: Vec::new(), _held: held };
+        for (index, share) in shares.into_iter().enumerate() {
             let (seats, stop, work) = (crew.seats.clone(), crew.stop.clone(), work.clone());
             let cpu = options.cpus.get(index % options.cpus.len().max(1)).copied();
             let body = move || {
@@ -107,7 +129,7 @@ impl Crew {
                 }
                 let seat = &seats[index];
                 seat.take();
-                let done = work(&Post { socket: &socket, seat, stop: &stop });
+                let done = work(&Post { seat, stop: &stop }, share);
                 seat.leave();
                 done
             };
@@ -120,11 +142,27 @@ impl Crew {
         Ok(Box::new(crew))
     }
 
+    /// Starts threads on kernel sockets: thread k on socket k, or all on the only one.
+    pub(crate) fn on_sockets<F>(
+        options: &ReceiverOptions,
+        sockets: Vec<UdpSocket>,
+        work: F,
+    ) -> Result<Box<dyn Running>>
+    where
+        F: Fn(&Post<'_>, &UdpSocket) -> Result<()> + Clone + Send + 'static,
+    {
+        let addr = sockets.first().context("a receiver needs a socket")?.local_addr()?;
+        let sockets: Vec<Arc<UdpSocket>> = sockets.into_iter().map(Arc::new).collect();
+        let shares = sockets.iter().cloned().cycle().take(options.threads).collect();
+        let inlets = sockets.into_iter().map(Inlet::Socket).collect();
+        Self::start(options, (addr, inlets), shares, Box::new(()), move |post, socket: Arc<UdpSocket>| {
+            work(post, &socket)
+        })
+    }
+
     fn end(&mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        for socket in &self.sockets {
-            sock::wake(socket.as_fd());
-        }
+        self.inlets.iter().for_each(Inlet::wake);
         self.threads
             .drain(..)
             .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a receiver's thread panicked"))?)
@@ -137,11 +175,9 @@ impl Running for Crew {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let drops =
-            |socket: &Arc<UdpSocket>| sock::queue_state(socket.as_fd()).map_or(0, |state| state.drops);
         Snapshot {
             delivered: self.seats.iter().map(Seat::delivered).sum(),
-            kernel_dropped: self.sockets.iter().map(|socket| u64::from(drops(socket))).sum(),
+            kernel_dropped: self.inlets.iter().map(Inlet::dropped).sum(),
             rx_cpu: self.seats.iter().map(Seat::cpu).sum(),
         }
     }
@@ -159,8 +195,13 @@ impl Drop for Crew {
     }
 }
 
+/// Whether the receive has to say to which address a datagram was sent, so that its answer can leave from there.
+pub(crate) fn needs_local_address(options: &ReceiverOptions) -> bool {
+    options.work == Work::Echo && options.addr.ip().is_unspecified()
+}
+
 /// Binds `count` sockets to one address: as one reuseport group when there are several.
-pub(crate) fn bind(options: &ReceiverOptions, count: usize, gro: bool) -> Result<Vec<UdpSocket>> {
+pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> Result<Vec<UdpSocket>> {
     let mut addr = options.addr;
     let mut sockets = Vec::with_capacity(count);
     for _ in 0..count {
@@ -168,8 +209,9 @@ pub(crate) fn bind(options: &ReceiverOptions, count: usize, gro: bool) -> Result
         if count > 1 {
             sock::set_flag(fd.as_fd(), Flag::ReusePort, true).context("SO_REUSEPORT")?;
         }
-        if gro {
-            sock::set_flag(fd.as_fd(), Flag::Gro, true).context("UDP_GRO needs Linux 5.0")?;
+        for &flag in flags {
+            let why = || format!("{flag:?}: see the kernel's version in KERNELS.md");
+            sock::set_flag(fd.as_fd(), flag, true).with_context(why)?;
         }
         if options.recv_buffer > 0 {
             sock::set_buffer(fd.as_fd(), Buffer::Receive, options.recv_buffer).context("SO_RCVBUF")?;

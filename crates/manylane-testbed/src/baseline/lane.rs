@@ -1,4 +1,4 @@
-//! `lane/mmsg`: the library, through its public interface only.
+//! `lane/mmsg`, `lane/xdp`: the library, through its public interface only.
 
 use std::hint::black_box;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use manylane::{Batch, Builder, Counters, Engine, Handle, LaneInfo, Outbox, Placement};
 
 use super::crew::Seat;
-use crate::receiver::{ReceiverOptions, Running, Snapshot};
+use crate::receiver::{ReceiverOptions, Running, Snapshot, Work};
 
 /// The lanes and the thread that serves them.
 struct Lanes {
@@ -43,8 +43,9 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     let (addr, handle) = (socket.local_addr(), socket.handle());
     let seats: Arc<Mutex<Vec<Arc<Seat>>>> = Arc::default();
     let known = seats.clone();
-    let serve = move || {
-        socket.serve_with(move |_lane: LaneInfo| {
+    let work = options.work;
+    let serve = move || match work {
+        Work::Count => socket.serve_with(move |_lane: LaneInfo| {
             let seat = Occupied::new(&known);
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
                 seat.sit_down();
@@ -52,7 +53,17 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
                     black_box(datagram.payload().first());
                 }
             }
-        })
+        }),
+        Work::Echo => socket.serve_with(move |_lane: LaneInfo| {
+            let seat = Occupied::new(&known);
+            move |batch: Batch<'_>, out: &mut Outbox<'_>| {
+                seat.sit_down();
+                for datagram in batch {
+                    black_box(datagram.payload().first());
+                    out.reply_borrowed(&datagram, datagram.payload());
+                }
+            }
+        }),
     };
     let thread =
         std::thread::Builder::new().name("serve".into()).spawn(serve).context("cannot start a thread")?;

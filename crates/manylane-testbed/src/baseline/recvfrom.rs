@@ -1,7 +1,9 @@
-//! `socket/recvfrom`: one socket, shared by all threads; each takes one datagram with one call.
+//! `socket/recvfrom`: one socket, shared by all threads; each takes one datagram with one call, and answers it with
+//! one.
 
 use std::hint::black_box;
 use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
 use anyhow::Result;
@@ -9,28 +11,32 @@ use manylane_sys::addr::SockAddr;
 use manylane_sys::measure;
 
 use super::crew::{self, Crew, Post};
-use crate::receiver::{ReceiverOptions, Running};
+use crate::receiver::{ReceiverOptions, Running, Work};
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    let sockets = crew::bind(options, 1, false)?;
-    let size = options.size.max(2048);
-    Crew::start(options, sockets, move |post| work(post, size))
+    let sockets = crew::bind(options, 1, &[])?;
+    let (size, answers) = (options.size.max(2048), options.work == Work::Echo);
+    Crew::on_sockets(options, sockets, move |post, socket| work(post, socket, size, answers))
 }
 
-fn work(post: &Post<'_>, size: usize) -> Result<()> {
+fn work(post: &Post<'_>, socket: &UdpSocket, size: usize, answers: bool) -> Result<()> {
     let mut buffer = vec![0; size];
     let mut peer = SockAddr::EMPTY;
     let mut delivered = 0;
     loop {
-        match measure::recv_from(post.socket.as_fd(), &mut buffer, &mut peer) {
+        match measure::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
             // Shut down for receiving: no datagram, though one without payload looks alike.
             Ok(0) if post.is_over() => return Ok(()),
             Ok(len) => {
                 black_box(buffer[..len].first());
+                if answers {
+                    // An answer that does not leave is missed where answers are counted.
+                    let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);
+                }
                 delivered += 1;
                 post.seat.show(delivered);
             }
-            Err(err) if err.kind() == ErrorKind::Interrupted => {}
+            Err(err) if matches!(err.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionRefused) => {}
             Err(err) => return Err(err.into()),
         }
     }

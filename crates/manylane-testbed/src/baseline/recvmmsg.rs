@@ -1,16 +1,19 @@
 //! `socket/recvmmsg`, `reuseport/recvmmsg`, `reuseport/gro`: batches by `recvmmsg` on headers that are built
-//! once, from one shared socket or from a socket for each thread.
+//! once, from one shared socket or from a socket for each thread. Those that answer send each batch back by one
+//! `sendmmsg` on the same headers, trains as trains.
 
 use std::hint::black_box;
+use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::mmsg::{BackControls, Message, RecvOptions, RecvRing, Wait};
+use manylane_sys::sock::Flag;
 use manylane_sys::tick;
 
-use super::crew::{self, Crew, Post};
-use crate::receiver::{ReceiverOptions, Running};
+use super::crew::{self, Crew, Post, needs_local_address};
+use crate::receiver::{ReceiverOptions, Running, Work};
 
 /// The longest train of datagrams that the kernel hands over as one message.
 const TRAIN: usize = 65_535;
@@ -26,67 +29,75 @@ pub(crate) fn reuseport(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
 }
 
 fn singles(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn Running>> {
-    let sockets = crew::bind(options, sockets, false)?;
     // A pause of threads that share one socket would leave it to one of them.
-    let pause = if sockets.len() == 1 { Duration::ZERO } else { options.linger };
-    let ring = RecvOptions { batch: options.batch, buffer: options.size.max(SINGLE), control: false };
-    Crew::start(options, sockets, move |post| take_singles(post, ring, pause))
+    let pause = if sockets == 1 { Duration::ZERO } else { options.linger };
+    let control = needs_local_address(options);
+    let sockets = crew::bind(options, sockets, local_address(options))?;
+    let ring = RecvOptions { batch: options.batch, buffer: options.size.max(SINGLE), control };
+    let work = options.work;
+    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, single))
 }
 
 pub(crate) fn gro(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    let sockets = crew::bind(options, options.threads, true)?;
-    let pause = options.linger;
+    let flags = [&[Flag::Gro], local_address(options)].concat();
+    let sockets = crew::bind(options, options.threads, &flags)?;
+    let (pause, work) = (options.linger, options.work);
     let ring = RecvOptions { batch: options.batch, buffer: TRAIN, control: true };
-    Crew::start(options, sockets, move |post| take_trains(post, ring, pause))
+    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, train))
 }
 
-/// Where threads share a core, waits for a larger batch, unless more is waiting.
-fn linger(pause: Duration, messages: usize, ring: &RecvRing) {
-    if !pause.is_zero() && messages < ring.capacity() {
-        tick::sleep(pause);
+fn local_address(options: &ReceiverOptions) -> &'static [Flag] {
+    match needs_local_address(options) {
+        false => &[],
+        true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
+        true => &[Flag::PktInfoV6],
     }
 }
 
-fn take_singles(post: &Post<'_>, ring: RecvOptions, pause: Duration) -> Result<()> {
-    let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
-    let mut delivered = 0;
-    loop {
-        let messages = ring.recv(post.socket.as_fd(), Wait::First)?;
-        if messages == 0 && post.is_over() {
-            return Ok(());
-        }
-        for index in 0..messages {
-            let message = ring.message(index);
-            black_box(message.data.first());
-        }
-        delivered += messages as u64;
-        post.seat.show(delivered);
-        linger(pause, messages, &ring);
-    }
+/// Looks at a message that is one datagram.
+#[inline]
+fn single(message: &Message<'_>) -> u64 {
+    black_box(message.data.first());
+    1
 }
 
-fn take_trains(post: &Post<'_>, ring: RecvOptions, pause: Duration) -> Result<()> {
+/// Looks at each datagram of a message that may be a train, and says how many there are.
+#[inline]
+fn train(message: &Message<'_>) -> u64 {
+    let segment = usize::from(message.ancillary().segment);
+    if segment == 0 || segment >= message.data.len() {
+        return single(message);
+    }
+    message.data.chunks(segment).map(|datagram| _ = black_box(datagram.first())).count() as u64
+}
+
+/// The loop of all of them; `look` takes a message and counts its datagrams.
+#[inline]
+fn take(
+    post: &Post<'_>,
+    socket: &UdpSocket,
+    ring: RecvOptions,
+    pause: Duration,
+    work: Work,
+    look: impl Fn(&Message<'_>) -> u64,
+) -> Result<()> {
     let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
+    let mut controls = (work == Work::Echo).then(|| BackControls::of(&ring));
     let mut delivered = 0;
     loop {
-        let messages = ring.recv(post.socket.as_fd(), Wait::First)?;
+        let messages = ring.recv(socket.as_fd(), Wait::First)?;
         if messages == 0 && post.is_over() {
             return Ok(());
         }
-        for index in 0..messages {
-            let message = ring.message(index);
-            let segment = usize::from(message.ancillary().segment);
-            if segment == 0 || segment >= message.data.len() {
-                black_box(message.data.first());
-                delivered += 1;
-                continue;
-            }
-            for datagram in message.data.chunks(segment) {
-                black_box(datagram.first());
-                delivered += 1;
-            }
+        delivered += (0..messages).map(|index| look(&ring.message(index))).sum::<u64>();
+        if let Some(controls) = &mut controls {
+            // An answer that does not leave is missed where answers are counted.
+            ring.send_back(socket.as_fd(), controls);
         }
         post.seat.show(delivered);
-        linger(pause, messages, &ring);
+        // Where threads share a core, waits for a larger batch, unless more is waiting.
+        if !pause.is_zero() && messages < ring.capacity() {
+            tick::sleep(pause);
+        }
     }
 }

@@ -1,17 +1,18 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use crate::receiver::{Kind, ReceiverOptions, Running};
+use crate::receiver::{Kind, ReceiverOptions, Running, Work};
 
 fn options(threads: usize) -> ReceiverOptions {
     ReceiverOptions {
         addr: ([127, 0, 0, 1], 0).into(),
+        work: Work::Count,
         threads,
         batch: 64,
         recv_buffer: 4 << 20,
         size: 10,
         linger: Duration::ZERO,
-        device: None,
+        devices: Vec::new(),
         ring: 2048,
         cpus: vec![0],
         steering: manylane::Steering::Flow,
@@ -43,6 +44,35 @@ fn every_receiver_counts_exactly_and_stops() {
             let end = running.stop().unwrap();
             assert_eq!((end.delivered, end.kernel_dropped), (800, 0), "{kind} with {threads} threads");
             assert!(end.rx_cpu > Duration::ZERO, "{kind} forgot its CPU time");
+        }
+    }
+}
+
+/// Asks 100 times from each of 4 sources, each time waiting for the very payload to come back.
+fn ask(to: std::net::SocketAddr) {
+    let mut buffer = [0; 2000];
+    for source in 0..4_u8 {
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.connect(to).unwrap();
+        for number in 0..100_usize {
+            let payload = vec![source; number * 13];
+            client.send(&payload).unwrap();
+            let len = client.recv(&mut buffer).unwrap();
+            assert_eq!(buffer[..len], payload, "source {source}, number {number}");
+        }
+    }
+}
+
+#[test]
+fn loopback_every_receiver_answers_every_request() {
+    for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
+        for (threads, ip) in [(1, [127, 0, 0, 1]), (3, [127, 0, 0, 1]), (2, [0, 0, 0, 0])] {
+            let options = ReceiverOptions { addr: (ip, 0).into(), work: Work::Echo, ..options(threads) };
+            let running = kind.start(&options).unwrap();
+            ask(([127, 0, 0, 1], running.addr().port()).into());
+            let end = running.stop().unwrap();
+            assert_eq!((end.delivered, end.kernel_dropped), (400, 0), "{kind} with {threads} threads");
         }
     }
 }

@@ -1,83 +1,58 @@
 //! `xsk/raw`: a minimal loop over raw AF_XDP rings, with an XDP program that does no more than it must.
+//!
+//! Answers leave in the frame of their request: both addresses and both ports change places, which leaves the
+//! checksums as they are. It trusts every frame: that is what makes it minimal.
 
 use std::hint::black_box;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use aya::maps::XskMap;
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
 use manylane_sys::measure::Watch;
 use manylane_sys::raw_xsk::RawXsk;
-use manylane_sys::{cpu, device, netns, tick, xsk};
+use manylane_sys::{device, netns, tick};
 
-use super::crew::Seat;
-use crate::receiver::{ReceiverOptions, Running, Snapshot};
+use super::crew::{Crew, Inlet, Post};
+use crate::receiver::{ReceiverOptions, Running, Work};
 
-/// Where the payload of UDP over IPv4 starts in an untagged frame.
+/// Where the payload of UDP over IPv4 starts in an untagged frame without options.
 const PAYLOAD: usize = 42;
 /// The longest sleep of an idle receiver: how late a stop may be noticed.
 const IDLE: Duration = Duration::from_millis(20);
-
-struct Raw {
-    addr: SocketAddr,
-    seats: Arc<[Seat]>,
-    stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Result<()>>>,
-    /// For the statistics of the queues.
-    queues: Vec<OwnedFd>,
-    /// Holds the program on the device.
-    _program: Ebpf,
-}
+/// The same while the device was too busy to take all answers.
+const BUSY: Duration = Duration::from_millis(1);
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    let name = options.device.as_deref().context("xsk/raw needs a device: it does not run over loopback")?;
-    let index = netns::device_index(name)?;
-    let mut program = load(index, options.addr.port())?;
-    let mut map: XskMap<_> = program.take_map("ml_raw").context("no map ml_raw")?.try_into()?;
+    ensure!(!options.devices.is_empty(), "xsk/raw needs a device: it does not run over loopback");
+    let answers = options.work == Work::Echo;
     let mut shares: Vec<Vec<RawXsk>> = (0..options.threads).map(|_| Vec::new()).collect();
-    let mut queues = Vec::new();
-    for queue in 0..device::receive_queues(name)? {
-        let socket =
-            RawXsk::open(index, queue, options.ring).with_context(|| format!("{name} queue {queue}"))?;
-        map.set(queue, socket.as_fd().as_raw_fd(), 0)?;
-        queues.push(socket.as_fd().try_clone_to_owned()?);
-        shares[queue as usize % options.threads].push(socket);
+    let (mut programs, mut inlets) = (Vec::new(), Vec::new());
+    for (number, name) in options.devices.iter().enumerate() {
+        let index = netns::device_index(name)?;
+        let mut program = load_redirect(index, options.addr.port())?;
+        let mut map: XskMap<_> = program.take_map("ml_raw").context("no map ml_raw")?.try_into()?;
+        for queue in 0..device::receive_queues(name)? {
+            let socket = RawXsk::open(index, queue, options.ring, answers)
+                .with_context(|| format!("{name} queue {queue}"))?;
+            map.set(queue, socket.as_fd().as_raw_fd(), 0)?;
+            inlets.push(Inlet::Queue(socket.as_fd().try_clone_to_owned()?));
+            // The same queue of two devices is often busy at the same time: it goes to two threads.
+            shares[(number + queue as usize) % options.threads].push(socket);
+        }
+        programs.push((program, map));
     }
-    let mut raw = Raw {
-        addr: options.addr,
-        seats: (0..options.threads).map(|_| Seat::default()).collect(),
-        stop: Arc::default(),
-        threads: Vec::new(),
-        queues,
-        _program: program,
-    };
-    for (index, share) in shares.into_iter().enumerate() {
-        let (seats, stop) = (raw.seats.clone(), raw.stop.clone());
-        let cpu = options.cpus.get(index % options.cpus.len().max(1)).copied();
-        let (batch, pause) = (options.batch as u32, options.linger);
-        let body = move || {
-            if let Some(cpu) = cpu {
-                cpu::pin(cpu).with_context(|| format!("cannot pin a receiver to CPU {cpu}"))?;
-            }
-            let seat = &seats[index];
-            seat.take();
-            let done = work(share, seat, &stop, batch, pause);
-            seat.leave();
-            done
-        };
-        let thread = std::thread::Builder::new().name(format!("receiver-{index}")).spawn(body)?;
-        raw.threads.push(thread);
-    }
-    Ok(Box::new(raw))
+    let (batch, pause) = (options.batch as u32, options.linger);
+    Crew::start(options, (options.addr, inlets), shares, Box::new(programs), move |post, share| {
+        if answers { work(post, share, batch, pause, answer) } else { work(post, share, batch, pause, look) }
+    })
 }
 
-fn load(index: u32, port: u16) -> Result<Ebpf> {
+/// Attaches the program that leads UDP to `port` into the rings, to the device `index` of the calling thread's
+/// namespace, as long as the value lives.
+pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
     let object = manylane_bpf::object("redirect").map_err(|why| anyhow!(why))?;
     let mut ebpf = EbpfLoader::new().btf(None).override_global("ml_port", &port, true).load(object)?;
     let program: &mut Xdp = ebpf.program_mut("ml_redirect").context("no program ml_redirect")?.try_into()?;
@@ -86,27 +61,61 @@ fn load(index: u32, port: u16) -> Result<Ebpf> {
     Ok(ebpf)
 }
 
-fn work(mut share: Vec<RawXsk>, seat: &Seat, stop: &AtomicBool, batch: u32, pause: Duration) -> Result<()> {
+/// Takes a batch of one queue, and looks at it.
+fn look(socket: &mut RawXsk, batch: u32) -> Result<u32> {
+    Ok(socket.receive(batch, |packet| {
+        black_box(packet.get(PAYLOAD));
+    }))
+}
+
+/// Takes a batch of one queue, and sends it back.
+fn answer(socket: &mut RawXsk, batch: u32) -> Result<u32> {
+    let taken = socket.answer(batch, |packet| {
+        black_box(packet.get(PAYLOAD));
+        turn_around(packet)
+    });
+    taken.context("answering from a queue")
+}
+
+/// Makes a frame with UDP over IPv4 one that goes back. False for a frame that cannot be one.
+#[inline]
+fn turn_around(packet: &mut [u8]) -> bool {
+    let Some(head) = packet.first_chunk_mut::<PAYLOAD>() else { return false };
+    // Ethernet, IPv4 and UDP have the addresses in pairs of equal size.
+    for (start, size) in [(0, 6), (26, 4), (34, 2)] {
+        let (from, to) = head[start..start + 2 * size].split_at_mut(size);
+        from.swap_with_slice(to);
+    }
+    true
+}
+
+#[inline]
+fn work(
+    post: &Post<'_>,
+    mut share: Vec<RawXsk>,
+    batch: u32,
+    pause: Duration,
+    take: impl Fn(&mut RawXsk, u32) -> Result<u32>,
+) -> Result<()> {
     let mut watch = Watch::new(share.len())?;
     for (token, socket) in share.iter().enumerate() {
         watch.add(socket, token as u64)?;
     }
     let mut delivered = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while !post.is_over() {
         let mut most = 0;
         for socket in &mut share {
-            let taken = socket.receive(batch, |packet| {
-                black_box(packet.get(PAYLOAD));
-            });
+            let taken = take(socket, batch)?;
             delivered += u64::from(taken);
             most = most.max(taken);
         }
         if most == 0 {
+            let idle = if share.iter().any(RawXsk::is_sending) { BUSY } else { IDLE };
             // Readiness is all that counts, and the rings tell it, too.
-            let _ = watch.wait(IDLE)?.count();
+            let _ = watch.wait(idle)?.count();
             continue;
         }
-        seat.show(delivered);
+        post.seat.show(delivered);
         if !pause.is_zero() && most < batch {
             tick::sleep(pause);
         }
@@ -114,38 +123,27 @@ fn work(mut share: Vec<RawXsk>, seat: &Seat, stop: &AtomicBool, batch: u32, paus
     Ok(())
 }
 
-impl Raw {
-    fn end(&mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.threads
-            .drain(..)
-            .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a receiver's thread panicked"))?)
-    }
-}
+#[cfg(test)]
+mod tests {
+    use manylane_wire::datagram::{Checksum, Datagram};
+    use manylane_wire::ethernet::{Ethernet, Mac};
+    use manylane_wire::frame::UdpFrame;
 
-impl Running for Raw {
-    fn addr(&self) -> SocketAddr {
-        self.addr
-    }
+    use super::*;
 
-    fn snapshot(&self) -> Snapshot {
-        let dropped = |fd: &OwnedFd| xsk::statistics(fd.as_fd()).map_or(0, |seen| seen.dropped());
-        Snapshot {
-            delivered: self.seats.iter().map(Seat::delivered).sum(),
-            kernel_dropped: self.queues.iter().map(dropped).sum(),
-            rx_cpu: self.seats.iter().map(Seat::cpu).sum(),
-        }
-    }
-
-    fn stop(mut self: Box<Self>) -> Result<Snapshot> {
-        self.end()?;
-        Ok(self.snapshot())
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // Whoever cares about a failed thread calls `stop`.
-        let _ = self.end();
+    #[test]
+    fn a_frame_that_is_turned_around_goes_back_with_right_checksums() {
+        let (here, there) = ("10.0.0.1:1000".parse().unwrap(), "10.9.8.7:53".parse().unwrap());
+        let (ours, theirs) = (Mac([2, 1, 1, 1, 1, 1]), Mac([2, 7, 7, 7, 7, 7]));
+        let plan = UdpFrame { payload: b"request", ..UdpFrame::new(ours, theirs, here, there) };
+        let mut frame = vec![0; plan.len()];
+        plan.write(&mut frame).unwrap();
+        assert!(turn_around(&mut frame));
+        let back = Datagram::parse(&frame).unwrap();
+        assert_eq!((back.source, back.destination, back.checksum), (there, here, Checksum::Right));
+        assert_eq!(&frame[back.at..][..back.len], b"request");
+        let (ethernet, _) = Ethernet::parse(&frame).unwrap();
+        assert_eq!((ethernet.source, ethernet.destination), (theirs, ours));
+        assert!(!turn_around(&mut frame[..41]));
     }
 }

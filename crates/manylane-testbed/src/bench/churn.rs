@@ -8,21 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow};
 use manylane::Handle;
 
-use super::sample::{Busy, go_on, measure, rest};
-use super::{Director, Limits, Load, Options, Setup, Trial, crowded, no_loss_rate};
+use super::sample::{Busy, Seen, Watched, go_on, rest};
+use super::{Director, Limits, Load, Options, Setup, crowded, easy_rate};
 use crate::receiver::Kind;
 use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Sample};
 use crate::traffic::Until;
 
 /// Time between two changes unless told otherwise.
 pub const EVERY: Duration = Duration::from_millis(50);
-/// Share of the no-loss rate that the traffic has.
-const SHARE: f64 = 0.5;
-/// Length of a trial of the search.
-const TRIAL: Duration = Duration::from_millis(200);
 /// How soon a request to stop is seen.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -45,36 +41,13 @@ pub fn run(
         for &threads in &options.threads {
             let pps = match options.pps {
                 Some(pps) => pps,
-                None => half_rate(setup, options, threads, size, &limits, director)?,
+                None => easy_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?,
             };
             rows.push(churn(setup, options, threads, size, pps, every, director)?);
         }
     }
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_CHURN, settings, rows))
-}
-
-fn half_rate(
-    setup: &mut Setup,
-    options: &Options,
-    threads: usize,
-    size: usize,
-    limits: &Limits,
-    director: &mut dyn Director,
-) -> Result<f64> {
-    let receiver = options.receiver(setup, threads, size);
-    let found = no_loss_rate(limits, |pps| {
-        go_on(director.stop())?;
-        director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));
-        let load = Load { pps: Some(pps), duration: TRIAL, size, flows: options.flows, segment: false };
-        let sample = measure(setup, Kind::LaneMmsg, &receiver, &load, 0)?;
-        Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
-    })?;
-    ensure!(
-        found.pps > 0.0,
-        "datagrams are lost even at the lowest rate that was tried: is the machine busy?"
-    );
-    Ok(found.pps * SHARE)
 }
 
 fn churn(
@@ -132,7 +105,7 @@ fn churn(
     outcome?;
     let (added, removed) = changed.context("a lane could not come or go")?;
     let total = total?;
-    rest(running.as_ref(), &Default::default(), &total);
+    rest(&Watched { running: running.as_ref(), answers: None }, &Seen::default(), &total)?;
     let end = running.stop()?;
     let lost = total.datagrams.saturating_sub(end.delivered);
     let sample = Sample {
@@ -145,6 +118,7 @@ fn churn(
         sent: total.datagrams,
         delivered: end.delivered,
         kernel_dropped: end.kernel_dropped,
+        taken: None,
     };
     Ok(ChurnRow {
         receiver: Kind::LaneMmsg.to_string(),

@@ -2,11 +2,13 @@
 //!
 //! | module | answers |
 //! |---|---|
-//! | [`rx`] | what receiving costs, up to which rate nothing is lost, and what is left at twice that rate |
+//! | [`rx`] | what receiving costs (or receiving and answering), up to which rate, and what is left at twice that rate |
 //! | [`gso`] | what receiving costs when the sender sends trains |
 //! | [`churn`] | whether lanes that come and go lose datagrams |
+//! | [`flap`] | what is lost when a program, a second socket or a link comes and goes |
 
 pub mod churn;
+pub mod flap;
 pub mod gso;
 pub mod rx;
 mod sample;
@@ -21,10 +23,11 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
+use anyhow::{Result, ensure};
 use manylane::{Builder, Steering};
 use manylane_sys::sock::{self, Buffer};
 
-use crate::receiver::{Kind, ReceiverOptions};
+use crate::receiver::{Kind, ReceiverOptions, Work};
 use crate::schema::BenchSettings;
 
 /// Entries of the rings of each queue, of all receivers that have such rings.
@@ -39,6 +42,8 @@ pub struct Options {
     pub sizes: Vec<usize>,
     /// The receivers to compare.
     pub receivers: Vec<Kind>,
+    /// What they do with each datagram.
+    pub work: Work,
     /// Rounds; each measures every receiver once.
     pub rounds: usize,
     /// Length of a sample.
@@ -66,11 +71,12 @@ impl Options {
         let cpus = setup.receiver_cpus();
         ReceiverOptions {
             addr: setup.bind_addr(),
+            work: self.work,
             threads,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
             linger: self.linger(threads, cpus.len()),
-            device: setup.device_name(),
+            devices: setup.device_names(),
             ring: RING,
             size,
             cpus: cpus.to_vec(),
@@ -121,6 +127,36 @@ pub trait Director {
 
     /// Set to end the benchmark before its time.
     fn stop(&self) -> &AtomicBool;
+}
+
+/// Half of the highest rate that each of `kinds` takes without loss, so that what is lost at it has another reason.
+fn easy_rate(
+    setup: &mut Setup,
+    options: &Options,
+    kinds: &[Kind],
+    (threads, size): (usize, usize),
+    limits: &Limits,
+    director: &mut dyn Director,
+) -> Result<f64> {
+    const SHARE: f64 = 0.5;
+    const TRIAL: Duration = Duration::from_millis(200);
+    let receiver = options.receiver(setup, threads, size);
+    let mut lowest = f64::INFINITY;
+    for &kind in kinds {
+        let found = no_loss_rate(limits, |pps| {
+            sample::go_on(director.stop())?;
+            director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));
+            let load = Load { pps: Some(pps), duration: TRIAL, size, flows: options.flows, segment: false };
+            let sample = measure(setup, kind, &receiver, &load, 0)?;
+            Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
+        })?;
+        lowest = lowest.min(found.pps);
+    }
+    ensure!(
+        lowest.is_finite() && lowest > 0.0,
+        "datagrams are lost even at the lowest rate that was tried: is the machine busy? (--rate sets one)"
+    );
+    Ok(lowest * SHARE)
 }
 
 /// Tells what a note must say about a machine with too few processors, if it is one.

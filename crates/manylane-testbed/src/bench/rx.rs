@@ -1,4 +1,5 @@
-//! `bench rx`: what receiving costs.
+//! `bench rx` and `bench echo`: what receiving costs, or receiving and answering. The two differ in what receivers do
+//! with a datagram and in what counts as delivered; the rest is one run:
 //!
 //! 1. Search: up to which rate does each receiver lose next to nothing?
 //! 2. Cost: all receivers at one common rate that none of them loses at, interleaved.
@@ -12,8 +13,8 @@ use anyhow::{Result, ensure};
 
 use super::sample::{go_on, measure};
 use super::{Director, Found, Limits, Load, Options, Setup, Trial, crowded, no_loss_rate};
-use crate::receiver::Kind;
-use crate::schema::{BENCH_RX, BenchRow, BenchSettings, Document, Sample};
+use crate::receiver::{Kind, Work};
+use crate::schema::{BENCH_ECHO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
 use crate::stats::{interleaved, median};
 
 /// The cost rounds run at this share of the lowest no-loss rate: all receivers are then well inside.
@@ -72,7 +73,11 @@ pub fn run(
         }
     }
     bench.director.progress(1.0, "done");
-    Ok(Document::new(BENCH_RX, settings, rows))
+    let schema = match options.work {
+        Work::Count => BENCH_RX,
+        Work::Echo => BENCH_ECHO,
+    };
+    Ok(Document::new(schema, settings, rows))
 }
 
 struct Bench<'a> {

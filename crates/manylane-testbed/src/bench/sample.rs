@@ -8,9 +8,10 @@ use anyhow::{Result, anyhow, bail};
 
 use super::setup::{Load, Setup};
 use crate::machine;
-use crate::receiver::{Kind, ReceiverOptions, Running, Snapshot};
+use crate::receiver::{Kind, ReceiverOptions, Running, Snapshot, Work};
 use crate::schema::Sample;
 use crate::traffic::Sent;
+use crate::traffic::answers::Answers;
 
 /// How long what was sent may take to be delivered or dropped.
 const REST: Duration = Duration::from_millis(500);
@@ -28,6 +29,35 @@ pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
+/// What is known of a receiver at one moment. What was asked of it is counted where it shows that it is done:
+/// in its threads, or for answers at the host that they come back to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    /// Datagrams delivered, or requests answered.
+    pub(crate) done: u64,
+    pub(crate) receiver: Snapshot,
+}
+
+/// A receiver that runs, and who counts its answers if it gives any.
+pub(crate) struct Watched<'a> {
+    pub(crate) running: &'a dyn Running,
+    pub(crate) answers: Option<&'a Answers>,
+}
+
+impl Watched<'_> {
+    pub(crate) fn look(&self) -> Result<Seen> {
+        self.with(self.running.snapshot())
+    }
+
+    fn with(&self, receiver: Snapshot) -> Result<Seen> {
+        done(self.answers, receiver)
+    }
+}
+
+fn done(answers: Option<&Answers>, receiver: Snapshot) -> Result<Seen> {
+    Ok(Seen { done: answers.map_or(Ok(receiver.delivered), Answers::count)?, receiver })
+}
+
 /// Starts a receiver, warms it up, and measures it under `load`.
 ///
 /// Each sample has a receiver of its own, so that only one is there at a time and none inherits the state
@@ -42,69 +72,80 @@ pub fn measure(
     load: &Load,
     round: usize,
 ) -> Result<Sample> {
+    let answers = match options.work {
+        Work::Count => None,
+        Work::Echo => Some(setup.answers()?),
+    };
     let running = setup.start(kind, options)?;
+    let watched = Watched { running: running.as_ref(), answers: answers.as_ref() };
     // Page faults, sleeping cores, neighbour tables: not part of what is measured.
     let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
+    let cold = watched.look()?;
     let warmed = setup.send(running.addr(), &warm_up)?;
-    rest(running.as_ref(), &Snapshot::default(), &warmed);
-    let before = running.snapshot();
+    rest(&watched, &cold, &warmed)?;
+    let before = watched.look()?;
     let clock = Busy::start();
     let (sent, delivered_pps) = thread::scope(|scope| {
         let (to, setup) = (running.addr(), &mut *setup);
         let sender = scope.spawn(move || setup.send(to, load));
-        let delivered_pps = rate_inside(running.as_ref(), load.duration);
+        let delivered_pps = rate_inside(&watched, load.duration);
         (sender.join(), delivered_pps)
     });
     let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
     let busy = clock.stop().1;
-    let at_end = running.snapshot();
-    rest(running.as_ref(), &before, &sent);
-    let after = running.stop()?;
+    let at_end = watched.look()?;
+    rest(&watched, &before, &sent)?;
+    let receiver = running.stop()?;
+    let after = done(answers.as_ref(), receiver)?;
     // Idle time counts in ticks; what was busy between the two looks served what was delivered between them.
-    let total_cpu_ns = per(busy, at_end.delivered - before.delivered);
-    Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, &before, &after) })
+    let total_cpu_ns = per(busy, at_end.done - before.done);
+    let delivered_pps = delivered_pps?;
+    Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, options.work, &before, &after) })
 }
 
-/// Datagrams per second that are delivered in the middle of a stretch of traffic: neither its first moments
+/// Datagrams per second that are done in the middle of a stretch of traffic: neither its first moments
 /// count nor the queue that is emptied after its end.
-fn rate_inside(running: &dyn Running, duration: Duration) -> f64 {
+fn rate_inside(watched: &Watched<'_>, duration: Duration) -> Result<f64> {
     thread::sleep(duration.mul_f64(0.3));
-    let (start, before) = (Instant::now(), running.snapshot().delivered);
+    let (start, before) = (Instant::now(), watched.look()?.done);
     thread::sleep(duration.mul_f64(0.6));
-    let delivered = running.snapshot().delivered - before;
-    delivered as f64 / start.elapsed().as_secs_f64().max(1e-9)
+    let done = watched.look()?.done - before;
+    Ok(done as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Waits until all that was sent since `before` is delivered or dropped, or nothing moves any more.
-pub(crate) fn rest(running: &dyn Running, before: &Snapshot, sent: &Sent) {
+/// Waits until all that was sent since `before` is done or dropped, or nothing moves any more.
+pub(crate) fn rest(watched: &Watched<'_>, before: &Seen, sent: &Sent) -> Result<()> {
     let start = Instant::now();
-    let mut last = (running.snapshot().delivered, Instant::now());
+    let mut last = (watched.look()?.done, Instant::now());
     while start.elapsed() < REST && last.1.elapsed() < QUIET {
-        let now = running.snapshot();
-        let seen = now.delivered + now.kernel_dropped - before.delivered - before.kernel_dropped;
-        if seen >= sent.datagrams {
-            return;
+        let now = watched.look()?;
+        let dropped = now.receiver.kernel_dropped - before.receiver.kernel_dropped;
+        if now.done - before.done + dropped >= sent.datagrams {
+            return Ok(());
         }
-        if now.delivered != last.0 {
-            last = (now.delivered, Instant::now());
+        if now.done != last.0 {
+            last = (now.done, Instant::now());
         }
         thread::sleep(Duration::from_millis(1));
     }
+    Ok(())
 }
 
 /// What follows from the counts; rates of the machine are left at 0.
-fn sample(round: usize, sent: &Sent, before: &Snapshot, after: &Snapshot) -> Sample {
-    let delivered = after.delivered - before.delivered;
+fn sample(round: usize, sent: &Sent, work: Work, before: &Seen, after: &Seen) -> Sample {
+    let delivered = after.done - before.done;
+    let (first, last) = (&before.receiver, &after.receiver);
     Sample {
         round,
         offered_pps: sent.pps(),
         delivered_pps: 0.0,
         loss: 1.0 - ratio(delivered.min(sent.datagrams), sent.datagrams),
-        rx_cpu_ns: per(after.rx_cpu.saturating_sub(before.rx_cpu), delivered),
+        rx_cpu_ns: per(last.rx_cpu.saturating_sub(first.rx_cpu), delivered),
         total_cpu_ns: 0.0,
         sent: sent.datagrams,
         delivered,
-        kernel_dropped: after.kernel_dropped - before.kernel_dropped,
+        kernel_dropped: last.kernel_dropped - first.kernel_dropped,
+        taken: (work == Work::Echo).then_some(last.delivered - first.delivered),
     }
 }
 
@@ -141,19 +182,28 @@ impl Busy {
 mod tests {
     use super::*;
 
+    fn seen(done: u64, delivered: u64, kernel_dropped: u64, micros: u64) -> Seen {
+        let rx_cpu = Duration::from_micros(micros);
+        Seen { done, receiver: Snapshot { delivered, kernel_dropped, rx_cpu } }
+    }
+
     #[test]
     fn a_sample_adds_up() {
-        let snap = |delivered, kernel_dropped, micros| Snapshot {
-            delivered,
-            kernel_dropped,
-            rx_cpu: Duration::from_micros(micros),
-        };
         let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
-        let (before, after) = (snap(100, 5, 10), snap(1000, 105, 460));
-        let got = sample(3, &sent, &before, &after);
+        let (before, after) = (seen(100, 100, 5, 10), seen(1000, 1000, 105, 460));
+        let got = sample(3, &sent, Work::Count, &before, &after);
         assert_eq!((got.round, got.sent, got.delivered, got.kernel_dropped), (3, 1000, 900, 100));
-        assert_eq!((got.offered_pps, got.rx_cpu_ns), (10_000.0, 500.0));
+        assert_eq!((got.offered_pps, got.rx_cpu_ns, got.taken), (10_000.0, 500.0, None));
         assert!((got.loss - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn of_requests_only_answers_count() {
+        let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
+        let got = sample(0, &sent, Work::Echo, &seen(7, 0, 0, 0), &seen(807, 990, 10, 400));
+        assert_eq!((got.delivered, got.taken, got.kernel_dropped), (800, Some(990), 10));
+        assert_eq!(got.rx_cpu_ns, 500.0);
+        assert!((got.loss - 0.2).abs() < 1e-12);
     }
 
     #[test]

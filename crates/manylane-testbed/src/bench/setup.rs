@@ -1,16 +1,20 @@
 //! Where a benchmark runs: on loopback, or between two hosts of a testbed.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use manylane_sys::cpu;
 
+use crate::host::Host;
 use crate::machine;
 use crate::receiver::{Kind, ReceiverOptions, Running};
 use crate::testbed::{Layout, Testbed};
+use crate::traffic::answers::{Answers, Kept, KeptFlows};
 use crate::traffic::live::LiveSender;
-use crate::traffic::{Sent, Traffic, Until, portable};
+use crate::traffic::portable::{self, Flows};
+use crate::traffic::{Sent, Traffic, Until};
 
 /// One stretch of traffic.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,11 +37,46 @@ pub struct Setup {
     /// Processor of the sender, when it has one of its own.
     sender_cpu: Option<usize>,
     receiver_cpus: Vec<usize>,
+    /// Counts what comes back, once somebody asked for it.
+    answers: Option<Answers>,
 }
 
 enum Place {
-    Loopback,
+    Loopback(Local),
     Testbed(Box<Hosts>),
+}
+
+/// Sends over loopback.
+#[derive(Default)]
+struct Local {
+    /// The target that flows were opened for, and the flows, where answers are counted: they come back to them.
+    target: Option<Traffic>,
+    kept: Kept,
+}
+
+impl Local {
+    fn kept(&self) -> MutexGuard<'_, KeptFlows> {
+        // Whoever panics with it leaves flows and a count that belong together.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&mut self, traffic: &Traffic, until: Until, keep: bool) -> Result<Sent> {
+        if !keep {
+            return portable::send(traffic, until);
+        }
+        let form = Traffic { pps: None, ..traffic.clone() };
+        let known = self.kept().flows();
+        let flows = match known {
+            Some(flows) if self.target.as_ref() == Some(&form) => flows,
+            _ => {
+                let flows = Arc::new(Flows::open(traffic)?);
+                self.kept().replace(Arc::clone(&flows))?;
+                self.target = Some(form);
+                flows
+            }
+        };
+        flows.send(traffic.pps, &until)
+    }
 }
 
 struct Hosts {
@@ -47,12 +86,18 @@ struct Hosts {
 }
 
 impl Hosts {
+    fn links(&self) -> Vec<usize> {
+        (0..self.testbed.links()).collect()
+    }
+
     fn send(&mut self, traffic: &Traffic, cpu: Option<usize>, until: Until) -> Result<Sent> {
         let form = Traffic { pps: None, ..traffic.clone() };
+        let links = self.links();
         let sender = match &mut self.sender {
             Some((made_for, sender)) if *made_for == form => sender,
             other => {
-                let sender = LiveSender::new(self.testbed.host(0), self.testbed.host(1), 0, &form)?;
+                let (from, to) = (self.testbed.host(0), self.testbed.host(1));
+                let sender = LiveSender::spread(from, to, &links, &form)?;
                 &mut other.insert((form, sender)).1
             }
         };
@@ -75,15 +120,18 @@ impl Setup {
     /// # Errors
     /// Never yet; as [`Setup::testbed`].
     pub fn loopback(receiver_cpus: Option<Vec<usize>>) -> Result<Self> {
-        Ok(Self::of(Place::Loopback, receiver_cpus))
+        Ok(Self::of(Place::Loopback(Local::default()), receiver_cpus))
     }
 
-    /// Two hosts joined by a veth pair of several queues; the sender makes frames in XDP.
+    /// Two hosts joined by `interfaces` veth pairs of several queues; the sender makes frames in XDP, and takes the
+    /// pairs in turn.
     ///
     /// # Errors
     /// Without root, or where a network namespace cannot be made.
-    pub fn testbed(receiver_cpus: Option<Vec<usize>>) -> Result<Self> {
-        let testbed = Testbed::new(&Layout { queues: QUEUES, ..Layout::default() })
+    pub fn testbed(receiver_cpus: Option<Vec<usize>>, interfaces: usize) -> Result<Self> {
+        let links = vec![(0, 1); interfaces.max(1)];
+        // Without IPv6 the kernels send nothing of their own, which the devices would count beside the traffic.
+        let testbed = Testbed::new(&Layout { queues: QUEUES, links, ipv6: false, ..Layout::default() })
             .context("cannot make a testbed (root is needed; --loopback does without)")?;
         Ok(Self::of(Place::Testbed(Box::new(Hosts { testbed, sender: None })), receiver_cpus))
     }
@@ -93,13 +141,13 @@ impl Setup {
         // The sender has the last processor for itself, where there is more than one.
         let sender_cpu = if cpus.len() > 1 { cpus.last().copied() } else { None };
         let others = cpus.iter().copied().filter(|cpu| Some(*cpu) != sender_cpu).collect();
-        Self { place, sender_cpu, receiver_cpus: receiver_cpus.unwrap_or(others) }
+        Self { place, sender_cpu, receiver_cpus: receiver_cpus.unwrap_or(others), answers: None }
     }
 
     /// `loopback` or `testbed`.
     pub fn name(&self) -> &'static str {
         match &self.place {
-            Place::Loopback => "loopback",
+            Place::Loopback(_) => "loopback",
             Place::Testbed(_) => "testbed",
         }
     }
@@ -107,23 +155,36 @@ impl Setup {
     /// The device that the traffic goes through.
     pub fn device(&self) -> String {
         match &self.place {
-            Place::Loopback => "lo".into(),
-            Place::Testbed(_) => format!("veth pair, {QUEUES} queues"),
+            Place::Loopback(_) => "lo".into(),
+            Place::Testbed(hosts) => match hosts.testbed.links() {
+                1 => format!("veth pair, {QUEUES} queues"),
+                many => format!("{many} veth pairs, {QUEUES} queues each"),
+            },
         }
     }
 
-    /// Name of the device that receivers can take frames from.
-    pub fn device_name(&self) -> Option<String> {
+    /// Names of the devices that receivers can take frames from; none over loopback.
+    pub fn device_names(&self) -> Vec<String> {
         match &self.place {
-            Place::Loopback => None,
-            Place::Testbed(hosts) => Some(hosts.testbed.host(1).device(0).to_owned()),
+            Place::Loopback(_) => Vec::new(),
+            Place::Testbed(hosts) => {
+                hosts.links().iter().map(|&link| hosts.testbed.host(1).device(link).to_owned()).collect()
+            }
+        }
+    }
+
+    /// The host that sends and the one that receives, where there are two.
+    pub fn hosts(&self) -> Option<(&Host, &Host)> {
+        match &self.place {
+            Place::Loopback(_) => None,
+            Place::Testbed(hosts) => Some((hosts.testbed.host(0), hosts.testbed.host(1))),
         }
     }
 
     /// What makes the traffic.
     pub fn sender(&self) -> &'static str {
         match &self.place {
-            Place::Loopback => "sockets (sendmmsg)",
+            Place::Loopback(_) => "sockets (sendmmsg)",
             Place::Testbed(_) => "XDP live frames",
         }
     }
@@ -138,12 +199,29 @@ impl Setup {
         &self.receiver_cpus
     }
 
-    /// The address that receivers bind.
+    /// The address that receivers bind: the wildcard where traffic arrives at several addresses.
     pub fn bind_addr(&self) -> SocketAddr {
         match &self.place {
-            Place::Loopback => ([127, 0, 0, 1], 0).into(),
+            Place::Loopback(_) => ([127, 0, 0, 1], 0).into(),
+            Place::Testbed(hosts) if hosts.testbed.links() > 1 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
             Place::Testbed(hosts) => (hosts.testbed.host(1).ip4(0), PORT).into(),
         }
+    }
+
+    /// What counts the answers to the traffic: from the first call on they are dropped where they come back to.
+    /// Over loopback those of the last target that was sent to are counted, and what was counted before.
+    ///
+    /// # Errors
+    /// Where eBPF cannot be loaded.
+    pub fn answers(&mut self) -> Result<Answers> {
+        if let Some(answers) = &self.answers {
+            return Ok(answers.clone());
+        }
+        let answers = match &self.place {
+            Place::Loopback(local) => Answers::of_flows(Arc::clone(&local.kept)),
+            Place::Testbed(hosts) => Answers::over(hosts.testbed.host(0), &hosts.links(), PORT)?,
+        };
+        Ok(self.answers.insert(answers).clone())
     }
 
     /// Starts a receiver where the traffic arrives.
@@ -158,7 +236,7 @@ impl Setup {
     /// Does `work` where the traffic arrives; sockets and threads that it makes are there too.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match &self.place {
-            Place::Loopback => work(),
+            Place::Loopback(_) => work(),
             Place::Testbed(hosts) => hosts.testbed.host(1).run(work),
         }
     }
@@ -182,16 +260,16 @@ impl Setup {
             segment: load.segment,
             ..Traffic::new(to, load.size)
         };
-        let cpu = self.sender_cpu;
+        let (cpu, keep) = (self.sender_cpu, self.answers.is_some());
         match &mut self.place {
             Place::Testbed(hosts) => hosts.send(&traffic, cpu, until),
             // On a thread of its own: the pinning must not outlive it.
-            Place::Loopback => std::thread::scope(|scope| {
+            Place::Loopback(local) => std::thread::scope(|scope| {
                 let sender = scope.spawn(|| {
                     if let Some(cpu) = cpu {
                         cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
                     }
-                    portable::send(&traffic, until)
+                    local.send(&traffic, until, keep)
                 });
                 sender.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?
             }),

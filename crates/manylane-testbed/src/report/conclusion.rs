@@ -1,11 +1,33 @@
 //! What the figures of a run say, in plain words. Every sentence is computed; none is there because it was
 //! hoped for.
 
-use crate::schema::{BenchRow, Sample};
+use crate::schema::{BENCH_ECHO, BenchRow, Sample};
 use crate::stats::{Summary, mann_whitney, median};
 
 /// Differences with a higher probability of being chance are not called differences.
 const CHANCE: f64 = 0.05;
+
+/// What the figures of a run are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// What is sent, in the plural.
+    pub(crate) sent: &'static str,
+    /// What the cost is of.
+    pub(crate) unit: &'static str,
+    /// What a receiver does with it.
+    pub(crate) does: &'static str,
+}
+
+impl Words {
+    /// Of a run whose document has this schema.
+    pub(crate) fn of(schema: &str) -> Self {
+        if schema == BENCH_ECHO {
+            Self { sent: "Requests", unit: "answered request", does: "answers" }
+        } else {
+            Self { sent: "Datagrams", unit: "datagram", does: "delivers" }
+        }
+    }
+}
 
 /// The baselines that a lane is measured against first: a socket for each thread, as lanes have it, or the rings of
 /// a queue.
@@ -14,7 +36,7 @@ fn same_kind(lane: &str) -> &'static [&'static str] {
 }
 
 /// Sentences about the rows of one payload size.
-pub(crate) fn conclude(rows: &[&BenchRow]) -> Vec<String> {
+pub(crate) fn conclude(rows: &[&BenchRow], words: Words) -> Vec<String> {
     let mut said = Vec::new();
     let mut threads: Vec<usize> = rows.iter().map(|row| row.threads).collect();
     threads.sort_unstable();
@@ -23,7 +45,7 @@ pub(crate) fn conclude(rows: &[&BenchRow]) -> Vec<String> {
     for &count in &threads {
         let among: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.threads == count).collect();
         for lane in among.iter().filter(|row| is_lane(row)) {
-            said.extend(against_baselines(lane, &among));
+            said.extend(against_baselines(lane, &among, words));
         }
     }
     let mut names: Vec<&str> = Vec::new();
@@ -33,10 +55,10 @@ pub(crate) fn conclude(rows: &[&BenchRow]) -> Vec<String> {
         }
     }
     for name in names {
-        said.extend(with_threads(name, rows));
+        said.extend(with_threads(name, rows, words));
     }
     for row in rows.iter().filter(|row| row.goodput_at_double_pps.is_some()) {
-        said.extend(overload(row));
+        said.extend(overload(row, words));
     }
     if ours.is_empty() {
         said.push("No lanes were measured: these are baselines only.".into());
@@ -52,7 +74,7 @@ fn costs(row: &BenchRow) -> Vec<f64> {
     row.samples.iter().map(|sample: &Sample| sample.rx_cpu_ns).collect()
 }
 
-fn against_baselines(lane: &BenchRow, among: &[&BenchRow]) -> Option<String> {
+fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Option<String> {
     let cheapest = |names: &dyn Fn(&str) -> bool| {
         among
             .iter()
@@ -63,10 +85,11 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow]) -> Option<String> {
     let same = cheapest(&|name| same_kind(&lane.receiver).contains(&name))
         .or_else(|| cheapest(&|name| name != "xsk/raw"))?;
     Some(format!(
-        "{}: {} takes {:.0} ns of receiver CPU per datagram, {}.{}",
+        "{}: {} takes {:.0} ns of receiver CPU per {}, {}.{}",
         threads(lane.threads),
         lane.receiver,
         lane.rx_cpu_ns,
+        words.unit,
         compare(lane, same),
         [("socket/", "one shared socket"), ("reuseport/", "a kernel socket for each thread")]
             .into_iter()
@@ -94,7 +117,7 @@ fn compare(lane: &BenchRow, other: &BenchRow) -> String {
     }
 }
 
-fn with_threads(name: &str, rows: &[&BenchRow]) -> Option<String> {
+fn with_threads(name: &str, rows: &[&BenchRow], words: Words) -> Option<String> {
     let mine: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.receiver == name).collect();
     let fewest = mine.iter().min_by_key(|row| row.threads)?;
     let most = mine.iter().max_by_key(|row| row.threads)?;
@@ -103,11 +126,12 @@ fn with_threads(name: &str, rows: &[&BenchRow]) -> Option<String> {
     }
     let ratio = most.rx_cpu_ns / fewest.rx_cpu_ns;
     Some(format!(
-        "From {} to {}, {name} goes from {:.0} to {:.0} ns per datagram: {}.",
+        "From {} to {}, {name} goes from {:.0} to {:.0} ns per {}: {}.",
         fewest.threads,
         threads(most.threads),
         fewest.rx_cpu_ns,
         most.rx_cpu_ns,
+        words.unit,
         if mann_whitney(&costs(fewest), &costs(most)) > CHANCE {
             format!("{ratio:.2} times, no difference that these samples could show")
         } else {
@@ -116,10 +140,10 @@ fn with_threads(name: &str, rows: &[&BenchRow]) -> Option<String> {
     ))
 }
 
-fn overload(row: &BenchRow) -> Option<String> {
+fn overload(row: &BenchRow, words: Words) -> Option<String> {
     let (best, offered, goodput) = (row.no_loss_pps?, row.offered_at_double_pps?, row.goodput_at_double_pps?);
     let kept = goodput / best;
-    let words = if kept >= 0.9 {
+    let verdict = if kept >= 0.9 {
         "it holds its rate under overload"
     } else if kept >= 0.5 {
         "it loses a part of its rate under overload"
@@ -131,11 +155,12 @@ fn overload(row: &BenchRow) -> Option<String> {
         return None;
     }
     Some(format!(
-        "{} with {}: {:.0} k/s without loss; of {:.0} k/s it delivers {:.0} k/s, {:.2} of its best: {words}.",
+        "{} with {}: {:.0} k/s without loss; of {:.0} k/s it {} {:.0} k/s, {:.2} of its best: {verdict}.",
         row.receiver,
         threads(row.threads),
         best / 1e3,
         offered / 1e3,
+        words.does,
         goodput / 1e3,
         kept
     ))
@@ -174,6 +199,7 @@ pub(crate) fn quality(rows: &[&BenchRow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::BENCH_RX;
 
     fn row(receiver: &str, threads: usize, costs: &[f64]) -> BenchRow {
         let samples = costs.iter().enumerate().map(|(round, cost)| Sample {
@@ -186,6 +212,7 @@ mod tests {
             sent: 1000,
             delivered: 1000,
             kernel_dropped: 0,
+            taken: None,
         });
         BenchRow::of(receiver, threads, threads, 10, samples.collect())
     }
@@ -195,12 +222,14 @@ mod tests {
         let cheap = [400., 401., 402., 403., 404.];
         let dear = [800., 801., 802., 803., 804.];
         let (lane, base) = (row("lane/mmsg", 1, &cheap), row("reuseport/gro", 1, &dear));
-        let said = conclude(&[&lane, &base]).join(" ");
+        let said = conclude(&[&lane, &base], Words::of(BENCH_RX)).join(" ");
         assert!(said.contains("0.50 of reuseport/gro (802 ns): 50 % less"), "{said}");
         let (lane, base) = (row("lane/mmsg", 1, &dear), row("reuseport/gro", 1, &cheap));
-        let said = conclude(&[&lane, &base]).join(" ");
+        let said = conclude(&[&lane, &base], Words::of(BENCH_RX)).join(" ");
         assert!(said.contains("2.00 of reuseport/gro (402 ns): 100 % more"), "{said}");
-        let said = conclude(&[&row("lane/mmsg", 1, &cheap), &row("reuseport/gro", 1, &cheap)]).join(" ");
+        let said =
+            conclude(&[&row("lane/mmsg", 1, &cheap), &row("reuseport/gro", 1, &cheap)], Words::of(BENCH_RX))
+                .join(" ");
         assert!(said.contains("cannot tell from no difference"), "{said}");
     }
 
@@ -211,15 +240,23 @@ mod tests {
         many.no_loss_pps = Some(300_000.0);
         many.offered_at_double_pps = Some(600_000.0);
         many.goodput_at_double_pps = Some(30_000.0);
-        let said = conclude(&[&few, &many]).join(" ");
+        let said = conclude(&[&few, &many], Words::of(BENCH_RX)).join(" ");
         assert!(said.contains("From 1 to 8 threads, socket/recvfrom goes from 602 to 1202"), "{said}");
         assert!(said.contains("collapses under overload"), "{said}");
         assert!(said.contains("baselines only"), "{said}");
         many.goodput_at_double_pps = Some(299_000.0);
-        assert!(conclude(&[&many]).join(" ").contains("holds its rate"));
+        assert!(conclude(&[&many], Words::of(BENCH_RX)).join(" ").contains("holds its rate"));
         // The sender did not get far above: nothing is said.
         many.offered_at_double_pps = Some(310_000.0);
-        assert!(!conclude(&[&many]).join(" ").contains("overload"));
+        assert!(!conclude(&[&many], Words::of(BENCH_RX)).join(" ").contains("overload"));
+    }
+
+    #[test]
+    fn of_answers_it_says_so() {
+        let (lane, base) = (row("lane/xdp", 1, &[400.; 5]), row("xsk/raw", 1, &[800.; 5]));
+        let said = conclude(&[&lane, &base], Words::of(BENCH_ECHO)).join(" ");
+        assert!(said.contains("400 ns of receiver CPU per answered request, 0.50 of xsk/raw"), "{said}");
+        assert!(!said.contains("per datagram"), "{said}");
     }
 
     #[test]

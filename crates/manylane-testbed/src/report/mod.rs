@@ -9,6 +9,7 @@ use anyhow::Result;
 
 use crate::schema::{BenchRow, BenchSettings, Document};
 use crate::stats::Summary;
+use conclusion::Words;
 
 pub use plots::number;
 
@@ -17,7 +18,7 @@ pub fn conclusions(document: &Document<BenchSettings, BenchRow>) -> Vec<String> 
     let mut said = Vec::new();
     for size in sizes(document) {
         let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.size == size).collect();
-        said.extend(conclusion::conclude(&rows));
+        said.extend(conclusion::conclude(&rows, Words::of(&document.schema)));
     }
     said
 }
@@ -34,7 +35,7 @@ pub fn html(document: &Document<BenchSettings, BenchRow>) -> Result<String> {
     write!(page, "<h1>{}</h1>\n<p class=lead>{}</p>\n", escape(&title), escape(&subtitle(document)))?;
     for size in sizes(document) {
         let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.size == size).collect();
-        section(&mut page, size, &rows)?;
+        section(&mut page, size, &rows, Words::of(&document.schema))?;
     }
     about(&mut page, document)?;
     page += "</main></body></html>\n";
@@ -63,10 +64,11 @@ fn subtitle(document: &Document<BenchSettings, BenchRow>) -> String {
     )
 }
 
-fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
-    writeln!(page, "<section><h2>Datagrams of {size} bytes</h2>")?;
+fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> Result<()> {
+    let Words { sent, unit, does } = words;
+    writeln!(page, "<section><h2>{sent} of {size} bytes</h2>")?;
     page.push_str("<h3>What this run says</h3>\n<ul class=says>\n");
-    for sentence in conclusion::conclude(rows) {
+    for sentence in conclusion::conclude(rows, words) {
         writeln!(page, "<li>{}</li>", escape(&sentence))?;
     }
     writeln!(page, "<li class=quality>{}</li></ul>", escape(&conclusion::quality(rows)))?;
@@ -102,25 +104,25 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
     let legend = legend(&names);
     figure(
         page,
-        "Receiver CPU per datagram",
+        &format!("Receiver CPU per {unit}"),
         "Lines join medians; each faint dot is one sample. Lower is better.",
         &legend,
         &plots::lines(
             &labels,
             "threads",
-            "ns per datagram",
+            &format!("ns per {unit}"),
             &series(&|row| Some(row.rx_cpu_ns), &each(|s| s.rx_cpu_ns)),
         )?,
     );
     figure(
         page,
-        "CPU of the whole machine per datagram",
+        &format!("CPU of the whole machine per {unit}"),
         "Sender, softirqs and receivers together. Lower is better.",
         &legend,
         &plots::lines(
             &labels,
             "threads",
-            "ns per datagram",
+            &format!("ns per {unit}"),
             &series(&|row| Some(row.total_cpu_ns), &each(|s| s.total_cpu_ns)),
         )?,
     );
@@ -132,9 +134,11 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow]) -> Result<()> {
         figure(
             page,
             "Highest rate without loss, and what is left at twice that rate",
-            "Bars: datagrams per second with at most 0.1 % lost. Dark line: delivered when twice that arrives. Higher is better.",
+            &format!(
+                "Bars: {unit}s per second with at most 0.1 % lost. Dark line: what it {does} when twice that arrives. Higher is better."
+            ),
             &legend,
-            &plots::bars(&labels, "threads", "datagrams per second", &best, &double)?,
+            &plots::bars(&labels, "threads", &format!("{unit}s per second"), &best, &double)?,
         );
     }
     table(page, rows)?;
@@ -175,8 +179,15 @@ fn legend(names: &[String]) -> String {
 
 /// The colour of a receiver: the first one is that of lanes, everywhere.
 fn colour(name: &str) -> usize {
-    const NAMES: [&str; 5] =
-        ["lane/mmsg", "socket/recvfrom", "socket/recvmmsg", "reuseport/recvmmsg", "reuseport/gro"];
+    const NAMES: [&str; 7] = [
+        "lane/mmsg",
+        "socket/recvfrom",
+        "socket/recvmmsg",
+        "reuseport/recvmmsg",
+        "reuseport/gro",
+        "xsk/raw",
+        "lane/xdp",
+    ];
     NAMES.iter().position(|known| *known == name).unwrap_or(NAMES.len())
 }
 
@@ -280,6 +291,7 @@ mod tests {
                     sent: 200_000,
                     delivered: 200_000,
                     kernel_dropped: 0,
+                    taken: None,
                 });
                 let mut row = BenchRow::of(receiver, threads, threads, 10, samples.collect());
                 row.no_loss_pps = Some(500_000.0);

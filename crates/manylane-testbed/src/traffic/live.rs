@@ -24,7 +24,7 @@ use signal_hook::consts::SIGURG;
 
 use super::{Sent, Traffic, Until};
 use crate::host::Host;
-use crate::link::device_counters;
+use crate::link::{DeviceCounters, device_counters};
 
 /// Frames that the kernel prepares at one time, after which the other end of the link may take them: so
 /// many as it takes in one go (NAPI_POLL_WEIGHT).
@@ -37,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(1);
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// `struct ml_generator` of bpf/generator.bpf.c, in words.
-type State = [u64; 17];
+type State = [u64; 10];
 const LIMIT: usize = 0;
 const DURATION: usize = 1;
 const INTERVAL: usize = 2;
@@ -46,16 +46,21 @@ const FIRST: usize = 4;
 const LAST: usize = 5;
 const LATE: usize = 6;
 const NEXT: usize = 7;
-const HEAD: usize = 9;
-/// Bytes of headers in there.
-const HEAD_LENGTH: usize = 64;
 
-/// Sends frames from one end of a link. Exact counts need that it is the only such sender on that end.
+/// `struct ml_way`: index of the device, sum of the checksum, and from `HEAD` on the headers.
+type Way = [u8; 72];
+const HEAD: usize = 8;
+/// The most of them.
+const MAX_WAYS: usize = 64;
+
+/// Sends frames from one end of a link, or of several in turn. Exact counts need that it is the only such sender on
+/// that end.
 #[derive(Debug)]
 pub struct LiveSender {
     host: Host,
-    link: usize,
+    links: Vec<usize>,
     ebpf: Ebpf,
+    /// As it leaves by the first link.
     frame: Vec<u8>,
     pps: Option<f64>,
     cpu: Option<usize>,
@@ -68,31 +73,54 @@ impl LiveSender {
     /// # Errors
     /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
     pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
+        Self::over(from, to, &[link], std::slice::from_ref(traffic))
+    }
+
+    /// As [`LiveSender::new`], over all of `links` in turn, so that each has the same share of the rate: what goes
+    /// over a link is sent to the address that `to` has there, and the port of the traffic.
+    ///
+    /// # Errors
+    /// As [`LiveSender::new`]; also without links.
+    pub fn spread(from: &Host, to: &Host, links: &[usize], traffic: &Traffic) -> Result<LiveSender> {
+        let target = |&link: &usize| (to.ip(link, traffic.target.is_ipv6()), traffic.target.port()).into();
+        let each: Vec<Traffic> =
+            links.iter().map(|link| Traffic { target: target(link), ..traffic.clone() }).collect();
+        Self::over(from, to, links, &each)
+    }
+
+    /// Link n carries traffic n; they differ in their target only.
+    fn over(from: &Host, to: &Host, links: &[usize], each: &[Traffic]) -> Result<LiveSender> {
+        let traffic = each.first().context("traffic needs a link")?;
+        ensure!(links.len() <= MAX_WAYS, "live frames take {MAX_WAYS} links at most");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
         ensure!(!traffic.segment, "live frames are single datagrams: trains (GSO) need the portable sender");
         let payload = traffic.datagram();
         let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
-        let frame = frame(from, to, link, traffic, &payload)?;
-        let ipv6 = traffic.target.is_ipv6();
-        let head = if ipv6 { 62 } else { 42 };
+        let frames = each.iter().zip(links).map(|(traffic, &link)| frame(from, to, link, traffic, &payload));
+        let frames = frames.collect::<Result<Vec<Vec<u8>>>>()?;
         let object = manylane_bpf::object("generator").map_err(|why| anyhow!(why))?;
         let mut ebpf = EbpfLoader::new()
-            .override_global("device", &from.device_index(link)?, true)
+            .override_global("ways", &u32::try_from(links.len())?, true)
             .override_global("flows", &u32::from(traffic.flows), true)
             .override_global("first_port", &first_port, true)
-            .override_global(
-                "unfinished",
-                &unfinished_sum(&frame[head - 8..head], from, link, traffic, &payload),
-                true,
-            )
-            .override_global("ipv6", &u8::from(ipv6), true)
+            .override_global("ipv6", &u8::from(traffic.target.is_ipv6()), true)
             .load(object)
             .context("loading the traffic generator")?;
         let program: &mut Xdp = ebpf.program_mut("generate").context("no program generate")?.try_into()?;
         program.load().context("loading the traffic generator (needs CAP_BPF and CAP_NET_ADMIN)")?;
-        let mut sender = LiveSender { host: from.clone(), link, ebpf, frame, pps: traffic.pps, cpu: None };
-        sender.set_head(head)?;
-        Ok(sender)
+        let mut ways: Array<_, Way> =
+            ebpf.map_mut("generator_ways").context("no map generator_ways")?.try_into()?;
+        for (index, ((traffic, &link), frame)) in (0..).zip(each.iter().zip(links).zip(&frames)) {
+            let head = frame.len() - payload.len();
+            let sum = unfinished_sum(&frame[head - 8..head], from, link, traffic, &payload);
+            let mut way: Way = [0; size_of::<Way>()];
+            way[..4].copy_from_slice(&from.device_index(link)?.to_ne_bytes());
+            way[4..6].copy_from_slice(&sum.to_ne_bytes());
+            way[HEAD..HEAD + head].copy_from_slice(&frame[..head]);
+            ways.set(index, way, 0).context("giving orders to the generator")?;
+        }
+        let frame = frames.into_iter().next().unwrap_or_default();
+        Ok(LiveSender { host: from.clone(), links: links.to_vec(), ebpf, frame, pps: traffic.pps, cpu: None })
     }
 
     /// Runs on this CPU from now on. Frames enter the queue of the link that has the number of the CPU
@@ -114,9 +142,8 @@ impl LiveSender {
     /// When the kernel does not run live frames, or the other end takes none of them.
     #[allow(clippy::needless_pass_by_value, reason = "as the portable sender; an order is used once")]
     pub fn send(&mut self, until: Until) -> Result<Sent> {
-        let (host, device) = (self.host.clone(), self.host.device(self.link).to_owned());
         self.set_orders(&until)?;
-        let before = host.device_counters(self.link)?;
+        let before = self.link_counters()?;
         let cpu = self.run(&until)?;
         let state = self.state()?;
         // The last frame has its time too, so that the rate is right also for few frames.
@@ -132,7 +159,7 @@ impl LiveSender {
         // went through; what is in neither went to a link that was down.
         let settled = Instant::now();
         loop {
-            let now = host.run(|| device_counters(&device))?;
+            let now = self.link_counters()?;
             let refused = now.tx_dropped - before.tx_dropped;
             let through = now.tx_packets - before.tx_packets;
             if through + refused < sent.datagrams && settled.elapsed() < SETTLE {
@@ -145,10 +172,24 @@ impl LiveSender {
         }
         ensure!(
             sent.datagrams > 0 || sent.rejected == 0,
-            "{device} took none of {} frames: is the other end up, with GRO or an XDP program?",
+            "{} took none of {} frames: is the other end up, with GRO or an XDP program?",
+            self.host.device(self.links[0]),
             sent.rejected
         );
         Ok(sent)
+    }
+
+    /// What the devices counted, all together.
+    fn link_counters(&self) -> Result<DeviceCounters> {
+        self.host.run(|| {
+            let mut sum = DeviceCounters::default();
+            for &link in &self.links {
+                let one = device_counters(self.host.device(link))?;
+                sum.tx_packets += one.tx_packets;
+                sum.tx_dropped += one.tx_dropped;
+            }
+            Ok(sum)
+        })
     }
 
     /// Runs the program on a thread inside the host until it has done its orders, and returns the CPU time
@@ -262,16 +303,6 @@ impl LiveSender {
     fn set_state(&mut self, state: State) -> Result<()> {
         let map = self.ebpf.map_mut("generator").context("no map generator")?;
         Array::<_, State>::try_from(map)?.set(0, state, 0).context("giving orders to the generator")
-    }
-
-    fn set_head(&mut self, length: usize) -> Result<()> {
-        let mut head = [0; HEAD_LENGTH];
-        head[..length].copy_from_slice(&self.frame[..length]);
-        let mut state = State::default();
-        for (word, bytes) in state[HEAD..].iter_mut().zip(head.chunks_exact(8)) {
-            *word = u64::from_ne_bytes(bytes.try_into()?);
-        }
-        self.set_state(state)
     }
 }
 

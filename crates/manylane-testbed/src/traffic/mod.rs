@@ -2,7 +2,10 @@
 //!
 //! - [`portable`]: ordinary sockets, anywhere, without privileges;
 //! - [`live`]: frames made by an XDP program, several times cheaper; needs a testbed.
+//!
+//! And [`answers`], which counts what comes back.
 
+pub mod answers;
 pub mod live;
 pub mod pace;
 pub mod portable;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use manylane_sys::volley::{self, Volley};
-use manylane_sys::{cpu, measure};
+use manylane_sys::{cpu, measure, sock};
 
 use super::pace::{Due, Pace};
 use super::{Sent, Traffic, Until};
@@ -30,28 +30,79 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 /// When sockets cannot be made, or the datagram is too large.
 #[allow(clippy::needless_pass_by_value, reason = "an order is used once")]
 pub fn send(traffic: &Traffic, until: Until) -> Result<Sent> {
-    let datagram = traffic.datagram();
-    ensure!(traffic.flows > 0, "traffic needs at least one flow");
-    let flows = (0..traffic.flows)
-        .map(|_| connect(traffic.target))
-        .collect::<Result<Vec<UdpSocket>>>()
-        .with_context(|| format!("{} flows need as many sockets (ulimit -n)", traffic.flows))?;
-    // Until here a train of one is all that an empty datagram gives.
-    if traffic.segment && !datagram.is_empty() {
-        let size = u16::try_from(datagram.len()).context("a datagram has 65507 bytes at most")?;
-        for flow in &flows {
-            volley::set_segment(flow.as_fd(), size).context("UDP GSO needs Linux 4.18")?;
-        }
-    }
-    let volley = Volley::new(&datagram, if traffic.segment { TRAINS } else { MESSAGES }, traffic.segment);
-    run(&flows, &volley, traffic, &until)
+    Flows::open(traffic)?.send(traffic.pps, &until)
 }
 
-fn run(flows: &[UdpSocket], volley: &Volley, traffic: &Traffic, until: &Until) -> Result<Sent> {
-    let pace = Pace::new(traffic.pps, volley.capacity() as u64);
+/// Sockets to send from, one for each flow, all to one target.
+#[derive(Debug)]
+pub struct Flows {
+    sockets: Vec<UdpSocket>,
+    volley: Volley,
+    /// Trains at the sender's own speed are sent whole.
+    segment: bool,
+}
+
+impl Flows {
+    /// Opens the flows of `traffic`; its rate does not count.
+    ///
+    /// # Errors
+    /// As [`send`].
+    pub fn open(traffic: &Traffic) -> Result<Flows> {
+        let datagram = traffic.datagram();
+        ensure!(traffic.flows > 0, "traffic needs at least one flow");
+        let sockets = (0..traffic.flows)
+            .map(|_| connect(traffic.target))
+            .collect::<Result<Vec<UdpSocket>>>()
+            .with_context(|| format!("{} flows need as many sockets (ulimit -n)", traffic.flows))?;
+        // Until here a train of one is all that an empty datagram gives.
+        if traffic.segment && !datagram.is_empty() {
+            let size = u16::try_from(datagram.len()).context("a datagram has 65507 bytes at most")?;
+            for socket in &sockets {
+                volley::set_segment(socket.as_fd(), size).context("UDP GSO needs Linux 4.18")?;
+            }
+        }
+        let messages = if traffic.segment { TRAINS } else { MESSAGES };
+        let volley = Volley::new(&datagram, messages, traffic.segment);
+        Ok(Flows { sockets, volley, segment: traffic.segment })
+    }
+
+    /// From here on whatever comes to the flows is dropped and counted, at the least cost that there is.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn refuse_answers(&self) -> Result<()> {
+        let refuse = |socket: &UdpSocket| sock::refuse_all(socket.as_fd());
+        self.sockets.iter().try_for_each(refuse).context("attaching a filter to a sender's socket")
+    }
+
+    /// Datagrams that were refused; up to four billion of each flow.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn answers(&self) -> Result<u64> {
+        let mut sum = 0;
+        for socket in &self.sockets {
+            let state = sock::queue_state(socket.as_fd()).context("asking a sender's socket (SO_MEMINFO)")?;
+            sum += u64::from(state.drops);
+        }
+        Ok(sum)
+    }
+
+    /// Sends at `pps` on the calling thread.
+    ///
+    /// # Errors
+    /// As [`send`].
+    pub fn send(&self, pps: Option<f64>, until: &Until) -> Result<Sent> {
+        run(self, pps, until)
+    }
+}
+
+fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
+    let Flows { sockets, volley, segment } = flows;
+    let pace = Pace::new(pps, volley.capacity() as u64);
     // A burst is divided among the flows, so that they take turns as finely as the rate allows.
-    let mut share = (pace.burst() / u64::from(traffic.flows)).max(1);
-    if traffic.segment && traffic.pps.is_none() {
+    let mut share = (pace.burst() / sockets.len() as u64).max(1);
+    if *segment && pps.is_none() {
         share = share.max(volley.train() as u64);
     }
     measure::sleep_precisely();
@@ -71,8 +122,8 @@ fn run(flows: &[UdpSocket], volley: &Volley, traffic: &Traffic, until: &Until) -
                 let mut burst = count.min(left);
                 while burst > 0 {
                     let part = share.min(burst);
-                    fire(&flows[turn], volley, part, &mut sent)?;
-                    turn = (turn + 1) % flows.len();
+                    fire(&sockets[turn], volley, part, &mut sent)?;
+                    turn = (turn + 1) % sockets.len();
                     burst -= part;
                 }
             }

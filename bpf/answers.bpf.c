@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * Counts the answers that come back to a host whose requests were made by
+ * generator.bpf.c, and drops them: no socket is waiting for them, and the kernel
+ * would tell the server so by ICMP. Everything else, such as ARP, is the
+ * kernel's.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <stddef.h>
+
+/* Set before the program is loaded. */
+const volatile __u16 ml_port; /* of the server */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} ml_answers SEC(".maps");
+
+/* The UDP header, if it follows that of IP at once; else a null pointer. */
+static __always_inline struct udphdr *find_udp(struct ethhdr *eth, void *end)
+{
+	struct ipv6hdr *ip6 = (void *)(eth + 1);
+	struct iphdr *ip4 = (void *)(eth + 1);
+
+	if ((void *)(ip4 + 1) > end)
+		return NULL;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		return ip4->ihl == 5 && ip4->protocol == IPPROTO_UDP ?
+			       (void *)(ip4 + 1) :
+			       NULL;
+	if (eth->h_proto != bpf_htons(ETH_P_IPV6) || (void *)(ip6 + 1) > end)
+		return NULL;
+	return ip6->nexthdr == IPPROTO_UDP ? (void *)(ip6 + 1) : NULL;
+}
+
+SEC("xdp")
+int ml_count_answers(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data,
+	     *end = (void *)(long)ctx->data_end;
+	struct udphdr *udp;
+	const __u32 zero = 0;
+	__u64 *count;
+
+	if (data + sizeof(struct ethhdr) > end)
+		return XDP_PASS;
+	udp = find_udp(data, end);
+	if (!udp || (void *)(udp + 1) > end ||
+	    udp->source != bpf_htons(ml_port))
+		return XDP_PASS;
+	count = bpf_map_lookup_elem(&ml_answers, &zero);
+	if (count)
+		(*count)++;
+	return XDP_DROP;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

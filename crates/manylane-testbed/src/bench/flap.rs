@@ -1,0 +1,312 @@
+//! `bench flap`: what is lost when something beside the traffic changes: a second socket opens or closes on the
+//! device, an XDP program comes or goes, a link goes down and up.
+//!
+//! Traffic runs to one receiver at a rate that it takes easily, and in the middle of it one thing happens. What
+//! entered the link and did not reach the application is lost; what the link did not take, because it was down, is
+//! refused and nobody's fault. Rounds in which nothing happens tell what the machine loses by itself, and the
+//! receiver on kernel sockets tells what the kernel loses in the same event.
+
+use std::any::Any;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use manylane::{Builder, Engine};
+
+use super::sample::{Busy, Seen, Watched, go_on, rest};
+use super::{Director, Limits, Load, Options, Setup, crowded, easy_rate};
+use crate::baseline::xsk_raw::load_redirect;
+use crate::host::Host;
+use crate::receiver::{Kind, ReceiverOptions, Running};
+use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sample};
+use crate::stats::interleaved;
+use crate::traffic::{Sent, Until};
+
+/// The receivers that it compares unless told otherwise.
+pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];
+
+/// How long a link stays down.
+const DOWN: Duration = Duration::from_millis(20);
+/// How long the first datagram may take to arrive.
+const FIRST: Duration = Duration::from_secs(5);
+/// Port that the program beside is made for: nobody sends to it.
+const UNUSED_PORT: u16 = 9;
+/// The link that things happen to.
+const LINK: usize = 0;
+
+/// What happens in the middle of the traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// Nothing: the measure for all others.
+    Nothing,
+    /// Lanes of engine `mmsg` open on another port.
+    MmsgOpens,
+    /// Such lanes close.
+    MmsgCloses,
+    /// A trivial XDP program, which takes nothing, is attached to the receiver's device.
+    ProgramComes,
+    /// It is detached.
+    ProgramGoes,
+    /// Lanes of engine `xdp` open on another port of the device: its program is attached.
+    XdpOpens,
+    /// Such lanes close: the program goes.
+    XdpCloses,
+    /// The receiver's end of the link goes down and up.
+    ReceiverLink,
+    /// The sender's end of the link goes down and up.
+    SenderLink,
+}
+
+impl Event {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Nothing,
+        Self::MmsgOpens,
+        Self::MmsgCloses,
+        Self::ProgramComes,
+        Self::ProgramGoes,
+        Self::XdpOpens,
+        Self::XdpCloses,
+        Self::ReceiverLink,
+        Self::SenderLink,
+    ];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::MmsgOpens => "mmsg-opens",
+            Self::MmsgCloses => "mmsg-closes",
+            Self::ProgramComes => "program-comes",
+            Self::ProgramGoes => "program-goes",
+            Self::XdpOpens => "xdp-opens",
+            Self::XdpCloses => "xdp-closes",
+            Self::ReceiverLink => "receiver-link",
+            Self::SenderLink => "sender-link",
+        }
+    }
+
+    /// Whether it can happen beside a receiver of this kind. A device has one XDP program: where the receiver has
+    /// attached it, no other can come, and a second socket of the process attaches none.
+    pub const fn is_possible(self, kind: Kind) -> bool {
+        let brings_program =
+            matches!(self, Self::ProgramComes | Self::ProgramGoes | Self::XdpOpens | Self::XdpCloses);
+        !(brings_program && kind.needs_device())
+    }
+
+    /// What is opened for it beside the receiver: before the traffic if it goes in the event.
+    fn open(self, host: &Host, receiver: &ReceiverOptions) -> Result<Option<Box<dyn Any + Send>>> {
+        let lanes = |engine| -> Result<Option<Box<dyn Any + Send>>> {
+            let mut builder = Builder::new((host.ip4(LINK), 0))?;
+            builder.engine(engine).lanes(receiver.threads).xdp_ring(receiver.ring);
+            Ok(Some(Box::new(host.run(|| builder.open())?)))
+        };
+        match self {
+            Self::Nothing | Self::ReceiverLink | Self::SenderLink => Ok(None),
+            Self::MmsgOpens | Self::MmsgCloses => lanes(Engine::Mmsg),
+            Self::XdpOpens | Self::XdpCloses => lanes(Engine::Xdp),
+            Self::ProgramComes | Self::ProgramGoes => {
+                let index = host.device_index(LINK)?;
+                Ok(Some(Box::new(host.run(|| load_redirect(index, UNUSED_PORT))?)))
+            }
+        }
+    }
+
+    /// Whether something goes in it, which has to be there before.
+    const fn closes(self) -> bool {
+        matches!(self, Self::MmsgCloses | Self::ProgramGoes | Self::XdpCloses)
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Event {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|event| event.name() == text)
+            .ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// Runs the benchmark. The setup must be a testbed.
+///
+/// # Errors
+/// When a receiver, the sender or an event fails, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    events: &[Event],
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, FlapRow>> {
+    ensure!(setup.hosts().is_some(), "bench flap takes links down: it needs a testbed (root)");
+    let limits = Limits { precision: 0.1, ..Limits::default() };
+    let mut settings = options.settings(setup, &limits);
+    settings.notes.extend(crowded(setup));
+    let mut rows = Vec::new();
+    for &size in &options.sizes {
+        for &threads in &options.threads {
+            let pps = match options.pps {
+                Some(pps) => pps,
+                None => easy_rate(setup, options, &options.receivers, (threads, size), &limits, director)?,
+            };
+            let configs: Vec<(Kind, Event)> = options
+                .receivers
+                .iter()
+                .flat_map(|&kind| events.iter().map(move |&event| (kind, event)))
+                .filter(|(kind, event)| event.is_possible(*kind))
+                .collect();
+            let load = Load {
+                pps: Some(pps),
+                duration: options.duration,
+                size,
+                flows: options.flows,
+                segment: false,
+            };
+            rows.extend(compare(setup, options, &configs, threads, &load, director)?);
+        }
+    }
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_FLAP, settings, rows))
+}
+
+/// All of `configs`, interleaved.
+fn compare(
+    setup: &mut Setup,
+    options: &Options,
+    configs: &[(Kind, Event)],
+    threads: usize,
+    load: &Load,
+    director: &mut dyn Director,
+) -> Result<Vec<FlapRow>> {
+    let mut samples = vec![Vec::new(); configs.len()];
+    let planned = configs.len() * options.rounds;
+    let mut taken = 0;
+    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
+        for index in order {
+            let (kind, event) = configs[index];
+            go_on(director.stop())?;
+            director.progress(f64::from(taken) / planned as f64, &format!("{kind}: {event}"));
+            let receiver = options.receiver(setup, threads, load.size);
+            let sample = flap(setup, (kind, event), &receiver, load, round)
+                .with_context(|| format!("{kind}, {event}"))?;
+            samples[index].push(sample);
+            taken += 1;
+        }
+    }
+    let row = |(&(kind, event), samples): (&(Kind, Event), _)| {
+        FlapRow::of(event.name(), kind.name(), threads, kind.lanes(threads), load.size, samples)
+    };
+    Ok(configs.iter().zip(samples).map(row).collect())
+}
+
+/// One event of one receiver.
+fn flap(
+    setup: &mut Setup,
+    (kind, event): (Kind, Event),
+    receiver: &ReceiverOptions,
+    load: &Load,
+    round: usize,
+) -> Result<FlapSample> {
+    let (sender, host) = setup.hosts().map(|(a, b)| (a.clone(), b.clone())).context("no testbed")?;
+    let running = setup.start(kind, receiver)?;
+    let mut beside = if event.closes() { event.open(&host, receiver)? } else { None };
+    let stop = Arc::new(AtomicBool::new(false));
+    let (to, clock) = (running.addr(), Busy::start());
+    let (sent, happened) = thread::scope(|scope| {
+        let until = Until::Stop(Arc::clone(&stop));
+        let sending = scope.spawn(|| setup.send_until(to, load, until));
+        let happened = wait_for_traffic(running.as_ref(), &|| sending.is_finished()).and_then(|()| {
+            thread::sleep(load.duration / 2);
+            let start = Instant::now();
+            match event {
+                Event::Nothing => {}
+                Event::ReceiverLink => bounce(&host, &sender)?,
+                Event::SenderLink => bounce(&sender, &host)?,
+                _ if event.closes() => beside = None,
+                _ => beside = event.open(&host, receiver)?,
+            }
+            let took = start.elapsed();
+            thread::sleep(load.duration / 2);
+            Ok(took)
+        });
+        stop.store(true, Ordering::Relaxed);
+        (sending.join(), happened)
+    });
+    let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
+    let took = happened?;
+    rest(&Watched { running: running.as_ref(), answers: None }, &Seen::default(), &sent)?;
+    let (elapsed, busy) = clock.stop();
+    let end = running.stop()?;
+    drop(beside);
+    let delivered = end.delivered.min(sent.datagrams);
+    let per = |time: Duration| time.as_nanos() as f64 / end.delivered.max(1) as f64;
+    Ok(FlapSample {
+        refused: sent.rejected,
+        lost: sent.datagrams - delivered,
+        event_micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+        sample: Sample {
+            round,
+            offered_pps: offered(&sent),
+            delivered_pps: end.delivered as f64 / elapsed.as_secs_f64(),
+            loss: (sent.datagrams - delivered) as f64 / sent.datagrams.max(1) as f64,
+            rx_cpu_ns: per(end.rx_cpu),
+            total_cpu_ns: per(busy),
+            sent: sent.datagrams,
+            delivered: end.delivered,
+            kernel_dropped: end.kernel_dropped,
+            taken: None,
+        },
+    })
+}
+
+/// What the sender made in a second, also while the link took nothing.
+fn offered(sent: &Sent) -> f64 {
+    (sent.datagrams + sent.rejected) as f64 / sent.elapsed.as_secs_f64().max(1e-9)
+}
+
+fn wait_for_traffic(running: &dyn Running, sender_ended: &dyn Fn() -> bool) -> Result<()> {
+    let start = Instant::now();
+    while running.snapshot().delivered == 0 {
+        ensure!(!sender_ended(), "the sender ended before anything arrived");
+        ensure!(start.elapsed() < FIRST, "nothing arrives");
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Takes the end of the link at `host` down and up again, and waits until both ends carry frames.
+fn bounce(host: &Host, other: &Host) -> Result<()> {
+    host.set_link(LINK, false)?;
+    thread::sleep(DOWN);
+    host.set_link(LINK, true)?;
+    host.wait_for_carrier(LINK)?;
+    other.wait_for_carrier(LINK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_back() {
+        for event in Event::ALL {
+            assert_eq!(event.name().parse(), Ok(event));
+            assert!(event.is_possible(Kind::LaneMmsg));
+        }
+        assert!("lunch".parse::<Event>().unwrap_err().contains("sender-link"));
+        assert!(
+            !Event::XdpOpens.is_possible(Kind::LaneXdp) && Event::ReceiverLink.is_possible(Kind::LaneXdp)
+        );
+    }
+}
