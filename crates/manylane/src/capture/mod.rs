@@ -124,7 +124,7 @@ fn look(of: Option<u32>) -> Result<Points> {
 fn ask(connection: &OwnedFd, ask: Ask) -> io::Result<Answer> {
     match local::send(connection.as_fd(), ask.to_text().as_bytes(), &[]) {
         // Who is not let in has been told so before the question.
-        Err(err) if err.kind() != io::ErrorKind::BrokenPipe => return Err(explain(err)),
+        Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(explain(err)),
         _ => hear(connection).map(|(answer, _)| answer),
     }
 }
