@@ -221,6 +221,7 @@ impl Plane {
             tx_ring: ring,
             batch,
             mode: if self.options.copy { Mode::Copy } else { Mode::Auto },
+            pieces: false,
         };
         let start = Instant::now();
         loop {
