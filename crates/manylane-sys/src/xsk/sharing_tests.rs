@@ -155,6 +155,7 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a megabyte of packets takes Miri minutes")]
 fn more_than_the_longest_packet_is_given_up() {
     let most = MOST_PIECES as u32 * 2;
     let (mock, mut core) = assembling(most * 2, most, 8);
@@ -173,6 +174,7 @@ fn more_than_the_longest_packet_is_given_up() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a megabyte of packets takes Miri minutes")]
 fn what_does_not_fit_the_buffer_comes_with_the_next_batch() {
     let (mock, mut core) = assembling(2048, 1024, 64);
     for number in 0..20 {
