@@ -130,6 +130,7 @@ impl Assembly {
             for part in self.parts.drain(before..) {
                 locked.end_hold(me, part.from.frame);
             }
+            locked.refill();
             return Next::Nothing;
         }
         self.used += len.next_multiple_of(ALIGN);

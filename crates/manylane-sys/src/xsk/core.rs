@@ -75,16 +75,22 @@ impl Core {
         rings: MemberRings,
         options: &QueueOptions,
         assembly: Assembly,
+        checksums: bool,
     ) -> Option<Self> {
         let MemberRings { rx, tx } = rings;
         let me = pool.lock().join(rx.entries())?;
         Some(Self {
             rx,
-            out: Outgoing::new(pool, me, tx, options.batch),
+            out: Outgoing::new(pool, me, tx, options.batch, checksums),
             batch: Vec::with_capacity(options.batch),
             most: options.batch,
             assembly,
         })
+    }
+
+    /// See [`Queue::offers_checksums`](super::Queue::offers_checksums).
+    pub(super) fn offers_checksums(&self) -> bool {
+        self.out.checksums
     }
 
     /// See [`Queue::receive`](super::Queue::receive).

@@ -37,6 +37,12 @@ pub(super) struct Kernel {
     sockets: Vec<Socket>,
     memory: *mut u8,
     pub(super) options: QueueOptions,
+    /// Bytes that are left before what is sent.
+    room: usize,
+    /// Where it puts packets in frames.
+    pub(super) headroom: u64,
+    /// What it was told of packets that it sent.
+    pub(super) told: Vec<[u8; 24]>,
     /// Frames to receive into.
     spare: VecDeque<u64>,
     /// Taken from a send ring and not completed.
@@ -103,7 +109,7 @@ impl Kernel {
         self.take_fill();
         assert!(!self.sockets[member].closed);
         let Some(&frame) = self.spare.front() else { return false };
-        let addr = frame + HEADROOM;
+        let addr = frame + self.headroom;
         let to = self.bytes(addr, packet.len());
         // SAFETY: these bytes are in a frame that the queue gave the kernel to receive into.
         unsafe { to.copy_from_nonoverlapping(packet.as_ptr(), packet.len()) };
@@ -132,7 +138,17 @@ impl Kernel {
             // As the kernel does: no packet leaves without a place for its completion.
             let desc = self.has_room().then(|| self.sockets[member].tx.take()).flatten();
             let Some(desc) = desc else { break };
-            assert!(desc.len > 0 && desc.options == 0);
+            let frame_size = u64::from(self.options.frame_size);
+            assert!(desc.len > 0 && desc.addr % frame_size >= self.room as u64);
+            if desc.options == libc::XDP_TX_METADATA {
+                let mut told = [0; 24];
+                let from = self.bytes(desc.addr - told.len() as u64, told.len());
+                // SAFETY: the queue gave these bytes to the kernel, too.
+                unsafe { from.copy_to_nonoverlapping(told.as_mut_ptr(), told.len()) };
+                self.told.push(told);
+            } else {
+                assert_eq!(desc.options, 0);
+            }
             let from = self.bytes(desc.addr, desc.len as usize);
             // SAFETY: the queue gave these bytes to the kernel to send.
             let bytes = unsafe { std::slice::from_raw_parts(from.cast_const(), desc.len as usize) };
@@ -240,7 +256,7 @@ impl Mock {
             ring: options.ring,
             closed: false,
         });
-        let core = Core::join(Arc::clone(&self.pool), MemberRings { rx, tx }, options, assembly);
+        let core = Core::join(Arc::clone(&self.pool), MemberRings { rx, tx }, options, assembly, true);
         (sockets.len() - 1, core.unwrap())
     }
 
@@ -300,7 +316,17 @@ impl Bell for MockBell<'_> {
 
 /// Options of a small queue on no device.
 pub(super) fn options(frames: u32, ring: u32, tx_ring: u32, batch: usize) -> QueueOptions {
-    QueueOptions { ifindex: 0, queue: 0, frames, frame_size: 2048, ring, tx_ring, batch, mode: Mode::Copy }
+    QueueOptions {
+        ifindex: 0,
+        queue: 0,
+        frames,
+        frame_size: 2048,
+        ring,
+        tx_ring,
+        batch,
+        mode: Mode::Copy,
+        pieces: false,
+    }
 }
 
 /// A queue without a socket, with one member, and its kernel. Drop the members first.
@@ -322,6 +348,9 @@ pub(super) fn open_with(options: QueueOptions, assembly: Assembly, room: usize) 
         sockets: Vec::new(),
         memory: memory.as_ptr(),
         options,
+        room,
+        headroom: HEADROOM,
+        told: Vec::new(),
         spare: VecDeque::new(),
         sending: Vec::new(),
         in_completion: VecDeque::new(),

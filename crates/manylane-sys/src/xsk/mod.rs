@@ -43,6 +43,7 @@
 //! | `outgoing.rs`, `send.rs` | what a member sends with; the two views of a batch |
 //! | `socket.rs` | the system calls |
 //! | `queue.rs` | all of it together |
+//! | `owners.rs` | who has a queue, of all processes |
 
 // Under the model checker only the rings are built: its atomics cannot lie in memory that the kernel shares.
 #[cfg(not(loom))]
@@ -60,22 +61,35 @@ mod mock;
 #[cfg(not(loom))]
 mod outgoing;
 #[cfg(not(loom))]
+mod owners;
+#[cfg(not(loom))]
 mod pool;
 #[cfg(not(loom))]
 mod queue;
 #[cfg(test)]
 #[cfg(not(any(loom, miri)))]
+mod real_support;
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
 mod real_tests;
+#[cfg(test)]
+#[cfg(not(any(loom, miri)))]
+mod real_veth_tests;
 #[cfg_attr(loom, allow(dead_code, reason = "not all that the queue uses is in a model"))]
 mod ring;
 #[cfg(not(loom))]
 mod send;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod sharing_tests;
 #[cfg(not(loom))]
 mod socket;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
 
+#[cfg(not(loom))]
+pub use owners::owners;
 #[cfg(not(loom))]
 pub use queue::{OpenError, Queue, Share, Step};
 #[cfg(not(loom))]
@@ -104,6 +118,11 @@ pub struct QueueOptions {
     pub batch: usize,
     /// How packets get from the device into the frames.
     pub mode: Mode,
+    /// Whether packets that are longer than a frame are taken, too (Linux 6.6, `XDP_USE_SG`): see
+    /// [`Queue::takes_pieces`] for whether they are. Costs 1 MiB of address space for each member, and with
+    /// [`Mode::Auto`] copying where a driver copies nothing but only packets of one frame. The XDP program has to be
+    /// loaded for packets in fragments (`BPF_F_XDP_HAS_FRAGS`) where the device makes such.
+    pub pieces: bool,
 }
 
 /// How packets get from the device into the frames, and back.

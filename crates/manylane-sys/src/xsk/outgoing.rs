@@ -16,20 +16,49 @@ const IDLE_KICKS: u32 = 2;
 /// Credits and frames that one turn with the lock brings at most.
 const PORTION: u32 = 64;
 
+/// What the kernel is told of a packet, in the bytes before it: `struct xsk_tx_metadata` of linux/if_xdp.h, as it is
+/// since Linux 6.14. Of the checksum: it is the sum over all bytes from `start` on, to be written `offset` after that,
+/// where the sum of the pseudo header is.
+#[repr(C)]
+struct Metadata {
+    flags: u64,
+    start: u16,
+    offset: u16,
+    unused: u32,
+    launch_time: u64,
+}
+
+/// Bytes of it.
+pub(super) const METADATA: usize = size_of::<Metadata>();
+const _: () = assert!(METADATA == 24 && align_of::<Metadata>() <= 8);
+
+/// Where the checksum is that somebody has to finish: from which byte of the packet on, and how far behind that byte
+/// it is written.
+pub(super) type Checksum = (u16, u16);
+
 /// What sending needs of a member.
 pub(super) struct Outgoing {
     pub(super) pool: Arc<Pool>,
     pub(super) me: Member,
     pub(super) tx: Producer<xdp_desc>,
     pub(super) purse: Purse,
+    /// Whether the kernel finishes checksums. Then frames have room for [`Metadata`] before what is sent.
+    pub(super) checksums: bool,
 }
 
 impl Outgoing {
-    /// Of a member with batches of so many packets.
-    pub(super) fn new(pool: Arc<Pool>, me: Member, tx: Producer<xdp_desc>, batch: usize) -> Self {
-        let most = batch.max(PORTION as usize);
-        let supply = Vec::with_capacity(most);
-        Self { pool, me, tx, purse: Purse { supply, ..Purse::default() } }
+    /// Of a member with batches of so many packets. `checksums` only where frames have room for metadata.
+    pub(super) fn new(
+        pool: Arc<Pool>,
+        me: Member,
+        tx: Producer<xdp_desc>,
+        batch: usize,
+        checksums: bool,
+    ) -> Self {
+        let supply = Vec::with_capacity(batch.max(PORTION as usize));
+        let purse = Purse { supply, ..Purse::default() };
+        let checksums = checksums && pool.frames.room() == METADATA;
+        Self { pool, me, tx, purse, checksums }
     }
 
     /// Asks the pool for credits, or for frames that come with theirs.
@@ -64,22 +93,52 @@ impl Outgoing {
     /// Held to held and sending: puts the first `len` bytes of a packet of the batch into the ring. False if it cannot
     /// be sent from where it is, or there is no room.
     #[inline]
-    pub(super) fn send_held(&mut self, packet: &Packet, len: u32) -> bool {
+    pub(super) fn send_held(&mut self, packet: &Packet, len: u32, checksum: Option<Checksum>) -> bool {
+        let frames = &self.pool.frames;
         // A place of another kind: it was sent, or is in no frame at all.
-        let held = self.pool.frames.place(packet.frame) == Place::of(Kind::Held, self.me);
-        let addr = self.pool.frames.addr_of(packet.start);
-        let before = addr.wrapping_sub(self.pool.frames.addr(packet.frame)) as usize;
+        let held = frames.place(packet.frame) == Place::of(Kind::Held, self.me);
+        let addr = frames.addr_of(packet.start);
+        let before = addr.wrapping_sub(frames.addr(packet.frame)) as usize;
         // The kernel skips an empty descriptor, and one without the room before it, and does not complete it: the
         // frame would be lost.
-        if len == 0 || !held || before < self.pool.frames.room() || !self.pay() {
+        if len == 0 || !held || before < frames.room() || !self.can_finish(checksum, addr, len) || !self.pay()
+        {
             return false;
         }
-        if !self.tx.put(xdp_desc { addr, len, options: 0 }) {
+        if !self.put(packet.frame, addr, len, checksum) {
             self.purse.credits += 1;
             return false;
         }
         self.pool.frames.put(packet.frame, Place::of(Kind::HeldSending, self.me));
         true
+    }
+
+    /// Whether the kernel will take a packet with such a checksum: one that it refuses would block the ring.
+    #[inline]
+    fn can_finish(&self, checksum: Option<Checksum>, addr: u64, len: u32) -> bool {
+        checksum.is_none_or(|(start, offset)| {
+            let end = u32::from(start) + u32::from(offset) + 2;
+            self.checksums && end <= len && addr.is_multiple_of(align_of::<Metadata>() as u64)
+        })
+    }
+
+    /// Puts a packet into the ring. It is in a frame that this member holds or has taken, behind the room of the frame,
+    /// and [`can_finish`](Self::can_finish) is true of its checksum.
+    #[inline]
+    fn put(&mut self, frame: u32, addr: u64, len: u32, checksum: Option<Checksum>) -> bool {
+        let mut options = 0;
+        if let Some((start, offset)) = checksum {
+            let flags = u64::from(libc::XDP_TXMD_FLAGS_CHECKSUM);
+            let metadata = Metadata { flags, start, offset, unused: 0, launch_time: 0 };
+            let frames = &self.pool.frames;
+            debug_assert!(addr >= frames.addr(frame) + METADATA as u64);
+            // SAFETY: the bytes are of the same frame as the packet, aligned, and in the memory of all frames (checked
+            // by the callers). The frame is ours, no ring names it yet, and of the bytes before a packet nobody has a
+            // slice.
+            unsafe { frames.base().add(addr as usize - METADATA).cast::<Metadata>().write(metadata) };
+            options = libc::XDP_TX_METADATA;
+        }
+        self.tx.put(xdp_desc { addr, len, options })
     }
 
     /// Supply to taken.
@@ -122,12 +181,13 @@ impl Outgoing {
     /// Taken to sending: puts the first `len` bytes of a frame into the ring. False if there is no room, or they
     /// cannot be sent.
     #[inline]
-    pub(super) fn send_taken(&mut self, frame: u32, len: usize) -> bool {
+    pub(super) fn send_taken(&mut self, frame: u32, len: usize, checksum: Option<Checksum>) -> bool {
         let (addr, most) = self.room_of(frame);
-        if len == 0 || len > most || !self.is_taken(frame) {
-            return false;
-        }
-        if !self.tx.put(xdp_desc { addr, len: len as u32, options: 0 }) {
+        let fits = len > 0 && len <= most && self.is_taken(frame);
+        if !fits
+            || !self.can_finish(checksum, addr, len as u32)
+            || !self.put(frame, addr, len as u32, checksum)
+        {
             return false;
         }
         self.pool.frames.put(frame, Place::of(Kind::Sending, self.me));

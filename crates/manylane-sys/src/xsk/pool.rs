@@ -50,6 +50,8 @@ pub(super) struct Pool {
     /// By what the frames and both rings were made. A mapping keeps its socket open, whoever closes the descriptor:
     /// were these the first member's, its socket would stay while others have the queue. None in tests.
     pub(super) anchor: Option<Anchor>,
+    /// Whether packets come in several frames if they are long.
+    pub(super) pieces: bool,
     pub(super) frames: Frames,
 }
 
@@ -111,7 +113,7 @@ impl Pool {
             members: 0,
         };
         let (maps, anchor) = kernel.unzip();
-        let pool = Self { inner: Apart(Mutex::new(inner)), _maps: maps, anchor, frames };
+        let pool = Self { inner: Apart(Mutex::new(inner)), _maps: maps, anchor, pieces: false, frames };
         pool.lock().refill();
         pool
     }

@@ -141,16 +141,16 @@ impl Queue {
         // SAFETY: the mapping is zeroed, page aligned and of that size. On an error here it is dropped after the
         // socket (locals go in reverse); otherwise both go into the pool, which drops them in that order, and which
         // touches the memory only as the rings allow.
-        unsafe { anchor.register(memory.as_ptr(), size, options.frame_size) }
+        let room = unsafe { anchor.register(memory.as_ptr(), size, options.frame_size) }
             .map_err(Step::Register.failed())?;
         let (rings, maps) = anchor.pool_rings(options).map_err(Step::Rings.failed())?;
         let (socket, member) = Self::prepare(options)?;
-        let frames = Frames::new(memory, options.frames, options.frame_size, 0);
+        let frames = Frames::new(memory, options.frames, options.frame_size, room);
         // Filled before it is bound: a device that copies nothing takes frames at once.
         let anchor = Anchor { socket: anchor.into(), ifindex: options.ifindex, queue: options.queue };
-        let pool = Pool::new(rings, Some((maps, anchor)), frames, options.ring);
+        let mut pool = Pool::new(rings, Some((maps, anchor)), frames, options.ring);
         if let Some(anchor) = &pool.anchor {
-            bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
+            pool.pieces = bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
         }
         Self::enter(Arc::new(pool), options, socket, member)
     }
@@ -198,7 +198,12 @@ impl Queue {
         let anchor = pool.anchor.as_ref().filter(same).ok_or_else(invalid).map_err(Step::Options.failed())?;
         socket.bind_to(options, anchor.socket.as_fd()).map_err(Step::Bind.failed())?;
         let full = || io::Error::other("the queue has as many members as there are numbers for");
-        let core = Core::join(Arc::clone(&pool), rings, options, Assembly::none())
+        let assembly = if pool.pieces { Assembly::new(options.ring) } else { Ok(Assembly::none()) };
+        let assembly = assembly.map_err(Step::Memory.failed())?;
+        // A device that copies nothing would have to say whether it does checksums; where packets are copied, the
+        // kernel does those that the device does not.
+        let checksums = pool.frames.room() > 0 && !socket.is_zero_copy();
+        let core = Core::join(Arc::clone(&pool), rings, options, assembly, checksums)
             .ok_or_else(full)
             .map_err(Step::Join.failed())?;
         Ok(Self { socket, core, _maps: maps, pool })
@@ -271,6 +276,21 @@ impl Queue {
     #[must_use]
     pub fn is_zero_copy(&self) -> bool {
         self.socket.is_zero_copy()
+    }
+
+    /// Whether packets that are longer than a frame are taken. Such a packet is put together in a buffer, and its frames
+    /// are free at once: it cannot be sent from where it is ([`Sender::is_in_pieces`]), and is at most 64 KiB long. What
+    /// does not fit the buffer comes with the next batch.
+    #[must_use]
+    pub fn takes_pieces(&self) -> bool {
+        self.pool.pieces
+    }
+
+    /// Whether packets may be sent whose checksum is not finished (Linux 6.11, where packets are copied): see
+    /// [`Sender::send_held_unfinished`]. Never without copying, where only some drivers can do it.
+    #[must_use]
+    pub fn offers_checksums(&self) -> bool {
+        self.core.offers_checksums()
     }
 
     /// How many frames are where.

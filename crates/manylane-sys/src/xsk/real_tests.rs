@@ -1,78 +1,12 @@
 //! The queue on the real kernel: on the loopback device of a network namespace of its own.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write as _};
 use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use super::queue::{Queue, Step};
+use super::real_support::{datagram, in_namespace, options, reopen};
 use super::{Mode, QueueOptions};
-use crate::netns::{NetNs, device_index};
-
-/// Says that a test cannot run here, past the harness and in the list of skips.
-fn skip(name: &str, why: &dyn std::fmt::Display) {
-    let line = format!("SKIP {name}: {why}\n");
-    // A skip that cannot be told is not worth a failure.
-    let _ = io::stderr().write_all(line.as_bytes());
-    if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
-    }
-}
-
-/// Runs `test` on a thread in a namespace of its own, whose loopback device is up.
-fn in_namespace(name: &str, test: impl FnOnce(u32) + Send) {
-    let namespace = match NetNs::create() {
-        Ok(namespace) => namespace,
-        Err(err) => return skip(name, &format_args!("no network namespace: {err}")),
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            namespace.enter().unwrap();
-            set_up("lo");
-            test(device_index("lo").unwrap());
-        });
-    });
-}
-
-fn set_up(device: &str) {
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of it.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-        *to = from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
-    // SAFETY: SIOCSIFFLAGS reads an `ifreq`, which lives across the call.
-    let ret = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) };
-    crate::check(ret).unwrap();
-}
-
-fn options(ifindex: u32) -> QueueOptions {
-    QueueOptions {
-        ifindex,
-        queue: 0,
-        frames: 128,
-        frame_size: 2048,
-        ring: 64,
-        tx_ring: 64,
-        batch: 32,
-        mode: Mode::Copy,
-    }
-}
-
-/// The device, once the kernel has let go of a queue that was closed.
-fn reopen(options: &QueueOptions) -> Queue {
-    let start = Instant::now();
-    loop {
-        match Queue::open(options) {
-            Ok(queue) => return queue,
-            Err(err) if start.elapsed() > Duration::from_secs(5) => panic!("{err}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
-}
 
 #[test]
 fn netns_a_queue_of_a_device_has_one_owner() {
@@ -102,26 +36,6 @@ fn netns_a_queue_of_a_device_has_one_owner() {
         }
         assert_eq!(last, (Step::Bind, libc::EOPNOTSUPP));
     });
-}
-
-/// An Ethernet frame for the loopback device, to this port.
-fn datagram(frame: &mut [u8], port: u16, payload: &[u8]) -> usize {
-    let udp = (8 + payload.len()) as u16;
-    frame[..12].fill(0);
-    frame[12..14].copy_from_slice(&[0x08, 0x00]);
-    let ip = &mut frame[14..34];
-    ip.copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0, 127, 0, 0, 1, 127, 0, 0, 1]);
-    ip[2..4].copy_from_slice(&(20 + udp).to_be_bytes());
-    let sum: u32 = ip.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
-    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-    ip[10..12].copy_from_slice(&sum.to_be_bytes());
-    frame[34..36].copy_from_slice(&9_u16.to_be_bytes());
-    frame[36..38].copy_from_slice(&port.to_be_bytes());
-    frame[38..40].copy_from_slice(&udp.to_be_bytes());
-    // No checksum, which UDP over IPv4 allows.
-    frame[40..42].fill(0);
-    frame[42..42 + payload.len()].copy_from_slice(payload);
-    42 + payload.len()
 }
 
 #[test]

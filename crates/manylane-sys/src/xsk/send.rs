@@ -146,7 +146,27 @@ impl<'a> Sender<'a> {
     pub fn send_held(&mut self, i: usize, payload_len: usize) -> bool {
         let packet = &self.payloads.packets[i];
         assert!(payload_len <= packet.payload as usize, "packet {i} has no {payload_len} bytes of payload");
-        self.out.send_held(packet, packet.at + payload_len as u32)
+        self.out.send_held(packet, packet.at + payload_len as u32, None)
+    }
+
+    /// As [`send_held`](Self::send_held), for a packet whose checksum the device finishes, or the kernel in its place:
+    /// that of all bytes from byte `csum_start` of the packet on, written `csum_offset` bytes behind that one. The sum
+    /// of the pseudo header has to be there already. Also false where that is not offered
+    /// ([`Queue::offers_checksums`](super::Queue::offers_checksums)) or does not lie in the packet.
+    ///
+    /// # Panics
+    /// If the batch has no such packet, or its payload is shorter.
+    #[inline]
+    pub fn send_held_unfinished(
+        &mut self,
+        i: usize,
+        payload_len: usize,
+        csum_start: u16,
+        csum_offset: u16,
+    ) -> bool {
+        let packet = &self.payloads.packets[i];
+        assert!(payload_len <= packet.payload as usize, "packet {i} has no {payload_len} bytes of payload");
+        self.out.send_held(packet, packet.at + payload_len as u32, Some((csum_start, csum_offset)))
     }
 
     /// Takes a free frame; none if all that may be sent from are on their way out.
@@ -156,7 +176,8 @@ impl<'a> Sender<'a> {
         Some(Fresh { frame })
     }
 
-    /// All the room of a frame that was taken.
+    /// All the room of a frame that was taken: the frame without a few bytes at its beginning where the kernel is told
+    /// of checksums.
     ///
     /// # Panics
     /// If the frame was taken from another queue, or by another member (where that shows).
@@ -178,7 +199,24 @@ impl<'a> Sender<'a> {
     /// The frame, if the send ring is full or `len` is zero or more than the frame has room for.
     #[inline]
     pub fn send_fresh(&mut self, fresh: Fresh, len: usize) -> Result<(), Fresh> {
-        if self.out.send_taken(fresh.frame, len) { Ok(()) } else { Err(fresh) }
+        if self.out.send_taken(fresh.frame, len, None) { Ok(()) } else { Err(fresh) }
+    }
+
+    /// As [`send_fresh`](Self::send_fresh), with a checksum that is not finished: see
+    /// [`send_held_unfinished`](Self::send_held_unfinished).
+    ///
+    /// # Errors
+    /// The frame, in the same cases, and where no checksums are offered or this one does not lie in the packet.
+    #[inline]
+    pub fn send_fresh_unfinished(
+        &mut self,
+        fresh: Fresh,
+        len: usize,
+        csum_start: u16,
+        csum_offset: u16,
+    ) -> Result<(), Fresh> {
+        let checksum = Some((csum_start, csum_offset));
+        if self.out.send_taken(fresh.frame, len, checksum) { Ok(()) } else { Err(fresh) }
     }
 
     /// Gives a frame back that was taken and is not to be sent.

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU32;
 use libc::{c_int, off_t, xdp_mmap_offsets, xdp_ring_offset};
 
 use super::core::{Bell, Kick, MemberRings};
+use super::outgoing::METADATA;
 use super::pool::PoolRings;
 use super::ring::{Consumer, Producer, RingMemory, Slot};
 use super::{Mode, QueueOptions, Statistics};
@@ -37,12 +38,13 @@ impl Socket {
         Ok(Self { fd, zero_copy: false, busy: Cell::new(false) })
     }
 
-    /// Makes `len` bytes at `start` the frames of this socket; the kernel pins their pages.
+    /// Makes `len` bytes at `start` the frames of this socket; the kernel pins their pages. Bytes that whatever is sent
+    /// needs before it, for what the kernel is told of it: zero if it can be told nothing.
     ///
     /// # Safety
     /// The memory is page aligned, initialised, and stays mapped until the socket is closed. What is in it is read
     /// and written only as the rings allow.
-    pub(super) unsafe fn register(&self, start: *mut u8, len: u64, frame_size: u32) -> io::Result<()> {
+    pub(super) unsafe fn register(&self, start: *mut u8, len: u64, frame_size: u32) -> io::Result<usize> {
         let region = libc::xdp_umem_reg {
             addr: start as u64,
             len,
@@ -51,7 +53,19 @@ impl Socket {
             flags: 0,
             tx_metadata_len: 0,
         };
-        self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, region)
+        // Since Linux 6.11, and the flag is invalid before. Linux 6.8 to 6.10 took the length without a flag; so did
+        // all before, and ignored it, so that one cannot tell.
+        let telling = libc::xdp_umem_reg {
+            flags: libc::XDP_UMEM_TX_METADATA_LEN,
+            tx_metadata_len: METADATA as u32,
+            ..region
+        };
+        match self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, telling) {
+            Err(err) if err.raw_os_error() == Some(libc::EINVAL) => {
+                self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, region).map(|()| 0)
+            }
+            result => result.map(|()| METADATA),
+        }
     }
 
     /// Makes the two rings that a device queue has once and maps them. A socket that has them needs a receive or a
@@ -152,19 +166,31 @@ impl Socket {
     }
 }
 
-/// Binds a socket that has all it takes to a queue of a device that nobody has.
-pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<()> {
+/// Binds a socket that has all it takes to a queue of a device that nobody has; whether packets come in several frames
+/// if they are long. Who joins it later gets them, too: the kernel keeps that with the frames.
+pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<bool> {
     let mode = match options.mode {
         Mode::Auto => 0,
         Mode::Copy => libc::XDP_COPY,
         Mode::ZeroCopy => libc::XDP_ZEROCOPY,
     };
-    let bound = bind_as(fd, options, mode | libc::XDP_USE_NEED_WAKEUP, 0);
-    // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, twice.)
-    if bound.as_ref().is_err_and(|err| err.raw_os_error() == Some(libc::EINVAL)) {
-        return bind_as(fd, options, mode, 0);
+    let refused = |result: &io::Result<()>, with: &[c_int]| {
+        result.as_ref().is_err_and(|err| err.raw_os_error().is_some_and(|code| with.contains(&code)))
+    };
+    if options.pieces {
+        let bound = bind_as(fd, options, mode | libc::XDP_USE_NEED_WAKEUP | libc::XDP_USE_SG, 0);
+        // Before Linux 6.6 the flag is invalid; the other is for a driver that copies nothing, and knows only packets
+        // of one frame.
+        if !refused(&bound, &[libc::EINVAL, libc::EOPNOTSUPP]) {
+            return bound.map(|()| true);
+        }
     }
-    bound
+    let bound = bind_as(fd, options, mode | libc::XDP_USE_NEED_WAKEUP, 0);
+    // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, each time.)
+    if refused(&bound, &[libc::EINVAL]) {
+        return bind_as(fd, options, mode, 0).map(|()| false);
+    }
+    bound.map(|()| false)
 }
 
 fn bind_as(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, shared: u32) -> io::Result<()> {

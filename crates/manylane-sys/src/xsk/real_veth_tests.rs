@@ -1,0 +1,276 @@
+//! Queues on a veth pair, which an XDP program leads frames to: members of one queue, long packets, checksums.
+
+use std::net::UdpSocket;
+use std::os::fd::AsFd as _;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::queue::{Queue, Step};
+use super::real_support::{Pair, Program, eventually, options, skip, unfinished_head, with_pair};
+use super::{QueueOptions, owners};
+use crate::packet::PacketSocket;
+
+/// Tries of tests end after this.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn frame(member: u8, number: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![2, 0, 0, 0, 1, member, 2, 0, 0, 0, 1, 99, 0x88, 0xb5];
+    bytes.extend(number.to_be_bytes());
+    bytes.extend((bytes.len()..len).map(|at| (at as u32 * 7 + number) as u8));
+    bytes
+}
+
+/// Receives until there are so many packets, each as `expected` says.
+fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>) {
+    let (start, mut next) = (Instant::now(), 0);
+    while next < count {
+        assert!(start.elapsed() < PATIENCE, "{next} of {count}: {queue:?}, {:?}", queue.statistics());
+        let got = queue.receive(32);
+        for i in 0..got {
+            assert_eq!(queue.packet(i), expected(next));
+            next += 1;
+        }
+    }
+    assert_eq!(next, count);
+}
+
+fn at_rest(queue: &mut Queue) {
+    let start = Instant::now();
+    while queue.census().sending > 0 && start.elapsed() < PATIENCE {
+        queue.receive(0);
+    }
+    queue.receive(0);
+}
+
+#[test]
+fn netns_members_of_a_queue_come_and_go() {
+    with_pair("netns_members_of_a_queue_come_and_go", 1500, |Pair { near, far }| {
+        let options = QueueOptions { frames: 256, ..options(near) };
+        let program = Program::attach(near).unwrap();
+        let wire = PacketSocket::open(far).unwrap();
+        let first = Queue::open(&options).unwrap();
+        let share = first.sharing();
+        let mut second = Queue::join(&share, &options).unwrap();
+        program.lead(0, first.as_fd());
+        program.lead(1, second.as_fd());
+        let step = |options| Queue::join(&share, &options).unwrap_err().step;
+        assert_eq!(step(QueueOptions { queue: 1, ..options }), Step::Options);
+        for number in 0..10 {
+            wire.send(&frame(0, number, 100)).unwrap();
+            wire.send(&frame(1, number, 100)).unwrap();
+        }
+        receive_all(&mut second, 10, |number| frame(1, number, 100));
+        // The first leaves with ten packets unread; it was the one that opened the queue.
+        let start = Instant::now();
+        while !first.has_received() && start.elapsed() < PATIENCE {}
+        program.leave(0);
+        drop(first);
+        second.receive(0);
+        let census = second.census();
+        assert_eq!((census.filling, census.free, census.invalid), (64, 192, 0), "{census:?}");
+        // What is led nowhere is the kernel's, and the other member has all that is its own.
+        for number in 0..300 {
+            wire.send(&frame(0, number, 100)).unwrap();
+            wire.send(&frame(1, number, 100)).unwrap();
+            receive_all(&mut second, 1, |_| frame(1, number, 100));
+        }
+        // One more joins a queue whose first socket is closed.
+        let mut third = Queue::join(&second.sharing(), &options).unwrap();
+        program.lead(2, third.as_fd());
+        program.leave(1);
+        drop(second);
+        for number in 0..300 {
+            wire.send(&frame(2, number, 100)).unwrap();
+            receive_all(&mut third, 1, |_| frame(2, number, 100));
+        }
+        third.receive(0);
+        let census = third.census();
+        assert_eq!((census.filling, census.free, census.invalid), (64, 192, 0), "{census:?}");
+        drop(third);
+        let err = Queue::join(&share, &options).unwrap_err();
+        assert_eq!(err.step, Step::Join);
+        // With its last member the queue is free.
+        drop(eventually(|| Queue::open(&options)));
+    });
+}
+
+#[test]
+fn netns_members_on_several_threads_lose_nothing() {
+    const EACH: u32 = 20_000;
+    const WINDOW: usize = 16;
+    with_pair("netns_members_on_several_threads_lose_nothing", 1500, |Pair { near, far }| {
+        let options = QueueOptions { frames: 256, ..options(near) };
+        let program = Program::attach(near).unwrap();
+        // The far end takes what comes back only with NAPI, which its own program makes it run.
+        let _far_program = Program::attach(far).unwrap();
+        let first = Queue::open(&options).unwrap();
+        let second = Queue::join(&first.sharing(), &options).unwrap();
+        program.lead(0, first.as_fd());
+        program.lead(1, second.as_fd());
+        let got = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        let over = Barrier::new(2);
+        let member = |mut queue: Queue, number: u8| {
+            let (start, mut next) = (Instant::now(), 0);
+            while next < EACH {
+                assert!(start.elapsed() < 3 * PATIENCE, "{next} of {EACH}: {queue:?}");
+                let count = queue.receive(32);
+                let (payloads, mut sender) = queue.split();
+                for i in 0..count {
+                    let expected = frame(number, next, 100);
+                    assert_eq!(payloads.payload(i), expected);
+                    // Back, in place or in a frame of its own; nobody looks at it there.
+                    if next % 2 == 0 {
+                        assert!(sender.send_held(i, 100));
+                    } else if let Some(mut fresh) = sender.take() {
+                        sender.fresh_mut(&mut fresh)[..100].copy_from_slice(&expected);
+                        assert!(sender.send_fresh(fresh, 100).is_ok());
+                    }
+                    next += 1;
+                }
+                assert_eq!(sender.flush().unwrap(), 0);
+                got[usize::from(number)].store(next as usize, Ordering::Release);
+                if count == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            assert_eq!(queue.statistics().unwrap().dropped(), 0);
+            at_rest(&mut queue);
+            over.wait();
+            let census = queue.census();
+            over.wait();
+            census
+        };
+        let censuses = std::thread::scope(|scope| {
+            let threads = [scope.spawn(|| member(first, 0)), scope.spawn(|| member(second, 1))];
+            let wire = PacketSocket::open(far).unwrap();
+            for number in 0..EACH {
+                for to in 0..2_u8 {
+                    let start = Instant::now();
+                    while got[usize::from(to)].load(Ordering::Acquire) + WINDOW <= number as usize {
+                        assert!(start.elapsed() < PATIENCE, "member {to} is stuck at {number}");
+                        std::thread::yield_now();
+                    }
+                    wire.send(&frame(to, number, 100)).unwrap();
+                }
+            }
+            threads.map(|thread| thread.join().unwrap())
+        });
+        for census in censuses {
+            assert_eq!((census.sending, census.taken, census.invalid), (0, 0, 0), "{census:?}");
+            assert_eq!(census.total(), 256);
+        }
+    });
+}
+
+#[test]
+fn netns_long_packets_are_taken_whole() {
+    with_pair("netns_long_packets_are_taken_whole", 9000, |Pair { near, far }| {
+        let program = Program::attach(near).unwrap();
+        let wire = PacketSocket::open(far).unwrap();
+        let options = QueueOptions { pieces: true, ..options(near) };
+        let mut queue = Queue::open(&options).unwrap();
+        if !queue.takes_pieces() {
+            return skip("netns_long_packets_are_taken_whole", &"no XDP_USE_SG (forced by this kernel)");
+        }
+        program.lead(0, queue.as_fd());
+        let len = |number: u32| [60, 5000, 9000, 1792, 1793, 1500][number as usize % 6];
+        for number in 0..300 {
+            wire.send(&frame(0, number, len(number))).unwrap();
+            receive_all(&mut queue, 1, |_| frame(0, number, len(number)));
+        }
+        // Who joins takes them, too.
+        let mut other = Queue::join(&queue.sharing(), &options).unwrap();
+        assert!(other.takes_pieces());
+        program.lead(1, other.as_fd());
+        for number in 0..3 {
+            wire.send(&frame(1, number, 7000)).unwrap();
+        }
+        receive_all(&mut other, 3, |number| frame(1, number, 7000));
+        drop(other);
+        queue.receive(0);
+        let census = queue.census();
+        assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
+        assert_eq!(queue.statistics().unwrap().dropped(), 0);
+        // Not asked for: dropped by the kernel, and counted.
+        drop(queue);
+        let mut queue = eventually(|| Queue::open(&QueueOptions { pieces: false, ..options }));
+        assert!(!queue.takes_pieces());
+        program.lead(0, queue.as_fd());
+        wire.send(&frame(0, 1, 5000)).unwrap();
+        wire.send(&frame(0, 2, 60)).unwrap();
+        receive_all(&mut queue, 1, |_| frame(0, 2, 60));
+        assert_eq!(queue.statistics().unwrap().dropped(), 1);
+    });
+}
+
+#[test]
+fn netns_unfinished_checksums_are_finished_on_the_way() {
+    with_pair("netns_unfinished_checksums_are_finished_on_the_way", 1500, |Pair { near, far }| {
+        let program = Program::attach(near).unwrap();
+        let wire = PacketSocket::open(far).unwrap();
+        let receiver = UdpSocket::bind("192.0.2.2:0").unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let port = receiver.local_addr().unwrap().port();
+        let mut queue = Queue::open(&options(near)).unwrap();
+        if !queue.offers_checksums() {
+            let why = "no XDP_UMEM_TX_METADATA_LEN (forced by this kernel)";
+            return skip("netns_unfinished_checksums_are_finished_on_the_way", &why);
+        }
+        program.lead(0, queue.as_fd());
+        wire.send(&frame(0, 7, 142)).unwrap();
+        let start = Instant::now();
+        while queue.receive(32) == 0 {
+            assert!(start.elapsed() < PATIENCE, "no frame");
+        }
+        queue.set_payload(0, 42, 100);
+        let (payloads, mut sender) = queue.split();
+        let payload = payloads.payload(0);
+        unfinished_head(sender.header_mut(0), port, 100);
+        assert!(sender.send_held_unfinished(0, 100, 34, 6));
+        // As it is, nobody believes it; it would be the first to arrive.
+        let mut send = |unfinished: bool, number: u8| {
+            let mut fresh = sender.take().unwrap();
+            let bytes = sender.fresh_mut(&mut fresh);
+            unfinished_head(bytes, port, 50);
+            bytes[42..92].fill(number);
+            if unfinished {
+                sender.send_fresh_unfinished(fresh, 92, 34, 6).unwrap();
+            } else {
+                sender.send_fresh(fresh, 92).unwrap();
+            }
+        };
+        send(false, 1);
+        send(true, 2);
+        assert_eq!(sender.flush().unwrap(), 0);
+        let mut got = [0; 2048];
+        let len = receiver.recv(&mut got).unwrap();
+        assert_eq!(got[..len], *payload);
+        let len = receiver.recv(&mut got).unwrap();
+        assert_eq!(got[..len], [2; 50]);
+        at_rest(&mut queue);
+        let census = queue.census();
+        assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
+        assert_eq!(queue.statistics().unwrap().tx_invalid_descs, 0);
+    });
+}
+
+#[test]
+fn netns_owners_of_a_queue_are_found() {
+    with_pair("netns_owners_of_a_queue_are_found", 1500, |Pair { near, far }| {
+        match owners(near, 0) {
+            Ok(found) => assert_eq!(found, []),
+            Err(err) => {
+                let why = format_args!("no XDP_SOCKETS_DIAG: {err} (forced by this kernel)");
+                return skip("netns_owners_of_a_queue_are_found", &why);
+            }
+        }
+        let queue = Queue::open(&options(near)).unwrap();
+        // The member, and the socket by which the queue was opened.
+        assert_eq!(owners(near, 0).unwrap().len(), 2);
+        let other = Queue::join(&queue.sharing(), &options(near)).unwrap();
+        assert_eq!(owners(near, 0).unwrap().len(), 3);
+        assert_eq!((owners(near, 1).unwrap(), owners(far, 0).unwrap()), (vec![], vec![]));
+        drop((queue, other));
+    });
+}
