@@ -61,8 +61,8 @@ fuzz-build: ## build the fuzz targets
 	@scripts/setup.sh fuzz
 	CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) build --manifest-path fuzz/Cargo.toml
 
-fuzz: ## fuzz each target for so many seconds: make fuzz SECONDS=600 (needs cargo-fuzz and a nightly toolchain)
-	@CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/fuzz scripts/fuzz.sh $(SECONDS)
+fuzz: ## fuzz each target for so many seconds: make fuzz SECONDS=600 [TARGETS=frame]
+	@CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/fuzz scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 bench-build: ## build the benchmarks
 	$(CARGO) build --workspace --benches

@@ -57,6 +57,17 @@ fn works(a: &Host, b: &Host) {
     assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
 }
 
+/// Takes a queue, as soon as the kernel has given it free: that is a while after its last owner has closed it.
+fn take(host: &Host, index: u32, queue: u32) -> RawXsk {
+    let mut taken = None;
+    let free = within(PATIENCE, || {
+        taken = host.run(|| RawXsk::open(index, queue, 64)).ok();
+        taken.is_some()
+    });
+    assert!(free, "queue {queue} stays taken");
+    taken.unwrap()
+}
+
 /// Somebody's AF_XDP socket on one of the queues, without a program: the others are not kept, either.
 #[test]
 fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
@@ -64,12 +75,12 @@ fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let index = b.device_index(0).unwrap();
     for queue in [0, 1] {
-        let other = b.run(|| RawXsk::open(index, queue, 64)).unwrap();
+        let other = take(b, index, queue);
         let err = refused(b);
         assert!(err.to_string().contains(&format!("queue {queue}")), "{err}");
         assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
         // The queue that was not taken is free again.
-        drop(b.run(|| RawXsk::open(index, 1 - queue, 64)).unwrap());
+        drop(take(b, index, 1 - queue));
         drop(other);
         works(a, b);
     }
