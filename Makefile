@@ -3,6 +3,7 @@
 PREFIX ?= /usr/local
 REPORT ?= report
 CARGO ?= cargo
+SECONDS ?= 60
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(TARGET_DIR)/release/manylane
 C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h)
@@ -17,7 +18,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz-build bench-build man install clean
+.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -59,6 +60,9 @@ deny: ## licences, sources and duplicates of the dependencies
 fuzz-build: ## build the fuzz targets
 	@scripts/setup.sh fuzz
 	CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) build --manifest-path fuzz/Cargo.toml
+
+fuzz: ## fuzz each target for so many seconds: make fuzz SECONDS=600 [TARGETS=frame]
+	@CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/fuzz scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
 bench-build: ## build the benchmarks
 	$(CARGO) build --workspace --benches

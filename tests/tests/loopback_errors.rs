@@ -5,7 +5,9 @@
 use std::net::{SocketAddr, SocketAddrV6};
 
 use manylane::{Handle, LaneCounters};
-use manylane_tests::{Client, Hands, PATIENCE, at_ip, need_ipv6, nobody, on_every_variant, pattern};
+use manylane_tests::{
+    Client, Hands, PATIENCE, at_ip, need_ipv6, nobody, on_every_engine, on_every_variant, pattern,
+};
 
 fn total(handle: &Handle) -> LaneCounters {
     handle.counters().total()
@@ -121,20 +123,21 @@ on_every_variant! {
     }
 }
 
-/// A peer that does not read: its own queue overflows, which is not the lane's business; the lane goes on.
-#[test]
-fn loopback_a_peer_that_does_not_read_stops_nobody() {
-    let mut builder = manylane::Builder::new("127.0.0.1:0").unwrap();
-    let mut hands = Hands::new(builder.lanes(1).send_buffer(8192).open().unwrap());
-    let (deaf, client) = (Client::to(hands.addr()), Client::to(hands.addr()));
-    deaf.send(b"hello");
-    hands.receive(1, |_, datagram, out| {
-        (0..2000).for_each(|_| out.reply(&datagram, &[1; 1000]));
-    });
-    client.send(b"me too");
-    hands.echo(1);
-    client.expect(b"me too");
-    let total = total(&hands.handle);
-    assert_eq!((total.offered, total.sent + total.lost()), (2001, 2001));
-    assert_eq!(client.socket.read_timeout().unwrap(), Some(PATIENCE));
+on_every_engine! {
+    /// A peer that does not read: its own queue overflows, which is not the lane's business; the lane goes on.
+    fn a_peer_that_does_not_read_stops_nobody(variant) {
+        let mut builder = variant.builder("127.0.0.1:0");
+        let mut hands = Hands::new(builder.lanes(1).send_buffer(8192).open().unwrap());
+        let (deaf, client) = (Client::to(hands.addr()), Client::to(hands.addr()));
+        deaf.send(b"hello");
+        hands.receive(1, |_, datagram, out| {
+            (0..2000).for_each(|_| out.reply(&datagram, &[1; 1000]));
+        });
+        client.send(b"me too");
+        hands.echo(1);
+        client.expect(b"me too");
+        let total = total(&hands.handle);
+        assert_eq!((total.offered, total.sent + total.lost()), (2001, 2001));
+        assert_eq!(client.socket.read_timeout().unwrap(), Some(PATIENCE));
+    }
 }

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
-use manylane::{Builder, ErrorKind, Handle, LaneId, Steering, SteeringBy};
-use manylane_tests::{Client, Hands, Serving, backends, pattern, settled};
+use manylane::{Builder, Engine, ErrorKind, Handle, Lane, LaneId, Steering, SteeringBy};
+use manylane_tests::{Client, Hands, Serving, Variant, backends, on_every_engine, pattern, settled};
 
-fn builder(lanes: usize, steering: Steering, by: SteeringBy) -> Builder {
-    let mut builder = Builder::new("127.0.0.1:0").unwrap();
+fn builder(variant: &Variant, lanes: usize, steering: Steering, by: SteeringBy) -> Builder {
+    let mut builder = variant.builder("127.0.0.1:0");
     builder.lanes(lanes).steering(steering).steering_by(by);
     builder
 }
@@ -48,33 +48,6 @@ fn talk(server: SocketAddr, handle: &Handle, end: &AtomicBool) -> u64 {
     sent
 }
 
-/// Lanes come and go while clients talk: every datagram is answered, once, and every one is counted.
-#[test]
-fn loopback_lanes_come_and_go_without_loss() {
-    let test = "loopback_lanes_come_and_go_without_loss";
-    for by in backends(test, &[Ebpf, ClassicBpf]) {
-        let other = if by == Ebpf { Steering::RoundRobin } else { Steering::Key { offset: 0, len: 8 } };
-        for steering in [Steering::Flow, other] {
-            let serving = Serving::echo(builder(2, steering, by).open().unwrap());
-            let (handle, end) = (&serving.handle, AtomicBool::new(false));
-            let sent: u64 = thread::scope(|scope| {
-                let clients: Vec<_> =
-                    (0..2).map(|_| scope.spawn(|| talk(serving.addr, handle, &end))).collect();
-                churn(handle);
-                end.store(true, Ordering::Relaxed);
-                clients.into_iter().map(|client| client.join().unwrap()).sum()
-            });
-            let counters = serving.stop().unwrap();
-            let total = counters.total();
-            // With the ping at the start.
-            assert_eq!((total.delivered, total.sent), (sent + 1, sent + 1), "{steering} by {by}");
-            assert_eq!((total.arrived(), total.kernel_dropped, total.discarded), (sent + 1, 0, 0));
-            assert_eq!(total.steered, (by == Ebpf).then_some(total.messages), "{steering} by {by}");
-            assert_eq!(counters.steered_by_kernel, 0, "{steering} by {by}");
-        }
-    }
-}
-
 /// Down to one lane, which is another one than at the start, up to five, and so on.
 fn churn(handle: &Handle) {
     for round in 0..2 {
@@ -90,99 +63,27 @@ fn churn(handle: &Handle) {
     }
 }
 
-#[test]
-fn loopback_what_cannot_be_added_or_removed() {
-    for by in backends("loopback_what_cannot_be_added_or_removed", &[Ebpf, ClassicBpf, Kernel]) {
-        let socket = builder(2, Steering::Flow, by).open().unwrap();
-        let handle = socket.handle();
-        assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State, "does not serve");
-        let serving = Serving::echo(socket);
-        let [one, two] = handle.lane_ids()[..] else { panic!("two lanes") };
-        let three = handle.add_lane().unwrap();
-        assert_eq!(handle.lane_ids(), [one, two, three]);
-        handle.remove_lane(two).unwrap();
-        assert_eq!(handle.remove_lane(two).unwrap_err().kind(), ErrorKind::State, "is gone");
-        handle.remove_lane(one).unwrap();
-        assert_eq!(handle.remove_lane(three).unwrap_err().kind(), ErrorKind::LastLane);
-        Client::to(serving.addr).ping();
-        assert_eq!(serving.stop().unwrap().total().delivered, 2, "{by}");
-        assert_eq!(handle.remove_lane(three).unwrap_err().kind(), ErrorKind::State, "has ended");
-        assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State, "has ended");
-        assert!(handle.lane_ids().is_empty());
-    }
-}
-
-/// By hand: a lane that has left steering gets nothing more, and drops nothing of what it has.
-#[test]
-fn loopback_a_retired_lane_drains_and_loses_nothing() {
-    for by in backends("loopback_a_retired_lane_drains_and_loses_nothing", &[Ebpf, ClassicBpf]) {
-        let mut hands = Hands::new(builder(3, Steering::Flow, by).open().unwrap());
-        let clients: Vec<_> = (0..60).map(|_| Client::to(hands.addr())).collect();
-        let before = lanes_of(&mut hands, &clients);
-        settled(|| clients.iter().for_each(|client| client.send(b"queued")));
-        let mut leaving = hands.lanes.remove(1);
-        leaving.retire().unwrap();
-        leaving.retire().unwrap();
-        assert_eq!(hands.handle.lane_ids().len(), 2);
-        settled(|| clients.iter().for_each(|client| client.send(b"later")));
-        let queued = before.iter().filter(|lane| **lane == leaving.id()).count();
-        assert!(queued > 0, "60 flows on 3 lanes leave none empty");
-        let mut drained = Vec::new();
-        loop {
-            let batch = leaving.recv().unwrap().batch;
-            if batch.is_empty() {
-                break;
-            }
-            drained.extend(batch.map(|datagram| datagram.payload().to_vec()));
+/// Takes all that a lane has; returns how many datagrams it was.
+fn empty(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
+    let mut taken = 0;
+    loop {
+        let batch = lane.recv().unwrap().batch;
+        if batch.is_empty() {
+            return taken;
         }
-        assert_eq!(drained, vec![b"queued".to_vec(); queued], "{by}");
-        let id = leaving.id();
-        drop(leaving);
-        hands.receive(120 - queued, |lane, _, _| assert_ne!(lane, id));
-        let counters = hands.handle.counters();
-        assert_eq!((counters.closed.delivered, counters.closed.discarded), (2 * queued as u64, 0));
-        assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (180, 0));
-        // The last one cannot leave.
-        drop(hands.lanes.pop());
-        assert_eq!(hands.lanes[0].retire().unwrap_err().kind(), ErrorKind::LastLane);
-        assert_eq!(lanes_of(&mut hands, &clients[..5]), [hands.lanes[0].id(); 5]);
-    }
-}
-
-/// Flows move only if they must: from a lane that goes, and to a lane that comes.
-#[test]
-fn loopback_flows_stay_while_other_lanes_come_and_go() {
-    for by in backends("loopback_flows_stay_while_other_lanes_come_and_go", &[Ebpf, ClassicBpf]) {
-        for steering in [Steering::Flow, Steering::Key { offset: 1000, len: 4 }] {
-            let mut hands = Hands::new(builder(4, steering, by).open().unwrap());
-            let clients: Vec<_> = (0..100).map(|_| Client::to(hands.addr())).collect();
-            let mut now = lanes_of(&mut hands, &clients);
-            for step in 0..10 {
-                let was = now;
-                if step % 3 == 2 || hands.lanes.len() == 1 {
-                    let came = hands.open();
-                    now = lanes_of(&mut hands, &clients);
-                    let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *now == came;
-                    assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
-                    assert!(now.contains(&came), "a lane that comes takes its share");
-                } else {
-                    let gone = hands.lanes.remove(step % hands.lanes.len()).id();
-                    now = lanes_of(&mut hands, &clients);
-                    let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *then == gone;
-                    assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
-                    assert!(!now.contains(&gone));
-                }
-            }
-            assert!(hands.is_quiet());
-        }
+        taken += batch.len();
+        batch.for_each(|datagram| each(datagram.peer(), datagram.payload()));
     }
 }
 
 /// From one lane, which has no group yet, to more, back to one that was not the first, and again.
+///
+/// Not with engine xdp: the queues stay with the lanes that were there when the socket was opened.
 #[test]
 fn loopback_groups_form_around_a_single_lane() {
+    let variant = Variant::of("loopback_groups_form_around_a_single_lane", Engine::Mmsg, 0);
     for by in backends("loopback_groups_form_around_a_single_lane", &[Ebpf, ClassicBpf]) {
-        let mut hands = Hands::new(builder(1, Steering::Flow, by).open().unwrap());
+        let mut hands = Hands::new(builder(&variant, 1, Steering::Flow, by).open().unwrap());
         let clients: Vec<_> = (0..40).map(|_| Client::to(hands.addr())).collect();
         let mut ids = BTreeSet::new();
         let mut seen = 0;
@@ -207,61 +108,176 @@ fn loopback_groups_form_around_a_single_lane() {
     }
 }
 
-/// Order within a flow while lanes come and go, for all that stay where they are.
-#[test]
-fn loopback_flows_that_stay_keep_their_order() {
-    for by in backends("loopback_flows_that_stay_keep_their_order", &[Ebpf, ClassicBpf]) {
-        let mut hands = Hands::new(builder(3, Steering::Flow, by).open().unwrap());
-        let clients: Vec<_> = (0..50).map(|_| Client::to(hands.addr())).collect();
-        let mut next: HashMap<SocketAddr, u32> = HashMap::new();
-        for step in 0..6 {
-            // Some wait in the queues while a lane comes or goes.
-            let number = step * 2_u32;
-            settled(|| clients.iter().for_each(|client| client.send(&number.to_be_bytes())));
-            let mut gone = None;
-            if step % 2 == 0 {
-                hands.open();
-            } else {
-                let mut lane = hands.lanes.remove(1);
-                lane.retire().unwrap();
-                gone = Some(lane);
-            }
-            settled(|| clients.iter().for_each(|client| client.send(&(number + 1).to_be_bytes())));
-            let mut left = 100;
-            let mut in_order = |peer, payload: &[u8]| {
-                let next = next.entry(peer).or_insert(0);
-                assert_eq!(payload, next.to_be_bytes(), "{by} step {step}");
-                *next += 1;
+on_every_engine! {
+    /// Lanes come and go while clients talk: every datagram is answered, once, and every one is counted.
+    fn lanes_come_and_go_without_loss(variant) {
+        let test = variant.test;
+        for by in backends(test, &[Ebpf, ClassicBpf]) {
+            let other = match by {
+                // The device picks the queue: no steering by anything in a datagram.
+                _ if variant.is_xdp() => Steering::Cpu,
+                Ebpf => Steering::RoundRobin,
+                _ => Steering::Key { offset: 0, len: 8 },
             };
-            // What a lane that leaves has is older than what its flows have elsewhere by now.
-            if let Some(mut lane) = gone {
-                let batch = lane.recv().unwrap().batch;
-                left -= batch.len();
-                batch.for_each(|datagram| in_order(datagram.peer(), datagram.payload()));
+            for steering in [Steering::Flow, other] {
+                let serving = Serving::echo(builder(variant, 2, steering, by).open().unwrap());
+                let (handle, end) = (&serving.handle, AtomicBool::new(false));
+                let sent: u64 = thread::scope(|scope| {
+                    let clients: Vec<_> =
+                        (0..2).map(|_| scope.spawn(|| talk(serving.addr, handle, &end))).collect();
+                    churn(handle);
+                    end.store(true, Ordering::Relaxed);
+                    clients.into_iter().map(|client| client.join().unwrap()).sum()
+                });
+                let counters = serving.stop().unwrap();
+                let total = counters.total();
+                // With the ping at the start.
+                assert_eq!((total.delivered, total.sent), (sent + 1, sent + 1), "{steering} by {by}");
+                assert_eq!((total.arrived(), total.kernel_dropped, total.discarded), (sent + 1, 0, 0));
+                assert_eq!(total.steered, (by == Ebpf).then_some(total.messages - total.by_xdp), "{steering} by {by}");
+                assert_eq!(counters.steered_by_kernel, 0, "{steering} by {by}");
             }
-            // The lanes that were there first have what is older than what a lane that came has.
-            for lane in &mut hands.lanes {
-                let batch = lane.recv().unwrap().batch;
-                left -= batch.len();
-                batch.for_each(|datagram| in_order(datagram.peer(), datagram.payload()));
-            }
-            left -= hands.drain();
-            assert_eq!(left, 0);
         }
     }
-}
 
-/// When every lane is gone the port is free, also while somebody still has a handle, and stays so.
-#[test]
-fn loopback_when_all_lanes_are_gone_the_port_is_free() {
-    for by in backends("loopback_when_all_lanes_are_gone_the_port_is_free", &[Ebpf, ClassicBpf, Kernel]) {
-        let mut hands = Hands::new(builder(3, Steering::Flow, by).open().unwrap());
-        let addr = hands.addr();
-        hands.lanes.remove(1);
-        hands.open();
-        hands.lanes.clear();
-        drop(UdpSocket::bind(addr).expect("the port is free"));
-        assert_eq!(hands.handle.open_lane().err().unwrap().kind(), ErrorKind::State, "{by}");
-        drop(UdpSocket::bind(addr).expect("the port is free"));
+    fn what_cannot_be_added_or_removed(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
+            let socket = builder(variant, 2, Steering::Flow, by).open().unwrap();
+            let handle = socket.handle();
+            assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State, "does not serve");
+            let serving = Serving::echo(socket);
+            let [one, two] = handle.lane_ids()[..] else { panic!("two lanes") };
+            let three = handle.add_lane().unwrap();
+            assert_eq!(handle.lane_ids(), [one, two, three]);
+            handle.remove_lane(two).unwrap();
+            assert_eq!(handle.remove_lane(two).unwrap_err().kind(), ErrorKind::State, "is gone");
+            handle.remove_lane(one).unwrap();
+            assert_eq!(handle.remove_lane(three).unwrap_err().kind(), ErrorKind::LastLane);
+            Client::to(serving.addr).ping();
+            assert_eq!(serving.stop().unwrap().total().delivered, 2, "{by}");
+            assert_eq!(handle.remove_lane(three).unwrap_err().kind(), ErrorKind::State, "has ended");
+            assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State, "has ended");
+            assert!(handle.lane_ids().is_empty());
+        }
+    }
+
+    /// By hand: a lane that has left steering gets nothing more, and drops nothing of what it has.
+    fn a_retired_lane_drains_and_loses_nothing(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
+            let mut hands = Hands::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let clients: Vec<_> = (0..60).map(|_| Client::to(hands.addr())).collect();
+            let before = lanes_of(&mut hands, &clients);
+            settled(|| clients.iter().for_each(|client| client.send(b"queued")));
+            let mut leaving = hands.lanes.remove(1);
+            leaving.retire().unwrap();
+            leaving.retire().unwrap();
+            assert_eq!(hands.handle.lane_ids().len(), 2);
+            settled(|| clients.iter().for_each(|client| client.send(b"later")));
+            let queued = before.iter().filter(|lane| **lane == leaving.id()).count();
+            assert!(queued > 0, "60 flows on 3 lanes leave none empty");
+            let mut drained = Vec::new();
+            loop {
+                let batch = leaving.recv().unwrap().batch;
+                if batch.is_empty() {
+                    break;
+                }
+                drained.extend(batch.map(|datagram| datagram.payload().to_vec()));
+            }
+            assert_eq!(drained, vec![b"queued".to_vec(); queued], "{by}");
+            let id = leaving.id();
+            drop(leaving);
+            hands.receive(120 - queued, |lane, _, _| assert_ne!(lane, id));
+            let counters = hands.handle.counters();
+            assert_eq!((counters.closed.delivered, counters.closed.discarded), (2 * queued as u64, 0));
+            assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (180, 0));
+            // The last one cannot leave.
+            drop(hands.lanes.pop());
+            assert_eq!(hands.lanes[0].retire().unwrap_err().kind(), ErrorKind::LastLane);
+            assert_eq!(lanes_of(&mut hands, &clients[..5]), [hands.lanes[0].id(); 5]);
+        }
+    }
+
+    /// Flows move only if they must: from a lane that goes, and to a lane that comes.
+    fn flows_stay_while_other_lanes_come_and_go(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
+            // Engine xdp has no steering by key.
+            let key = Some(Steering::Key { offset: 1000, len: 4 }).filter(|_| !variant.is_xdp());
+            for steering in [Steering::Flow].into_iter().chain(key) {
+                let mut hands = Hands::new(builder(variant, 4, steering, by).open().unwrap());
+                let clients: Vec<_> = (0..100).map(|_| Client::to(hands.addr())).collect();
+                let mut now = lanes_of(&mut hands, &clients);
+                for step in 0..10 {
+                    let was = now;
+                    if step % 3 == 2 || hands.lanes.len() == 1 {
+                        let came = hands.open();
+                        now = lanes_of(&mut hands, &clients);
+                        let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *now == came;
+                        assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
+                        assert!(now.contains(&came), "a lane that comes takes its share");
+                    } else {
+                        let gone = hands.lanes.remove(step % hands.lanes.len()).id();
+                        now = lanes_of(&mut hands, &clients);
+                        let stayed = |(then, now): (&LaneId, &LaneId)| then == now || *then == gone;
+                        assert!(was.iter().zip(&now).all(stayed), "{by} step {step}");
+                        assert!(!now.contains(&gone));
+                    }
+                }
+                assert!(hands.is_quiet());
+            }
+        }
+    }
+
+    /// Order within a flow while lanes come and go, for all that stay where they are.
+    fn flows_that_stay_keep_their_order(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
+            let mut hands = Hands::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let clients: Vec<_> = (0..50).map(|_| Client::to(hands.addr())).collect();
+            let mut next: HashMap<SocketAddr, u32> = HashMap::new();
+            for step in 0..6 {
+                // Some wait in the queues while a lane comes or goes.
+                let number = step * 2_u32;
+                settled(|| clients.iter().for_each(|client| client.send(&number.to_be_bytes())));
+                let mut gone = None;
+                if step % 2 == 0 {
+                    hands.open();
+                } else {
+                    let mut lane = hands.lanes.remove(1);
+                    lane.retire().unwrap();
+                    gone = Some(lane);
+                }
+                settled(|| clients.iter().for_each(|client| client.send(&(number + 1).to_be_bytes())));
+                let mut left = 100;
+                let mut in_order = |peer, payload: &[u8]| {
+                    let next = next.entry(peer).or_insert(0);
+                    assert_eq!(payload, next.to_be_bytes(), "{by} step {step}");
+                    *next += 1;
+                };
+                // What a lane that leaves has is older than what its flows have elsewhere by now.
+                if let Some(mut lane) = gone {
+                    left -= empty(&mut lane, &mut in_order);
+                }
+                // The lanes that were there first have what is older than what a lane that came has.
+                for lane in &mut hands.lanes {
+                    left -= empty(lane, &mut in_order);
+                }
+                assert_eq!(left, 0);
+            }
+        }
+    }
+
+    /// When every lane is gone the port is free, also while somebody still has a handle, and stays so.
+    fn when_all_lanes_are_gone_the_port_is_free(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
+            let mut hands = Hands::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let addr = hands.addr();
+            Client::to(addr).send(b"once");
+            hands.echo(1);
+            hands.lanes.remove(1);
+            hands.open();
+            hands.lanes.clear();
+            drop(UdpSocket::bind(addr).expect("the port is free"));
+            assert_eq!(hands.handle.open_lane().err().unwrap().kind(), ErrorKind::State, "{by}");
+            drop(UdpSocket::bind(addr).expect("the port is free"));
+        }
     }
 }

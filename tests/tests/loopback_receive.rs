@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 
 use manylane_testbed::skip;
-use manylane_tests::{Client, Hands, Variant, at_ip, mapped, need_ipv6, on_every_variant, pattern};
+use manylane_tests::{
+    Client, Hands, Variant, at_ip, mapped, need_ipv6, on_every_engine, on_every_variant, pattern, peer,
+};
 
 /// Sizes at which something changes: empty, words, cache lines, MTUs, pages, the largest.
 const SIZES: [usize; 26] = [
@@ -143,48 +145,6 @@ fn loopback_the_largest_datagram_of_ipv6_arrives_whole() {
     }
 }
 
-#[test]
-fn loopback_only_v6_leaves_ipv4_to_others() {
-    if !need_ipv6("loopback_only_v6_leaves_ipv4_to_others") {
-        return;
-    }
-    let builder = &mut manylane::Builder::new("[::]:0").unwrap();
-    let mut hands = Hands::new(builder.lanes(2).only_v6(true).open().unwrap());
-    let other = UdpSocket::bind(("0.0.0.0", hands.addr().port())).unwrap();
-    let client = Client::to(SocketAddr::new("::1".parse().unwrap(), hands.addr().port()));
-    client.send(b"six");
-    hands.echo(1);
-    client.expect(b"six");
-    let client = Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), hands.addr().port()));
-    client.send(b"four");
-    other.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
-    assert_eq!(other.recv(&mut [0; 10]).unwrap(), 4);
-    assert!(hands.is_quiet());
-}
-
-/// A specific address takes nothing that was sent to another one of the machine.
-#[test]
-fn loopback_a_specific_address_takes_its_own_only() {
-    let builder = &mut manylane::Builder::new("127.0.0.2:0").unwrap();
-    let mut hands = Hands::new(builder.lanes(2).open().unwrap());
-    let port = hands.addr().port();
-    let Ok(other) = UdpSocket::bind(("127.0.0.3", port)) else {
-        let why = "another process of this machine has the port on 127.0.0.3";
-        assert!(skip::need("loopback_a_specific_address_takes_its_own_only", false, why));
-        return;
-    };
-    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
-    client.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
-    client.send_to(b"three", ("127.0.0.3", port)).unwrap();
-    client.send_to(b"two", ("127.0.0.2", port)).unwrap();
-    assert_eq!(other.recv(&mut [0; 10]).unwrap(), 5);
-    hands.echo(1);
-    let mut buffer = [0; 10];
-    let (len, from) = client.recv_from(&mut buffer).unwrap();
-    assert_eq!((&buffer[..len], from.ip()), (&b"two"[..], IpAddr::from([127, 0, 0, 2])));
-    assert!(hands.is_quiet());
-}
-
 /// Two sockets of one process have nothing to do with each other.
 #[test]
 fn loopback_two_sockets_at_once() {
@@ -204,4 +164,46 @@ fn loopback_two_sockets_at_once() {
     two.echo(1);
     clients[1].expect(b"still there");
     assert_eq!(two.handle.counters().total().delivered, 51);
+}
+
+on_every_engine! {
+    fn only_v6_leaves_ipv4_to_others(variant) {
+        if !need_ipv6(variant.test) {
+            return;
+        }
+        let mut builder = variant.builder("[::]:0");
+        let mut hands = Hands::new(builder.lanes(2).only_v6(true).open().unwrap());
+        let other = UdpSocket::bind(("0.0.0.0", hands.addr().port())).unwrap();
+        let client = Client::to(at_ip("::1", hands.addr().port()));
+        client.send(b"six");
+        hands.echo(1);
+        client.expect(b"six");
+        let client = Client::to(at_ip("127.0.0.1", hands.addr().port()));
+        client.send(b"four");
+        other.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
+        assert_eq!(other.recv(&mut [0; 10]).unwrap(), 4);
+        assert!(hands.is_quiet());
+    }
+
+    /// A specific address takes nothing that was sent to another one of the machine.
+    fn a_specific_address_takes_its_own_only(variant) {
+        let mut builder = variant.builder("127.0.0.2:0");
+        let mut hands = Hands::new(builder.lanes(2).open().unwrap());
+        let port = hands.addr().port();
+        let Ok(other) = UdpSocket::bind(at_ip("127.0.0.3", port)) else {
+            let why = "another process of this machine has the port on 127.0.0.3";
+            assert!(skip::need(variant.test, false, why));
+            return;
+        };
+        let client = peer("127.0.0.1:0".parse().unwrap());
+        client.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
+        client.send_to(b"three", at_ip("127.0.0.3", port)).unwrap();
+        client.send_to(b"two", at_ip("127.0.0.2", port)).unwrap();
+        assert_eq!(other.recv(&mut [0; 10]).unwrap(), 5);
+        hands.echo(1);
+        let mut buffer = [0; 10];
+        let (len, from) = client.recv_from(&mut buffer).unwrap();
+        assert_eq!((&buffer[..len], from), (&b"two"[..], at_ip("127.0.0.2", port)));
+        assert!(hands.is_quiet());
+    }
 }

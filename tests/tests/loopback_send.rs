@@ -122,7 +122,7 @@ on_every_variant! {
         play_with(variant, 64, 400, &runs, |how| if how == How::Borrowed { 21 } else { 20 });
     }
 
-    fn replies_larger_than_a_frame_leave_one_by_one(variant) {
+    fn replies_larger_than_a_frame_leave_one_by_one(variant, no traffic) {
         for size in [1473, 9000, 30_000, 65_507] {
             let script: Vec<Reply> = (0..2).map(|_| (0, 0..size)).collect();
             play(variant, 64, 65_507, &script, 0);

@@ -9,7 +9,9 @@ use std::time::Duration;
 use manylane::{Builder, ErrorKind, Lane, LaneInfo, Placement, Received};
 use manylane_sys::cpu;
 use manylane_sys::measure::Watch;
-use manylane_tests::{Client, PATIENCE, Serving, on_every_variant, pattern, settled};
+use manylane_tests::{
+    Client, PATIENCE, Serving, done_with, on_every_engine, on_every_variant, pattern, settled,
+};
 
 /// A lane may move to another thread, but not be shared: this compiles only so.
 #[allow(dead_code, reason = "it has only to compile")]
@@ -106,27 +108,6 @@ on_every_variant! {
     }
 }
 
-#[test]
-fn loopback_stop_before_serve_and_twice() {
-    let socket = Builder::new("127.0.0.1:0").unwrap().lanes(2).open().unwrap();
-    let (handle, client) = (socket.handle(), Client::to(socket.local_addr()));
-    settled(|| (0..10).for_each(|_| client.send(b"early")));
-    handle.stop();
-    handle.stop();
-    let serving = Serving::start(socket, |batch, out| {
-        for datagram in batch {
-            out.reply(&datagram, b"done");
-        }
-    });
-    // What came before the stop is handled also then.
-    assert_eq!(serving.outcome().unwrap().total().delivered, 10);
-    (0..10).for_each(|_| client.expect(b"done"));
-    handle.stop();
-    assert_eq!(handle.counters().total().sent, 10);
-    assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
-    assert_eq!(handle.open_lane().err().unwrap().kind(), ErrorKind::State);
-}
-
 /// Each lane's closure is told its id and its CPU, and runs there; also a lane that is added later.
 #[test]
 fn loopback_serve_with_tells_id_and_cpu() {
@@ -170,46 +151,72 @@ fn loopback_serve_with_tells_id_and_cpu() {
     }
 }
 
-/// A lane is readable in an epoll exactly as long as something is queued.
-#[test]
-fn loopback_a_lane_is_readable_when_something_is_queued() {
-    for gro in [true, false] {
-        let mut builder = Builder::new("127.0.0.1:0").unwrap();
-        let mut lane = builder.lanes(1).batch(4).gro(gro).open().unwrap().into_lanes().remove(0);
-        let client = Client::to(lane.local_addr());
-        let mut watch = Watch::new(4).unwrap();
-        watch.add(&lane, 7).unwrap();
-        for payload in [&b""[..], b"something"] {
-            assert_eq!(watch.wait(Duration::ZERO).unwrap().next(), None);
-            settled(|| (0..5).for_each(|_| client.send(payload)));
-            assert_eq!(watch.wait(PATIENCE).unwrap().collect::<Vec<_>>(), [7]);
-            assert_eq!(lane.recv().unwrap().batch.len(), 4);
-            assert_eq!(watch.wait(Duration::ZERO).unwrap().collect::<Vec<_>>(), [7]);
-            assert_eq!(lane.recv_timeout(PATIENCE).unwrap().batch.len(), 1);
-        }
-        assert_eq!(watch.wait(Duration::ZERO).unwrap().next(), None);
-        assert_eq!(lane.recv_timeout(Duration::from_millis(1)).unwrap().batch.len(), 0);
-        assert_eq!(lane.recv_timeout(Duration::ZERO).unwrap().batch.len(), 0);
+on_every_engine! {
+    fn stop_before_serve_and_twice(variant) {
+        let socket = variant.builder("127.0.0.1:0").lanes(2).open().unwrap();
+        let (handle, client) = (socket.handle(), Client::to(socket.local_addr()));
+        settled(|| (0..10).for_each(|_| client.send(b"early")));
+        handle.stop();
+        handle.stop();
+        let serving = Serving::start(socket, |batch, out| {
+            for datagram in batch {
+                out.reply(&datagram, b"done");
+            }
+        });
+        // What came before the stop is handled also then.
+        assert_eq!(serving.outcome().unwrap().total().delivered, 10);
+        (0..10).for_each(|_| client.expect(b"done"));
+        handle.stop();
+        assert_eq!(handle.counters().total().sent, 10);
+        assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
+        assert_eq!(handle.open_lane().err().unwrap().kind(), ErrorKind::State);
     }
-}
 
-/// A lane that moves to another thread goes on there.
-#[test]
-fn loopback_a_lane_moves_between_threads() {
-    let mut lane = Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap().into_lanes().remove(0);
-    let client = Client::to(lane.local_addr());
-    for round in 0..5 {
-        client.send(&pattern(round, 20));
-        lane = std::thread::spawn(move || {
-            lane.pin().unwrap();
-            assert_eq!(cpu::affinity().unwrap(), [lane.cpu().unwrap()]);
-            let Received { batch, mut out } = lane.recv_timeout(PATIENCE).unwrap();
-            batch.for_each(|datagram| out.reply_borrowed(&datagram, datagram.payload()));
-            drop(out);
-            lane
-        })
-        .join()
-        .unwrap();
-        client.expect(&pattern(round, 20));
+    /// A lane is readable in an epoll exactly as long as something is queued.
+    fn a_lane_is_readable_when_something_is_queued(variant) {
+        for gro in [true, false] {
+            let mut builder = variant.builder("127.0.0.1:0");
+            let socket = builder.lanes(1).batch(4).gro(gro).open().unwrap();
+            let handle = socket.handle();
+            let mut lane = socket.into_lanes().remove(0);
+            let client = Client::to(lane.local_addr());
+            let mut watch = Watch::new(4).unwrap();
+            watch.add(&lane, 7).unwrap();
+            for payload in [&b""[..], b"something"] {
+                assert_eq!(watch.wait(Duration::ZERO).unwrap().next(), None);
+                settled(|| (0..5).for_each(|_| client.send(payload)));
+                assert_eq!(watch.wait(PATIENCE).unwrap().collect::<Vec<_>>(), [7]);
+                assert_eq!(lane.recv().unwrap().batch.len(), 4);
+                assert_eq!(watch.wait(Duration::ZERO).unwrap().collect::<Vec<_>>(), [7]);
+                assert_eq!(lane.recv_timeout(PATIENCE).unwrap().batch.len(), 1);
+            }
+            assert_eq!(watch.wait(Duration::ZERO).unwrap().next(), None);
+            assert_eq!(lane.recv_timeout(Duration::from_millis(1)).unwrap().batch.len(), 0);
+            assert_eq!(lane.recv_timeout(Duration::ZERO).unwrap().batch.len(), 0);
+            done_with(&handle.counters().total());
+        }
+    }
+
+    /// A lane that moves to another thread goes on there.
+    fn a_lane_moves_between_threads(variant) {
+        let socket = variant.builder("127.0.0.1:0").lanes(1).open().unwrap();
+        let handle = socket.handle();
+        let mut lane = socket.into_lanes().remove(0);
+        let client = Client::to(lane.local_addr());
+        for round in 0..5 {
+            client.send(&pattern(round, 20));
+            lane = std::thread::spawn(move || {
+                lane.pin().unwrap();
+                assert_eq!(cpu::affinity().unwrap(), [lane.cpu().unwrap()]);
+                let Received { batch, mut out } = lane.recv_timeout(PATIENCE).unwrap();
+                batch.for_each(|datagram| out.reply_borrowed(&datagram, datagram.payload()));
+                drop(out);
+                lane
+            })
+            .join()
+            .unwrap();
+            client.expect(&pattern(round, 20));
+        }
+        done_with(&handle.counters().total());
     }
 }

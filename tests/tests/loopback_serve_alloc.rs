@@ -3,57 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::alloc::System;
+mod serve_alloc_support;
+
 use std::time::Duration;
 
+use manylane::Builder;
 use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
-use manylane::{Batch, Builder, Outbox};
 use manylane_tests::{Client, Serving, backends};
-use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-
-#[global_allocator]
-static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
-
-/// Datagrams that are counted, and such that come before: the first ones fill what is kept for good.
-const COUNTED: usize = 10_000;
-const BEFORE: usize = 2_000;
-const CLIENTS: usize = 8;
-/// Datagrams of a client's turn: one, an empty one, and a train.
-const TURN: usize = 2 + 14;
-
-/// How often the process has asked for memory so far.
-fn allocations() -> usize {
-    let stats = ALLOCATOR.stats();
-    stats.allocations + stats.reallocations
-}
-
-/// Answers in every way.
-fn answer<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
-    for (at, datagram) in batch.enumerate() {
-        match at % 4 {
-            0 => out.reply(&datagram, datagram.payload()),
-            1 => out.reply_borrowed(&datagram, datagram.payload()),
-            2 => out.send_to(datagram.peer(), datagram.payload()),
-            _ => out.reply_with(&datagram, 10, |space| space.len()),
-        }
-    }
-}
-
-/// Sends `datagrams` in turns of all clients, and takes the answers.
-fn talk(clients: &[Client], datagrams: usize, answers: &mut [u8]) {
-    for _ in 0..datagrams.div_ceil(CLIENTS * TURN) {
-        for client in clients {
-            client.send(b"one");
-            client.send(b"");
-            client.send_train(&[7; TURN * 50], 60);
-        }
-        for client in clients {
-            for _ in 0..TURN {
-                client.socket.recv(answers).unwrap();
-            }
-        }
-    }
-}
+use serve_alloc_support::{BEFORE, CLIENTS, COUNTED, allocations, answer, talk};
 
 #[test]
 fn loopback_the_loop_of_serve_allocates_nothing() {

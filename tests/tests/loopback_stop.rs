@@ -10,10 +10,10 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
-use manylane::{Batch, Builder, ErrorKind, Handle, Outbox};
+use manylane::{Batch, Builder, ErrorKind, Handle, LaneCounters, Outbox};
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::{cpu, sock};
-use manylane_tests::{Client, PATIENCE, Serving, backends};
+use manylane_tests::{Client, PATIENCE, Serving, backends, on_every_engine};
 
 /// Threads that do nothing, as fast as they can.
 const BUSY: usize = 8;
@@ -65,78 +65,6 @@ fn keep_busy<'scope>(scope: &'scope Scope<'scope, '_>, end: &'scope AtomicBool) 
             while !end.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
-        });
-    }
-}
-
-#[test]
-fn loopback_stop_ends_serve_while_lanes_come_and_go_on_a_busy_machine() {
-    let test = "loopback_stop_ends_serve_while_lanes_come_and_go_on_a_busy_machine";
-    for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
-        for stealing in [false, true, false, true] {
-            let mut builder = Builder::new("127.0.0.1:0").unwrap();
-            let socket = builder.lanes(8).steering_by(by).stealing(stealing).open().unwrap();
-            let serving = Serving::echo(socket);
-            let (handle, addr) = (serving.handle.clone(), serving.addr);
-            let (end, changes) = (AtomicBool::new(false), AtomicU64::new(0));
-            let counters = thread::scope(|scope| {
-                let _ends = Ends(&end);
-                keep_busy(scope, &end);
-                (0..2).for_each(|_| drop(scope.spawn(|| churn(&handle, &changes))));
-                (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
-                let start = Instant::now();
-                while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < PATIENCE {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                serving.stop().unwrap()
-            });
-            assert!(changes.load(Ordering::Relaxed) >= CHANGES, "{by}, stealing {stealing}");
-            let total = counters.total();
-            assert_eq!(total.offered, total.sent + total.lost(), "{by}, stealing {stealing}: {total:?}");
-            assert_eq!((total.offered, total.recv_errors), (total.delivered, 0), "{by}, stealing {stealing}");
-            // Nothing is left of it but the numbers.
-            assert!(handle.lane_ids().is_empty() && handle.counters().lanes.is_empty());
-            assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
-            drop(UdpSocket::bind(addr).expect("the port is free"));
-        }
-    }
-}
-
-/// Where the kernel chooses, it goes on to choose a lane that leaves: with more than the lane gets done, its queue is
-/// never empty.
-#[test]
-fn loopback_lanes_leave_and_stop_under_more_than_they_get_done() {
-    for by in [Ebpf, ClassicBpf, Kernel] {
-        let socket = Builder::new("127.0.0.1:0").unwrap().lanes(3).steering_by(by).open().unwrap();
-        let serving = Serving::start(socket, |batch, _| {
-            batch.for_each(|_| thread::sleep(Duration::from_micros(500)));
-        });
-        let (handle, addr, end) = (serving.handle.clone(), serving.addr, AtomicBool::new(false));
-        thread::scope(|scope| {
-            let _ends = Ends(&end);
-            scope.spawn(|| {
-                let clients: Vec<_> = (0..16).map(|_| Client::to(addr)).collect();
-                while !end.load(Ordering::Relaxed) {
-                    clients.iter().for_each(|client| _ = client.socket.send(&[1; 40]));
-                    thread::sleep(Duration::from_micros(50));
-                }
-            });
-            let dropped = || handle.counters().lanes.iter().all(|(_, lane)| lane.kernel_dropped > 0);
-            let start = Instant::now();
-            while !dropped() && start.elapsed() < PATIENCE {
-                thread::sleep(Duration::from_millis(1));
-            }
-            let [one, two, _] = handle.lane_ids()[..] else { panic!("three lanes") };
-            handle.remove_lane(one).unwrap();
-            // A stop in the middle of the next removal.
-            let remover = handle.clone();
-            let removal = scope.spawn(move || remover.remove_lane(two));
-            while handle.lane_ids().contains(&two) {
-                thread::yield_now();
-            }
-            let total = serving.stop().unwrap().total();
-            assert!(total.delivered > 0 && total.kernel_dropped > 0);
-            removal.join().unwrap().unwrap();
         });
     }
 }
@@ -207,5 +135,80 @@ fn loopback_a_panic_where_closures_are_made_ends_serve() {
         assert_eq!(err.kind(), ErrorKind::Panicked);
         assert!(err.to_string().contains(&format!("no more than {good}")), "{err}");
         assert!(handle.lane_ids().is_empty());
+    }
+}
+
+on_every_engine! {
+    fn stop_ends_serve_while_lanes_come_and_go_on_a_busy_machine(variant) {
+        let test = variant.test;
+        for by in backends(test, &[Ebpf, ClassicBpf, Kernel]) {
+            // What came from a queue is nobody else's: once is enough there.
+            for &stealing in &[false, true, false, true][..if variant.is_xdp() { 2 } else { 4 }] {
+                let mut builder = variant.builder("127.0.0.1:0");
+                let socket = builder.lanes(8).steering_by(by).stealing(stealing).open().unwrap();
+                let serving = Serving::echo(socket);
+                let (handle, addr) = (serving.handle.clone(), serving.addr);
+                let (end, changes) = (AtomicBool::new(false), AtomicU64::new(0));
+                let counters = thread::scope(|scope| {
+                    let _ends = Ends(&end);
+                    keep_busy(scope, &end);
+                    (0..2).for_each(|_| drop(scope.spawn(|| churn(&handle, &changes))));
+                    (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
+                    let start = Instant::now();
+                    while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < PATIENCE {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    serving.stop().unwrap()
+                });
+                assert!(changes.load(Ordering::Relaxed) >= CHANGES, "{by}, stealing {stealing}");
+                let total = counters.total();
+                assert_eq!(total.offered, total.sent + total.lost(), "{by}, stealing {stealing}: {total:?}");
+                assert_eq!((total.offered, total.recv_errors), (total.delivered, 0), "{by}, stealing {stealing}");
+                // Nothing is left of it but the numbers.
+                assert!(handle.lane_ids().is_empty() && handle.counters().lanes.is_empty());
+                assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
+                drop(UdpSocket::bind(addr).expect("the port is free"));
+            }
+        }
+    }
+
+    /// Where the kernel chooses, it goes on to choose a lane that leaves: with more than the lane gets done, its queue is
+    /// never empty.
+    fn lanes_leave_and_stop_under_more_than_they_get_done(variant) {
+        for by in [Ebpf, ClassicBpf, Kernel] {
+            let mut builder = variant.builder("127.0.0.1:0");
+            let socket = builder.lanes(3).steering_by(by).xdp_ring(64).open().unwrap();
+            let serving = Serving::start(socket, |batch, _| {
+                batch.for_each(|_| thread::sleep(Duration::from_micros(500)));
+            });
+            let (handle, addr, end) = (serving.handle.clone(), serving.addr, AtomicBool::new(false));
+            thread::scope(|scope| {
+                let _ends = Ends(&end);
+                scope.spawn(|| {
+                    let clients: Vec<_> = (0..16).map(|_| Client::to(addr)).collect();
+                    while !end.load(Ordering::Relaxed) {
+                        clients.iter().for_each(|client| _ = client.socket.send(&[1; 40]));
+                        thread::sleep(Duration::from_micros(50));
+                    }
+                });
+                let lost = |lane: &LaneCounters| lane.kernel_dropped + lane.xsk_dropped;
+                let dropped = || handle.counters().lanes.iter().all(|(_, lane)| lost(lane) > 0);
+                let start = Instant::now();
+                while !dropped() && start.elapsed() < PATIENCE {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                let [one, two, _] = handle.lane_ids()[..] else { panic!("three lanes") };
+                handle.remove_lane(one).unwrap();
+                // A stop in the middle of the next removal.
+                let remover = handle.clone();
+                let removal = scope.spawn(move || remover.remove_lane(two));
+                while handle.lane_ids().contains(&two) {
+                    thread::yield_now();
+                }
+                let total = serving.stop().unwrap().total();
+                assert!(total.delivered > 0 && lost(&total) > 0);
+                removal.join().unwrap().unwrap();
+            });
+        }
     }
 }

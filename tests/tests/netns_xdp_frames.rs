@@ -1,0 +1,306 @@
+//! Engine `xdp` and frames that no honest peer sends: each is delivered, counted or the kernel's, and the ones between
+//! them arrive.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod netns_support;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+
+use manylane::{Engine, Handle};
+use manylane_sys::packet::PacketSocket;
+use manylane_testbed::{Host, Layout, Testbed, skip};
+use manylane_tests::{Client, pattern};
+use manylane_wire::checksum::checksum;
+use manylane_wire::ethernet::{self, Mac};
+use manylane_wire::frame::UdpFrame;
+use manylane_wire::{ipv4, udp};
+use netns_support::{client, echo, hands, open, settle, sink, until};
+
+fn testbed(name: &str) -> Option<Testbed> {
+    if !skip::need_root(name) {
+        return None;
+    }
+    let testbed = Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap();
+    testbed.hosts().iter().for_each(settle);
+    Some(testbed)
+}
+
+fn sender(host: &Host) -> PacketSocket {
+    host.run(|| PacketSocket::open(host.device_index(0).unwrap())).unwrap()
+}
+
+/// A frame from host `a` to `to`.
+fn frame(
+    a: &Host,
+    b: &Host,
+    to: SocketAddr,
+    payload: &[u8],
+    change: impl FnOnce(&mut UdpFrame<'_>),
+) -> Vec<u8> {
+    let from = SocketAddr::new(a.ip(0, to.is_ipv6()), 4444);
+    let mut plan = UdpFrame { payload, ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, to) };
+    change(&mut plan);
+    let mut bytes = vec![0; plan.len()];
+    plan.write(&mut bytes).unwrap();
+    bytes
+}
+
+/// The frame with some bytes overwritten.
+fn with(frame: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut changed = frame.to_vec();
+    changed[at..at + bytes.len()].copy_from_slice(bytes);
+    changed
+}
+
+/// The header checksum of IPv4 made right again.
+fn summed(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[24..26].fill(0);
+    let sum = checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+/// What the program on the device did, by name.
+fn seen(handle: &Handle) -> HashMap<&'static str, u64> {
+    handle.xdp_counts().into_iter().map(|(_, what, count)| (what, count)).collect()
+}
+
+/// A frame, and what has to become of it.
+struct Case {
+    bytes: Vec<u8>,
+    /// The counter of the program on the device.
+    program: &'static str,
+    /// The counter of the lane, for what gets there: delivered past the kernel, or by it.
+    lane: &'static str,
+}
+
+fn case(bytes: Vec<u8>, program: &'static str, lane: &'static str) -> Case {
+    Case { bytes, program, lane }
+}
+
+/// Frames of each kind, from good to hopeless.
+fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
+    let ipv6 = to.is_ipv6();
+    let good = frame(a, b, to, b"as it should be", |_| ());
+    // Where UDP starts, and the lengths and checksums of both headers.
+    let udp = if ipv6 { 54 } else { 34 };
+    let (length, sum) = (udp + 4, udp + 6);
+    let far = u16::MAX.to_be_bytes();
+    let last = good.len() - 1;
+    // IPv6 does not mind such a sender where it is the kernel's.
+    let from_ourselves = if ipv6 { "companion" } else { "" };
+    let mut padded = good.clone();
+    padded.resize(good.len() + 40, 0xee);
+    let mut cases = vec![
+        case(good.clone(), "redirected", "delivered"),
+        case(frame(a, b, to, b"", |_| ()), "redirected", "delivered"),
+        case(padded, "redirected", "delivered"),
+        case(with(&good, last, &[good[last] ^ 1]), "redirected", "bad_checksum"),
+        case(with(&good, sum, &[good[sum] ^ 0x80]), "redirected", "bad_checksum"),
+        case(with(&good, length, &far), "redirected", "malformed"),
+        case(with(&good, length, &[0, 7]), "redirected", "malformed"),
+        case(with(&good, length, &[0, 0]), "redirected", "malformed"),
+        // Cut off: in the payload; in the UDP header; in the IP header; behind the Ethernet header.
+        case(good[..good.len() - 5].to_vec(), "redirected", "malformed"),
+        case(good[..udp + 7].to_vec(), "not_udp", ""),
+        case(good[..udp - 3].to_vec(), "not_udp", ""),
+        case(good[..15].to_vec(), "not_udp", ""),
+        // From where no answer can go: ourselves; multicast.
+        case(
+            frame(a, b, to, b"?", |plan| plan.source = SocketAddr::new(b.ip(0, ipv6), 5)),
+            "source",
+            from_ourselves,
+        ),
+        case(with(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "source", ""),
+        // Another version than the type says.
+        case(with(&good, 14, &[0x55]), "not_udp", ""),
+        // To another port, where nobody is.
+        case(frame(a, b, SocketAddr::new(to.ip(), 9), b"?", |_| ()), "no_port", ""),
+    ];
+    if ipv6 {
+        cases.push(case(with(&good, sum, &[0, 0]), "redirected", "bad_checksum"));
+        cases.push(case(with(&good, 18, &far), "redirected", "malformed"));
+        cases.push(case(with(&good, 18, &[0, 4]), "redirected", "malformed"));
+        // A fragment header without an end, and one extension header after the other.
+        cases.push(case(with(&good, 20, &[44]), "complex", ""));
+        cases.push(case(with(&good, 20, &[60]), "complex", ""));
+    } else {
+        cases.push(case(with(&good, sum, &[0, 0]), "redirected", "delivered"));
+        cases.push(case(with(&good, 24, &[good[24] ^ 1]), "redirected", "bad_checksum"));
+        cases.push(case(summed(with(&good, 16, &far)), "redirected", "malformed"));
+        cases.push(case(summed(with(&good, 16, &[0, 24])), "redirected", "malformed"));
+        // A header of 16 bytes, a first fragment that no other follows, and one far behind.
+        cases.push(case(with(&good, 14, &[0x44]), "complex", ""));
+        cases.push(case(summed(with(&good, 20, &[0x20, 0])), "complex", ""));
+        cases.push(case(summed(with(&good, 20, &[0x1f, 0xff])), "complex", ""));
+        // Loopback and this network as the sender.
+        cases.push(case(summed(with(&good, 26, &[127, 0, 0, 1])), "source", ""));
+        cases.push(case(summed(with(&good, 26, &[0, 0, 0, 0])), "source", ""));
+    }
+    cases
+}
+
+/// A flood of all kinds, mixed: every good one arrives, every broken one is in its counter, and a peer that talks
+/// meanwhile notices nothing.
+#[test]
+fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
+    const ROUNDS: u64 = 200;
+    let Some(testbed) = testbed("netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let socket = open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
+        let serving = echo(b, socket);
+        let honest = client(a, a.ip(0, ipv6), serving.addr);
+        let cases = cases(a, b, serving.addr);
+        let socket = sender(a);
+        for round in 0..ROUNDS {
+            // Another order each time.
+            for at in 0..cases.len() {
+                socket.send(&cases[(at * 11 + round as usize) % cases.len()].bytes).unwrap();
+            }
+            honest.ping();
+        }
+        assert_ne!(cases.len() % 11, 0, "all cases are sent");
+        let of = |program: &str| ROUNDS * cases.iter().filter(|case| case.program == program).count() as u64;
+        let lane = |lane: &str| ROUNDS * cases.iter().filter(|case| case.lane == lane).count() as u64;
+        let arrived = of("redirected") + lane("companion") + ROUNDS;
+        until(|| serving.handle.counters().total().arrived() >= arrived, &serving.handle);
+        let seen = seen(&serving.handle);
+        let total = serving.stop().unwrap().total();
+        let good = lane("delivered") + ROUNDS;
+        let all = good + lane("companion");
+        assert_eq!((total.delivered, total.by_xdp), (all, good), "{total:#?}");
+        assert_eq!(
+            (total.bad_checksum, total.malformed),
+            (lane("bad_checksum"), lane("malformed")),
+            "{total:#?}"
+        );
+        assert_eq!(total.arrived(), arrived, "{total:#?}");
+        assert_eq!((total.sent, total.lost(), total.recv_errors), (all, 0, 0), "{total:#?}");
+        assert_eq!(seen["redirected"], of("redirected") + ROUNDS, "{seen:?}");
+        for program in ["complex", "source", "long", "no_lane", "vlan"] {
+            assert_eq!(seen[program], of(program), "{program}: {seen:?}");
+        }
+        // Kernels talk of neighbours meanwhile, and say that a port is closed.
+        for program in ["not_udp", "no_port"] {
+            assert!(seen[program] >= of(program), "{program}: {seen:?}");
+        }
+    }
+}
+
+/// The shortest frames of a wire are padded to 60 bytes, which is none of the payload's business.
+#[test]
+fn netns_xdp_padding_is_no_payload() {
+    let Some(testbed) = testbed("netns_xdp_padding_is_no_payload") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let mut hands = hands(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+        let socket = sender(a);
+        for len in 0..=18 {
+            let payload = pattern(len, len);
+            let mut bytes = frame(a, b, hands.addr(), &payload, |_| ());
+            bytes.resize(bytes.len().max(60), 0xa5);
+            socket.send(&bytes).unwrap();
+            let got = &hands.take(1)[0];
+            assert_eq!((&got.payload, got.full_len, got.truncated), (&payload, len, false));
+        }
+        assert_eq!(hands.handle.counters().total().by_xdp, 19);
+    }
+}
+
+/// Hardware addresses that nobody can have: what claims to come from the broadcast address, or from our own, is
+/// answered to where the kernel's tables say, and nowhere else.
+#[test]
+fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
+    const EACH: u64 = 100;
+    let Some(testbed) = testbed("netns_xdp_hardware_addresses_that_lie_lead_nowhere") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for ipv6 in [false, true] {
+        let serving = echo(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+        // The peer is there: each answer comes to it, and it alone.
+        let peer = client(a, a.ip(0, ipv6), serving.addr);
+        let socket = sender(a);
+        for mac in [Mac::BROADCAST, Mac(b.mac(0)), Mac([0; 6]), Mac([1, 0, 0x5e, 0, 0, 1])] {
+            for _ in 0..EACH {
+                let lie = |plan: &mut UdpFrame<'_>| (plan.source, plan.source_mac) = (peer.addr(), mac);
+                socket.send(&frame(a, b, serving.addr, b"who?", lie)).unwrap();
+                peer.expect(b"who?");
+            }
+        }
+        // To the broadcast address, and to another's: the kernel's to look at. It takes the first.
+        for (mac, answered) in [(Mac::BROADCAST, true), (Mac([2, 9, 9, 9, 9, 9]), false)] {
+            for _ in 0..EACH {
+                let other =
+                    |plan: &mut UdpFrame<'_>| (plan.source, plan.destination_mac) = (peer.addr(), mac);
+                socket.send(&frame(a, b, serving.addr, b"all", other)).unwrap();
+                if answered {
+                    peer.expect(b"all");
+                }
+            }
+        }
+        peer.ping();
+        let seen = seen(&serving.handle);
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.delivered, total.by_xdp, total.sent), (5 * EACH + 1, 4 * EACH + 1, 5 * EACH + 1));
+        assert!(seen["other_mac"] >= 2 * EACH, "{seen:?}");
+        assert!(peer.is_quiet());
+    }
+}
+
+/// What XDP does not take comes through the companion once, in both families: fragments from afar, and everything over
+/// loopback to the bound address.
+#[test]
+fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
+    const EACH: usize = 20;
+    let Some(testbed) = testbed("netns_xdp_fragments_and_loopback_come_through_the_companion_once") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (bound, ipv6) in [(false, false), (true, true), (true, false)] {
+        // The third: IPv4 at a socket for both families.
+        let ip: IpAddr = if bound == ipv6 { b.ip(0, ipv6) } else { "::".parse().unwrap() };
+        let serving = echo(b, open(b, ip, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+        let server = SocketAddr::new(b.ip(0, ipv6), serving.addr.port());
+        let near = b.run(|| Client::between(SocketAddr::new(b.ip(0, ipv6), 0), server));
+        let far = client(a, a.ip(0, ipv6), server);
+        for round in 0..EACH {
+            for (client, len) in [(&near, 100), (&near, 9000), (&far, 2000), (&far, 20_000)] {
+                client.send(&pattern(round, len));
+                client.expect(&pattern(round, len));
+            }
+        }
+        far.ping();
+        assert!(near.is_quiet() && far.is_quiet());
+        let total = serving.stop().unwrap().total();
+        let through = 4 * EACH as u64;
+        assert_eq!(
+            (total.delivered, total.by_xdp, total.arrived()),
+            (through + 1, 1, through + 1),
+            "{total:#?}"
+        );
+        assert_eq!((total.sent, total.lost()), (through + 1, 0), "{total:#?}");
+    }
+}
+
+/// Frames up to the longest that an XSK takes go past the kernel, longer ones through it, and none is lost between.
+#[test]
+fn netns_xdp_frames_longer_than_an_xsk_takes_come_through_the_companion() {
+    if !skip::need_root("netns_xdp_frames_longer_than_an_xsk_takes_come_through_the_companion") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 1, mtu: 3000, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(1)));
+    let socket = sender(a);
+    let longest = 2048 - 256;
+    let head = ethernet::HEADER + ipv4::HEADER + udp::HEADER;
+    for len in longest - head - 20..longest - head + 20 {
+        socket.send(&frame(a, b, serving.addr, &pattern(1, len), |_| ())).unwrap();
+    }
+    until(|| serving.handle.counters().total().arrived() >= 40, &serving.handle);
+    let seen = seen(&serving.handle);
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.by_xdp, seen["long"]), (40, 21, 19), "{total:#?}");
+}

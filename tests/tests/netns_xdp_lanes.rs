@@ -1,0 +1,184 @@
+//! Engine `xdp`: what lanes do between themselves, when idle, and over several devices.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod netns_support;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use manylane::{Batch, Engine, LaneId, Outbox, SteeringBy};
+use manylane_testbed::{Layout, Testbed, skip};
+use manylane_tests::{Client, PATIENCE, Serving, need_ebpf, pattern};
+use netns_support::{client, echo, open, settle, until, within};
+
+/// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in that lane's rings is
+/// nobody else's, and waits for it.
+#[test]
+fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
+    const EACH: usize = 40;
+    let test = "netns_xdp_stealing_takes_what_came_through_the_kernel";
+    if !skip::need_root(test) || !need_ebpf(test) {
+        return;
+    }
+    // One queue, of the first lane: the second has its companion only.
+    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = open(b, b.ip4(0).into(), |builder| {
+        builder.engine(Engine::Xdp).lanes(2).stealing(true).steering_by(SteeringBy::Ebpf).gro(false);
+    });
+    let slow = socket.xdp_queues()[0].lane;
+    let (enter, entered) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let (tell, handled) = mpsc::channel::<(LaneId, usize)>();
+    let mut released = Some(released);
+    let serving = b.run(|| {
+        Serving::start_with(socket, move |info| {
+            let (enter, tell) = (enter.clone(), tell.clone());
+            let mut gate = if info.id == slow { released.take() } else { None };
+            move |batch: Batch<'_>, _: &mut Outbox<'_>| {
+                if let Some(gate) = gate.take() {
+                    enter.send(()).unwrap();
+                    let _ = gate.recv_timeout(PATIENCE);
+                }
+                batch.for_each(|datagram| tell.send((info.id, datagram.payload().len())).unwrap());
+            }
+        })
+    });
+    let clients: Vec<Client> = (0..EACH).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
+    clients[0].send(b"to work");
+    entered.recv_timeout(PATIENCE).unwrap();
+    for client in &clients {
+        client.send(&pattern(0, 100));
+        client.send(&pattern(0, 3000));
+    }
+    // All that is larger than a frame, wherever it was steered to.
+    for _ in 0..EACH {
+        let (lane, len) = handled.recv_timeout(PATIENCE).unwrap();
+        assert!(lane != slow && len == 3000, "{lane}: {len} bytes");
+    }
+    let steered = serving.handle.counters().lanes.iter().find(|(id, _)| *id == slow).unwrap().1.steered;
+    assert!(handled.try_recv().is_err(), "the rest waits");
+    drop(release);
+    for due in [7].into_iter().chain([100; EACH]) {
+        assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, due));
+    }
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.by_xdp), (1 + 2 * EACH as u64, 1 + EACH as u64), "{total:#?}");
+    // 40 flows do not all fall on one lane: a chance of 2^-39.
+    assert!(total.stolen > 0 && Some(total.stolen) == steered, "{total:#?}");
+}
+
+/// How often a thread of this process went to sleep by itself.
+fn sleeps(thread: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// A lane with nothing to do sleeps, and wakes for the next datagram: a wake-up a datagram, not more.
+#[test]
+fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
+    const PINGS: u64 = 200;
+    if !skip::need_root("netns_xdp_an_idle_lane_sleeps_and_wakes") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = open(b, b.ip4(0).into(), |builder| {
+        builder.engine(Engine::Xdp).lanes(1).linger(Duration::ZERO);
+    });
+    let (tell, told) = mpsc::channel();
+    let serving = b.run(|| {
+        Serving::start_with(socket, move |_| {
+            let mut tell = Some(tell.clone());
+            move |batch: Batch<'_>, out: &mut Outbox<'_>| {
+                if let Some(tell) = tell.take() {
+                    let me = fs::read_link("/proc/thread-self").unwrap();
+                    tell.send(me.file_name().unwrap().to_string_lossy().into_owned()).unwrap();
+                }
+                batch.for_each(|datagram| out.reply_borrowed(&datagram, datagram.payload()));
+            }
+        })
+    });
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    client.ping();
+    let thread = told.recv_timeout(PATIENCE).unwrap();
+    // One that spins never gives its core away by itself. Ours looks whether it has to leave, and sleeps again.
+    for _ in 0..3 {
+        let before = sleeps(&thread);
+        assert!(within(PATIENCE, || sleeps(&thread) >= before + 5), "an idle lane does not sleep");
+        assert_eq!(serving.handle.counters().total().batches, 1, "nothing came");
+    }
+    for _ in 1..PINGS {
+        // It sleeps before the next is sent.
+        let before = sleeps(&thread);
+        assert!(within(PATIENCE, || sleeps(&thread) > before));
+        client.ping();
+    }
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.batches, total.by_xdp), (PINGS, PINGS, PINGS), "{total:#?}");
+}
+
+/// A wildcard takes from every device past the kernel, and answers through the one that the route says.
+#[test]
+fn netns_xdp_a_wildcard_serves_several_devices() {
+    const EACH: u64 = 100;
+    if !skip::need_root("netns_xdp_a_wildcard_serves_several_devices") {
+        return;
+    }
+    let layout = Layout { queues: 2, links: vec![(0, 1), (0, 1), (0, 1)], ..Layout::default() };
+    let testbed = Testbed::new(&layout).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    settle(a);
+    settle(b);
+    for generic in [false, true] {
+        (0..3).for_each(|link| a.set_checksums(link, !generic).unwrap());
+        let serving = echo(
+            b,
+            open(b, "::".parse().unwrap(), |builder| {
+                builder.engine(Engine::Xdp).xdp_generic(generic).lanes(2);
+            }),
+        );
+        let redirected = |device: &str| {
+            let counts = serving.handle.xdp_counts();
+            counts.iter().find(|(of, what, _)| of == device && *what == "redirected").unwrap().2
+        };
+        let mut due = 0;
+        for ipv6 in [false, true] {
+            for link in 0..3 {
+                let client =
+                    client(a, a.ip(link, ipv6), SocketAddr::new(b.ip(link, ipv6), serving.addr.port()));
+                // Over this link and no other: a reply through another device would not come, its source address
+                // being of this one.
+                let others: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
+                let before = serving.handle.counters().total();
+                let mut pings = 0;
+                // The first replies go through the kernel, until the next hop is known.
+                let by_xdp = || serving.handle.counters().total().sent_by_xdp - before.sent_by_xdp;
+                while pings < EACH || by_xdp() < EACH / 2 {
+                    client.ping();
+                    pings += 1;
+                    assert!(pings < 100 * EACH, "replies do not leave by XDP");
+                }
+                due += pings;
+                let now: Vec<u64> = (0..3).map(|at| a.device_counters(at).unwrap().rx_packets).collect();
+                for at in 0..3 {
+                    let came = now[at] - others[at];
+                    assert!(if at == link { came >= pings } else { came < EACH / 2 }, "link {at}: {came}");
+                }
+            }
+        }
+        until(|| serving.handle.counters().total().sent >= due, &serving.handle);
+        let each: Vec<u64> = ["link0", "link1", "link2"].into_iter().map(redirected).collect();
+        let total = serving.stop().unwrap().total();
+        assert_eq!(
+            (total.delivered, total.by_xdp, each.iter().sum()),
+            (due, due, due),
+            "{each:?} {total:#?}"
+        );
+        assert!(each.iter().all(|count| *count >= 2 * EACH), "{each:?}");
+    }
+}

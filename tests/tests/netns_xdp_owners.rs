@@ -1,0 +1,210 @@
+//! Engine `xdp` where somebody else has the device, the queue or the memory: an error that says who or what, and nothing
+//! left behind.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod faults_support;
+mod netns_support;
+
+use std::net::UdpSocket;
+
+use aya::programs::{Xdp, XdpMode};
+use aya::{Ebpf, EbpfLoader};
+use faults_support::{Child, Resource, SELF, hold, is, limit, tell};
+use manylane::{Builder, Engine, Error, ErrorKind};
+use manylane_sys::raw_xsk::RawXsk;
+use manylane_testbed::{Host, Layout, Testbed, skip};
+use manylane_tests::PATIENCE;
+use netns_support::{client, echo, within};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use socket2::{Domain, Protocol, Socket, Type};
+
+const PORT: u16 = 4242;
+
+fn testbed(name: &str) -> Option<Testbed> {
+    skip::need_root(name).then(|| Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap())
+}
+
+fn builder(host: &Host) -> Builder {
+    let mut builder = Builder::new((host.ip4(0), PORT)).unwrap();
+    builder.engine(Engine::Xdp).lanes(2);
+    builder
+}
+
+/// The XDP programs on the device, as `ip` shows them.
+fn programs(host: &Host) -> String {
+    let shown = host.command("ip").unwrap().args(["link", "show", "dev", host.device(0)]).output().unwrap();
+    assert!(shown.status.success());
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    text.lines().filter(|line| line.contains("prog/xdp")).collect()
+}
+
+/// Opening fails as taken, and tells of the device; the port is free afterwards.
+fn refused(host: &Host) -> Error {
+    let err = host.run(|| builder(host).open().map(drop)).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
+    assert!(err.to_string().contains(host.device(0)), "{err}");
+    host.run(|| drop(UdpSocket::bind((host.ip4(0), PORT)).expect("the port is free")));
+    err
+}
+
+/// Opens, serves a peer past the stack, and ends.
+fn works(a: &Host, b: &Host) {
+    let serving = echo(b, b.run(|| builder(b).open().unwrap()));
+    client(a, a.ip4(0).into(), serving.addr).ping();
+    let total = serving.stop().unwrap().total();
+    assert_eq!((total.delivered, total.by_xdp), (1, 1), "{total:#?}");
+    assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+}
+
+/// Takes a queue, as soon as the kernel has given it free: that is a while after its last owner has closed it.
+fn take(host: &Host, index: u32, queue: u32) -> RawXsk {
+    let mut taken = None;
+    let free = within(PATIENCE, || {
+        taken = host.run(|| RawXsk::open(index, queue, 64)).ok();
+        taken.is_some()
+    });
+    assert!(free, "queue {queue} stays taken");
+    taken.unwrap()
+}
+
+/// Somebody's AF_XDP socket on one of the queues, without a program: the others are not kept, either.
+#[test]
+fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
+    let Some(testbed) = testbed("netns_xdp_a_queue_of_somebody_else_is_refused_by_name") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let index = b.device_index(0).unwrap();
+    for queue in [0, 1] {
+        let other = take(b, index, queue);
+        let err = refused(b);
+        assert!(err.to_string().contains(&format!("queue {queue}")), "{err}");
+        assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+        // The queue that was not taken is free again.
+        drop(take(b, index, 1 - queue));
+        drop(other);
+        works(a, b);
+    }
+}
+
+/// A program for XDP that nobody asked for: our own, empty of addresses.
+fn other_program() -> Ebpf {
+    let mut program = EbpfLoader::new().btf(None).load(manylane_bpf::object("xdp").unwrap()).unwrap();
+    xdp(&mut program).load().unwrap();
+    program
+}
+
+fn xdp(program: &mut Ebpf) -> &mut Xdp {
+    program.program_mut("ml_take").unwrap().try_into().unwrap()
+}
+
+/// Attaches a program in the way from before links (`IFLA_XDP_FD`), or takes it away with a descriptor of -1: it stays
+/// until somebody does that, whoever ends meanwhile.
+fn set_by_netlink(index: u32, fd: i32) {
+    const RTM_SETLINK: u16 = 19;
+    const REQUEST_AND_ACK: u16 = 1 | 4;
+    const IFLA_XDP: u16 = 43 | 0x8000;
+    let attribute = |kind: u16, value: &[u8]| {
+        let mut bytes = (4 + value.len() as u16).to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes
+    };
+    // IFLA_XDP_FD, and IFLA_XDP_FLAGS with XDP_FLAGS_DRV_MODE.
+    let nested = [attribute(1, &fd.to_ne_bytes()), attribute(3, &4_u32.to_ne_bytes())].concat();
+    // Family, type, index, flags, change.
+    let mut body = [&[0_u8; 4][..], &index.to_ne_bytes(), &[0; 8]].concat();
+    body.extend(attribute(IFLA_XDP, &nested));
+    let mut message = (16 + body.len() as u32).to_ne_bytes().to_vec();
+    message.extend(RTM_SETLINK.to_ne_bytes());
+    message.extend(REQUEST_AND_ACK.to_ne_bytes());
+    message.extend([1, 0, 0, 0, 0, 0, 0, 0]);
+    message.extend(body);
+    let netlink = Socket::new(Domain::from(16), Type::RAW, Some(Protocol::from(0))).unwrap();
+    netlink.set_read_timeout(Some(PATIENCE)).unwrap();
+    netlink.send(&message).unwrap();
+    let mut answer = [0; 1024];
+    let len = std::io::Read::read(&mut (&netlink), &mut answer).unwrap();
+    assert!(len >= 20);
+    let code = i32::from_ne_bytes(answer[16..20].try_into().unwrap());
+    assert_eq!(code, 0, "{}", std::io::Error::from_raw_os_error(-code));
+}
+
+/// In the old way, by netlink.
+#[test]
+fn netns_xdp_a_program_attached_in_the_old_way_is_in_use() {
+    let Some(testbed) = testbed("netns_xdp_a_program_attached_in_the_old_way_is_in_use") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let index = b.device_index(0).unwrap();
+    let mut other = other_program();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(xdp(&mut other).fd().unwrap()));
+    b.run(|| set_by_netlink(index, fd));
+    let before = programs(b);
+    assert!(!before.is_empty());
+    let err = refused(b);
+    assert!(err.to_string().contains("XDP program"), "{err}");
+    assert_eq!(programs(b), before, "theirs, as it was");
+    b.run(|| set_by_netlink(index, -1));
+    works(a, b);
+}
+
+#[test]
+#[ignore = "started by netns_xdp_a_program_of_another_process_is_in_use"]
+fn child_attaches_a_program() {
+    if !is("child_attaches_a_program") {
+        return;
+    }
+    let mut program = other_program();
+    let index = manylane_sys::netns::device_index("link0").unwrap();
+    let link = xdp(&mut program).attach_to_if_index(index, XdpMode::Driver).unwrap();
+    tell("attached");
+    hold();
+    xdp(&mut program).detach(link).unwrap();
+}
+
+/// By a link of another process, which is in the way as long as that lives.
+#[test]
+fn netns_xdp_a_program_of_another_process_is_in_use() {
+    let Some(testbed) = testbed("netns_xdp_a_program_of_another_process_is_in_use") else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let child = Child::start_by(b.command(SELF).unwrap(), "child_attaches_a_program", None);
+    assert_eq!(child.line(), "attached");
+    let before = programs(b);
+    let err = refused(b);
+    assert!(err.to_string().contains("XDP program"), "{err}");
+    assert_eq!(programs(b), before, "theirs, as it was");
+    child.finish();
+    works(a, b);
+}
+
+#[test]
+#[ignore = "started by netns_xdp_locked_memory_is_a_limit"]
+fn child_may_not_lock_memory() {
+    if !is("child_may_not_lock_memory") {
+        return;
+    }
+    let mut less = capabilities(None).unwrap();
+    less.effective.remove(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, less).unwrap();
+    let open = || Builder::new("0.0.0.0:4242").unwrap().engine(Engine::Xdp).lanes(2).open();
+    limit(Resource::Memlock, Some(64 << 10));
+    let err = open().map(drop).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
+    assert!(err.to_string().contains("link0"), "{err}");
+    drop(UdpSocket::bind("0.0.0.0:4242").expect("the port is free"));
+    tell("refused");
+    // Two queues of 2 * 64 frames of 2 KiB fit into what is little enough.
+    limit(Resource::Memlock, Some(1 << 20));
+    let mut builder = Builder::new("0.0.0.0:4242").unwrap();
+    builder.engine(Engine::Xdp).lanes(2).xdp_ring(64).open().map(drop).unwrap();
+    tell("opened");
+}
+
+#[test]
+fn netns_xdp_locked_memory_is_a_limit() {
+    let Some(testbed) = testbed("netns_xdp_locked_memory_is_a_limit") else { return };
+    let b = testbed.host(1);
+    let child = Child::start_by(b.command(SELF).unwrap(), "child_may_not_lock_memory", None);
+    assert_eq!((child.line(), child.line()), ("refused".into(), "opened".into()));
+    child.finish();
+    assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+}

@@ -1,0 +1,34 @@
+//! The loop of `serve` allocates nothing on engine xdp either, nor does the thread that follows the kernel's routes, once
+//! the peers are known. One test, as in `loopback_serve_alloc`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod serve_alloc_support;
+
+use manylane::Engine;
+use manylane_tests::{Client, Serving, Variant};
+use serve_alloc_support::{BEFORE, CLIENTS, COUNTED, allocations, answer, talk};
+
+fn check(variant: &Variant) {
+    let mut answers = [0; 2048];
+    for batch in [64, 3] {
+        let serving = Serving::start(variant.builder("127.0.0.1:0").batch(batch).open().unwrap(), answer);
+        let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::to(serving.addr)).collect();
+        talk(&clients, BEFORE, &mut answers);
+        let before = allocations();
+        talk(&clients, COUNTED, &mut answers);
+        assert_eq!(allocations() - before, 0, "batch {batch}");
+        let total = serving.stop().unwrap().total();
+        assert!(total.delivered >= (BEFORE + COUNTED) as u64 && total.sent == total.delivered);
+        assert_eq!(total.by_xdp, total.delivered);
+        assert!(total.sent_by_xdp >= COUNTED as u64, "{total:#?}");
+    }
+}
+
+#[test]
+fn netns_xdp_the_loop_of_serve_allocates_nothing() {
+    let before = allocations();
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(allocations() - before, 1, "the counter counts");
+    Variant::of("netns_xdp_the_loop_of_serve_allocates_nothing", Engine::Xdp, 4).run(check);
+}
