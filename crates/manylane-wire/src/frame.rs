@@ -174,13 +174,27 @@ impl UdpFrame<'_> {
     /// # Errors
     /// When it does not fit `bytes`, or the payload does not fit a datagram; `bytes` may then hold parts.
     pub fn write(&self, bytes: &mut [u8]) -> Result<usize> {
+        self.write_head(self.write_payload(bytes)?)?;
+        Ok(self.len())
+    }
+
+    /// As [`write`](Self::write), but leaves the checksum of UDP to a device:
+    /// [`write_head_unfinished`](Self::write_head_unfinished).
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn write_unfinished(&self, bytes: &mut [u8]) -> Result<(u16, u16)> {
+        self.write_head_unfinished(self.write_payload(bytes)?)
+    }
+
+    /// Writes the payload, and returns what is before it.
+    fn write_payload<'b>(&self, bytes: &'b mut [u8]) -> Result<&'b mut [u8]> {
         let (length, there) = (self.len(), bytes.len());
         let needs = Error::Truncated { layer: Layer::Ethernet, needed: length, there };
         let frame = bytes.get_mut(..length).ok_or(needs)?;
         let (head, payload) = frame.split_at_mut(length - self.payload.len());
         payload.copy_from_slice(self.payload);
-        self.write_head(head)?;
-        Ok(length)
+        Ok(head)
     }
 
     /// Writes everything but the payload, which is elsewhere already, and right behind `head` in the end: `head` is
@@ -189,6 +203,24 @@ impl UdpFrame<'_> {
     /// # Errors
     /// As for [`write`](Self::write).
     pub fn write_head(&self, head: &mut [u8]) -> Result<()> {
+        let datagram = self.write_network(head)?;
+        udp::write_head(datagram, self.source, self.destination, self.payload)
+    }
+
+    /// As [`write_head`](Self::write_head), but leaves the checksum of UDP to a device: where it is to start adding,
+    /// and where, counted from there, the result belongs.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn write_head_unfinished(&self, head: &mut [u8]) -> Result<(u16, u16)> {
+        let start = self.len() - self.payload.len() - udp::HEADER;
+        let datagram = self.write_network(head)?;
+        udp::write_head_unfinished(datagram, self.source, self.destination, self.payload.len())?;
+        Ok((start as u16, udp::CHECKSUM as u16))
+    }
+
+    /// Writes what is before UDP, and returns the rest.
+    fn write_network<'h>(&self, head: &'h mut [u8]) -> Result<&'h mut [u8]> {
         let ethernet = Ethernet {
             destination: self.destination_mac,
             source: self.source_mac,
@@ -197,7 +229,7 @@ impl UdpFrame<'_> {
         };
         let rest = ethernet.write(head)?;
         let payload = udp::HEADER + self.payload.len();
-        let datagram = match (self.source.ip(), self.destination.ip()) {
+        match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ipv4Header {
                 traffic_class: self.traffic_class,
                 id: 0,
@@ -207,7 +239,7 @@ impl UdpFrame<'_> {
                 source,
                 destination,
             }
-            .write(rest, payload)?,
+            .write(rest, payload),
             (IpAddr::V6(source), IpAddr::V6(destination)) => Ipv6Header {
                 traffic_class: self.traffic_class,
                 flow_label: 0,
@@ -216,9 +248,8 @@ impl UdpFrame<'_> {
                 source,
                 destination,
             }
-            .write(rest, payload)?,
-            _ => return Err(Error::MixedFamilies),
-        };
-        udp::write_head(datagram, self.source, self.destination, self.payload)
+            .write(rest, payload),
+            _ => Err(Error::MixedFamilies),
+        }
     }
 }

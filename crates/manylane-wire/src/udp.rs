@@ -9,6 +9,8 @@ use crate::error::{Error, Layer, Result};
 
 /// Bytes of a header.
 pub const HEADER: usize = 8;
+/// Where the checksum is in the header.
+pub const CHECKSUM: usize = 6;
 /// UDP's number in IP headers.
 pub const PROTOCOL: u8 = 17;
 
@@ -88,6 +90,26 @@ pub fn write_head(
     header[6..].fill(0);
     let checksum = on_the_wire(pseudo.bytes(header).bytes(payload).finish());
     header[6..].copy_from_slice(&checksum.to_be_bytes());
+    Ok(())
+}
+
+/// Writes a header in front of a payload of `payload` bytes, with the sum of the pseudo header for a checksum: a device
+/// adds the rest.
+///
+/// # Errors
+/// As for [`write_head`].
+pub fn write_head_unfinished(
+    bytes: &mut [u8],
+    source: SocketAddr,
+    destination: SocketAddr,
+    payload: usize,
+) -> Result<()> {
+    let pseudo = pseudo(source.ip(), destination.ip(), HEADER + payload)?;
+    let (header, _) = split_mut::<HEADER>(bytes, Layer::Udp)?;
+    header[..2].copy_from_slice(&source.port().to_be_bytes());
+    header[2..4].copy_from_slice(&destination.port().to_be_bytes());
+    header[4..CHECKSUM].copy_from_slice(&((HEADER + payload) as u16).to_be_bytes());
+    header[CHECKSUM..].copy_from_slice(&pseudo.value().to_be_bytes());
     Ok(())
 }
 

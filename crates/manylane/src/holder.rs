@@ -82,6 +82,12 @@ fn parse_ip(hex: &str) -> Option<IpAddr> {
     }
 }
 
+/// A process that has one of these sockets (inodes) open, if one can be seen.
+pub(crate) fn process_with(sockets: &[u64]) -> Option<String> {
+    let (pid, command) = sockets.iter().find_map(|inode| process_of(*inode))?;
+    Some(format!("process {pid} ({command})"))
+}
+
 /// The process that has the socket with this inode open: its id and name.
 fn process_of(inode: u64) -> Option<(u32, String)> {
     let wanted = format!("socket:[{inode}]");

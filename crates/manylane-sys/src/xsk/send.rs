@@ -117,6 +117,13 @@ impl<'a> Sender<'a> {
         unsafe { slice::from_raw_parts(packet.start.cast_const(), packet.at as usize + payload_len) }
     }
 
+    /// As [`Queue::offers_checksums`](super::Queue::offers_checksums).
+    #[inline]
+    #[must_use]
+    pub fn offers_checksums(&self) -> bool {
+        self.out.checksums
+    }
+
     /// Whether packet `i` was put into the send ring.
     ///
     /// # Panics

@@ -14,12 +14,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, XskMap};
-use aya::programs::{Xdp, XdpMode};
+use aya::programs::{Xdp, XdpMode, loaded_programs};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
 
+use super::route;
 use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
 use crate::vlan::Vlan;
 
@@ -50,6 +51,8 @@ pub(crate) struct Device {
     is_gone: AtomicBool,
     /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
     pub(crate) is_virtual_pair: bool,
+    /// The program is in the driver.
+    is_native: bool,
     maps: Mutex<Maps>,
     /// By what a second socket of this process joins a queue that has one: the kernel takes no second owner.
     shares: Mutex<Vec<Option<Share>>>,
@@ -143,6 +146,7 @@ impl Device {
             queues: AtomicU32::new(queues),
             is_gone: AtomicBool::new(false),
             is_virtual_pair,
+            is_native: attach == Attach::Native,
             maps: Mutex::new(maps),
             shares: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
         })
@@ -170,6 +174,23 @@ impl Device {
         let queue = Queue::open(options)?;
         *share = Some(queue.sharing());
         Ok(Some(queue))
+    }
+
+    /// Whether frames come that are longer than `frame` bytes, by its MTU now.
+    pub(crate) fn has_long_frames(&self, frame: u32) -> bool {
+        /// Of Ethernet and two tags.
+        const HEAD: u32 = 22;
+        // Behind the driver frames come in one piece or not at all.
+        self.is_native && sys::mtu(&self.name).is_ok_and(|mtu| mtu + HEAD > frame)
+    }
+
+    /// Its XSKs take frames of up to so many bytes.
+    pub(crate) fn take_up_to(&self, longest: u32) {
+        let mut maps = self.maps();
+        maps.words[8..].copy_from_slice(&longest.to_ne_bytes());
+        let words = maps.words;
+        // It can fail only for want of memory; longer frames are then the kernel's.
+        _ = maps.about.set(0, words, 0);
     }
 
     /// Receive queues that it has, as far as we have looked.
@@ -340,7 +361,8 @@ fn attach_program(
             Err(err) => {
                 if matches!(errno_of(&err), Some(EBUSY | EEXIST)) {
                     let message = format!(
-                        "{name}: another XDP program is attached already ('ip link show dev {name}' says which)"
+                        "{name}: {} is attached already ('ip link show dev {name}' tells, 'ip link set dev {name} xdp off' takes it off if no process holds it)",
+                        describe_program(index)
                     );
                     return Err(Error::with(ErrorKind::InUse, message, err));
                 }
@@ -357,6 +379,18 @@ fn attach_program(
     match last {
         Some(err) => Err(refused(name, advice, err)),
         None => Err(Error::new(ErrorKind::Unsupported, format!("{name}: {advice}"))),
+    }
+}
+
+/// The program that is on a device, as far as can be seen: names are for those with `CAP_SYS_ADMIN`.
+fn describe_program(index: u32) -> String {
+    let Some(number) = route::program_on(index) else { return "another XDP program".into() };
+    let program =
+        loaded_programs().filter_map(std::result::Result::ok).find(|program| program.id() == number);
+    let name = program.as_ref().and_then(|program| program.name_as_str()).filter(|name| !name.is_empty());
+    match name {
+        Some(name) => format!("the XDP program {name} (number {number})"),
+        None => format!("another XDP program (number {number})"),
     }
 }
 

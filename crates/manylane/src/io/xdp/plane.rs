@@ -36,7 +36,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of a frame of the UMEM, and what the kernel keeps free at its start (`XDP_PACKET_HEADROOM`).
 pub(super) const FRAME: u32 = 2048;
-const HEADROOM: u32 = 256;
+pub(super) const HEADROOM: u32 = 256;
 
 /// A queue of a device and the lane that it feeds: see [`Socket::xdp_queues`](crate::Socket::xdp_queues).
 #[derive(Clone, Debug, PartialEq, Eq)]

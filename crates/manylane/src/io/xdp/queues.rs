@@ -13,10 +13,13 @@ use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 use super::LaneQueue;
 use super::device::{Device, Number};
 use super::mailbox::{Mailbox, Order, QueueId};
-use super::plane::{FRAME, Plane, dropped_at};
+use super::plane::{FRAME, HEADROOM, Plane, dropped_at};
 use crate::counters::LaneId;
 use crate::error::{EBUSY, Error, ErrorKind, Result};
+use crate::holder;
 
+/// Bytes of the longest frame that is taken in several pieces.
+const LONGEST: u32 = 65_535;
 /// How long a queue may stay taken by an owner that has closed it.
 const HANDOVER: Duration = Duration::from_secs(1);
 
@@ -80,9 +83,11 @@ impl State {
         self.served.iter().filter(|served| served.lane == lane).count()
     }
 
-    /// The lane with the fewest queues; of several, the one that came first.
-    fn poorest(&self) -> Option<&Seat> {
-        self.seats.iter().min_by_key(|seat| self.served_by(seat.lane))
+    /// The lane with the fewest queues; of several the first one from `turn` on.
+    fn poorest(&self, turn: usize) -> Option<&Seat> {
+        let lanes = self.seats.len().max(1);
+        let in_turn = self.seats.iter().cycle().skip(turn % lanes).take(self.seats.len());
+        in_turn.min_by_key(|seat| self.served_by(seat.lane))
     }
 
     fn mailbox(&self, lane: LaneId) -> Option<&Arc<Mailbox>> {
@@ -157,9 +162,10 @@ impl Plane {
         queue: u32,
         strict: bool,
     ) -> Result<()> {
-        let Some(heir) = state.poorest().map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
-            return Ok(());
-        };
+        // Queues of one number work on one core, often. Of several devices they go to different lanes.
+        let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
+        let heir = state.poorest(at + queue as usize);
+        let Some(heir) = heir.map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else { return Ok(()) };
         let Some(xsk) = self.open_xsk(device, queue, strict)? else {
             // Another socket of this process has it; ours is fed by the companion.
             if strict {
@@ -204,12 +210,16 @@ impl Plane {
             tx_ring: ring,
             batch: self.batch,
             mode: if self.options.copy { Mode::Copy } else { Mode::Auto },
+            pieces: device.has_long_frames(FRAME - HEADROOM),
         };
         let start = Instant::now();
         loop {
             match device.open_queue(&options, !self.options.generic) {
                 Ok(None) => return Ok(None),
                 Ok(Some(xsk)) => {
+                    if xsk.takes_pieces() {
+                        device.take_up_to(LONGEST);
+                    }
                     let micros = u32::try_from(self.busy_poll.as_micros()).unwrap_or(u32::MAX);
                     if micros > 0
                         && let Err(err) = xsk.busy_poll(micros, self.batch as u32)
@@ -267,7 +277,7 @@ impl Plane {
     /// Gives the queue of a lane to the one that has the fewest; back, if there is none.
     pub(super) fn pass_on(&self, queue: LaneQueue) -> Option<LaneQueue> {
         let mut state = self.state();
-        let Some(heir) = state.poorest().map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
+        let Some(heir) = state.poorest(0).map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
             return Some(queue);
         };
         let Some(at) = state.served.iter().position(|served| served.id == queue.id && served.steered) else {
@@ -311,11 +321,14 @@ impl Plane {
 fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
     let at = format!("{} queue {queue}", device.name);
     match err.source.raw_os_error() {
-        Some(EBUSY) => Error::with(
-            ErrorKind::InUse,
-            format!("{at} is served by the AF_XDP socket of another process (see 'ss --xdp -p')"),
-            err.source,
-        ),
+        Some(EBUSY) => {
+            // Whose they are cannot always be known, and is no reason to say less.
+            let owners = xsk::owners(device.index, queue).unwrap_or_default();
+            let who =
+                holder::process_with(&owners).unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
+            let message = format!("{at} is served by an AF_XDP socket of {who}");
+            Error::with(ErrorKind::InUse, message, err.source)
+        }
         _ => Error::system(format!("{at}: {}", err.step), err.source),
     }
 }

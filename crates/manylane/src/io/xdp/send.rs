@@ -3,7 +3,7 @@
 //! 1. Route: the next hop of the peer, from the kernel's tables; unknown means the companion, which makes the
 //!    kernel find it out.
 //! 2. Frame: the request's own if the payload is already in its place, else a free one.
-//! 3. Headers, with checksums in software.
+//! 3. Headers; the checksum of UDP by the device if that can and the payload is long, else in software.
 //! 4. Into the TX ring; the kernel is told once a batch.
 //!
 //! Whatever does not work out is left to the companion, untouched.
@@ -22,6 +22,8 @@ use crate::capture::tap::Tap;
 /// Bytes of IP and UDP headers in front of a payload.
 const OVER_V4: usize = 28;
 const OVER_V6: usize = 48;
+/// Payloads of so many bytes leave their checksum to the device, if it can: for shorter ones it is not worth telling.
+const LONG: usize = 512;
 
 /// The way out of a lane through one of its queues.
 pub(crate) struct XdpOut<'a> {
@@ -60,16 +62,27 @@ impl<'a> XdpOut<'a> {
         if !std::ptr::eq(own.as_ptr(), payload.as_ptr())
             || payload.len() > own.len()
             || self.sender.is_sent(index)
+            || self.sender.is_in_pieces(index)
         {
             return self.reply(request, payload);
         }
         let Some(plan) = self.plan_reply(request, payload) else { return self.leave(peer) };
+        let by_device = self.is_by_device(&plan);
         let head = self.sender.header_mut(index);
-        if head.len() != plan.len() - payload.len() || plan.write_head(head).is_err() {
+        if head.len() != plan.len() - payload.len() {
             return self.reply(request, payload);
         }
+        let written = if by_device {
+            plan.write_head_unfinished(head).map(Some)
+        } else {
+            plan.write_head(head).map(|()| None)
+        };
+        let Ok(left) = written else { return self.reply(request, payload) };
         self.tap.sending(self.sender.held(index, payload.len()));
-        let is_sent = self.put(|sender| sender.send_held(index, payload.len()));
+        let is_sent = self.put(|sender| match left {
+            Some((start, offset)) => sender.send_held_unfinished(index, payload.len(), start, offset),
+            None => sender.send_held(index, payload.len()),
+        });
         self.tap.settle(is_sent) || self.leave(peer)
     }
 
@@ -110,17 +123,25 @@ impl<'a> XdpOut<'a> {
 
     fn copy(&mut self, plan: &UdpFrame<'_>) -> bool {
         let Some(mut fresh) = self.sender.take() else { return false };
-        let Ok(len) = plan.write(self.sender.fresh_mut(&mut fresh)) else {
+        let (len, by_device) = (plan.len(), self.is_by_device(plan));
+        let room = self.sender.fresh_mut(&mut fresh);
+        let written =
+            if by_device { plan.write_unfinished(room).map(Some) } else { plan.write(room).map(|_| None) };
+        let Ok(left) = written else {
             self.sender.give_back(fresh);
             return false;
         };
         self.tap.sending(&self.sender.fresh_mut(&mut fresh)[..len]);
-        let refused = match self.sender.send_fresh(fresh, len) {
+        let send = |sender: &mut Sender<'a>, fresh| match left {
+            Some((start, offset)) => sender.send_fresh_unfinished(fresh, len, start, offset),
+            None => sender.send_fresh(fresh, len),
+        };
+        let refused = match send(&mut self.sender, fresh) {
             Ok(()) => None,
             Err(fresh) => {
                 // The ring is full: once the kernel has been told, there may be room.
                 self.flush();
-                self.sender.send_fresh(fresh, len).err()
+                send(&mut self.sender, fresh).err()
             }
         };
         self.tap.settle(refused.is_none());
@@ -134,6 +155,11 @@ impl<'a> XdpOut<'a> {
                 false
             }
         }
+    }
+
+    /// Whether the device is to compute the checksum of a datagram.
+    fn is_by_device(&self, plan: &UdpFrame<'_>) -> bool {
+        self.sender.offers_checksums() && plan.payload.len() >= LONG
     }
 
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {

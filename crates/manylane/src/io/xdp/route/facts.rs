@@ -175,6 +175,18 @@ fn link(kind: u16, payload: &[u8]) -> Decoded {
     )))
 }
 
+/// The number of the XDP program that a message of `ifindex` tells of: of the driver's, else of any.
+pub(super) fn xdp_program(ifindex: u32, payload: &[u8]) -> Option<u32> {
+    const HEADER: usize = 16;
+    const IFLA_XDP: u16 = 43;
+    /// IFLA_XDP_PROG_ID, and those of the driver, of generic XDP and of the hardware, where there are several.
+    const NUMBERS: [u16; 4] = [4, 6, 5, 7];
+    LinkHeader::parse(payload).ok().filter(|header| header.index == ifindex)?;
+    let about = attribute(payload.get(HEADER..)?, IFLA_XDP)?;
+    let number = |kind| attribute(about, kind).and_then(|bytes| parse_u32(bytes).ok());
+    NUMBERS.into_iter().find_map(number)
+}
+
 fn address(kind: u16, payload: &[u8]) -> Decoded {
     let message = AddressMessage::parse(payload)?;
     let mut flags = AddressFlags::from_bits_retain(message.header.flags.bits().into());

@@ -66,6 +66,11 @@ pub(crate) enum Change {
     Turn,
 }
 
+/// The number of the XDP program on a device of the calling thread's namespace, if there is one and the kernel says so.
+pub(crate) fn program_on(ifindex: u32) -> Option<u32> {
+    netlink::Questions::open().and_then(|mut questions| questions.program_on(ifindex)).ok().flatten()
+}
+
 type Watcher = Box<dyn Fn(&Change) + Send>;
 
 /// The kernel's tables of one network namespace, kept current.

@@ -19,7 +19,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-use super::facts::{Fact, Messages, Route, decode, route_answer};
+use super::facts::{Fact, Messages, Route, decode, route_answer, xdp_program};
 use crate::error::{EINTR, ENOBUFS};
 
 /// What events are subscribed to: groups of linux/rtnetlink.h.
@@ -167,6 +167,22 @@ impl Questions {
     }
 
     fn dump_one(&mut self, what: RouteNetlinkMessage, each: &mut impl FnMut(Fact)) -> io::Result<bool> {
+        self.dump_raw(what, &mut |kind, payload| match decode(kind, payload) {
+            None | Some(Fact::Unreadable) => {}
+            Some(fact) => each(fact),
+        })
+    }
+
+    /// The number of the XDP program on a device, if there is one.
+    pub(super) fn program_on(&mut self, ifindex: u32) -> io::Result<Option<u32>> {
+        let mut found = None;
+        self.dump_raw(RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut |_, payload| {
+            found = found.or(xdp_program(ifindex, payload));
+        })?;
+        Ok(found)
+    }
+
+    fn dump_raw(&mut self, what: RouteNetlinkMessage, each: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
         self.discard();
         let sequence = self.write(what, NLM_F_DUMP);
         self.send()?;
@@ -183,10 +199,7 @@ impl Questions {
                         let code = message.payload.get(..4).and_then(|code| parse_i32(code).ok());
                         return Err(io::Error::from_raw_os_error(code.unwrap_or(0).saturating_abs()));
                     }
-                    kind => match decode(kind, message.payload) {
-                        None | Some(Fact::Unreadable) => {}
-                        Some(fact) => each(fact),
-                    },
+                    kind => each(kind, message.payload),
                 }
             }
         }
