@@ -209,7 +209,7 @@ static __always_inline int is_train(const struct ml_addr *from,
 
 	if (!ml_trains)
 		return 0;
-	/* The ffff of a mapped address adds nothing. */
+		/* The ffff of a mapped address adds nothing. */
 #pragma unroll
 	for (i = 0; i < 8; i++)
 		sum += one[i] + two[i];
