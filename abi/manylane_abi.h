@@ -84,7 +84,7 @@ enum ml_xdp_count {
 	ML_XDP_OTHER_MAC = 1,  /* not to this device's own address */
 	ML_XDP_VLAN = 2,       /* a VLAN that no lane takes */
 	ML_XDP_NOT_UDP = 3,    /* not IP, or not UDP */
-	ML_XDP_COMPLEX = 4,    /* fragment, train, IP options, extension headers */
+	ML_XDP_COMPLEX = 4,    /* fragment, train, options, extensions */
 	ML_XDP_NO_PORT = 5,    /* UDP, but to no bound address and port */
 	ML_XDP_SOURCE = 6,     /* from an address that cannot be answered */
 	ML_XDP_LONG = 7,       /* longer than a frame of an XSK */
