@@ -61,7 +61,7 @@ fn works(a: &Host, b: &Host) {
 fn take(host: &Host, index: u32, queue: u32) -> RawXsk {
     let mut taken = None;
     let free = within(PATIENCE, || {
-        taken = host.run(|| RawXsk::open(index, queue, 64)).ok();
+        taken = host.run(|| RawXsk::open(index, queue, 64, false)).ok();
         taken.is_some()
     });
     assert!(free, "queue {queue} stays taken");
