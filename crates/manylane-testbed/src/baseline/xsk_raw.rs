@@ -140,8 +140,8 @@ mod tests {
         plan.write(&mut frame).unwrap();
         assert!(turn_around(&mut frame));
         let back = Datagram::parse(&frame).unwrap();
-        assert_eq!((back.source, back.destination, back.checksum), (there, here, Checksum::Right));
-        assert_eq!(&frame[back.at..][..back.len], b"request");
+        assert_eq!((back.source(), back.destination(), back.checksum), (there, here, Checksum::Right));
+        assert_eq!(&frame[back.at.into()..][..back.len.into()], b"request");
         let (ethernet, _) = Ethernet::parse(&frame).unwrap();
         assert_eq!((ethernet.source, ethernet.destination), (theirs, ours));
         assert!(!turn_around(&mut frame[..41]));
