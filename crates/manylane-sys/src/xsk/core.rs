@@ -170,8 +170,8 @@ impl Core {
         (payloads, Sender::new(payloads, &mut self.out, bell))
     }
 
-    /// Gives back what this member has, which is of no use any more. See [`Queue`](super::Queue) for what the kernel may
-    /// still have.
+    /// Gives back what this member has, which is of no use any more. See [`Queue`](super::Queue) for what the
+    /// kernel may still have.
     pub(super) fn leave(&mut self, bell: &dyn Bell) {
         // What was to be sent shall be sent; what cannot be comes back.
         let _ = self.out.flush(bell);

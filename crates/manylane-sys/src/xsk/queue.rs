@@ -278,9 +278,9 @@ impl Queue {
         self.socket.is_zero_copy()
     }
 
-    /// Whether packets that are longer than a frame are taken. Such a packet is put together in a buffer, and its frames
-    /// are free at once: it cannot be sent from where it is ([`Sender::is_in_pieces`]), and is at most 64 KiB long. What
-    /// does not fit the buffer comes with the next batch.
+    /// Whether packets that are longer than a frame are taken. Such a packet is put together in a buffer, and its
+    /// frames are free at once: it cannot be sent from where it is ([`Sender::is_in_pieces`]), and is at most 64 KiB
+    /// long. What does not fit the buffer comes with the next batch.
     #[must_use]
     pub fn takes_pieces(&self) -> bool {
         self.pool.pieces
