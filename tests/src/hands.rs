@@ -94,14 +94,16 @@ impl Hands {
     where
         F: for<'a> FnMut(LaneId, Datagram<'a>, &mut Outbox<'a>),
     {
-        let mut seen = 0;
+        let (mut seen, mut in_vain) = (0, 0);
         while seen < count {
             let ready: Vec<u64> = self.watch.wait(PATIENCE).unwrap().collect();
             assert!(!ready.is_empty(), "{seen} of {count} datagrams came: {:?}", self.handle.counters());
             for lane in self.lanes.iter_mut().filter(|lane| ready.contains(&token(lane))) {
                 let id = lane.id();
                 let Received { batch, mut out } = lane.recv().unwrap();
-                assert!(!batch.is_empty(), "a lane that is readable has something");
+                // A queue that changes hands may have woken the lane that had it.
+                in_vain += usize::from(batch.is_empty());
+                assert!(in_vain <= 8, "a lane that is readable has something");
                 for datagram in batch {
                     seen += 1;
                     each(id, datagram, &mut out);

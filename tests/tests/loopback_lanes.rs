@@ -183,12 +183,14 @@ on_every_engine! {
                 }
                 drained.extend(batch.map(|datagram| datagram.payload().to_vec()));
             }
-            assert_eq!(drained, vec![b"queued".to_vec(); queued], "{by}");
+            // By XDP the queues go to the other lanes with what is in them.
+            let left = if variant.is_xdp() { 0 } else { queued };
+            assert_eq!(drained, vec![b"queued".to_vec(); left], "{by}");
             let id = leaving.id();
             drop(leaving);
-            hands.receive(120 - queued, |lane, _, _| assert_ne!(lane, id));
+            hands.receive(120 - left, |lane, _, _| assert_ne!(lane, id));
             let counters = hands.handle.counters();
-            assert_eq!((counters.closed.delivered, counters.closed.discarded), (2 * queued as u64, 0));
+            assert_eq!((counters.closed.delivered, counters.closed.discarded), ((queued + left) as u64, 0));
             assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (180, 0));
             // The last one cannot leave.
             drop(hands.lanes.pop());

@@ -357,6 +357,9 @@ impl Drop for Outbox<'_> {
         if std::thread::panicking() {
             // The application failed in the middle of a batch: its replies are not to be trusted.
             self.cells.add(Count::Abandoned, self.datagrams + self.by_xdp.0);
+            if let Some(xdp) = &mut self.xdp {
+                xdp.abandon();
+            }
         } else {
             self.flush_xdp();
             if self.datagrams > 0 {

@@ -194,6 +194,20 @@ impl Outgoing {
         true
     }
 
+    /// Takes back what was put into the ring since the last flush.
+    pub(super) fn abandon(&mut self) {
+        while let Some(desc) = self.tx.unput() {
+            let Some(frame) = self.pool.frames.frame_of(desc.addr) else { continue };
+            if self.pool.frames.place(frame) == Place::of(Kind::HeldSending, self.me) {
+                self.pool.frames.put(frame, Place::of(Kind::Held, self.me));
+                self.purse.credits += 1;
+            } else {
+                self.pool.frames.put(frame, Place::of(Kind::Taken, self.me));
+                self.give_back(frame);
+            }
+        }
+    }
+
     /// See [`Sender::flush`](super::Sender::flush).
     pub(super) fn flush(&mut self, bell: &dyn Bell) -> io::Result<usize> {
         self.purse.dry = false;

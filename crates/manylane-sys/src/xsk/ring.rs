@@ -143,6 +143,16 @@ impl<T: Copy> Producer<T> {
         true
     }
 
+    /// Takes back what was put in last, if it was not published.
+    pub(super) fn unput(&mut self) -> Option<T> {
+        if self.next == self.published {
+            return None;
+        }
+        self.next = self.next.wrapping_sub(1);
+        // SAFETY: we have written the slot, and nobody but us writes to slots; the consumer has not been told of it.
+        Some(self.memory.slot(self.next).with(|slot| unsafe { slot.read() }))
+    }
+
     /// Loads the consumer's counter. `Acquire`: what it has released it no longer reads (2).
     fn look(&mut self) {
         let taken = self.memory.consumer().load(Ordering::Acquire);

@@ -232,6 +232,11 @@ impl<'a> Sender<'a> {
         self.out.give_back(fresh.frame);
     }
 
+    /// Takes back all that was queued since the last flush: it is not sent.
+    pub fn abandon(&mut self) {
+        self.out.abandon();
+    }
+
     /// Hands what was queued to the kernel, and returns how many descriptors it has not taken yet. They stay in
     /// the ring, in order, and go with a later flush, if the device does not get to them by itself, as it does
     /// without copying.

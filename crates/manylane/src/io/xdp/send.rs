@@ -203,6 +203,12 @@ impl<'a> XdpOut<'a> {
         true
     }
 
+    /// Takes back what the kernel has not been told of.
+    pub(crate) fn abandon(&mut self) {
+        self.queued = false;
+        self.sender.abandon();
+    }
+
     /// Tells the kernel of what is in the ring.
     pub(crate) fn flush(&mut self) {
         if std::mem::take(&mut self.queued) {
