@@ -494,6 +494,13 @@ impl Handle {
         self.shared.counters()
     }
 
+    /// The queues of devices that feed lanes now, with engine `xdp`; none with any other. They change as lanes and
+    /// devices come and go.
+    #[must_use]
+    pub fn xdp_queues(&self) -> Vec<XdpQueue> {
+        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
+    }
+
     /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`, or why a frame was
     /// left to the kernel), how many. Other sockets of this process on the same devices count too. Empty with any
     /// other engine than `xdp`.
