@@ -74,18 +74,19 @@ pub(crate) type Number = u32;
 
 impl Device {
     /// The device `index` of the calling thread's namespace, with the program attached. `longest` is the longest
-    /// frame that an XSK takes.
-    pub(crate) fn open(index: u32, attach: Attach, longest: u32) -> Result<Arc<Self>> {
+    /// frame that an XSK takes. Who `waits` does so for a program of ours that is on its way out; for who does not, the
+    /// device is in use.
+    pub(crate) fn open(index: u32, attach: Attach, longest: u32, waits: bool) -> Result<Arc<Self>> {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")
             .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
             .ino();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
         let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
-        if let Some(device) = there.filter(|device| !device.is_gone.load(Ordering::Relaxed)) {
+        if let Some(device) = there.filter(|device| !device.is_gone()) {
             return Ok(device);
         }
-        let patience = if known.is_some() { HANDOVER } else { Duration::ZERO };
+        let patience = if waits && known.is_some() { HANDOVER } else { Duration::ZERO };
         let device = Arc::new(Self::load(index, attach, longest, patience)?);
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),
@@ -182,9 +183,13 @@ impl Device {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
     /// Looks at what may change without a word: the number of its queues, its own address. False if it is gone.
     pub(crate) fn refresh(&self) -> bool {
-        let there = !self.is_gone.load(Ordering::Relaxed) && self.look().is_ok();
+        let there = !self.is_gone() && self.look().is_ok();
         if !there {
             self.set_gone();
         }

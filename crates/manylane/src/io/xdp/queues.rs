@@ -265,8 +265,10 @@ impl Plane {
     }
 
     /// Gives the queue of a lane to the one that has the fewest; back, if there is none.
-    pub(super) fn pass_on(&self, queue: LaneQueue) -> Option<LaneQueue> {
+    pub(super) fn pass_on(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
         let mut state = self.state();
+        // The order to close it may be in the mailbox that it leaves.
+        queue.is_ending |= queue.device.is_gone();
         let Some(heir) = state.poorest().map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
             return Some(queue);
         };
@@ -283,11 +285,17 @@ impl Plane {
         None
     }
 
-    /// A lane is about to close a queue that is drained, of a device that is gone.
+    /// A lane has closed a queue that was drained, of a device that is gone.
     pub(super) fn ended(&self, queue: QueueId) {
         let mut state = self.state();
-        if let Some(at) = state.served.iter().position(|served| served.id == queue) {
-            state.forget(at);
+        let Some(at) = state.served.iter().position(|served| served.id == queue) else { return };
+        let device = Arc::as_ptr(&state.served[at].device);
+        state.forget(at);
+        let is_last = !state.served.iter().any(|served| Arc::as_ptr(&served.device) == device);
+        drop(state);
+        if is_last {
+            // Its program is off, and no longer in the way should it be back already.
+            self.nudge();
         }
     }
 
