@@ -106,11 +106,10 @@ impl Device {
         let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         // The driver gives XDP whole frames; behind it trains are not cut yet.
         let trains = u8::from(attach == Attach::Generic);
-        let mut program = EbpfLoader::new()
-            .btf(None)
-            .override_global("ml_trains", &trains, true)
-            .load(object)
-            .map_err(|err| refused(&name, "the eBPF maps for XDP cannot be made", err))?;
+        let mut program =
+            EbpfLoader::new().btf(None).override_global("ml_trains", &trains, true).load(object).map_err(
+                |err| refused(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err),
+            )?;
         attach_program(&mut program, index, &name, attach, patience)?;
         let mut map = |map: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
