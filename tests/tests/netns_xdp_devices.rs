@@ -91,6 +91,13 @@ fn netns_xdp_lanes_by_hand_share_the_queues() {
         b.run(|| hands.open());
         round(&mut hands);
     }
+    // Several before any lane has looked, as many as there are queues, and one more.
+    hands.lanes.truncate(2);
+    round(&mut hands);
+    for _ in 0..3 {
+        b.run(|| hands.open());
+    }
+    round(&mut hands);
     // Dropped at once, after it was retired, and the first one.
     hands.lanes.pop();
     round(&mut hands);

@@ -152,7 +152,7 @@ impl Shared {
         // The first lanes get their queues when all are there.
         if let Some(plane) = self.xdp.get() {
             lane.serve_queues(plane.enlist(lane.id())?)?;
-            plane.share_with(lane.id());
+            plane.share_out();
         }
         Ok(lane)
     }

@@ -244,6 +244,7 @@ impl Plane {
         }
         state.let_go(Device::refresh);
         let attached = self.attach(&mut state, false).and_then(|_| self.distribute(&mut state, false));
+        state.even_out();
         let followed = attached.and_then(|()| self.lead_addresses(&state));
         // Tried again at the next turn: said once.
         let complaint = followed.err().map(|err| err.chain());
