@@ -302,7 +302,8 @@ fn jumbo_echo(generic: bool) {
     let (a, b) = (testbed.host(0), testbed.host(1));
     // Behind the driver, what a kernel here has not finished is left to the kernel.
     a.set_checksums(0, !generic).unwrap();
-    let options = |builder: &mut manylane::Builder| _ = builder.engine(Engine::Xdp).xdp_generic(generic).lanes(1);
+    let options =
+        |builder: &mut manylane::Builder| _ = builder.engine(Engine::Xdp).xdp_generic(generic).lanes(1);
     let serving = echo(b, open(b, b.ip4(0).into(), options));
     let client = client(a, a.ip4(0).into(), serving.addr);
     let sizes = [10, 1700, 1780, 2000, 4000, 4096, 6000, 8972, 8973, 20_000];
@@ -320,7 +321,8 @@ fn jumbo_echo(generic: bool) {
 fn longer_frames(generic: bool, by_xdp: u64) {
     let testbed = Testbed::new(&Layout { queues: 1, mtu: 3000, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let options = |builder: &mut manylane::Builder| _ = builder.engine(Engine::Xdp).xdp_generic(generic).lanes(1);
+    let options =
+        |builder: &mut manylane::Builder| _ = builder.engine(Engine::Xdp).xdp_generic(generic).lanes(1);
     let serving = sink(b, open(b, b.ip4(0).into(), options));
     let socket = sender(a);
     let longest = 2048 - 256;

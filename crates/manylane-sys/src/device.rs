@@ -62,32 +62,55 @@ pub fn is_up(name: &str) -> io::Result<bool> {
     Ok(flags & libc::IFF_UP != 0)
 }
 
+/// `struct ethtool_channels` of linux/ethtool.h.
+#[repr(C)]
+#[derive(Default)]
+struct Channels {
+    cmd: u32,
+    max: [u32; 4],
+    rx: u32,
+    tx: u32,
+    other: u32,
+    combined: u32,
+}
+
+impl Channels {
+    const GET: u32 = 0x3c;
+    const SET: u32 = 0x3d;
+
+    fn ask(&mut self, name: &str, cmd: u32) -> io::Result<()> {
+        self.cmd = cmd;
+        let mut request = request(name)?;
+        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives it.
+        request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
+        ioctl(libc::SIOCETHTOOL, &mut request)
+    }
+}
+
 /// Receive queues that the device has in use (`ETHTOOL_GCHANNELS`). One where the driver does not say.
 ///
 /// # Errors
 /// `ENODEV` when there is no such device.
 pub fn receive_queues(name: &str) -> io::Result<u32> {
-    /// `struct ethtool_channels` of linux/ethtool.h.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Channels {
-        cmd: u32,
-        max: [u32; 4],
-        rx: u32,
-        tx: u32,
-        other: u32,
-        combined: u32,
-    }
-    const ETHTOOL_GCHANNELS: u32 = 0x3c;
-    let mut channels = Channels { cmd: ETHTOOL_GCHANNELS, ..Channels::default() };
-    let mut request = request(name)?;
-    // The kernel reads and writes through this pointer during the ioctl only; `channels` outlives it.
-    request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(channels).cast();
-    match ioctl(libc::SIOCETHTOOL, &mut request) {
+    let mut channels = Channels::default();
+    match channels.ask(name, Channels::GET) {
         Ok(()) => Ok((channels.rx + channels.combined).max(1)),
         Err(err) if err.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
         Err(err) => Err(err),
     }
+}
+
+/// Sets how many queues the device uses in each direction (`ETHTOOL_SCHANNELS`), of a driver that counts them apart,
+/// as veth does (Linux 5.15).
+///
+/// # Errors
+/// `EINVAL` beyond what the device was made with, or if an XDP program or an XSK is in the way; `EPERM` without
+/// CAP_NET_ADMIN; `EOPNOTSUPP`; `ENODEV`.
+pub fn set_queues(name: &str, receive: u32, send: u32) -> io::Result<()> {
+    let mut channels = Channels::default();
+    channels.ask(name, Channels::GET)?;
+    (channels.rx, channels.tx) = (receive, send);
+    channels.ask(name, Channels::SET)
 }
 
 /// Name of the driver (`ETHTOOL_GDRVINFO`); empty where there is none.
@@ -130,6 +153,6 @@ mod tests {
         assert_eq!(mac(&name).unwrap_err().raw_os_error(), Some(libc::ENOTSUP));
         assert_eq!(receive_queues(&name).unwrap(), 1);
         assert!(driver(&name).is_ok() && is_up(&name).is_ok());
-        assert!(mtu("nosuchdevice").is_err());
+        assert!(mtu("nosuchdevice").is_err() && set_queues("nosuchdevice", 1, 1).is_err());
     }
 }

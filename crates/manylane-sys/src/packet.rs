@@ -1,7 +1,7 @@
-//! Sending whole frames from a device (`AF_PACKET`), for tests: what no UDP socket would send.
+//! Sending and hearing whole frames at a device (`AF_PACKET`), for tests: what no UDP socket would send or tell.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// A socket that sends frames, with all their headers, from one device.
 #[derive(Debug)]
@@ -16,6 +16,30 @@ impl PacketSocket {
     /// `EPERM` without CAP_NET_RAW, `ENODEV` when there is no such device.
     pub fn open(ifindex: u32) -> io::Result<Self> {
         // Protocol 0: nothing is received.
+        Self::bind(ifindex, 0)
+    }
+
+    /// A socket that also hears every frame of that device, those that leave it, too.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn listen(ifindex: u32) -> io::Result<Self> {
+        let socket = Self::bind(ifindex, (libc::ETH_P_ALL as u16).to_be())?;
+        let on: libc::c_int = 1;
+        // SAFETY: the kernel reads `on`, which lives across the call.
+        crate::check(unsafe {
+            libc::setsockopt(
+                socket.fd.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_AUXDATA,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        })?;
+        Ok(socket)
+    }
+
+    fn bind(ifindex: u32, protocol: u16) -> io::Result<Self> {
         // SAFETY: takes no pointer.
         let raw =
             crate::check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
@@ -24,6 +48,7 @@ impl PacketSocket {
         // SAFETY: sockaddr_ll is a C struct of integers, for which all zeroes is a value.
         let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         addr.sll_family = libc::AF_PACKET as u16;
+        addr.sll_protocol = protocol;
         addr.sll_ifindex = i32::try_from(ifindex).map_err(io::Error::other)?;
         let len = size_of_val(&addr) as libc::socklen_t;
         // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
@@ -39,5 +64,65 @@ impl PacketSocket {
         // SAFETY: the kernel reads the bytes of `frame`, which is borrowed for the call.
         let sent = unsafe { libc::send(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Waits for a frame, as long as the receive timeout of the socket says. The tag that the kernel takes off is back
+    /// in its place.
+    ///
+    /// # Errors
+    /// What `recvmsg(2)` reports: `EAGAIN` when none came in time, `ENETDOWN`.
+    pub fn receive(&self) -> io::Result<Vec<u8>> {
+        const ADDRESSES: usize = 12;
+        const LONGEST: usize = 65_536;
+        let mut frame = vec![0_u8; LONGEST];
+        // As large as the kernel's message is, and aligned for its header.
+        let mut control = [0_u64; 8];
+        let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
+        // SAFETY: msghdr is a C struct of integers and pointers that may be null: all zeroes is a value of it.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control) as _;
+        // SAFETY: `message` and all that it points to live across the call, with the lengths that it says.
+        let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, 0) };
+        if got < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        frame.truncate(got as usize);
+        if let Some((kind, tag)) = taken_off(&message)
+            && frame.len() >= ADDRESSES
+        {
+            let [t0, t1] = kind.to_be_bytes();
+            let [c0, c1] = tag.to_be_bytes();
+            frame.splice(ADDRESSES..ADDRESSES, [t0, t1, c0, c1]);
+        }
+        Ok(frame)
+    }
+}
+
+/// Type and content of the tag that the kernel has taken off the frame that `message` was filled with.
+fn taken_off(message: &libc::msghdr) -> Option<(u16, u16)> {
+    // SAFETY: the kernel filled `message`, and set the length of the control data that it wrote.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    if header.is_null() {
+        return None;
+    }
+    // SAFETY: CMSG_FIRSTHDR gives a header within the control data, or null, which was ruled out.
+    let kind = unsafe { ((*header).cmsg_level, (*header).cmsg_type) };
+    if kind != (libc::SOL_PACKET, libc::PACKET_AUXDATA) {
+        return None;
+    }
+    // SAFETY: a message of this type holds a tpacket_auxdata, for which the caller's control data has room; it is plain
+    // integers and may be anywhere.
+    let about: libc::tpacket_auxdata =
+        unsafe { libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned() };
+    let is_there = about.tp_status & libc::TP_STATUS_VLAN_VALID != 0;
+    is_there.then_some((about.tp_vlan_tpid, about.tp_vlan_tci))
+}
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

@@ -33,10 +33,10 @@ impl End {
     pub(crate) fn configuration(&self, peer: Option<&End>) -> String {
         let device = &self.device;
         let mut lines = format!("link set dev {device} addrgenmode none\n");
-        lines += &format!("address add {}/24 dev {device}\n", self.ip4);
+        lines += &format!("address replace {}/24 dev {device}\n", self.ip4);
         if let Some(ip6) = self.ip6 {
             // A new address may not be used before duplicates were looked for; there are none here.
-            lines += &format!("address add {ip6}/64 dev {device} nodad\n");
+            lines += &format!("address replace {ip6}/64 dev {device} nodad\n");
         }
         lines += &format!("link set dev {device} up\n");
         // With the neighbour known, the first frames of a burst are not lost behind its resolution.

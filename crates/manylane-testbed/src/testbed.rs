@@ -83,17 +83,47 @@ impl Testbed {
             configure(&testbed, host, layout)
                 .with_context(|| format!("configuring host {}", host.index()))?;
         }
-        for (link, &(a, b)) in layout.links.iter().enumerate() {
-            for host in [&testbed.hosts[a], &testbed.hosts[b]] {
-                // Only once it is up: a veth device tells its peer of GRO when it is switched, and only then
-                // does the peer become a target for XDP (Linux 6.18).
-                if layout.gro {
-                    host.set_gro(link, true)?;
-                }
-                host.wait_for_carrier(link)?;
-            }
+        for link in 0..layout.links.len() {
+            testbed.finish_link(link, layout)?;
         }
         Ok(testbed)
+    }
+
+    /// Makes link `link` of `layout` anew after its devices were deleted, with their names and addresses.
+    ///
+    /// # Errors
+    /// What `ip` says, also if there is one.
+    pub fn renew_link(&self, link: usize, layout: &Layout) -> Result<()> {
+        let (a, b) = layout.links[link];
+        join(&self.hosts[a], &self.hosts[b], link, layout).with_context(|| format!("making link {link}"))?;
+        self.restore_link(link, layout)
+    }
+
+    /// Gives the devices of link `link` of `layout` what they lose when they go to another host and come back: addresses,
+    /// neighbours, and that they are up.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub fn restore_link(&self, link: usize, layout: &Layout) -> Result<()> {
+        let (a, b) = layout.links[link];
+        for (host, peer) in [(a, b), (b, a)] {
+            let peer = layout.neighbours.then(|| self.hosts[peer].end(link));
+            self.hosts[host].ip_batch(&self.hosts[host].end(link).configuration(peer))?;
+        }
+        self.finish_link(link, layout)
+    }
+
+    fn finish_link(&self, link: usize, layout: &Layout) -> Result<()> {
+        let (a, b) = layout.links[link];
+        for host in [&self.hosts[a], &self.hosts[b]] {
+            // Only once it is up: a veth device tells its peer of GRO when it is switched, and only then
+            // does the peer become a target for XDP (Linux 6.18).
+            if layout.gro {
+                host.set_gro(link, true)?;
+            }
+            host.wait_for_carrier(link)?;
+        }
+        Ok(())
     }
 
     /// Host `index`.

@@ -152,7 +152,7 @@ impl Shared {
         // The first lanes get their queues when all are there.
         if let Some(plane) = self.xdp.get() {
             lane.serve_queues(plane.enlist(lane.id())?)?;
-            plane.share_with(lane.id());
+            plane.share_out();
         }
         Ok(lane)
     }
@@ -492,6 +492,13 @@ impl Handle {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared.counters()
+    }
+
+    /// The queues of devices that feed lanes now, with engine `xdp`; none with any other. They change as lanes and
+    /// devices come and go.
+    #[must_use]
+    pub fn xdp_queues(&self) -> Vec<XdpQueue> {
+        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
     }
 
     /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`, or why a frame was

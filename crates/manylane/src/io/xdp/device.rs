@@ -77,18 +77,19 @@ pub(crate) type Number = u32;
 
 impl Device {
     /// The device `index` of the calling thread's namespace, with the program attached. `longest` is the longest
-    /// frame that an XSK takes.
-    pub(crate) fn open(index: u32, attach: Attach, longest: u32) -> Result<Arc<Self>> {
+    /// frame that an XSK takes. Who `waits` does so for a program of ours that is on its way out; for who does not, the
+    /// device is in use.
+    pub(crate) fn open(index: u32, attach: Attach, longest: u32, waits: bool) -> Result<Arc<Self>> {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")
             .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
             .ino();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
         let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
-        if let Some(device) = there.filter(|device| !device.is_gone.load(Ordering::Relaxed)) {
+        if let Some(device) = there.filter(|device| !device.is_gone()) {
             return Ok(device);
         }
-        let patience = if known.is_some() { HANDOVER } else { Duration::ZERO };
+        let patience = if waits && known.is_some() { HANDOVER } else { Duration::ZERO };
         let device = Arc::new(Self::load(index, attach, longest, patience)?);
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),
@@ -108,11 +109,10 @@ impl Device {
         let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         // The driver gives XDP whole frames; behind it trains are not cut yet.
         let trains = u8::from(attach == Attach::Generic);
-        let mut program = EbpfLoader::new()
-            .btf(None)
-            .override_global("ml_trains", &trains, true)
-            .load(object)
-            .map_err(|err| refused(&name, "the eBPF maps for XDP cannot be made", err))?;
+        let mut program =
+            EbpfLoader::new().btf(None).override_global("ml_trains", &trains, true).load(object).map_err(
+                |err| refused(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err),
+            )?;
         attach_program(&mut program, index, &name, attach, patience)?;
         let mut map = |map: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
@@ -203,9 +203,13 @@ impl Device {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
+    }
+
     /// Looks at what may change without a word: the number of its queues, its own address. False if it is gone.
     pub(crate) fn refresh(&self) -> bool {
-        let there = !self.is_gone.load(Ordering::Relaxed) && self.look().is_ok();
+        let there = !self.is_gone() && self.look().is_ok();
         if !there {
             self.set_gone();
         }

@@ -174,7 +174,10 @@ impl XdpIo {
     fn end(&mut self, at: usize) {
         let queue = self.queues.remove(at);
         _ = self.watch.remove(&queue.xsk);
-        self.plane.ended(queue.id);
+        let id = queue.id;
+        // First, so that nothing of ours is on the device when it is told.
+        drop(queue);
+        self.plane.ended(id);
         self.next = 0;
     }
 

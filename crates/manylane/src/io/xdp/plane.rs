@@ -172,11 +172,17 @@ impl Plane {
             if is_known || state.failed.contains(&index) {
                 continue;
             }
-            let opened = Device::open(index, attach, FRAME - HEADROOM)
+            // Lanes that run let go of a device that was gone and is back only if nobody waits for it under the lock.
+            let opened = Device::open(index, attach, FRAME - HEADROOM, strict)
                 .and_then(|device| device.register(&self.options.vlans).map(|number| (device, number)));
             match opened {
                 Ok(device) => state.devices.push(device),
                 Err(err) if strict && matches!(self.reach, Reach::Named(_)) => return Err(err),
+                // A program that is in the way goes without a word: tried again at the next turn.
+                Err(err) if !strict && err.kind() == ErrorKind::InUse => {
+                    log::debug!("engine xdp: left out for now: {}", err.chain());
+                    why = Some(err);
+                }
                 Err(err) => {
                     log::info!("engine xdp: left out: {}", err.chain());
                     state.failed.push(index);
@@ -238,6 +244,7 @@ impl Plane {
         }
         state.let_go(Device::refresh);
         let attached = self.attach(&mut state, false).and_then(|_| self.distribute(&mut state, false));
+        state.even_out();
         let followed = attached.and_then(|()| self.lead_addresses(&state));
         // Tried again at the next turn: said once.
         let complaint = followed.err().map(|err| err.chain());

@@ -55,6 +55,8 @@ pub(super) struct Served {
     dropped_before: u64,
     /// Frames are led here.
     steered: bool,
+    /// The lane is to pass it on, and has not yet.
+    is_leaving: bool,
 }
 
 /// A lane that can be given queues.
@@ -107,6 +109,35 @@ impl State {
                     mailbox.order(served.id, Order::End);
                 }
             }
+        }
+    }
+
+    /// Orders lanes to pass queues on, so that in the end none has two more than another.
+    pub(super) fn even_out(&mut self) {
+        let stay =
+            |lane| self.served.iter().filter(|served| served.lane == lane && !served.is_leaving).count();
+        let mut counts: Vec<usize> = self.seats.iter().map(|seat| stay(seat.lane)).collect();
+        // What is on its way already goes to whoever has the fewest.
+        for _ in self.served.iter().filter(|served| served.is_leaving) {
+            if let Some(least) = counts.iter_mut().min() {
+                *least += 1;
+            }
+        }
+        loop {
+            let by_count = |at: &usize| counts.get(*at).copied();
+            let rich = (0..counts.len()).max_by_key(by_count);
+            let Some((rich, poor)) = rich.zip((0..counts.len()).min_by_key(by_count)) else { return };
+            if counts[rich] < counts[poor] + 2 {
+                return;
+            }
+            let Seat { lane, mailbox } = &self.seats[rich];
+            let spare = self.served.iter_mut().find(|served| served.lane == *lane && !served.is_leaving);
+            // It may have but what is on its way to it.
+            let Some(served) = spare else { return };
+            served.is_leaving = true;
+            mailbox.order(served.id, Order::PassOn);
+            counts[rich] -= 1;
+            counts[poor] += 1;
         }
     }
 
@@ -193,6 +224,7 @@ impl Plane {
             xsk: statistics,
             dropped_before: 0,
             steered: true,
+            is_leaving: false,
         });
         heir.1.deliver(LaneQueue::new(id, xsk, Arc::clone(device), queue, self.batch));
         Ok(())
@@ -240,17 +272,8 @@ impl Plane {
     }
 
     /// A lane was enlisted after the others: those that have more than their share shall give.
-    pub(crate) fn share_with(&self, lane: LaneId) {
-        let state = self.state();
-        let share = state.served.len() / state.seats.len().max(1);
-        let mut wanted = share.saturating_sub(state.served_by(lane));
-        for seat in &state.seats {
-            let spare = state.served_by(seat.lane).saturating_sub(share).min(wanted);
-            for served in state.served.iter().filter(|served| served.lane == seat.lane).take(spare) {
-                seat.mailbox.order(served.id, Order::PassOn);
-            }
-            wanted -= spare;
-        }
+    pub(crate) fn share_out(&self) {
+        self.state().even_out();
     }
 
     /// A lane leaves: it is given nothing more, and shall give what it has.
@@ -258,7 +281,8 @@ impl Plane {
         let mut state = self.state();
         let Some(at) = state.seats.iter().position(|seat| seat.lane == lane) else { return };
         let seat = state.seats.remove(at);
-        for served in state.served.iter().filter(|served| served.lane == lane) {
+        for served in state.served.iter_mut().filter(|served| served.lane == lane && !served.is_leaving) {
+            served.is_leaving = true;
             seat.mailbox.order(served.id, Order::PassOn);
         }
     }
@@ -275,8 +299,10 @@ impl Plane {
     }
 
     /// Gives the queue of a lane to the one that has the fewest; back, if there is none.
-    pub(super) fn pass_on(&self, queue: LaneQueue) -> Option<LaneQueue> {
+    pub(super) fn pass_on(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
         let mut state = self.state();
+        // The order to close it may be in the mailbox that it leaves.
+        queue.is_ending |= queue.device.is_gone();
         let Some(heir) = state.poorest(0).map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
             return Some(queue);
         };
@@ -286,18 +312,25 @@ impl Plane {
         let served = &mut state.served[at];
         let (from, dropped) = (served.lane, dropped_at(&served.xsk));
         let while_there = dropped - std::mem::replace(&mut served.dropped_before, dropped);
-        served.lane = heir.0;
+        (served.lane, served.is_leaving) = (heir.0, false);
         state.note_dropped(from, while_there);
         // Under the lock: a lane that leaves does so with an empty mailbox.
         heir.1.deliver(queue);
+        state.even_out();
         None
     }
 
-    /// A lane is about to close a queue that is drained, of a device that is gone.
+    /// A lane has closed a queue that was drained, of a device that is gone.
     pub(super) fn ended(&self, queue: QueueId) {
         let mut state = self.state();
-        if let Some(at) = state.served.iter().position(|served| served.id == queue) {
-            state.forget(at);
+        let Some(at) = state.served.iter().position(|served| served.id == queue) else { return };
+        let device = Arc::as_ptr(&state.served[at].device);
+        state.forget(at);
+        let is_last = !state.served.iter().any(|served| Arc::as_ptr(&served.device) == device);
+        drop(state);
+        if is_last {
+            // Its program is off, and no longer in the way should it be back already.
+            self.nudge();
         }
     }
 

@@ -1,0 +1,297 @@
+//! Engine `xdp`: lanes, devices, queues and hardware addresses that change while a socket runs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
+
+mod netns_support;
+mod xdp_support;
+
+use std::net::SocketAddr;
+
+use manylane::{Builder, Handle};
+use manylane_sys::device;
+use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
+use manylane_testbed::{Host, Layout};
+use manylane_tests::{Client, PATIENCE};
+use netns_support::{client, echo, hands, sink, until, within};
+use xdp_support::{all_by_xdp, any_port, is_shared_out, quiet, regain, testbed, xdp};
+
+/// The device of the first link.
+const DEVICE: &str = "link0";
+/// That of the second one.
+const OTHER: &str = "link1";
+
+/// Pings often enough, from so many ports, that every queue has its turn. How many pings it was.
+fn ping_all_queues(a: &Host, server: SocketAddr) -> u64 {
+    const CLIENTS: u64 = 32;
+    for _ in 0..CLIENTS {
+        client(a, a.ip4(0).into(), server).ping();
+    }
+    CLIENTS
+}
+
+fn shared_out(handle: &Handle, device: &str, queues: u32) {
+    let done = within(PATIENCE, || is_shared_out(handle, device, queues));
+    assert!(done, "{:#?} of {:?}", handle.xdp_queues(), handle.lane_ids());
+}
+
+#[test]
+fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
+    const COUNT: u64 = 60_000;
+    const ROUNDS: u64 = 4;
+    let Some(testbed) = testbed("netns_xdp_lanes_that_come_and_go_share_the_queues", &quiet(4)) else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // Rings that hold a third of a second: nothing is to be lost by a machine that is busy with something else.
+    let serving = sink(b, xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192)));
+    let handle = &serving.handle;
+    let traffic = Traffic { flows: 50, pps: Some(20_000.0), ..Traffic::new(serving.addr, 20) };
+    let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
+        for round in 1..=ROUNDS {
+            // Two, three, four lanes, and back to two.
+            for _ in 0..2 {
+                let id = b.run(|| handle.add_lane()).unwrap();
+                shared_out(handle, DEVICE, 4);
+                assert!(handle.xdp_queues().iter().any(|queue| queue.lane == id));
+            }
+            for id in &handle.lane_ids()[..2] {
+                handle.remove_lane(*id).unwrap();
+                shared_out(handle, DEVICE, 4);
+            }
+            let due = COUNT / (ROUNDS + 1) * round;
+            until(|| handle.counters().total().arrived() >= due, handle);
+        }
+        assert_eq!(sending.join().unwrap(), COUNT);
+    });
+    until(|| handle.counters().total().arrived() >= COUNT, handle);
+    all_by_xdp(&serving.stop().unwrap().total(), COUNT);
+}
+
+#[test]
+fn netns_xdp_lanes_by_hand_share_the_queues() {
+    let Some(testbed) = testbed("netns_xdp_lanes_by_hand_share_the_queues", &quiet(4)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let mut hands = hands(b, xdp(b, any_port(b), |_| ()));
+    let handle = hands.handle.clone();
+    let (server, mut pings) = (hands.addr(), 0);
+    let mut round = |hands: &mut manylane_tests::Hands| {
+        // A lane that is called looks into its mailbox.
+        assert!(within(PATIENCE, || hands.drain() == 0 && is_shared_out(&handle, DEVICE, 4)));
+        let clients: Vec<Client> = (0..32).map(|_| client(a, a.ip4(0).into(), server)).collect();
+        clients.iter().for_each(|client| client.send(b"by hand"));
+        hands.echo(clients.len());
+        clients.iter().for_each(|client| client.expect(b"by hand"));
+        pings += clients.len() as u64;
+        all_by_xdp(&handle.counters().total(), pings);
+    };
+    round(&mut hands);
+    for _ in 0..2 {
+        b.run(|| hands.open());
+        round(&mut hands);
+    }
+    // Several before any lane has looked, as many as there are queues, and one more.
+    hands.lanes.truncate(2);
+    round(&mut hands);
+    for _ in 0..3 {
+        b.run(|| hands.open());
+    }
+    round(&mut hands);
+    // Dropped at once, after it was retired, and the first one.
+    hands.lanes.pop();
+    round(&mut hands);
+    let mut lane = hands.lanes.pop().unwrap();
+    lane.retire().unwrap();
+    drop(lane);
+    round(&mut hands);
+    hands.lanes.remove(0);
+    round(&mut hands);
+}
+
+/// Two links between the first two hosts, and a third host without any.
+fn two_links() -> Layout {
+    Layout { hosts: 3, links: vec![(0, 1), (0, 1)], ..quiet(2) }
+}
+
+/// How a socket finds its devices, and whether it has both links and loopback.
+fn reaches(b: &Host) -> [(SocketAddr, Option<[&'static str; 2]>, bool); 3] {
+    let wildcard = SocketAddr::from(([0, 0, 0, 0], 0));
+    [(wildcard, None, true), (wildcard, Some([DEVICE, OTHER]), true), (any_port(b), None, false)]
+}
+
+/// Takes the first link away and brings it back, for each way in which a socket finds its devices.
+fn goes_and_comes_back(
+    name: &str,
+    go: impl Fn(&Host, &manylane_testbed::Testbed),
+    come: impl Fn(&Host, &manylane_testbed::Testbed),
+) {
+    let Some(testbed) = testbed(name, &two_links()) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    for (bound, devices, is_wide) in reaches(b) {
+        let serving = echo(
+            b,
+            xdp(b, bound, |builder: &mut Builder| {
+                if let Some(devices) = devices {
+                    builder.xdp_devices(devices);
+                }
+            }),
+        );
+        let handle = &serving.handle;
+        let at = |link: usize| SocketAddr::new(b.ip4(link).into(), serving.addr.port());
+        let ping = |link: usize| {
+            let client = client(a, a.ip4(link).into(), at(link));
+            (0..10).for_each(|_| client.ping());
+            10
+        };
+        let mut by_xdp = ping(0);
+        let mut others = 0;
+        // Twice, so that what was left over from the first time would show.
+        for _ in 0..2 {
+            go(b, &testbed);
+            if is_wide {
+                by_xdp += ping(1);
+                b.run(|| {
+                    Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), serving.addr.port())).ping()
+                });
+                others += 1;
+            }
+            shared_out(handle, DEVICE, 0);
+            come(b, &testbed);
+            shared_out(handle, DEVICE, 2);
+            others += regain(&client(a, a.ip4(0).into(), at(0)), handle);
+            by_xdp += ping(0);
+            if is_wide {
+                by_xdp += ping(1);
+            }
+        }
+        let total = serving.stop().unwrap().total();
+        let all = by_xdp + others;
+        assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
+        assert!(total.by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+    }
+}
+
+#[test]
+fn netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again() {
+    goes_and_comes_back(
+        "netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again",
+        |b, _| b.ip_batch(&format!("link delete dev {DEVICE}\n")).unwrap(),
+        |_, testbed| testbed.renew_link(0, &two_links()).unwrap(),
+    );
+}
+
+#[test]
+fn netns_xdp_a_device_that_was_in_another_namespace_is_used_again() {
+    let send = |from: &Host, to: &Host| {
+        from.ip_batch(&format!("link set dev {DEVICE} netns {}\n", to.namespace().path())).unwrap();
+    };
+    goes_and_comes_back(
+        "netns_xdp_a_device_that_was_in_another_namespace_is_used_again",
+        |b, testbed| send(b, testbed.host(2)),
+        |b, testbed| {
+            send(testbed.host(2), b);
+            testbed.restore_link(0, &two_links()).unwrap();
+        },
+    );
+}
+
+/// At once, before lanes have let go of it.
+#[test]
+fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
+    let name = "netns_xdp_a_device_that_is_back_at_once_is_used_again";
+    let Some(testbed) = testbed(name, &two_links()) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // Two sockets: the program stays until the last one has let go.
+    let all =
+        [(); 2].map(|()| echo(b, xdp(b, any_port(b), |builder| _ = builder.xdp_sockets(2).xdp_ring(512))));
+    for _ in 0..3 {
+        let (there, back) = (testbed.host(2).namespace().path(), b.namespace().path());
+        b.ip_batch(&format!("link set dev {DEVICE} netns {there}\n")).unwrap();
+        testbed.host(2).ip_batch(&format!("link set dev {DEVICE} netns {back}\n")).unwrap();
+        testbed.restore_link(0, &two_links()).unwrap();
+        for serving in &all {
+            regain(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
+            shared_out(&serving.handle, DEVICE, 2);
+            let before = serving.handle.counters().total().by_xdp;
+            let pings = ping_all_queues(a, serving.addr);
+            assert_eq!(serving.handle.counters().total().by_xdp, before + pings);
+        }
+    }
+    for serving in all {
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.delivered, total.sent), (total.arrived(), total.arrived()), "{total:#?}");
+    }
+}
+
+#[test]
+fn netns_xdp_more_queues_are_served_as_they_come() {
+    let Some(testbed) = testbed("netns_xdp_more_queues_are_served_as_they_come", &quiet(4)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // A veth device with a program wants as many receive queues as its peer has to send by, and sockets keep theirs.
+    let set = |host: &Host, receive: u32, send: u32| {
+        let set = host.run(|| device::set_queues(host.device(0), receive, send));
+        for host in [a, b].into_iter().filter(|_| set.is_ok()) {
+            host.wait_for_carrier(0).unwrap();
+        }
+        set
+    };
+    set(a, 4, 1).unwrap();
+    set(b, 1, 4).unwrap();
+    let serving = echo(b, xdp(b, any_port(b), |_| ()));
+    let handle = &serving.handle;
+    assert!(is_shared_out(handle, DEVICE, 1));
+    let mut by_xdp = ping_all_queues(a, serving.addr);
+    let mut others = 0;
+    for queues in 2..=4 {
+        set(b, queues, 4).unwrap();
+        set(a, 4, queues).unwrap();
+        // Whether through the kernel or past it: all of them.
+        others += ping_all_queues(a, serving.addr);
+        shared_out(handle, DEVICE, queues);
+        // A veth device shows its new queues the program only when it comes up the next time (Linux 6.18).
+        b.set_link(0, false).unwrap();
+        b.set_link(0, true).unwrap();
+        b.wait_for_carrier(0).unwrap();
+        others += regain(&client(a, a.ip4(0).into(), serving.addr), handle);
+        by_xdp += ping_all_queues(a, serving.addr);
+        // Two lanes, and those that come.
+        b.run(|| handle.add_lane()).unwrap();
+        shared_out(handle, DEVICE, queues);
+        by_xdp += ping_all_queues(a, serving.addr);
+    }
+    // None of those that are served can be taken away.
+    set(a, 4, 1).unwrap();
+    set(b, 1, 4).unwrap_err();
+    assert!(is_shared_out(handle, DEVICE, 4));
+    let total = serving.stop().unwrap().total();
+    assert_eq!(
+        (total.arrived(), total.delivered, total.sent),
+        (by_xdp + others, by_xdp + others, by_xdp + others)
+    );
+    assert!(total.by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+}
+
+#[test]
+fn netns_xdp_a_device_that_changes_its_hardware_address_is_followed() {
+    let name = "netns_xdp_a_device_that_changes_its_hardware_address_is_followed";
+    let Some(testbed) = testbed(name, &quiet(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let serving = echo(b, xdp(b, any_port(b), |_| ()));
+    let handle = &serving.handle;
+    let mut by_xdp = ping_all_queues(a, serving.addr);
+    let mut others = 0;
+    for last in 1..=3 {
+        let mac = format!("02:77:00:00:00:{last:02x}");
+        b.ip_batch(&format!("link set dev {DEVICE} address {mac}\n")).unwrap();
+        let to = b.ip4(0);
+        a.ip_batch(&format!("neighbour replace {to} lladdr {mac} dev {DEVICE} nud permanent\n")).unwrap();
+        let client = client(a, a.ip4(0).into(), serving.addr);
+        others += regain(&client, handle);
+        by_xdp += ping_all_queues(a, serving.addr);
+    }
+    let total = serving.stop().unwrap().total();
+    let all = by_xdp + others;
+    assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
+    assert!(total.by_xdp >= by_xdp + 3 && total.by_xdp <= all, "{by_xdp}: {total:#?}");
+}
