@@ -5,8 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+<<<<<<< HEAD
 use manylane::{Engine, Placement, Steering, SteeringBy};
 use manylane_testbed::bench::flap::Event;
+=======
+use manylane::{Engine, Placement, Steering, SteeringBy, Vlan};
+>>>>>>> 47efb94e3b5ca60be1744a321d21c77dfae0833b
 use manylane_testbed::client::{Expect, Payload};
 use manylane_testbed::receiver::Kind;
 
@@ -58,7 +62,8 @@ pub(crate) struct EchoArgs {
     /// Lanes [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) lanes: Option<usize>,
-    /// How lanes talk to the kernel: auto, mmsg, or xdp (frames past the kernel's stack; needs root)
+    /// How lanes talk to the kernel: mmsg, xdp (frames past the kernel's stack; needs root), or auto: xdp on the devices of
+    /// --xdp-device where that works, else mmsg
     #[arg(long, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
     /// Devices that engine xdp uses [default: those that have the address]
@@ -67,6 +72,12 @@ pub(crate) struct EchoArgs {
     /// Attach the program of engine xdp behind the driver (generic XDP): any device, but slower
     #[arg(long)]
     pub(crate) xdp_generic: bool,
+    /// VLAN whose frames engine xdp takes, too: ID, or OUTER.INNER; may be given several times
+    #[arg(long, value_name = "ID[.ID]")]
+    pub(crate) xdp_vlan: Vec<Vlan>,
+    /// Microseconds that a lane looks for datagrams without pause before it sleeps, 1000000 at most
+    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
+    pub(crate) busy_poll: u64,
     /// Which lane gets a datagram: flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH"
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,

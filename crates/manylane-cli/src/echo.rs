@@ -58,7 +58,11 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .ecn(args.ecn)
         .only_v6(args.only_v6)
         .join_group(args.join_group)
-        .xdp_generic(args.xdp_generic);
+        .xdp_generic(args.xdp_generic)
+        .busy_poll(Duration::from_micros(args.busy_poll));
+    for vlan in &args.xdp_vlan {
+        builder.xdp_vlan(*vlan);
+    }
     if !args.xdp_device.is_empty() {
         builder.xdp_devices(args.xdp_device.clone());
     }
@@ -149,6 +153,8 @@ struct Settings {
     addr: String,
     lanes: usize,
     engine: String,
+    /// Why it is not xdp, where that was hoped for.
+    engine_why: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
     steering: String,
@@ -159,6 +165,7 @@ struct Settings {
     gro: bool,
     gso: bool,
     stealing: bool,
+    busy_poll_us: u64,
     recv_buffer: Option<usize>,
     seconds: f64,
 }
@@ -172,6 +179,7 @@ impl Settings {
             addr: socket.local_addr().to_string(),
             lanes: socket.lane_count(),
             engine: socket.engine().to_string(),
+            engine_why: socket.fallback().map(str::to_owned),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
             steering_by: steering.by.to_string(),
@@ -181,21 +189,27 @@ impl Settings {
             gro: can.gro,
             gso: can.gso,
             stealing: args.stealing,
+            busy_poll_us: args.busy_poll,
             recv_buffer: args.recv_buffer,
             seconds: 0.0,
         }
     }
 
     fn describe(&self) -> String {
-        let why = self.steering_why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
-        let queues = if self.xdp_queues.is_empty() {
-            String::new()
-        } else {
-            format!(" (queues {})", self.xdp_queues.join(" "))
+        let because = |why: &Option<String>| why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
+        let engine = match &self.engine_why {
+            Some(why) => format!(" (not xdp: {why})"),
+            None if self.xdp_queues.is_empty() => String::new(),
+            None => format!(" (queues {})", self.xdp_queues.join(" ")),
         };
         format!(
-            "{} lanes, engine {}{queues}, steering {} by {}{why}, placement {}",
-            self.lanes, self.engine, self.steering, self.steering_by, self.placement
+            "{} lanes, engine {}{engine}, steering {} by {}{}, placement {}",
+            self.lanes,
+            self.engine,
+            self.steering,
+            self.steering_by,
+            because(&self.steering_why),
+            self.placement
         )
     }
 }

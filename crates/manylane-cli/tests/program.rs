@@ -46,6 +46,8 @@ fn folder(name: &str) -> PathBuf {
 struct Echo {
     child: Child,
     addr: String,
+    /// How it serves, in a line.
+    how: String,
 }
 
 impl Echo {
@@ -58,9 +60,10 @@ impl Echo {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
         let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
+        let how = lines.next().unwrap().unwrap();
         // Somebody has to read on, or the program would wait for the pipe.
         thread::spawn(move || lines.for_each(drop));
-        Self { child, addr }
+        Self { child, addr, how }
     }
 
     /// Sends a signal and waits: the final statistics.
@@ -170,12 +173,36 @@ fn loopback_the_generator_sends_exactly_what_was_asked_for() {
 }
 
 #[test]
+fn loopback_lanes_that_poll_and_an_engine_that_is_not_to_be_had() {
+    let words = ["--lanes", "2", "--busy-poll", "200", "--xdp-device", "nosuch0", "--xdp-vlan", "5"];
+    let echo = Echo::start(&[&words[..], &["--xdp-vlan", "100.5"]].concat());
+    assert!(echo.how.starts_with("2 lanes, engine mmsg (not xdp: "), "{}", echo.how);
+    assert!(echo.how.contains("there is no device nosuch0"), "{}", echo.how);
+    let words =
+        ["send", &echo.addr, "--expect", "echo", "--count", "500", "--rate", "2k", "--timeout", "10s"];
+    let output = run(&words);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let served = echo.end("TERM");
+    assert_eq!((&total(&served)["delivered"], &total(&served)["sent"]), (&500.into(), &500.into()));
+    let settings = &served["settings"];
+    assert_eq!((&settings["engine"], &settings["busy_poll_us"]), (&"mmsg".into(), &200.into()));
+    assert!(settings["engine_why"].as_str().unwrap().contains("nosuch0"), "{settings}");
+    // Without a device there is nothing to explain.
+    let echo = Echo::start(&[]);
+    assert!(echo.how.contains("engine mmsg, "), "{}", echo.how);
+    assert_eq!(echo.end("TERM")["settings"]["engine_why"], Value::Null);
+}
+
+#[test]
 fn usage_errors_say_what_was_meant() {
     for (words, hint) in [
         (&["ecko"][..], "echo"),
         (&["echo", "127.0.0.1:0", "--lane", "2"], "--lanes"),
         (&["echo", "127.0.0.1:0", "--steering", "sideways"], "round-robin"),
         (&["echo"], "<ADDR>"),
+        (&["echo", "127.0.0.1:0", "--xdp-vlan", "4095"], "1 to 4094"),
+        (&["echo", "127.0.0.1:0", "--xdp-vlan", "5.x"], "100.5"),
+        (&["echo", "127.0.0.1:0", "--busy-poll", "5ms"], "--busy-poll"),
         (&["send", "127.0.0.1:9", "--rate", "quick"], "250k"),
         (&["send", "127.0.0.1:9", "--expect", "pong"], "text:"),
         (&["bench", "rx", "--receivers", "lane/none"], "lane/mmsg"),

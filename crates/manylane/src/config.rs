@@ -335,7 +335,8 @@ impl Builder {
         };
         // What is wrong with the port or an option is so with every engine, and is then the error.
         let socket = by(Engine::Mmsg, Some(why.clone()))?;
-        log::warn!("{}: engine mmsg, not xdp: {why}", socket.local_addr());
+        // No warning: `fallback` tells it to whoever opened the socket.
+        log::info!("{}: engine mmsg, not xdp: {why}", socket.local_addr());
         Ok(socket)
     }
 
