@@ -5,12 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-<<<<<<< HEAD
-use manylane::{Engine, Placement, Steering, SteeringBy};
-use manylane_testbed::bench::flap::Event;
-=======
 use manylane::{Engine, Placement, Steering, SteeringBy, Vlan};
->>>>>>> 47efb94e3b5ca60be1744a321d21c77dfae0833b
+use manylane_testbed::bench::flap::Event;
 use manylane_testbed::client::{Expect, Payload};
 use manylane_testbed::receiver::Kind;
 
