@@ -78,6 +78,9 @@ pub struct BenchSettings {
     /// What lanes and `reuseport/*` pause for after a batch that was not full, in microseconds, for each of `threads`.
     #[serde(default)]
     pub linger_micros: Vec<u64>,
+    /// The same of `xsk/raw` and `lane/xdp`; empty without them.
+    #[serde(default)]
+    pub xdp_linger_micros: Vec<u64>,
     /// How the datagrams of `lane/*` find their lane, with what does it.
     pub steering: String,
     /// Largest share of datagrams that a no-loss rate may lose.

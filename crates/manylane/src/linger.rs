@@ -11,7 +11,10 @@
 //!
 //! Decided from the sizes of batches alone; the clock is read once a pause.
 
+use std::sync::OnceLock;
 use std::time::Duration;
+
+use manylane_sys::{cpu, tick};
 
 /// A pause is tried after so many batches without one.
 const TRY_EVERY: u32 = 16;
@@ -29,6 +32,33 @@ pub(crate) fn default_pause(lanes: usize, cores: usize) -> Duration {
         0 | 1 => Duration::ZERO,
         sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
     }
+}
+
+/// Lanes of the engine `xdp` pause for so many times what a wake-up costs: it then costs a twentieth of a core at most.
+const TIMES_THE_COST: u32 = 20;
+/// But at least and at most so long.
+const FRAMES_PAUSE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
+
+/// How long lanes of the engine `xdp` pause at least, if the user does not say. To take a frame costs so little that
+/// waking up for each would be most of the work, and what a wake-up costs is not the same everywhere: about a
+/// microsecond on bare metal, and ten or more in a virtual machine. So it is measured, once a process, in about a
+/// millisecond.
+pub(crate) fn pause_for_frames() -> Duration {
+    static PAUSE: OnceLock<Duration> = OnceLock::new();
+    *PAUSE.get_or_init(|| pause_at(cost_of_waking()))
+}
+
+fn pause_at(cost: Duration) -> Duration {
+    let (shortest, longest) = FRAMES_PAUSE;
+    (cost * TIMES_THE_COST).clamp(shortest, longest)
+}
+
+/// CPU time of one sleep and the wake-up from it.
+fn cost_of_waking() -> Duration {
+    const SLEEPS: u32 = 16;
+    let before = cpu::thread_time();
+    (0..SLEEPS).for_each(|_| tick::sleep(Duration::from_micros(50)));
+    cpu::thread_time().saturating_sub(before) / SLEEPS
 }
 
 /// The decision of one lane.
@@ -146,6 +176,17 @@ mod tests {
         let mut linger = lingering(52);
         assert_eq!(linger.after(13), Some(PAUSE));
         assert_eq!(linger.after(14), Some(PAUSE / 2));
+    }
+
+    #[test]
+    fn lanes_of_frames_pause_by_what_waking_up_costs() {
+        let micros = Duration::from_micros;
+        for (cost, pause) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
+            assert_eq!(pause_at(micros(cost)), micros(pause));
+        }
+        let (shortest, longest) = FRAMES_PAUSE;
+        assert!((shortest..=longest).contains(&pause_for_frames()));
+        assert_eq!(pause_for_frames(), pause_for_frames());
     }
 
     #[test]

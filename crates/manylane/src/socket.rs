@@ -88,7 +88,12 @@ impl Shared {
     /// How long a lane that serves pauses when that pays: see [`Builder::linger`].
     pub(crate) fn linger(&self) -> Duration {
         let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
-        self.config.linger.unwrap_or_else(|| linger::default_pause(self.config.lanes, cores))
+        self.config.linger.unwrap_or_else(|| {
+            let pause = linger::default_pause(self.config.lanes, cores);
+            // Who polls wants no pause.
+            let of_frames = self.config.engine == Engine::Xdp && self.config.busy_poll.is_zero();
+            if of_frames { pause.max(linger::pause_for_frames()) } else { pause }
+        })
     }
 
     /// Messages that `lane` has room for while it pauses: in its receive buffer, and in the rings of its queues.
@@ -414,6 +419,8 @@ impl Socket {
         for lane in &mut self.lanes {
             lane.serve_queues(plane.enlist(lane.id())?)?;
         }
+        // Here, where nobody waits for a datagram: the first time it measures.
+        self.shared.linger();
         plane.start()?;
         // It was empty: the socket is being opened.
         _ = self.shared.xdp.set(plane);

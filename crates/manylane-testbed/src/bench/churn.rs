@@ -59,7 +59,7 @@ fn churn(
     every: Duration,
     director: &mut dyn Director,
 ) -> Result<ChurnRow> {
-    let receiver = options.receiver(setup, threads, size);
+    let receiver = options.receiver(setup, Kind::LaneMmsg, threads, size);
     let running = setup.start(Kind::LaneMmsg, &receiver)?;
     let lanes = running.lanes().context("lanes have a handle")?;
     let stop = Arc::new(AtomicBool::new(false));

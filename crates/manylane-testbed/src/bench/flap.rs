@@ -197,7 +197,7 @@ fn compare(
             let (kind, event) = configs[index];
             go_on(director.stop())?;
             director.progress(f64::from(taken) / planned as f64, &format!("{kind}: {event}"));
-            let receiver = options.receiver(setup, threads, load.size);
+            let receiver = options.receiver(setup, kind, threads, load.size);
             let sample = flap(setup, (kind, event), &receiver, load, round)
                 .with_context(|| format!("{kind}, {event}"))?;
             samples[index].push(sample);

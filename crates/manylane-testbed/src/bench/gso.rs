@@ -45,7 +45,7 @@ pub fn run(
             director.progress(f64::from(taken) / planned as f64, &what);
             let Options { pps, duration, flows, .. } = *options;
             let load = Load { pps, duration, size, flows, segment: true };
-            let receiver = options.receiver(setup, threads, size);
+            let receiver = options.receiver(setup, kind, threads, size);
             samples[index].push(measure(setup, kind, &receiver, &load, round)?);
             taken += 1;
         }

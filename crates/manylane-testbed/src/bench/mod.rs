@@ -67,7 +67,7 @@ pub struct Options {
 }
 
 impl Options {
-    fn receiver(&self, setup: &Setup, threads: usize, size: usize) -> ReceiverOptions {
+    fn receiver(&self, setup: &Setup, kind: Kind, threads: usize, size: usize) -> ReceiverOptions {
         let cpus = setup.receiver_cpus();
         ReceiverOptions {
             addr: setup.bind_addr(),
@@ -75,7 +75,7 @@ impl Options {
             threads,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
-            linger: self.linger(threads, cpus.len()),
+            linger: self.linger(kind.needs_device(), threads, cpus.len()),
             devices: setup.device_names(),
             ring: RING,
             size,
@@ -84,10 +84,17 @@ impl Options {
         }
     }
 
-    /// The pause with so many threads on so many processors; none where threads are not pinned.
-    fn linger(&self, threads: usize, cpus: usize) -> Duration {
+    /// The pause with so many threads on so many processors, of what takes frames and of what does not; none where
+    /// threads are not pinned.
+    fn linger(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
         let cpus = if cpus == 0 { usize::MAX } else { cpus };
-        self.linger.unwrap_or_else(|| Builder::default_linger(threads, cpus))
+        let usual = if frames { Builder::default_xdp_linger } else { Builder::default_linger };
+        self.linger.unwrap_or_else(|| usual(threads, cpus))
+    }
+
+    fn linger_micros(&self, frames: bool, setup: &Setup) -> Vec<u64> {
+        let cpus = setup.receiver_cpus().len();
+        self.threads.iter().map(|&threads| self.linger(frames, threads, cpus).as_micros() as u64).collect()
     }
 
     fn settings(&self, setup: &Setup, limits: &Limits) -> BenchSettings {
@@ -107,11 +114,12 @@ impl Options {
             flows: usize::from(self.flows),
             batch: self.batch,
             recv_buffer: self.recv_buffer,
-            linger_micros: self
-                .threads
-                .iter()
-                .map(|&threads| self.linger(threads, setup.receiver_cpus().len()).as_micros() as u64)
-                .collect(),
+            linger_micros: self.linger_micros(false, setup),
+            xdp_linger_micros: if self.receivers.iter().any(|kind| kind.needs_device()) {
+                self.linger_micros(true, setup)
+            } else {
+                Vec::new()
+            },
             steering: self.steering.to_string(),
             loss_limit: limits.loss,
             quick: self.quick,
@@ -140,9 +148,9 @@ fn easy_rate(
 ) -> Result<f64> {
     const SHARE: f64 = 0.5;
     const TRIAL: Duration = Duration::from_millis(200);
-    let receiver = options.receiver(setup, threads, size);
     let mut lowest = f64::INFINITY;
     for &kind in kinds {
+        let receiver = options.receiver(setup, kind, threads, size);
         let found = no_loss_rate(limits, |pps| {
             sample::go_on(director.stop())?;
             director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));

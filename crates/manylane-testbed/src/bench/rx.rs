@@ -244,7 +244,7 @@ impl Bench<'_> {
         let done = self.spent.as_secs_f64() / self.planned.as_secs_f64().max(1e-9);
         self.director.progress(done.min(1.0), what);
         let load = Load { pps, duration, size: config.size, flows: self.options.flows, segment: false };
-        let receiver = self.options.receiver(self.setup, config.threads, config.size);
+        let receiver = self.options.receiver(self.setup, config.kind, config.threads, config.size);
         let sample = measure(self.setup, config.kind, &receiver, &load, round)?;
         self.spent += overhead(duration);
         Ok(sample)

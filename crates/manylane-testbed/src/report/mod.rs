@@ -246,10 +246,17 @@ fn about(page: &mut String, document: &Document<BenchSettings, BenchRow>) -> Res
     entry("Processor of the sender", &cpus(&settings.sender_cpus));
     entry("Processors of the receivers", &cpus(&settings.receiver_cpus));
     entry("Batch, receive buffer", &format!("{} datagrams, {} bytes", settings.batch, settings.recv_buffer));
-    let pauses: Vec<String> = (settings.threads.iter().zip(&settings.linger_micros))
-        .map(|(threads, micros)| format!("{micros} µs with {threads} threads"))
-        .collect();
-    entry("Pause of lane/* and reuseport/* after a batch that was not full", &pauses.join(", "));
+    let pauses = |all: &[u64]| -> String {
+        let each = settings.threads.iter().zip(all);
+        let pauses: Vec<_> =
+            each.map(|(threads, micros)| format!("{micros} µs with {threads} threads")).collect();
+        pauses.join(", ")
+    };
+    let after = "after a batch that was not full";
+    entry(&format!("Pause of lane/mmsg and reuseport/* {after}"), &pauses(&settings.linger_micros));
+    if !settings.xdp_linger_micros.is_empty() {
+        entry(&format!("Pause of lane/xdp and xsk/raw {after}"), &pauses(&settings.xdp_linger_micros));
+    }
     entry("Steering of lanes", &settings.steering);
     for note in &settings.notes {
         entry("Note", note);
