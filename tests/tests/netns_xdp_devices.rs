@@ -152,7 +152,7 @@ fn goes_and_comes_back(
             if is_wide {
                 by_xdp += ping(1);
                 b.run(|| {
-                    Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), serving.addr.port())).ping()
+                    Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), serving.addr.port())).ping();
                 });
                 others += 1;
             }
