@@ -5,7 +5,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd as _;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +17,16 @@ use manylane_wire::frame::{Frame, UdpFrame};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
+
+/// The program while it runs; killed when the test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 #[test]
 fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
@@ -34,7 +44,8 @@ fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
     // Each reply is to be a frame of its own, those that leave through the kernel, too.
     command.args(["--gso", "off"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    let mut running = Running(command.spawn().unwrap());
+    let child = &mut running.0;
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let to: SocketAddr =
         lines.next().unwrap().unwrap().strip_prefix("listening on ").unwrap().parse().unwrap();

@@ -52,18 +52,20 @@ struct Echo {
 
 impl Echo {
     fn start(words: &[&str]) -> Self {
-        let mut child = manylane(&[&["echo", "127.0.0.1:0", "--json"], words].concat())
+        let child = manylane(&[&["echo", "127.0.0.1:0", "--json"], words].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        // From here on it is killed, whatever it says.
+        let mut echo = Self { child, addr: String::new(), how: String::new() };
+        let mut lines = BufReader::new(echo.child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
-        let how = lines.next().unwrap().unwrap();
+        first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).clone_into(&mut echo.addr);
+        echo.how = lines.next().unwrap().unwrap();
         // Somebody has to read on, or the program would wait for the pipe.
         thread::spawn(move || lines.for_each(drop));
-        Self { child, addr, how }
+        echo
     }
 
     /// Sends a signal and waits: the final statistics.
