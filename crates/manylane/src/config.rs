@@ -340,7 +340,7 @@ impl Builder {
             Ok(socket) => return Ok(socket),
             Err(err) => err.chain(),
         };
-        // What is wrong with the port or an option is so with every engine, and is then the error.
+        // What is wrong with the port is so with every engine, and is then the error.
         let socket = by(Engine::Mmsg, Some(why.clone()))?;
         // No warning: `fallback` tells it to whoever opened the socket.
         log::info!("{}: engine mmsg, not xdp: {why}", socket.local_addr());

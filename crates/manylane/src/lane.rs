@@ -238,13 +238,14 @@ impl Lane {
         if timeout.is_zero() {
             return self.take(Wait::Never);
         }
-        let spins = self.shared.config.busy_poll;
+        let spins = self.shared.config.busy_poll.min(timeout);
         if !spins.is_zero() {
-            let taken = self.spin(spins.min(timeout))?;
-            if taken.messages > 0 {
+            let taken = self.spin(spins)?;
+            if taken.messages > 0 || spins == timeout {
                 return Ok(taken);
             }
         }
+        let timeout = timeout - spins;
         if self.xdp.is_some() {
             let taken = self.take(Wait::Never)?;
             if taken.messages > 0 {

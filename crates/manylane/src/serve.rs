@@ -160,7 +160,8 @@ where
         log::warn!("lane {} runs unpinned: {err}", lane.id());
     }
     let stealing = shared.config.stealing;
-    let idle = if stealing { IDLE_THIEF } else { IDLE };
+    // A lane that polls sleeps after that.
+    let idle = shared.config.busy_poll + if stealing { IDLE_THIEF } else { IDLE };
     let mut linger = Linger::new(shared.linger(), lane.capabilities().batch, shared.room(lane));
     let mut errors = 0;
     while !lane.is_leaving() {
