@@ -1,12 +1,13 @@
 //! Threads that receive, and what others may see of them.
 
 use std::any::Any;
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use manylane_sys::sock::{self, Buffer, Flag};
@@ -216,9 +217,24 @@ pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> R
         if options.recv_buffer > 0 {
             sock::set_buffer(fd.as_fd(), Buffer::Receive, options.recv_buffer).context("SO_RCVBUF")?;
         }
-        sock::bind(fd.as_fd(), &addr).with_context(|| format!("cannot bind {addr}"))?;
+        bind_patiently(&fd, &addr).with_context(|| format!("cannot bind {addr}"))?;
         addr = sock::local_addr(fd.as_fd())?;
         sockets.push(UdpSocket::from(fd));
     }
     Ok(sockets)
+}
+
+/// Binds, and waits a moment for an address that is in use: a child process that is being started has copies of the
+/// sockets that a receiver before has closed, until it runs its own program.
+fn bind_patiently(fd: &OwnedFd, addr: &SocketAddr) -> io::Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let start = Instant::now();
+    loop {
+        match sock::bind(fd.as_fd(), addr) {
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse && start.elapsed() < PATIENCE => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            done => return done,
+        }
+    }
 }
