@@ -176,7 +176,7 @@ fn netns_xdp_auto_falls_back_and_says_why() {
     program.load().unwrap();
     b.run(|| program.attach_to_if_index(b.device_index(0).unwrap(), XdpMode::Driver)).unwrap();
     let why = fallback(a, b, auto(b, |_| ()).unwrap());
-    assert!(why.contains("another XDP program") && why.contains(b.device(0)), "{why}");
+    assert!(why.contains("the XDP program ml_take (number ") && why.contains(b.device(0)), "{why}");
     drop(other);
     // And once it is gone, not any more.
     until_xdp(b);
