@@ -1,6 +1,6 @@
 //! The other side: connected sockets, which take datagrams from nowhere but the address that they sent to.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::thread;
@@ -59,16 +59,20 @@ impl Client {
     /// Receives one datagram.
     #[must_use]
     pub fn recv(&self) -> Vec<u8> {
-        self.try_recv().expect("an answer")
+        self.receive().unwrap_or_else(|err| panic!("an answer was due, not: {err}"))
     }
 
     /// Receives one datagram; none if it does not come.
     #[must_use]
     pub fn try_recv(&self) -> Option<Vec<u8>> {
+        self.receive().ok()
+    }
+
+    fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; 66_000];
-        let len = self.socket.recv(&mut buffer).ok()?;
+        let len = self.socket.recv(&mut buffer)?;
         buffer.truncate(len);
-        Some(buffer)
+        Ok(buffer)
     }
 
     /// Receives one datagram, which has to be `payload`.
