@@ -159,12 +159,7 @@ fn netns_xdp_needs_no_privilege_once_it_is_open() {
     b.ip_batch(&format!("route add 192.0.2.1/32 via 10.77.0.50 dev {}\n", b.device(0))).unwrap();
     for ip in ["10.77.0.50", "192.0.2.1"] {
         let client = netns_support::client(a, ip.parse().unwrap(), SocketAddr::new(b.ip4(0).into(), PORT));
-        // What the kernel reports of a path that is only being found (ICMP) is no loss: the answer has to come all the
-        // same, and the child counts its requests.
-        client.send(b"first");
-        let first = client.try_recv().unwrap_or_else(|| client.recv());
-        assert_eq!(first, b"first");
-        for _ in 1..1000 {
+        for _ in 0..1000 {
             client.ping();
         }
     }
