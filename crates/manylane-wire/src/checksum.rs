@@ -3,39 +3,50 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// A sum in ones' complement that can be continued. It is kept in the byte order of the machine, which the
-/// arithmetic allows (RFC 1071, 2.B), and unfolded.
+/// arithmetic allows (RFC 1071, 2.B), and in 64 bits: they are a multiple of 16, so that what is carried out of them goes
+/// back in at the bottom all the same (2.C).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
+
+/// From so many bytes on words are summed by halves, which processors do several at a time.
+const LONG: usize = 128;
 
 impl Sum {
     /// Adds `bytes`. Only the last piece of a sum may have an odd length: it is padded with a zero.
     #[must_use]
     #[inline]
     pub fn bytes(self, bytes: &[u8]) -> Sum {
-        let mut sum = self.0;
-        // 32-bit halves into 64 bits: blocks are short enough not to overflow before they are folded.
-        for block in bytes.chunks(1 << 16) {
-            let mut words = block.chunks_exact(8);
-            for word in &mut words {
-                let word = u64::from_ne_bytes(eight(word));
-                sum += (word >> 32) + (word & 0xffff_ffff);
-            }
-            // Piece by piece: filling up a word with a copy of unknown length costs more than all of this.
-            let mut rest = words.remainder();
-            if let Some((four, behind)) = rest.split_first_chunk::<4>() {
-                sum += u64::from(u32::from_ne_bytes(*four));
-                rest = behind;
-            }
-            if let Some((two, behind)) = rest.split_first_chunk::<2>() {
-                sum += u64::from(u16::from_ne_bytes(*two));
-                rest = behind;
-            }
-            if let [last] = *rest {
-                sum += u64::from(u16::from_ne_bytes([last, 0]));
-            }
-            sum = (sum >> 32) + (sum & 0xffff_ffff);
+        let Some(last) = bytes.last_chunk::<8>() else { return self.few(bytes) };
+        let (mut sum, mut words) = (self, bytes);
+        if bytes.len() >= LONG {
+            let (long, behind) = bytes.split_at(bytes.len() & !7);
+            (sum, words) = (sum.eight(halves(long)), behind);
         }
-        Sum(sum)
+        for word in words.chunks_exact(8) {
+            sum = sum.eight(u64::from_ne_bytes(eight(word)));
+        }
+        // What is behind the last whole word is the end of the last eight bytes; of these, what was added goes. (In two
+        // steps: all of it may have to go.)
+        let end = (u64::from_le_bytes(*last) >> 1) >> (63 - bytes.len() % 8 * 8);
+        sum.eight(u64::from_ne_bytes(end.to_le_bytes()))
+    }
+
+    /// Adds fewer bytes than eight.
+    #[inline]
+    fn few(self, bytes: &[u8]) -> Sum {
+        let mut word = [0; 8];
+        for (to, from) in word.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        self.eight(u64::from_ne_bytes(word))
+    }
+
+    /// Adds four words of 16 bits, in the byte order of the machine.
+    #[inline]
+    pub(crate) fn eight(self, words: u64) -> Sum {
+        let (sum, carry) = self.0.overflowing_add(words);
+        // With a carry the sum is below its highest value.
+        Sum(sum + u64::from(carry))
     }
 
     /// Adds a number of 16 bits, as it is in a header.
@@ -64,10 +75,12 @@ impl Sum {
     #[must_use]
     #[inline]
     pub fn value(self) -> u16 {
-        let mut sum = self.0;
-        while sum >> 16 != 0 {
-            sum = (sum >> 16) + (sum & 0xffff);
-        }
+        // How often there is something to fold depends on the bytes, so it is done as often as ever needed: a branch
+        // that is taken now and then costs more.
+        let sum = (self.0 >> 32) + (self.0 & 0xffff_ffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
+        let sum = (sum >> 16) + (sum & 0xffff);
         u16::from_be(sum as u16)
     }
 
@@ -81,8 +94,20 @@ impl Sum {
     #[must_use]
     #[inline]
     pub fn holds(self) -> bool {
-        self.value() == 0xffff
+        // Folding is the remainder by 0xffff, but for zero, which nothing but zeroes has for a sum. A number is a
+        // multiple if the product with the inverse is its quotient, and so no higher than quotients can be.
+        const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
+        const { assert!(INVERSE.wrapping_mul(0xffff) == 1) };
+        self.0.wrapping_mul(INVERSE).wrapping_sub(1) < u64::MAX / 0xffff
     }
+}
+
+/// The sum of the words of 32 bits in whole words of 64: they would have to be many gigabytes to overflow it.
+fn halves(bytes: &[u8]) -> u64 {
+    bytes.chunks_exact(8).fold(0, |sum, word| {
+        let word = u64::from_ne_bytes(eight(word));
+        sum + (word >> 32) + (word & 0xffff_ffff)
+    })
 }
 
 /// `chunks_exact(8)` gives nothing else.
@@ -137,6 +162,44 @@ mod tests {
         assert_eq!(checksum(&[]), 0xffff);
         assert_eq!(checksum(&[0xab]), !0xab00);
         assert_eq!(checksum(&[0xff; 3]), !0xff00);
+    }
+
+    /// The sum as RFC 1071 defines it: word by word.
+    fn by_definition(bytes: &[u8]) -> u16 {
+        let mut sum = 0_u32;
+        for word in bytes.chunks(2) {
+            sum += u32::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]));
+            sum = (sum >> 16) + (sum & 0xffff);
+        }
+        sum as u16
+    }
+
+    #[test]
+    fn every_length_is_summed_as_defined_in_one_piece_or_two() {
+        let bytes: Vec<u8> = (0..700_u32).map(|at| (at * at % 253) as u8 ^ u8::from(at % 5 == 0)).collect();
+        for length in 0..bytes.len() {
+            let bytes = &bytes[..length];
+            let expected = by_definition(bytes);
+            let sum = Sum::default().bytes(bytes);
+            assert_eq!((sum.value(), sum.holds()), (expected, expected == 0xffff), "{length}");
+            for cut in [0, 2, 8, 18, 64, 134].into_iter().filter(|&cut| cut <= length) {
+                let pieces = Sum::default().bytes(&bytes[..cut]).bytes(&bytes[cut..]);
+                assert_eq!(pieces.value(), expected, "{length}, cut at {cut}");
+            }
+            // With its checksum behind it, and a word of padding where it is odd.
+            let mut whole = bytes.to_vec();
+            whole.resize(length.next_multiple_of(2), 0);
+            whole.extend((!expected).to_be_bytes());
+            assert!(Sum::default().bytes(&whole).holds() || whole.iter().all(|&byte| byte == 0), "{length}");
+        }
+    }
+
+    #[test]
+    fn nothing_but_zeroes_holds_nothing_and_all_ones_do() {
+        for length in [0, 2, 8, 20, 200] {
+            assert!(!Sum::default().bytes(&vec![0; length]).holds());
+            assert_eq!(Sum::default().bytes(&vec![0xff; length]).holds(), length > 0);
+        }
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! The common frame has no tags, no options and no lie in it: it is read in one go (`plain`). Every other
 //! one is read layer by layer, as the rest of this crate does it, with the same result.
 
-use std::net::{Ipv6Addr, SocketAddr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::checksum::Sum;
 use crate::error::{Error, Layer, Result};
@@ -15,17 +16,13 @@ use crate::ipv4::{self, Ipv4};
 use crate::ipv6::{self, Ipv6};
 use crate::udp::{self, Udp};
 
-/// What a frame carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a frame carries. It is small, and its addresses are as they are in the header: most receivers look at few of them.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Datagram {
-    /// The sender's address. IPv4 is mapped (`::ffff:a.b.c.d`), which no address of IPv6 itself is.
-    pub source: Ipv6Addr,
-    /// The address that it was sent to, in the same form.
-    pub destination: Ipv6Addr,
-    /// The sender's port.
-    pub source_port: u16,
-    /// The port that it was sent to.
-    pub destination_port: u16,
+    /// Source and destination, one behind the other; what IPv4 does not fill is zero.
+    addresses: [u8; 32],
+    /// Source and destination.
+    ports: [u8; 4],
     /// Where the payload starts in the frame.
     pub at: u16,
     /// Bytes of payload. Padding behind it belongs to nobody.
@@ -34,10 +31,11 @@ pub struct Datagram {
     pub traffic_class: u8,
     /// What the checksums say.
     pub checksum: Checksum,
+    is_v6: bool,
 }
 
 /// What the checksums of a frame say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
     /// As they were computed by the sender. IPv4 without a checksum in UDP counts as right (RFC 768).
     Right,
@@ -45,6 +43,7 @@ pub enum Checksum {
     /// (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. From a wire it is as wrong as any other.
     Unfinished,
     /// Wrong.
+    #[default]
     Wrong,
 }
 
@@ -74,97 +73,120 @@ impl Datagram {
     /// When a header is broken, lies about lengths, or the frame is not a plain UDP datagram.
     #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self> {
-        match Self::plain(frame) {
-            Some(datagram) => Ok(datagram),
-            None => Self::layered(frame),
-        }
+        let mut datagram = Self::default();
+        datagram.read(frame).map(|()| datagram)
     }
 
-    /// The sender, IPv4 as such.
+    /// As [`parse`](Self::parse), into a place that is there already. What is in it after an error is of no use.
+    ///
+    /// # Errors
+    /// As for [`parse`](Self::parse).
+    #[inline]
+    pub fn read(&mut self, frame: &[u8]) -> Result<()> {
+        if !self.plain(frame) {
+            *self = Self::layered(frame)?;
+        }
+        Ok(())
+    }
+
+    /// The sender.
     #[must_use]
+    #[inline]
     pub fn source(&self) -> SocketAddr {
-        SocketAddr::new(self.source.to_canonical(), self.source_port)
+        let [a, b, ..] = self.ports;
+        SocketAddr::new(self.address(0), u16::from_be_bytes([a, b]))
     }
 
-    /// Where it was sent to, IPv4 as such.
+    /// Where it was sent to.
     #[must_use]
+    #[inline]
     pub fn destination(&self) -> SocketAddr {
-        SocketAddr::new(self.destination.to_canonical(), self.destination_port)
-    }
-
-    /// A frame in which nothing is out of the ordinary; none if anything is.
-    #[inline]
-    fn plain(frame: &[u8]) -> Option<Self> {
-        match *frame.get(IP - 2..=IP)? {
-            [0x08, 0x00, 0x45] => Self::plain4(frame),
-            [0x86, 0xdd, version] if version >> 4 == 6 => Self::plain6(frame),
-            _ => None,
-        }
+        let [.., a, b] = self.ports;
+        SocketAddr::new(self.address(1), u16::from_be_bytes([a, b]))
     }
 
     #[inline]
-    fn plain4(frame: &[u8]) -> Option<Self> {
-        let head: &[u8; UDP4 + udp::HEADER] = frame.first_chunk()?;
-        let total = usize::from(be16(head, IP + 2));
-        let is_fragment = be16(head, IP + 6) & 0x3fff != 0;
-        if is_fragment || head[IP + 9] != udp::PROTOCOL || total < ipv4::HEADER {
-            return None;
+    fn address(&self, number: usize) -> IpAddr {
+        if self.is_v6 {
+            Ipv6Addr::from(chunk::<16, _>(&self.addresses, number * 16)).into()
+        } else {
+            Ipv4Addr::from(chunk::<4, _>(&self.addresses, number * 4)).into()
         }
-        let addresses = Sum::default().bytes(&head[IP + 12..UDP4]);
-        let header = addresses.bytes(&head[IP..IP + 12]);
-        let protocol = [0, udp::PROTOCOL, head[UDP4 + 4], head[UDP4 + 5]];
-        let field = be16(head, UDP4 + 6);
-        let datagram = frame.get(UDP4..IP + total)?;
-        if usize::from(be16(head, UDP4 + 4)) != datagram.len() || datagram.len() < udp::HEADER {
-            return None;
+    }
+
+    /// Reads a frame in which nothing is out of the ordinary. False if anything is.
+    #[inline]
+    fn plain(&mut self, frame: &[u8]) -> bool {
+        /// EtherType, and the version of IP with the length of its header.
+        const KIND4: Masked = Masked::new([0x08, 0x00, 0x45, 0], [0xff, 0xff, 0xff, 0]);
+        const KIND6: Masked = Masked::new([0x86, 0xdd, 0x60, 0], [0xff, 0xff, 0xf0, 0]);
+        let Some(head) = frame.first_chunk::<{ UDP4 + udp::HEADER }>() else { return false };
+        let kind = ne32(head, IP - 2);
+        if KIND4.is(kind) { self.plain4(frame, head) } else { KIND6.is(kind) && self.plain6(frame) }
+    }
+
+    #[inline]
+    fn plain4(&mut self, frame: &[u8], head: &[u8; UDP4 + udp::HEADER]) -> bool {
+        /// No fragment; the flag that forbids to make some may be set. The time to live may be any.
+        const WHOLE_UDP: Masked = Masked::new([0, 0, 0, udp::PROTOCOL], [0x3f, 0xff, 0, 0xff]);
+        let (total, length) = (usize::from(be16(head, IP + 2)), usize::from(be16(head, UDP4 + 4)));
+        if !WHOLE_UDP.is(ne32(head, IP + 6)) || length < udp::HEADER || total != ipv4::HEADER + length {
+            return false;
         }
-        let checksum = match field {
-            _ if !header.holds() => Checksum::Wrong,
-            0 => Checksum::Right,
-            _ => Checksum::of(addresses.bytes(&protocol), datagram, field),
+        let Some(datagram) = frame.get(UDP4..UDP4 + length) else { return false };
+        let addresses = Sum::default().eight(ne64(head, IP + 12));
+        let header = addresses.eight(ne64(head, IP)).eight(ne32(head, IP + 8).into());
+        self.checksum = if header.holds() {
+            // Their own words of 16 bits, where they are in no other word that is summed.
+            let protocol = ne32(&[0, udp::PROTOCOL, head[UDP4 + 4], head[UDP4 + 5]], 0);
+            match be16(head, UDP4 + 6) {
+                0 => Checksum::Right,
+                field => Checksum::of(addresses.eight(protocol.into()), datagram, field),
+            }
+        } else {
+            Checksum::Wrong
         };
-        Some(Self {
-            source: mapped(head, IP + 12),
-            destination: mapped(head, IP + 16),
-            source_port: be16(head, UDP4),
-            destination_port: be16(head, UDP4 + 2),
-            at: (UDP4 + udp::HEADER) as u16,
-            len: (datagram.len() - udp::HEADER) as u16,
-            traffic_class: head[IP + 1],
-            checksum,
-        })
+        self.addresses = [0; 32];
+        self.addresses[..8].copy_from_slice(&head[IP + 12..UDP4]);
+        self.is_v6 = false;
+        self.traffic_class = head[IP + 1];
+        self.end(head, UDP4, length);
+        true
     }
 
     #[inline]
-    fn plain6(frame: &[u8]) -> Option<Self> {
-        let head: &[u8; UDP6 + udp::HEADER] = frame.first_chunk()?;
+    fn plain6(&mut self, frame: &[u8]) -> bool {
+        let Some(head) = frame.first_chunk::<{ UDP6 + udp::HEADER }>() else { return false };
         let length = usize::from(be16(head, IP + 4));
-        let datagram = frame.get(UDP6..UDP6 + length)?;
         let field = be16(head, UDP6 + 6);
         if head[IP + 6] != udp::PROTOCOL
             || length < udp::HEADER
             || usize::from(be16(head, UDP6 + 4)) != length
             || field == 0
         {
-            return None;
+            return false;
         }
-        let (source, destination) = (chunk(head, IP + 8), chunk(head, IP + 24));
-        let (source, destination) = (Ipv6Addr::from(source), Ipv6Addr::from(destination));
-        if is_mapped(source) || is_mapped(destination) {
-            return None;
+        let Some(datagram) = frame.get(UDP6..UDP6 + length) else { return false };
+        let addresses: [u8; 32] = chunk(head, IP + 8);
+        if is_mapped(addresses.first_chunk()) || is_mapped(addresses.last_chunk()) {
+            return false;
         }
-        let protocol = [0, udp::PROTOCOL, head[UDP6 + 4], head[UDP6 + 5]];
-        let pseudo = Sum::default().bytes(&head[IP + 8..UDP6]).bytes(&protocol);
-        Some(Self {
-            source,
-            destination,
-            source_port: be16(head, UDP6),
-            destination_port: be16(head, UDP6 + 2),
-            at: (UDP6 + udp::HEADER) as u16,
-            len: (length - udp::HEADER) as u16,
-            traffic_class: head[IP] << 4 | head[IP + 1] >> 4,
-            checksum: Checksum::of(pseudo, datagram, field),
-        })
+        let protocol = ne32(&[0, udp::PROTOCOL, head[UDP6 + 4], head[UDP6 + 5]], 0);
+        let pseudo = Sum::default().bytes(&addresses).eight(protocol.into());
+        self.checksum = Checksum::of(pseudo, datagram, field);
+        self.addresses = addresses;
+        self.is_v6 = true;
+        self.traffic_class = head[IP] << 4 | head[IP + 1] >> 4;
+        self.end(head, UDP6, length);
+        true
+    }
+
+    /// What is behind IP: `length` bytes of UDP from `at` on.
+    #[inline]
+    fn end<const N: usize>(&mut self, head: &[u8; N], at: usize, length: usize) {
+        self.ports = chunk(head, at);
+        // Both come from fields of 16 bits, and frames are checked to have that many bytes.
+        (self.at, self.len) = ((at + udp::HEADER) as u16, (length - udp::HEADER) as u16);
     }
 
     /// Any frame, layer by layer.
@@ -178,7 +200,7 @@ impl Datagram {
                 if ip.protocol != udp::PROTOCOL || ip.is_fragment() {
                     return Err(Error::BadVersion(Layer::Udp));
                 }
-                let ends = (ip.source.to_ipv6_mapped(), ip.destination.to_ipv6_mapped());
+                let ends = (IpAddr::from(ip.source), IpAddr::from(ip.destination));
                 (ip.payload, link + ip.header.len(), ends, ip.traffic_class, ip.checksum_holds())
             }
             ether_type::IPV6 => {
@@ -187,54 +209,100 @@ impl Datagram {
                     return Err(Error::BadVersion(Layer::Udp));
                 }
                 // On a wire nothing has an address of this form, and Linux takes none.
-                if is_mapped(ip.source) || is_mapped(ip.destination) {
+                if is_mapped(Some(&ip.source.octets())) || is_mapped(Some(&ip.destination.octets())) {
                     return Err(Error::BadVersion(Layer::Ipv6));
                 }
-                (ip.payload, link + ipv6::HEADER, (ip.source, ip.destination), ip.traffic_class, true)
+                let ends = (ip.source.into(), ip.destination.into());
+                (ip.payload, link + ipv6::HEADER, ends, ip.traffic_class, true)
             }
             _ => return Err(Error::BadVersion(Layer::Ethernet)),
         };
         let udp = Udp::parse(bytes)?;
-        let checksum = if header_holds {
-            udp.checksum_state(source.to_canonical(), destination.to_canonical())
-        } else {
-            Checksum::Wrong
-        };
+        let checksum = if header_holds { udp.checksum_state(source, destination) } else { Checksum::Wrong };
+        let mut addresses = [0; 32];
+        match (source, destination) {
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                addresses[..16].copy_from_slice(&source.octets());
+                addresses[16..].copy_from_slice(&destination.octets());
+            }
+            (source, destination) => {
+                for (to, ip) in addresses.chunks_exact_mut(4).zip([source, destination]) {
+                    if let IpAddr::V4(ip) = ip {
+                        to.copy_from_slice(&ip.octets());
+                    }
+                }
+            }
+        }
+        let [[a, b], [c, d]] = [udp.source.to_be_bytes(), udp.destination.to_be_bytes()];
         let short = |length: usize| u16::try_from(length).map_err(|_| Error::TooLong(Layer::Udp));
         Ok(Self {
-            source,
-            destination,
-            source_port: udp.source,
-            destination_port: udp.destination,
+            addresses,
+            ports: [a, b, c, d],
             at: short(at + udp::HEADER)?,
             len: short(udp.payload.len())?,
             traffic_class,
             checksum,
+            is_v6: source.is_ipv6(),
         })
+    }
+}
+
+impl fmt::Debug for Datagram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, len, traffic_class, checksum, .. } = self;
+        f.debug_struct("Datagram")
+            .field("source", &self.source())
+            .field("destination", &self.destination())
+            .field("at", at)
+            .field("len", len)
+            .field("traffic_class", traffic_class)
+            .field("checksum", checksum)
+            .finish()
+    }
+}
+
+/// Four bytes of a header of which some bits matter, as one number.
+struct Masked {
+    value: u32,
+    mask: u32,
+}
+
+impl Masked {
+    const fn new(value: [u8; 4], mask: [u8; 4]) -> Self {
+        Self { value: u32::from_ne_bytes(value), mask: u32::from_ne_bytes(mask) }
+    }
+
+    #[inline]
+    fn is(&self, bytes: u32) -> bool {
+        bytes & self.mask == self.value
     }
 }
 
 #[inline]
 fn be16<const N: usize>(head: &[u8; N], at: usize) -> u16 {
-    u16::from_be_bytes([head[at], head[at + 1]])
+    u16::from_be_bytes(chunk(head, at))
 }
 
-/// Sixteen bytes of a header that has them.
 #[inline]
-fn chunk<const N: usize>(head: &[u8; N], at: usize) -> [u8; 16] {
+fn ne32<const N: usize>(head: &[u8; N], at: usize) -> u32 {
+    u32::from_ne_bytes(chunk(head, at))
+}
+
+#[inline]
+fn ne64<const N: usize>(head: &[u8; N], at: usize) -> u64 {
+    u64::from_ne_bytes(chunk(head, at))
+}
+
+/// Some bytes of a header that has them.
+#[inline]
+fn chunk<const M: usize, const N: usize>(head: &[u8; N], at: usize) -> [u8; M] {
     std::array::from_fn(|index| head[at + index])
 }
 
-/// The IPv4 address at `at`, mapped.
+/// Whether these are the bytes of an IPv4 address that is mapped to IPv6 (`::ffff:a.b.c.d`).
 #[inline]
-fn mapped<const N: usize>(head: &[u8; N], at: usize) -> Ipv6Addr {
-    let [a, b, c, d] = [head[at], head[at + 1], head[at + 2], head[at + 3]];
-    Ipv6Addr::from([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d])
-}
-
-#[inline]
-fn is_mapped(ip: Ipv6Addr) -> bool {
-    u128::from(ip) >> 32 == 0xffff
+fn is_mapped(ip: Option<&[u8; 16]>) -> bool {
+    ip.is_some_and(|ip| u128::from_be_bytes(*ip) >> 32 == 0xffff)
 }
 
 #[cfg(test)]
@@ -317,11 +385,14 @@ mod tests {
 
     /// The short way says nothing that the long way does not say.
     fn agree(frame: &[u8]) -> bool {
-        let short = Datagram::plain(frame);
-        if let Some(found) = short {
+        // What was in its place before must not show.
+        let mut found =
+            Datagram { addresses: [0xaa; 32], ports: [0xbb; 4], is_v6: true, ..Datagram::default() };
+        let short = found.plain(frame);
+        if short {
             assert_eq!(Ok(found), Datagram::layered(frame));
         }
-        short.is_some()
+        short
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! receive needs the lane back, so that nothing can be read after it was overwritten. A GRO train is handed out
 //! as single datagrams, each a slice of the one buffer.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::SystemTime;
 
 use manylane_sys::addr::{SockAddr, Source};
@@ -114,8 +114,13 @@ impl<'a> Batch<'a> {
 
     #[inline]
     fn next_frame(&mut self, frames: Frames<'a>) -> Option<Datagram<'a>> {
-        let meta = frames.metas.get(self.next)?;
-        self.next += 1;
+        let meta = loop {
+            let meta = frames.metas.get(self.next)?;
+            self.next += 1;
+            if !meta.is_refused {
+                break meta;
+            }
+        };
         self.datagrams -= 1;
         Some(Datagram {
             payload: frames.payloads.payload(meta.index as usize),
@@ -219,9 +224,7 @@ impl<'a> Datagram<'a> {
             About::Message { peer, .. } => {
                 peer.to_std().unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))
             }
-            About::Frame(Meta { datagram, .. }, _) => {
-                SocketAddr::new(self.in_family(datagram.source), datagram.source_port)
-            }
+            About::Frame(Meta { datagram, .. }, _) => self.in_family(datagram.source()),
         }
     }
 
@@ -234,7 +237,7 @@ impl<'a> Datagram<'a> {
                 Some(source) => source.ip,
                 None => return *self.bound,
             },
-            About::Frame(meta, _) => self.in_family(meta.datagram.destination),
+            About::Frame(meta, _) => self.in_family(meta.datagram.destination()).ip(),
         };
         SocketAddr::new(ip, self.bound.port())
     }
@@ -277,15 +280,18 @@ impl<'a> Datagram<'a> {
         let source = match self.about {
             About::Message { said, .. } => said.local,
             About::Frame(meta, _) => {
-                Some(Source { ip: self.in_family(meta.datagram.destination), interface: 0 })
+                Some(Source { ip: self.in_family(meta.datagram.destination()).ip(), interface: 0 })
             }
         };
         source.filter(|source| !source.ip.is_multicast())
     }
 
     /// An address of a frame as the socket's family writes it.
-    fn in_family(&self, ip: Ipv6Addr) -> IpAddr {
-        if self.bound.is_ipv6() { ip.into() } else { ip.to_canonical() }
+    fn in_family(&self, addr: SocketAddr) -> SocketAddr {
+        match addr.ip() {
+            IpAddr::V4(ip) if self.bound.is_ipv6() => (ip.to_ipv6_mapped(), addr.port()).into(),
+            _ => addr,
+        }
     }
 }
 

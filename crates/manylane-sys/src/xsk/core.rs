@@ -38,18 +38,6 @@ pub(super) trait Bell {
     fn receive(&self);
 }
 
-/// Asks for the cache line at `at`.
-#[inline]
-fn prefetch(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint, which reads nothing that the program could see, and never faults.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = at;
-}
-
 /// The rings that each member has.
 pub(super) struct MemberRings {
     pub(super) rx: Consumer<xdp_desc>,
@@ -62,9 +50,9 @@ pub(super) struct MemberRings {
 pub(super) struct Core {
     rx: Consumer<xdp_desc>,
     out: Outgoing,
-    batch: Vec<Packet>,
-    /// Most packets of a batch.
-    most: usize,
+    /// Places for the packets of a batch, of which so many are in use.
+    batch: Box<[Packet]>,
+    len: usize,
     assembly: Assembly,
 }
 
@@ -82,8 +70,8 @@ impl Core {
         Some(Self {
             rx,
             out: Outgoing::new(pool, me, tx, options.batch, checksums),
-            batch: Vec::with_capacity(options.batch),
-            most: options.batch,
+            batch: vec![Packet::NONE; options.batch].into(),
+            len: 0,
             assembly,
         })
     }
@@ -99,10 +87,8 @@ impl Core {
         let Outgoing { pool, me, purse, .. } = &mut self.out;
         let (pool, me) = (Arc::as_ref(pool), *me);
         let mut locked = pool.lock();
-        for packet in &self.batch {
-            locked.end_hold(me, packet.frame);
-        }
-        self.batch.clear();
+        locked.end_batch(me, &self.batch[..self.len]);
+        self.len = 0;
         self.assembly.clear();
         locked.reap();
         locked.refill();
@@ -113,7 +99,18 @@ impl Core {
             bell.receive();
             locked = pool.lock();
         }
-        for _ in 0..most.min(self.most) {
+        let mut budget = most.min(self.batch.len());
+        while budget > 0 {
+            if !self.assembly.is_skipping() {
+                let room = &mut self.batch[self.len..self.len + budget];
+                let held = locked.hold_batch(me, &mut self.rx, room);
+                self.len += held;
+                budget -= held;
+                if budget == 0 {
+                    break;
+                }
+            }
+            budget -= 1;
             let Some(desc) = self.rx.take() else { break };
             let packet = if desc.options == 0 && !self.assembly.is_skipping() {
                 locked.hold(me, &desc)
@@ -125,18 +122,17 @@ impl Core {
                 }
             };
             if let Some(packet) = packet {
-                // Another core has written it: all lines of a batch are on their way before the first is looked at.
-                prefetch(packet.start);
-                self.batch.push(packet);
+                self.batch[self.len] = packet;
+                self.len += 1;
             }
         }
         self.rx.release();
-        locked.restock(me, purse, self.most);
+        locked.restock(me, purse, self.batch.len());
         drop(locked);
         if self.assembly.has_parts() {
             self.assembly.finish(me, pool);
         }
-        self.batch.len()
+        self.len
     }
 
     /// Whether packets wait to be received.
@@ -148,25 +144,29 @@ impl Core {
     /// See [`Queue::packet`](super::Queue::packet).
     #[inline]
     pub(super) fn packet(&self, i: usize) -> &[u8] {
-        let Packet { start, len, .. } = self.batch[i];
+        let Packet { start, len, .. } = self.batch[..self.len][i];
         // SAFETY: the packet is in initialised memory that is the batch's alone as long as `self` is borrowed (see
         // `Packet`); mutable slices of it borrow `self` mutably.
         unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) }
     }
 
-    /// See [`Queue::set_payload`](super::Queue::set_payload).
+    /// See [`Queue::find_payloads`](super::Queue::find_payloads).
     #[inline]
-    pub(super) fn set_payload(&mut self, i: usize, at: usize, len: usize) {
-        let packet = &mut self.batch[i];
-        let fits = at.checked_add(len).is_some_and(|end| end <= packet.len as usize);
-        assert!(fits, "packet {i} has no {len} bytes at {at}");
-        (packet.at, packet.payload) = (at as u32, len as u32);
+    pub(super) fn find_payloads(&mut self, mut find: impl FnMut(&[u8]) -> Option<(usize, usize)>) {
+        for packet in &mut self.batch[..self.len] {
+            // SAFETY: as in `packet`.
+            let bytes = unsafe { std::slice::from_raw_parts(packet.start.cast_const(), packet.len as usize) };
+            let Some((at, len)) = find(bytes) else { continue };
+            let fits = at.checked_add(len).is_some_and(|end| end <= packet.len as usize);
+            assert!(fits, "a packet of {} bytes has no {len} bytes at {at}", packet.len);
+            (packet.at, packet.payload) = (at as u32, len as u32);
+        }
     }
 
     /// See [`Queue::split`](super::Queue::split).
     #[inline]
     pub(super) fn split<'a>(&'a mut self, bell: &'a dyn Bell) -> (Payloads<'a>, Sender<'a>) {
-        let payloads = Payloads::new(&self.batch);
+        let payloads = Payloads::new(&self.batch[..self.len]);
         (payloads, Sender::new(payloads, &mut self.out, bell))
     }
 
@@ -175,7 +175,7 @@ impl Core {
     pub(super) fn leave(&mut self, bell: &dyn Bell) {
         // What was to be sent shall be sent; what cannot be comes back.
         let _ = self.out.flush(bell);
-        self.batch.clear();
+        self.len = 0;
         let Outgoing { pool, me, tx, .. } = &mut self.out;
         pool.lock().leave(*me, &mut self.rx, tx, !bell.is_zero_copy());
     }
@@ -184,10 +184,18 @@ impl Core {
         self.out.pool.census()
     }
 
+    /// Says where the payload of one packet is.
+    #[cfg(test)]
+    pub(super) fn set_payload(&mut self, i: usize, at: usize, len: usize) {
+        assert!(i < self.len);
+        let mut number = 0..;
+        self.find_payloads(|_| (number.next() == Some(i)).then_some((at, len)));
+    }
+
     /// Most packets of a batch.
     #[cfg(test)]
     pub(super) fn most(&self) -> usize {
-        self.most
+        self.batch.len()
     }
 
     /// What is granted to this member and not used, for tests to look at.

@@ -17,6 +17,7 @@
 //! `Acquire`: what the member has written and read in the frame comes before what its next owner does there, even if
 //! the kernel completes what it was never told of.
 
+use std::ptr;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use libc::xdp_desc;
@@ -103,6 +104,11 @@ pub(super) struct Packet {
     pub(super) at: u32,
     /// Bytes of payload.
     pub(super) payload: u32,
+}
+
+impl Packet {
+    /// No packet.
+    pub(super) const NONE: Self = Self { start: ptr::null_mut(), frame: NO_FRAME, len: 0, at: 0, payload: 0 };
 }
 
 // SAFETY: what `start` points at goes with the batch, and that with its queue, which one thread has at a time.

@@ -14,6 +14,8 @@
 //! for each frame that is in its supply, taken, or on its way out, and those that it has not used yet. When the
 //! kernel has sent a frame, the place of the frame says which member's account the credit goes back to.
 
+mod turnover;
+
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -241,14 +241,15 @@ impl Queue {
         self.core.packet(i)
     }
 
-    /// Says that the payload of packet `i` is the `len` bytes from `at` on. What is before them is its header;
-    /// what is behind them nobody looks at. Until then, all of a packet is its payload.
+    /// Shows every packet of the batch, in order, to `find`, which says where its payload starts and how long it is.
+    /// What is before it is its header; what is behind it nobody looks at. Where it says nothing, and before, all of
+    /// a packet is its payload.
     ///
     /// # Panics
-    /// If the batch has no such packet, or the packet not so many bytes.
+    /// If a packet does not have the bytes that are said to be its payload.
     #[inline]
-    pub fn set_payload(&mut self, i: usize, at: usize, len: usize) {
-        self.core.set_payload(i, at, len);
+    pub fn find_payloads(&mut self, find: impl FnMut(&[u8]) -> Option<(usize, usize)>) {
+        self.core.find_payloads(find);
     }
 
     /// The payloads of the batch, and the way out. The payloads may be read while replies to them are written and

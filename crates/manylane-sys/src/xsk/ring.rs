@@ -143,6 +143,17 @@ impl<T: Copy> Producer<T> {
         true
     }
 
+    /// Room for up to `most` entries, to be put in one after the other.
+    #[inline]
+    pub(super) fn puts(&mut self, most: u32) -> Puts<'_, T> {
+        let room = |producer: &Self| producer.memory.entries - producer.next.wrapping_sub(producer.taken);
+        if room(self) < most {
+            self.look();
+        }
+        let (next, left) = (self.next, room(self).min(most));
+        Puts { producer: self, next, left }
+    }
+
     /// Takes back what was put in last, if it was not published.
     pub(super) fn unput(&mut self) -> Option<T> {
         if self.next == self.published {
@@ -203,6 +214,35 @@ impl<T: Copy> Producer<T> {
     }
 }
 
+/// Puts entries in, with its counts at hand. When it is dropped they are in, as after [`Producer::put`].
+pub(super) struct Puts<'a, T> {
+    producer: &'a mut Producer<T>,
+    next: u32,
+    left: u32,
+}
+
+impl<T: Copy> Puts<'_, T> {
+    /// See [`Producer::put`]; false also after as many as were asked for.
+    #[inline]
+    pub(super) fn put(&mut self, value: T) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        // SAFETY: as in `Producer::put`: there is room for as many as are left.
+        self.producer.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });
+        self.next = self.next.wrapping_add(1);
+        self.left -= 1;
+        true
+    }
+}
+
+impl<T> Drop for Puts<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.producer.next = self.next;
+    }
+}
+
 /// The side that takes entries out.
 pub(super) struct Consumer<T> {
     memory: RingMemory<T>,
@@ -249,6 +289,27 @@ impl<T: Copy> Consumer<T> {
         let value = self.memory.slot(self.next).with(|slot| unsafe { slot.read_volatile() });
         self.next = self.next.wrapping_add(1);
         Some(value)
+    }
+
+    /// Takes up to `most` entries as long as `each` says that it has taken its one, and returns how many it was.
+    #[inline]
+    pub(super) fn take_while(&mut self, most: u32, mut each: impl FnMut(T) -> bool) -> u32 {
+        if self.put.wrapping_sub(self.next) < most {
+            self.put = self.load();
+        }
+        let there = self.put.wrapping_sub(self.next).min(most);
+        let mut taken = 0;
+        while taken < there {
+            let slot = self.memory.slot(self.next.wrapping_add(taken));
+            // SAFETY: as in `take`: the slot is one of those that are there.
+            let value = slot.with(|slot| unsafe { slot.read_volatile() });
+            if !each(value) {
+                break;
+            }
+            taken += 1;
+        }
+        self.next = self.next.wrapping_add(taken);
+        taken
     }
 
     /// Puts the newest `count` back that were taken and not released: they are taken again, and read anew.

@@ -74,6 +74,40 @@ mod plain {
     }
 
     #[test]
+    fn several_are_put_in_and_taken_out_at_once_up_to_what_is_there_and_wanted() {
+        let ring = PlainRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.ends();
+        let put = |producer: &mut Producer<u64>, most, values: std::ops::Range<u64>| {
+            let mut puts = producer.puts(most);
+            values.filter(|&value| puts.put(value)).count()
+        };
+        assert_eq!(put(&mut producer, 3, 0..9), 3, "as many as were asked for");
+        assert_eq!(put(&mut producer, 3, 3..9), 1, "as many as there is room for");
+        assert_eq!(put(&mut producer, 0, 0..9), 0);
+        assert_eq!(consumer.take_while(9, |_| true), 0, "not published");
+        producer.publish();
+        let mut taken = Vec::new();
+        let mut take = |consumer: &mut Consumer<u64>, most, last| {
+            let count = consumer.take_while(most, |value| {
+                taken.push(value);
+                value != last
+            });
+            (count, std::mem::take(&mut taken))
+        };
+        assert_eq!(take(&mut consumer, 2, 9), (2, vec![0, 1]));
+        assert_eq!(take(&mut consumer, 9, 2), (0, vec![2]), "looked at and left");
+        assert_eq!(put(&mut producer, 4, 4..9), 0, "taken but not released");
+        consumer.release();
+        assert_eq!(put(&mut producer, 4, 4..9), 2);
+        producer.publish();
+        assert_eq!(take(&mut consumer, 9, 5), (3, vec![2, 3, 4, 5]), "what has come since, too");
+        assert_eq!(consumer.take(), Some(5));
+        assert_eq!(take(&mut consumer, 9, 9), (0, vec![]));
+        consumer.release();
+        assert_eq!(producer.waiting(), 0);
+    }
+
+    #[test]
     fn counters_wrap() {
         let ring = PlainRing::new(2, 0_u64);
         let (mut producer, mut consumer) = ring.ends();
@@ -222,35 +256,54 @@ mod model {
         });
     }
 
-    /// Batches: several entries to one publication, several to one release.
+    /// Batches: several entries to one publication, several to one release; one by one, or all that there are.
     #[test]
     fn batches_are_passed_on_without_a_race() {
-        loom::model(|| {
-            let shared = shared(2, 0);
-            let (mut producer, mut consumer) = shared.ring.ends();
-            let there = Arc::clone(&shared);
-            let other = thread::spawn(move || {
-                let mut next = 0;
-                while next < 4 {
+        for at_once in [false, true] {
+            loom::model(move || pass_on(at_once));
+        }
+    }
+
+    fn pass_on(at_once: bool) {
+        let shared = shared(2, 0);
+        let (mut producer, mut consumer) = shared.ring.ends();
+        let there = Arc::clone(&shared);
+        let other = thread::spawn(move || {
+            let mut next = 0;
+            while next < 4 {
+                if at_once {
+                    let mut puts = producer.puts(2);
+                    while next < 4 && puts.put(next) {
+                        next += 1;
+                    }
+                } else {
                     while next < 4 && producer.put(next) {
                         next += 1;
                     }
-                    producer.publish();
-                    thread::yield_now();
                 }
-                drop(there);
-            });
-            let mut next = 0;
-            while next < 4 {
+                producer.publish();
+                thread::yield_now();
+            }
+            drop(there);
+        });
+        let mut next = 0;
+        while next < 4 {
+            if at_once {
+                consumer.take_while(2, |value| {
+                    assert_eq!(value, next);
+                    next += 1;
+                    true
+                });
+            } else {
                 while let Some(value) = consumer.take() {
                     assert_eq!(value, next);
                     next += 1;
                 }
-                consumer.release();
-                thread::yield_now();
             }
-            assert!(other.join().is_ok());
-        });
+            consumer.release();
+            thread::yield_now();
+        }
+        assert!(other.join().is_ok());
     }
 
     /// A frame goes out by one ring and comes back by another: it is never written by two.

@@ -25,7 +25,7 @@ impl<'a> Payloads<'a> {
         Self { packets }
     }
 
-    /// The payload of packet `i`: what [`Queue::set_payload`](super::Queue::set_payload) said, or all of it.
+    /// The payload of packet `i`: what [`Queue::find_payloads`](super::Queue::find_payloads) was told, or all of it.
     ///
     /// # Panics
     /// If the batch has no such packet.

@@ -254,8 +254,42 @@ fn the_header_of_a_packet_that_was_sent_stays_as_it_is() {
     sender.header_mut(0)[0] = 1;
 }
 
+/// What cannot be ends no batch, and what has no payload that could be found is one whole.
 #[test]
-#[should_panic(expected = "packet 0 has no 19 bytes at 42")]
+fn a_batch_goes_on_behind_what_cannot_be() {
+    let (mock, mut core) = mock::open(options(32, 16, 8, 8));
+    let held_already = {
+        mock.kernel.borrow_mut().receive(&packet(0, 60));
+        assert_eq!(core.receive(&mock, 1), 1);
+        core.packet(0).to_vec()
+    };
+    let mut kernel = mock.kernel.borrow_mut();
+    for number in 1..=5 {
+        assert!(kernel.receive(&packet(number, 60)));
+        // Beyond all memory.
+        if number == 2 {
+            assert!(kernel.lie_in_rx(0, 1 << 40));
+        }
+    }
+    drop(kernel);
+    assert_eq!(held_already, packet(0, 60));
+    // What cannot be is one of the six that were asked for.
+    assert_eq!((core.receive(&mock, 6), core.census().invalid), (5, 1));
+    let mut seen = Vec::new();
+    core.find_payloads(|bytes| {
+        seen.push(bytes.to_vec());
+        (seen.len() != 3).then_some((42, 10))
+    });
+    assert_eq!(seen, (1..=5).map(|number| packet(number, 60)).collect::<Vec<_>>());
+    let (payloads, _) = core.split(&mock);
+    let lengths: Vec<_> = (0..5).map(|i| payloads.payload(i).len()).collect();
+    assert_eq!(lengths, [10, 10, 60, 10, 10]);
+    assert_eq!(core.receive(&mock, 6), 0);
+    assert_eq!((core.census().filling, core.census().held), (16, 0));
+}
+
+#[test]
+#[should_panic(expected = "a packet of 60 bytes has no 19 bytes at 42")]
 fn a_payload_lies_within_its_packet() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     mock.kernel.borrow_mut().receive(&packet(0, 60));

@@ -50,7 +50,7 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
                 seat.sit_down();
                 for datagram in batch {
-                    black_box(datagram.payload().first());
+                    black_box(datagram.payload().first().copied());
                 }
             }
         }),
@@ -59,7 +59,7 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
             move |batch: Batch<'_>, out: &mut Outbox<'_>| {
                 seat.sit_down();
                 for datagram in batch {
-                    black_box(datagram.payload().first());
+                    black_box(datagram.payload().first().copied());
                     out.reply_borrowed(&datagram, datagram.payload());
                 }
             }

@@ -28,7 +28,7 @@ fn work(post: &Post<'_>, socket: &UdpSocket, size: usize, answers: bool) -> Resu
             // Shut down for receiving: no datagram, though one without payload looks alike.
             Ok(0) if post.is_over() => return Ok(()),
             Ok(len) => {
-                black_box(buffer[..len].first());
+                black_box(buffer[..len].first().copied());
                 if answers {
                     // An answer that does not leave is missed where answers are counted.
                     let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);

@@ -57,7 +57,7 @@ fn local_address(options: &ReceiverOptions) -> &'static [Flag] {
 /// Looks at a message that is one datagram.
 #[inline]
 fn single(message: &Message<'_>) -> u64 {
-    black_box(message.data.first());
+    black_box(message.data.first().copied());
     1
 }
 
@@ -68,7 +68,7 @@ fn train(message: &Message<'_>) -> u64 {
     if segment == 0 || segment >= message.data.len() {
         return single(message);
     }
-    message.data.chunks(segment).map(|datagram| _ = black_box(datagram.first())).count() as u64
+    message.data.chunks(segment).map(|datagram| _ = black_box(datagram.first().copied())).count() as u64
 }
 
 /// The loop of all of them; `look` takes a message and counts its datagrams.

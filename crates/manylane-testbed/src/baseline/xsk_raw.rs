@@ -61,17 +61,25 @@ pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
     Ok(ebpf)
 }
 
+/// The payload of UDP over IPv4. A short frame has padding behind it, so that its header has to be asked.
+#[inline]
+fn payload(packet: &[u8]) -> Option<&[u8]> {
+    let head = packet.first_chunk::<PAYLOAD>()?;
+    let length = usize::from(u16::from_be_bytes([head[PAYLOAD - 4], head[PAYLOAD - 3]]));
+    packet.get(PAYLOAD..PAYLOAD - 8 + length)
+}
+
 /// Takes a batch of one queue, and looks at it.
 fn look(socket: &mut RawXsk, batch: u32) -> Result<u32> {
     Ok(socket.receive(batch, |packet| {
-        black_box(packet.get(PAYLOAD));
+        black_box(payload(packet).and_then(<[u8]>::first).copied());
     }))
 }
 
 /// Takes a batch of one queue, and sends it back.
 fn answer(socket: &mut RawXsk, batch: u32) -> Result<u32> {
     let taken = socket.answer(batch, |packet| {
-        black_box(packet.get(PAYLOAD));
+        black_box(payload(packet).and_then(<[u8]>::first).copied());
         turn_around(packet)
     });
     taken.context("answering from a queue")
@@ -145,5 +153,22 @@ mod tests {
         let (ethernet, _) = Ethernet::parse(&frame).unwrap();
         assert_eq!((ethernet.source, ethernet.destination), (theirs, ours));
         assert!(!turn_around(&mut frame[..41]));
+    }
+
+    #[test]
+    fn padding_is_no_payload() {
+        let plan = UdpFrame {
+            payload: b"request",
+            ..UdpFrame::new(
+                Mac([2; 6]),
+                Mac([4; 6]),
+                "10.0.0.1:1000".parse().unwrap(),
+                "10.9.8.7:53".parse().unwrap(),
+            )
+        };
+        let mut frame = [0xaa; 60];
+        plan.write(&mut frame).unwrap();
+        assert_eq!(payload(&frame), Some(&b"request"[..]));
+        assert_eq!((payload(&frame[..48]), payload(&frame[..41])), (None, None));
     }
 }

@@ -49,11 +49,13 @@ const BROKEN_BUDGET: u32 = 256;
 /// Batches that a lane which closes throws away at most.
 const DISCARD_BUDGET: u32 = 1 << 14;
 
-/// What the library knows of one datagram of a batch from a queue: less than a cache line.
+/// What the library knows of one packet of a batch from a queue: less than a cache line.
 #[derive(Clone, Debug)]
 pub(crate) struct Meta {
-    /// Its place in the batch of the queue.
+    /// Its place in the batch, which this place in the list is for.
     pub(crate) index: u32,
+    /// Not to be believed: it is not handed out.
+    pub(crate) is_refused: bool,
     /// What its headers say.
     pub(crate) datagram: Datagram,
 }
@@ -65,15 +67,18 @@ pub(crate) struct LaneQueue {
     device: Arc<Device>,
     /// Its number on the device.
     number: u32,
-    /// The batch that was taken last, without what was refused.
-    metas: Vec<Meta>,
+    /// What is known of the packets of a batch, read into where it lies, and how many the one has that was taken last.
+    metas: Box<[Meta]>,
+    packets: usize,
     /// To be closed when it is empty: its device is gone.
     is_ending: bool,
 }
 
 impl LaneQueue {
     fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32, batch: usize) -> Self {
-        Self { id, xsk, device, number, metas: Vec::with_capacity(batch), is_ending: false }
+        let meta = |index| Meta { index, is_refused: true, datagram: Datagram::default() };
+        let metas = (0..batch as u32).map(meta).collect();
+        Self { id, xsk, device, number, metas, packets: 0, is_ending: false }
     }
 }
 
@@ -160,7 +165,7 @@ impl XdpIo {
                     _ = self.watch.remove(&queue.xsk);
                     if let Some(mut kept) = self.plane.pass_on(queue) {
                         _ = self.watch.add(&kept.xsk, kept.id.0);
-                        kept.metas.clear();
+                        kept.packets = 0;
                         self.queues.push(kept);
                     }
                 }
@@ -289,7 +294,8 @@ impl XdpIo {
         let device = queue.device.index;
         self.tap.sends_by(device, queue.number);
         let (payloads, sender) = queue.xsk.split();
-        let frames = self.current.map(|_| Frames { payloads, metas: &queue.metas, ecn: self.ecn });
+        let frames =
+            self.current.map(|_| Frames { payloads, metas: &queue.metas[..queue.packets], ecn: self.ecn });
         (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, device, self.bound)))
     }
 }
@@ -304,30 +310,35 @@ impl LaneQueue {
     /// Reads the headers of the `frames` that were received, and counts what cannot be believed.
     fn judge(&mut self, frames: usize, datagram_size: usize, cells: &Cells) -> Taken {
         let mut taken = Taken::default();
-        let mut bad_checksum = 0;
-        let mut malformed = 0;
-        self.metas.clear();
-        for index in 0..frames {
-            let Ok(datagram) = Datagram::parse(self.xsk.packet(index)) else {
+        let (mut bad_checksum, mut malformed) = (0, 0);
+        let is_virtual_pair = self.device.is_virtual_pair;
+        // No batch has more packets than there are places.
+        self.packets = frames.min(self.metas.len());
+        let mut metas = self.metas.iter_mut();
+        self.xsk.find_payloads(|packet| {
+            let meta = metas.next()?;
+            meta.is_refused = true;
+            if meta.datagram.read(packet).is_err() {
                 malformed += 1;
-                continue;
-            };
-            let believed = match datagram.checksum {
+                return None;
+            }
+            let Datagram { at, len, checksum, .. } = meta.datagram;
+            let is_believed = match checksum {
                 Checksum::Right => true,
-                Checksum::Unfinished => self.device.is_virtual_pair,
+                Checksum::Unfinished => is_virtual_pair,
                 Checksum::Wrong => false,
             };
-            if !believed {
+            if !is_believed {
                 bad_checksum += 1;
-                continue;
+                return None;
             }
-            let len = usize::from(datagram.len).min(datagram_size);
-            self.xsk.set_payload(index, datagram.at.into(), len);
-            taken.bytes += len;
-            taken.truncated += usize::from(len < usize::from(datagram.len));
-            self.metas.push(Meta { index: index as u32, datagram });
-        }
-        taken.messages = self.metas.len();
+            meta.is_refused = false;
+            let kept = usize::from(len).min(datagram_size);
+            taken.messages += 1;
+            taken.bytes += kept;
+            taken.truncated += usize::from(kept < usize::from(len));
+            Some((at.into(), kept))
+        });
         taken.datagrams = taken.messages;
         if bad_checksum > 0 {
             cells.add(Count::BadChecksum, bad_checksum);

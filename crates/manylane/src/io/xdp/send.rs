@@ -163,8 +163,8 @@ impl<'a> XdpOut<'a> {
     }
 
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
-        let Meta { index, datagram } = request;
-        let plan = self.plan(datagram.destination.to_canonical(), datagram.source(), payload)?;
+        let Meta { index, datagram, .. } = request;
+        let plan = self.plan(datagram.destination().ip(), datagram.source(), payload)?;
         // A reply has the tags of its request.
         let vlans = if usize::from(datagram.at) == plain_head(datagram) {
             [None; 2]
@@ -221,8 +221,7 @@ impl<'a> XdpOut<'a> {
 
 /// Bytes of the headers of a frame without tags and options.
 fn plain_head(datagram: &Datagram) -> usize {
-    let is_v4 = datagram.source.to_ipv4_mapped().is_some();
-    ethernet::HEADER + if is_v4 { OVER_V4 } else { OVER_V6 }
+    ethernet::HEADER + if datagram.source().is_ipv4() { OVER_V4 } else { OVER_V6 }
 }
 
 /// One of 64 bits for a peer.
