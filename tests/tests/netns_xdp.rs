@@ -15,7 +15,7 @@ use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, PATIENCE, Serving, pattern};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::UdpFrame;
-use netns_support::{client, echo, hands, open, settle, sink, until};
+use netns_support::{client, echo, hands, open, sink, until};
 
 fn testbed(name: &str) -> Option<Testbed> {
     skip::need_root(name).then(|| Testbed::new(&Layout::default()).unwrap())
@@ -34,8 +34,6 @@ fn closed(total: &LaneCounters, arrived: u64, lost: u64) {
 fn netns_xdp_every_size_comes_back_whole() {
     let Some(testbed) = testbed("netns_xdp_every_size_comes_back_whole") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    settle(a);
-    settle(b);
     for ipv6 in [false, true] {
         let head = if ipv6 { 48 } else { 28 };
         let largest = if ipv6 { 65_487 } else { 65_507 };
@@ -65,8 +63,6 @@ fn netns_xdp_every_size_comes_back_whole() {
 fn netns_xdp_a_wildcard_takes_every_address_and_loopback() {
     let Some(testbed) = testbed("netns_xdp_a_wildcard_takes_every_address_and_loopback") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    settle(a);
-    settle(b);
     let extra: IpAddr = "10.77.0.99".parse().unwrap();
     b.add_address(0, extra).unwrap();
     let serving = echo(b, xdp(b, "::".parse().unwrap(), |builder| _ = builder.lanes(2)));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use manylane::{Batch, Engine, LaneId, Outbox, SteeringBy};
 use manylane_testbed::{Layout, Testbed, skip};
 use manylane_tests::{Client, PATIENCE, Serving, need_ebpf, pattern};
-use netns_support::{client, echo, open, settle, until, within};
+use netns_support::{client, echo, open, until, within};
 
 /// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in that lane's rings is
 /// nobody else's, and waits for it.
@@ -132,8 +132,6 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
     let layout = Layout { queues: 2, links: vec![(0, 1), (0, 1), (0, 1)], ..Layout::default() };
     let testbed = Testbed::new(&layout).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    settle(a);
-    settle(b);
     for generic in [false, true] {
         (0..3).for_each(|link| a.set_checksums(link, !generic).unwrap());
         let serving = echo(
