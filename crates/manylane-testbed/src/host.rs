@@ -13,11 +13,10 @@ use manylane_sys::netns::{self, NetNs};
 
 use crate::link::{DeviceCounters, End, device_counters};
 
-/// How long a device may take to come up before that is an error.
-const CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an address may take. The kernel comes to it in turn with all else that it puts off, such as taking down
-/// the namespaces of other tests.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a device or an address may take until it can be used. One worker of the kernel's tells of all carriers on
+/// the machine, once a second and behind the lock for all devices: where other processes make and take down
+/// namespaces, five seconds were not enough.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives as long
 /// as one of them, a thread inside, or a process or socket started there.
@@ -194,7 +193,7 @@ impl Host {
         self.run(|| {
             let start = Instant::now();
             while !netns::device_is_running(device).with_context(|| format!("looking at {device}"))? {
-                ensure!(start.elapsed() < CARRIER_TIMEOUT, "{device} has no carrier: is the other end up?");
+                ensure!(start.elapsed() < PATIENCE, "{device} has no carrier: is the other end up?");
                 thread::sleep(Duration::from_millis(1));
             }
             Ok(())
@@ -216,7 +215,7 @@ impl Host {
                 if !has_tentative(&table, device) {
                     return Ok(());
                 }
-                ensure!(start.elapsed() < SETTLE_TIMEOUT, "an IPv6 address of {device} stays tentative");
+                ensure!(start.elapsed() < PATIENCE, "an IPv6 address of {device} stays tentative");
                 thread::sleep(Duration::from_millis(1));
             }
         })
