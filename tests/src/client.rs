@@ -70,9 +70,18 @@ impl Client {
 
     fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; 66_000];
-        let len = self.socket.recv(&mut buffer)?;
-        buffer.truncate(len);
-        Ok(buffer)
+        loop {
+            match self.socket.recv(&mut buffer) {
+                Ok(len) => {
+                    buffer.truncate(len);
+                    return Ok(buffer);
+                }
+                // A process that is stopped for a while (by a debugger, a signal, the freezer of its control group) comes
+                // back from a receive with a timeout by this, and not with an answer.
+                Err(err) if err.kind() == ErrorKind::Interrupted => {}
+                Err(err) => return Err(err),
+            }
+        }
     }
 
     /// Receives one datagram, which has to be `payload`.

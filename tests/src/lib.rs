@@ -8,14 +8,17 @@
 
 mod client;
 mod hands;
+pub mod held;
 mod place;
 mod serving;
+mod slow;
 mod variant;
 
 pub use client::{Client, mapped, pattern, send_train, settled};
 pub use hands::{Got, Hands};
 pub use place::{at, at_ip, done_with, nobody, peer};
 pub use serving::Serving;
+pub use slow::Slow;
 pub use variant::{Variant, backends, need_ebpf, need_ipv6};
 
 /// How long a test waits for what has to come before it says that it did not.

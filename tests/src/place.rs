@@ -4,16 +4,14 @@
 //! datagrams of one and the same test cross a device, and XDP gets to see them. A place is found by the network
 //! namespace of the thread that asks: whatever thread a test starts is at the place of the test.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{fs, thread};
 
 use manylane::LaneCounters;
 use manylane_testbed::{Host, Layout, Testbed};
-
-use crate::PATIENCE;
 
 /// Places that are not loopback, by the namespace that their servers are in.
 static PLACES: Mutex<Vec<(u64, Arc<Place>)>> = Mutex::new(Vec::new());
@@ -37,7 +35,6 @@ impl Place {
         let testbed = Testbed::new(&Layout { queues, ..Layout::default() }).unwrap();
         let (client, server) = (testbed.host(0).clone(), testbed.host(1).clone());
         add_addresses(&client, &server);
-        [&client, &server].into_iter().for_each(settle);
         client.set_checksums(0, !wire).unwrap();
         let place = Arc::new(Place { server: server.clone(), client, by_xdp: AtomicU64::new(0) });
         server.run(|| {
@@ -92,23 +89,6 @@ fn add_addresses(client: &Host, server: &Host) {
 
 fn more(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, 100 + number)
-}
-
-/// Waits until the IPv6 addresses of `host` can be used: the kernel finishes new ones, also those that need no look
-/// for duplicates, when it comes to it, and takes nothing for them until then.
-fn settle(host: &Host) {
-    const TENTATIVE: u32 = 0x40;
-    let is_tentative = |line: &str| {
-        let flags = line.split_whitespace().nth(4).and_then(|word| u32::from_str_radix(word, 16).ok());
-        flags.unwrap() & TENTATIVE != 0
-    };
-    let start = std::time::Instant::now();
-    host.run(|| {
-        while fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap().lines().any(is_tentative) {
-            assert!(start.elapsed() < PATIENCE, "an address stays tentative");
-            thread::sleep(std::time::Duration::from_millis(1));
-        }
-    });
 }
 
 /// What an address of loopback stands for where the test is, on the server's side. Any other is what it is.

@@ -3,22 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::fs;
-use std::net::UdpSocket;
-
 use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
 use manylane::{Builder, Steering};
-use manylane_tests::{Client, Serving, backends};
-
-/// What is open, but for the folder that says so.
-fn open_files() -> Vec<String> {
-    let links =
-        fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-    let mut links: Vec<_> = links.map(|link| link.to_string_lossy().into_owned()).collect();
-    links.retain(|link| !link.contains("/fd"));
-    links.sort();
-    links
-}
+use manylane_tests::backends;
+use manylane_tests::held::{self, open_files};
 
 #[test]
 fn loopback_a_dropped_socket_frees_port_and_descriptors() {
@@ -28,39 +16,13 @@ fn loopback_a_dropped_socket_frees_port_and_descriptors() {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
         builder.lanes(3).steering(steering).steering_by(by);
 
-        // Dropped as it is; two at once.
-        let (one, two) = (builder.open().unwrap(), builder.open().unwrap());
-        let addrs = [one.local_addr(), two.local_addr()];
-        assert_ne!(addrs[0], addrs[1]);
-        assert!(open_files().len() >= before.len() + 6);
-        drop((one, two));
+        held::dropped_as_they_are(builder.open().unwrap(), builder.open().unwrap(), |there| match there {
+            true => assert!(open_files().len() >= before.len() + 6),
+            false => assert_eq!(open_files(), before, "{by}"),
+        });
+        held::used_by_hand(builder.open().unwrap());
         assert_eq!(open_files(), before, "{by}");
-        addrs.iter().for_each(|addr| drop(UdpSocket::bind(addr).expect("the port is free")));
-
-        // By hand, with lanes that come and go, and a handle that outlives them.
-        let socket = builder.open().unwrap();
-        let (handle, addr) = (socket.handle(), socket.local_addr());
-        let mut lanes = socket.into_lanes();
-        for at in [0, 2, 1] {
-            drop(lanes.remove(at));
-            lanes.push(handle.open_lane().unwrap());
-        }
-        drop(lanes);
-        drop(UdpSocket::bind(addr).expect("the port is free"));
-        drop(handle);
-        assert_eq!(open_files(), before, "{by}");
-
-        // Served, with lanes that come and go.
-        let serving = Serving::echo(builder.open().unwrap());
-        let (handle, addr) = (serving.handle.clone(), serving.addr);
-        let came = handle.add_lane().unwrap();
-        handle.remove_lane(handle.lane_ids()[1]).unwrap();
-        handle.remove_lane(came).unwrap();
-        Client::to(addr).ping();
-        serving.stop().unwrap();
-        drop(handle);
-        assert_eq!(open_files(), before, "{by}");
-        drop(UdpSocket::bind(addr).expect("the port is free"));
+        held::served(builder.open().unwrap(), || assert_eq!(open_files(), before, "{by}"));
 
         // An open that fails half-way: three CPUs that nobody has.
         builder.placement(manylane::Placement::List(vec![5000]));

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::sync::mpsc;
-
 use manylane::SteeringBy::{ClassicBpf, Ebpf};
-use manylane::{Batch, Builder, LaneId, Outbox, Steering, SteeringBy, key_hash};
-use manylane_tests::{Client, Hands, PATIENCE, Serving, backends};
+use manylane::{Builder, LaneId, Steering, SteeringBy, key_hash};
+use manylane_tests::{Client, Hands, PATIENCE, Slow, backends};
 
 const KEY: Steering = Steering::Key { offset: 0, len: 4 };
 
@@ -34,44 +32,18 @@ fn keys(by: SteeringBy) -> [[u8; 4]; 2] {
     unreachable!("some key falls on each lane")
 }
 
-/// A server of two lanes, of which the first stays in its first call until it is released, and what it handles.
-struct Slow {
-    serving: Serving,
-    slow: LaneId,
-    /// The slow lane is in its closure.
-    entered: mpsc::Receiver<()>,
-    /// Ends the wait of the slow lane, when dropped.
-    release: mpsc::Sender<()>,
-    /// Lane and last byte of each datagram, when it has been handled.
-    handled: mpsc::Receiver<(LaneId, u8)>,
-}
-
-fn serve(by: SteeringBy, stealing: bool) -> Slow {
+/// A server of two lanes, of which the first is slow: it, and with the last byte of each datagram what is handled.
+fn serve(by: SteeringBy, stealing: bool) -> (LaneId, Slow<u8>) {
     let socket = builder(by, stealing).open().unwrap();
     let slow = socket.handle().lane_ids()[0];
-    let (enter, entered) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
-    let (tell, handled) = mpsc::channel();
-    let mut released = Some(released);
-    let serving = Serving::start_with(socket, move |info| {
-        let (enter, tell) = (enter.clone(), tell.clone());
-        let mut gate = if info.id == slow { released.take() } else { None };
-        move |batch: Batch<'_>, _: &mut Outbox<'_>| {
-            if let Some(gate) = gate.take() {
-                enter.send(()).unwrap();
-                let _ = gate.recv_timeout(PATIENCE);
-            }
-            batch.for_each(|datagram| tell.send((info.id, datagram.payload()[4])).unwrap());
-        }
-    });
-    Slow { serving, slow, entered, release, handled }
+    (slow, Slow::start(socket, slow, |payload| payload[4]))
 }
 
 #[test]
 fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
     for by in backends("loopback_stealing_empties_the_queue_of_a_slow_lane", &[Ebpf, ClassicBpf]) {
         let [key, _] = keys(by);
-        let Slow { serving, slow, entered, release, handled } = serve(by, true);
+        let (slow, Slow { serving, entered, release, handled }) = serve(by, true);
         let client = Client::to(serving.addr);
         let send = |number: u8| client.send(&[&key[..], &[number]].concat());
         // Until the slow lane is at work. The idle one may be faster, also for what was not meant for it.
@@ -112,7 +84,7 @@ fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
 fn loopback_without_stealing_a_slow_lane_keeps_its_queue() {
     for by in backends("loopback_without_stealing_a_slow_lane_keeps_its_queue", &[Ebpf, ClassicBpf]) {
         let [key, other] = keys(by);
-        let Slow { serving, slow, entered, release, handled } = serve(by, false);
+        let (slow, Slow { serving, entered, release, handled }) = serve(by, false);
         let client = Client::to(serving.addr);
         let send = |key: [u8; 4], number: u8| client.send(&[&key[..], &[number]].concat());
         send(key, 0);

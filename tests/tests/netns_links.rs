@@ -17,7 +17,7 @@ use manylane_testbed::skip;
 use manylane_testbed::traffic::{Traffic, Until, portable};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Hands, PATIENCE, pattern, send_train};
-use netns_support::{client, echo, hands, open, settle, sink, until};
+use netns_support::{client, echo, hands, open, sink, until};
 
 /// Sends `count` datagrams of 100 bytes each from the first lane, no two of which make a train.
 fn send(hands: &mut Hands, to: SocketAddr, count: u64) -> Flushed {
@@ -68,7 +68,7 @@ fn netns_sending_while_the_link_is_down_is_unreachable() {
         b.set_link(0, true).unwrap();
         a.wait_for_carrier(0).unwrap();
         b.wait_for_carrier(0).unwrap();
-        settle(b);
+        b.settle(0).unwrap();
         exchange(&mut hands);
         let counted = total(&hands);
         assert_eq!((counted.delivered, counted.sent, counted.lost()), (100, 100, 30));

@@ -5,14 +5,16 @@
 
 mod netns_support;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::process::Command;
 
-use manylane::{Builder, Engine, Flushed, LaneCounters};
+use manylane::{Builder, Engine, Flushed, LaneCounters, Received};
+use manylane_sys::sock::{self, Flag};
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, Hands, pattern};
-use netns_support::{client, echo, hands, open, settle, until};
+use netns_support::{client, echo, hands, open, until};
 
 /// A token bucket of one byte a second: what it has passed at the start is all that it ever passes.
 const HELD: &str = "tbf rate 8bit burst 1540 limit 1000000";
@@ -64,6 +66,14 @@ fn offer(hands: &mut Hands, to: SocketAddr, sizes: &[usize]) -> Flushed {
     out.flush()
 }
 
+/// Answers one datagram, if there is one.
+fn echo_one(hands: &mut Hands) -> bool {
+    let Received { batch, mut out } = hands.lanes[0].recv().unwrap();
+    let is_there = !batch.is_empty();
+    batch.into_iter().for_each(|datagram| out.reply(&datagram, datagram.payload()));
+    is_there
+}
+
 fn expect(client: &Client, sizes: &[usize]) {
     sizes.iter().zip(0..).for_each(|(size, seed)| client.expect(&pattern(seed, *size)));
 }
@@ -81,8 +91,6 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
     for ipv6 in [false, true] {
         let testbed = Testbed::new(&Layout::default()).unwrap();
         let (a, b) = (testbed.host(0), testbed.host(1));
-        settle(a);
-        settle(b);
         let mut hands = one_lane(b, ipv6, 8192);
         let (client, poke) = (client(a, a.ip(0, ipv6), hands.addr()), client(a, a.ip(0, ipv6), hands.addr()));
         assert!(queue(b, "add", HELD));
@@ -216,4 +224,62 @@ fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
     let total = serving.stop().unwrap().total();
     assert_eq!((total.offered, total.sent + total.lost_full), (total.delivered, total.delivered));
     assert_eq!((total.lost(), total.lost_full > 0), (total.lost_full, true), "{total:?}");
+}
+
+/// What ICMP tells of one peer costs no other peer a datagram, in either direction, also where the application has asked
+/// to hear of it.
+#[test]
+fn netns_an_error_of_one_peer_costs_no_other_a_datagram() {
+    const ROUNDS: u64 = 30;
+    if !skip::need_root("netns_an_error_of_one_peer_costs_no_other_a_datagram") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    // Each datagram comes to its end at the router, which says so each time.
+    for (name, value) in [
+        ("net.ipv4.ip_forward", "1"),
+        ("net.ipv4.icmp_ratemask", "0"),
+        ("net.ipv6.conf.all.forwarding", "1"),
+        ("net.ipv6.icmp.ratelimit", "0"),
+    ] {
+        a.set_sysctl(name, value).unwrap();
+    }
+    for (net, ipv6) in [("192.0.2.0/24", false), ("2001:db8::/32", true)] {
+        a.ip_batch(&format!("route add {net} via {}\n", b.ip(0, ipv6))).unwrap();
+        b.ip_batch(&format!("route add {net} via {} hoplimit 1\n", a.ip(0, ipv6))).unwrap();
+    }
+    for (ipv6, flag) in [(false, Flag::ErrorsV4), (true, Flag::ErrorsV6)] {
+        let mut hands = one_lane(b, ipv6, 1 << 20);
+        sock::set_flag(hands.lanes[0].as_fd(), flag, true).unwrap();
+        let (handle, client) = (hands.handle.clone(), client(a, a.ip(0, ipv6), hands.addr()));
+        // Too far away (EHOSTUNREACH), and a port that nobody has (ECONNREFUSED).
+        let far: IpAddr = if ipv6 { "2001:db8::1" } else { "192.0.2.1" }.parse().unwrap();
+        for round in 1..=ROUNDS {
+            let mut both = [far, a.ip(0, ipv6)];
+            both.rotate_left(round as usize / 2 % 2);
+            for ip in both {
+                let told = b.device_counters(0).unwrap().rx_packets + 1;
+                let done = offer(&mut hands, SocketAddr::new(ip, 9), &[14]);
+                assert_eq!(done, Flushed { sent: 1, lost: 0 });
+                until(|| b.device_counters(0).unwrap().rx_packets >= told, &handle);
+                // In every other round it is the receive that is told.
+                if round % 2 == 0 {
+                    client.send(b"here");
+                    // Not by readiness, which there is as long as nobody fetches what was told.
+                    until(|| echo_one(&mut hands), &handle);
+                    client.expect(b"here");
+                } else {
+                    let done = offer(&mut hands, client.addr(), &[5]);
+                    assert_eq!(done, Flushed { sent: 1, lost: 0 }, "{:#?}", total(&hands));
+                    expect(&client, &[5]);
+                }
+            }
+        }
+        let counted = total(&hands);
+        assert_eq!((counted.sent, counted.lost(), counted.recv_errors), (4 * ROUNDS, 0, 0), "{counted:#?}");
+        assert_eq!(counted.delivered, ROUNDS);
+        // Each time that the lane sent something else, it was told first.
+        assert!(counted.send_calls > 4 * ROUNDS, "nothing was told: {counted:#?}");
+    }
 }

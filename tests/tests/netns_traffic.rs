@@ -12,7 +12,7 @@ use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, Hands, PATIENCE, pattern, send_train};
-use netns_support::{ROOM, client, echo, hands, open, settle, sink, until};
+use netns_support::{ROOM, client, echo, hands, open, sink, until};
 
 #[test]
 fn netns_every_size_comes_back_whole() {
@@ -156,7 +156,7 @@ fn two_links() -> (Testbed, Vec<IpAddr>) {
         testbed.host(0).ip_batch(&known).unwrap();
         all.push(ip);
     }
-    settle(b);
+    (0..2).for_each(|link| b.settle(link).unwrap());
     (testbed, all)
 }
 
@@ -193,8 +193,8 @@ fn link_local(host: &Host, last: u16) -> Ipv6Addr {
     let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
     for link in [0, 1] {
         host.add_address(link, ip.into()).unwrap();
+        host.settle(link).unwrap();
     }
-    settle(host);
     ip
 }
 

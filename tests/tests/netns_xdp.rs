@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 mod netns_support;
+mod xdp_support;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
@@ -14,8 +15,8 @@ use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, Testbed};
 use manylane_tests::{Client, PATIENCE, Serving, pattern};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
-use manylane_wire::frame::UdpFrame;
-use netns_support::{client, echo, hands, open, settle, sink, until};
+use netns_support::{client, echo, hands, open, sink, until};
+use xdp_support::frame_to;
 
 fn testbed(name: &str) -> Option<Testbed> {
     skip::need_root(name).then(|| Testbed::new(&Layout::default()).unwrap())
@@ -34,8 +35,6 @@ fn closed(total: &LaneCounters, arrived: u64, lost: u64) {
 fn netns_xdp_every_size_comes_back_whole() {
     let Some(testbed) = testbed("netns_xdp_every_size_comes_back_whole") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    settle(a);
-    settle(b);
     for ipv6 in [false, true] {
         let head = if ipv6 { 48 } else { 28 };
         let largest = if ipv6 { 65_487 } else { 65_507 };
@@ -65,8 +64,6 @@ fn netns_xdp_every_size_comes_back_whole() {
 fn netns_xdp_a_wildcard_takes_every_address_and_loopback() {
     let Some(testbed) = testbed("netns_xdp_a_wildcard_takes_every_address_and_loopback") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    settle(a);
-    settle(b);
     let extra: IpAddr = "10.77.0.99".parse().unwrap();
     b.add_address(0, extra).unwrap();
     let serving = echo(b, xdp(b, "::".parse().unwrap(), |builder| _ = builder.lanes(2)));
@@ -114,22 +111,6 @@ fn netns_xdp_takes_every_frame_of_a_fast_sender() {
     assert_eq!((total.by_xdp + total.xsk_dropped, redirected), (COUNT, COUNT), "{total:#?}");
 }
 
-/// A frame from host `a` to `to` of host `b`.
-fn frame(
-    a: &Host,
-    b: &Host,
-    to: SocketAddr,
-    payload: &[u8],
-    change: impl FnOnce(&mut UdpFrame<'_>),
-) -> Vec<u8> {
-    let from = SocketAddr::new(a.ip(0, to.is_ipv6()), 4444);
-    let mut plan = UdpFrame { payload, ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, to) };
-    change(&mut plan);
-    let mut bytes = vec![0; plan.len()];
-    plan.write(&mut bytes).unwrap();
-    bytes
-}
-
 #[test]
 fn netns_xdp_what_is_broken_is_counted_and_the_rest_arrives() {
     let Some(testbed) = testbed("netns_xdp_what_is_broken_is_counted_and_the_rest_arrives") else { return };
@@ -137,7 +118,7 @@ fn netns_xdp_what_is_broken_is_counted_and_the_rest_arrives() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = sink(b, xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2)));
     let to = serving.addr;
-    let good = frame(a, b, to, b"good", |_| ());
+    let good = frame_to(a, b, to, b"good", |_| ());
     let mut padded = good.clone();
     padded.resize(60, 0xee);
     let mut checksum = good.clone();
@@ -150,12 +131,12 @@ fn netns_xdp_what_is_broken_is_counted_and_the_rest_arrives() {
     short_udp[38..40].copy_from_slice(&7_u16.to_be_bytes());
     let mut long_ip = good.clone();
     long_ip[16..18].copy_from_slice(&1400_u16.to_be_bytes());
-    let other_mac = frame(a, b, to, b"not for us", |plan| plan.destination_mac = Mac([2, 9, 9, 9, 9, 9]));
+    let other_mac = frame_to(a, b, to, b"not for us", |plan| plan.destination_mac = Mac([2, 9, 9, 9, 9, 9]));
     let ourselves =
-        frame(a, b, to, b"from ourselves", |plan| plan.source = SocketAddr::new(b.ip4(0).into(), 5));
-    let broadcaster = frame(a, b, to, b"from all", |plan| plan.source_mac = Mac::BROADCAST);
+        frame_to(a, b, to, b"from ourselves", |plan| plan.source = SocketAddr::new(b.ip4(0).into(), 5));
+    let broadcaster = frame_to(a, b, to, b"from all", |plan| plan.source_mac = Mac::BROADCAST);
     let tag = Some(Vlan { ether_type: ether_type::VLAN, control: 7 });
-    let tagged = frame(a, b, to, b"a VLAN we are not in", |plan| plan.vlans = [tag, None]);
+    let tagged = frame_to(a, b, to, b"a VLAN we are not in", |plan| plan.vlans = [tag, None]);
     let socket = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
     for _ in 0..ROUNDS {
         for frame in [&good, &padded, &broadcaster] {
@@ -287,7 +268,7 @@ fn netns_xdp_tells_ecn_only_if_asked_to() {
     for (asked, told) in [(false, None), (true, Some(Ecn::Capable0))] {
         let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2).ecn(asked));
         let mut hands = hands(b, socket);
-        let bytes = frame(a, b, hands.addr(), b"ECT(0)", |plan| plan.traffic_class = 2);
+        let bytes = frame_to(a, b, hands.addr(), b"ECT(0)", |plan| plan.traffic_class = 2);
         let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
         sender.send(&bytes).unwrap();
         let got = hands.take(1);

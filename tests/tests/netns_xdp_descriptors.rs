@@ -3,25 +3,22 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use manylane::{Engine, Placement};
-use manylane_tests::{Client, PATIENCE, Serving, Variant};
+use manylane_tests::held::{self, open_files};
+use manylane_tests::{PATIENCE, Variant};
 
-/// What is open, but for the folder that says so, and the number of threads.
+/// What is open, and the number of threads.
 fn held() -> (Vec<String>, usize) {
-    let links =
-        fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
-    let mut links: Vec<_> = links.map(|link| link.to_string_lossy().into_owned()).collect();
-    links.retain(|link| !link.contains("/fd"));
+    let mut files = open_files();
     // The numbers of sockets differ from one to the next.
-    for link in &mut links {
-        link.truncate(link.find('[').unwrap_or(link.len()));
+    for file in &mut files {
+        file.truncate(file.find('[').unwrap_or(file.len()));
     }
-    links.sort();
-    (links, fs::read_dir("/proc/self/task").unwrap().count())
+    files.sort();
+    (files, fs::read_dir("/proc/self/task").unwrap().count())
 }
 
 /// The thread that follows the kernel's routes ends a moment after its socket.
@@ -44,38 +41,14 @@ fn check(variant: &Variant) {
     }
     let before = held();
 
-    // Dropped as it is; two at once, which share the device.
-    let (one, two) = (builder.open().unwrap(), builder.open().unwrap());
-    let addrs = [one.local_addr(), two.local_addr()];
-    assert!(held().0.len() >= before.0.len() + 6 + 4);
-    drop((one, two));
+    // Two at once share the device.
+    held::dropped_as_they_are(builder.open().unwrap(), builder.open().unwrap(), |there| match there {
+        true => assert!(held().0.len() >= before.0.len() + 6 + 4),
+        false => comes_back_to(&before),
+    });
+    held::used_by_hand(builder.open().unwrap());
     comes_back_to(&before);
-    addrs.iter().for_each(|addr| drop(UdpSocket::bind(addr).expect("the port is free")));
-
-    // By hand, with lanes that come and go, and a handle that outlives them.
-    let socket = builder.open().unwrap();
-    let (handle, addr) = (socket.handle(), socket.local_addr());
-    let mut lanes = socket.into_lanes();
-    for at in [0, 2, 1] {
-        drop(lanes.remove(at));
-        lanes.push(handle.open_lane().unwrap());
-    }
-    drop(lanes);
-    drop(UdpSocket::bind(addr).expect("the port is free"));
-    drop(handle);
-    comes_back_to(&before);
-
-    // Served.
-    let serving = Serving::echo(builder.open().unwrap());
-    let (handle, addr) = (serving.handle.clone(), serving.addr);
-    let came = handle.add_lane().unwrap();
-    handle.remove_lane(handle.lane_ids()[1]).unwrap();
-    handle.remove_lane(came).unwrap();
-    Client::to(addr).ping();
-    serving.stop().unwrap();
-    drop(handle);
-    comes_back_to(&before);
-    drop(UdpSocket::bind(addr).expect("the port is free"));
+    held::served(builder.open().unwrap(), || comes_back_to(&before));
 
     // Opens that fail: half-way through the lanes, and half-way through the queues.
     assert!(builder.placement(Placement::List(vec![5000])).open().is_err());

@@ -5,34 +5,22 @@
 
 mod faults_support;
 mod netns_support;
+mod xdp_support;
 
 use std::net::SocketAddr;
+use std::thread;
 use std::time::Duration;
 
 use faults_support::{Child, Resource, SELF, hold, is, limit, status, tell};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
-use manylane_testbed::skip;
-use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::Serving;
+use manylane_tests::{Client, Hands, PATIENCE, Serving};
 use manylane_wire::checksum::checksum;
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
-use netns_support::{client, echo, open, settle, until, within};
+use netns_support::{client, echo, hands, open, until, within};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-
-/// A port that the process which comes next takes again.
-const PORT: u16 = 4242;
-
-fn testbed(name: &str) -> Option<Testbed> {
-    skip::need_root(name).then(|| Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap())
-}
-
-fn builder(host: &Host) -> Builder {
-    let mut builder = Builder::new((host.ip4(0), PORT)).unwrap();
-    builder.engine(Engine::Xdp).lanes(2);
-    builder
-}
+use xdp_support::{PORT, at_port, programs, two_queues};
 
 fn answer(socket: Socket) -> Serving {
     Serving::start(socket, |batch, out| {
@@ -40,13 +28,6 @@ fn answer(socket: Socket) -> Serving {
             out.reply_borrowed(&datagram, datagram.payload());
         }
     })
-}
-
-/// Whether an XDP program is on the device of `host`.
-fn has_program(host: &Host) -> bool {
-    let shown = host.command("ip").unwrap().args(["link", "show", "dev", host.device(0)]).output().unwrap();
-    assert!(shown.status.success());
-    String::from_utf8_lossy(&shown.stdout).contains("xdp")
 }
 
 #[test]
@@ -64,11 +45,11 @@ fn child_serves_by_xdp() {
 
 #[test]
 fn netns_xdp_a_killed_process_leaves_nothing() {
-    let Some(testbed) = testbed("netns_xdp_a_killed_process_leaves_nothing") else { return };
+    let Some(testbed) = two_queues("netns_xdp_a_killed_process_leaves_nothing") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let child = Child::start_by(b.command(SELF).unwrap(), "child_serves_by_xdp", None);
     assert_eq!(child.line(), "serving");
-    assert!(has_program(b));
+    assert!(!programs(b).is_empty());
     let client = client(a, a.ip(0, false), SocketAddr::new(b.ip4(0).into(), PORT));
     for _ in 0..100 {
         client.ping();
@@ -83,16 +64,16 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
         _ = client.socket.send(b"on its way");
     }
     child.kill();
-    assert!(within(manylane_tests::PATIENCE, || !has_program(b)), "the program outlived its process");
+    assert!(within(PATIENCE, || programs(b).is_empty()), "the program outlived its process");
     // The port and the queues are there for the next one.
-    let serving = b.run(|| answer(builder(b).open().unwrap()));
+    let serving = b.run(|| answer(at_port(b).open().unwrap()));
     let client = netns_support::client(a, a.ip(0, false), serving.addr);
     for _ in 0..100 {
         client.ping();
     }
     let total = serving.stop().unwrap().total();
     assert!(total.by_xdp > 0 && total.delivered >= 100, "{total:#?}");
-    assert!(within(manylane_tests::PATIENCE, || !has_program(b)), "the program outlived its socket");
+    assert!(within(PATIENCE, || programs(b).is_empty()), "the program outlived its socket");
 }
 
 #[test]
@@ -116,7 +97,7 @@ fn child_has_no_memory_for_frames() {
 
 #[test]
 fn netns_xdp_too_little_memory_is_a_limit() {
-    let Some(testbed) = testbed("netns_xdp_too_little_memory_is_a_limit") else { return };
+    let Some(testbed) = two_queues("netns_xdp_too_little_memory_is_a_limit") else { return };
     let b = testbed.host(1);
     let child = Child::start_by(b.command(SELF).unwrap(), "child_has_no_memory_for_frames", None);
     assert_eq!(child.line(), "done");
@@ -145,7 +126,7 @@ fn child_drops_its_privileges() {
 
 #[test]
 fn netns_xdp_needs_no_privilege_once_it_is_open() {
-    let Some(testbed) = testbed("netns_xdp_needs_no_privilege_once_it_is_open") else { return };
+    let Some(testbed) = two_queues("netns_xdp_needs_no_privilege_once_it_is_open") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let child = Child::start_by(b.command(SELF).unwrap(), "child_drops_its_privileges", None);
     assert_eq!(child.line(), "serving");
@@ -168,7 +149,7 @@ fn netns_xdp_needs_no_privilege_once_it_is_open() {
 
 #[test]
 fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
-    let Some(testbed) = testbed("netns_xdp_a_peer_that_changes_its_hardware_address_is_followed") else {
+    let Some(testbed) = two_queues("netns_xdp_a_peer_that_changes_its_hardware_address_is_followed") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -197,7 +178,7 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
             client.try_recv().is_some()
         }));
         while client.try_recv().is_some() {}
-        client.socket.set_read_timeout(Some(manylane_tests::PATIENCE)).unwrap();
+        client.socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let before = by_xdp();
         assert!(within(Duration::from_secs(30), || {
             client.ping();
@@ -208,13 +189,61 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
     assert_eq!((total.delivered, total.lost()), (total.arrived(), 0), "{total:#?}");
 }
 
+/// What comes and goes and has nothing to do with a peer: each reply goes on past the stack.
 #[test]
-fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
-    let Some(testbed) = testbed("netns_xdp_options_and_extension_headers_come_through_the_companion") else {
+fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
+    let Some(testbed) = two_queues("netns_xdp_addresses_and_devices_of_others_do_not_move_replies") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    settle(b);
+    let everywhere = "0.0.0.0".parse().unwrap();
+    let mut hands = hands(b, open(b, everywhere, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let port = hands.addr().port();
+    let one = client(a, a.ip4(0).into(), SocketAddr::new(b.ip4(0).into(), port));
+    assert!(within(PATIENCE, || ping(&mut hands, &one).1));
+    let device = b.device(0);
+    for lines in [
+        // Not an address before the kernel has looked for duplicates, which takes a second or two.
+        format!("address add fd77::50/64 dev {device}\n"),
+        "link add there type veth peer name here\nlink set there up\nlink set here up\n".to_owned(),
+        "address add 192.0.2.77/24 dev there\n".to_owned(),
+        "link delete there\n".to_owned(),
+        format!("address add 10.77.0.77/24 dev {device}\n"),
+    ] {
+        b.ip_batch(&lines).unwrap();
+        thread::scope(|scope| {
+            let settling = scope.spawn(|| b.settle(0).unwrap());
+            while !settling.is_finished() {
+                assert_eq!(ping(&mut hands, &one), (true, true), "{lines}");
+            }
+        });
+    }
+    // What was told of last is followed now, and so is all that was told before.
+    let other = client(a, a.ip4(0).into(), SocketAddr::new("10.77.0.77".parse().unwrap(), port));
+    assert!(within(PATIENCE, || ping(&mut hands, &other).0));
+    for _ in 0..50 {
+        assert_eq!(ping(&mut hands, &one), (true, true));
+    }
+}
+
+/// A request and its answer, by hand, so that it has been counted: whether they went past the stack.
+fn ping(hands: &mut Hands, client: &Client) -> (bool, bool) {
+    let before = hands.handle.counters().total();
+    client.send(b"ping");
+    hands.echo(1);
+    client.expect(b"ping");
+    let after = hands.handle.counters().total();
+    assert_eq!((after.delivered - before.delivered, after.sent - before.sent), (1, 1), "{after:#?}");
+    (after.by_xdp > before.by_xdp, after.sent_by_xdp > before.sent_by_xdp)
+}
+
+#[test]
+fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
+    let Some(testbed) = two_queues("netns_xdp_options_and_extension_headers_come_through_the_companion")
+    else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = echo(b, open(b, "::".parse().unwrap(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
     let port = serving.addr.port();
     let frame = |ipv6: bool| {
@@ -258,7 +287,7 @@ fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
 
 #[test]
 fn netns_xdp_a_link_that_flaps_goes_on() {
-    let Some(testbed) = testbed("netns_xdp_a_link_that_flaps_goes_on") else { return };
+    let Some(testbed) = two_queues("netns_xdp_a_link_that_flaps_goes_on") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
     let client = client(a, a.ip(0, false), serving.addr);

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 mod netns_support;
+mod xdp_support;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,35 +17,11 @@ use manylane_wire::checksum::checksum;
 use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::UdpFrame;
 use manylane_wire::{ipv4, udp};
-use netns_support::{client, echo, hands, open, settle, sink, until};
-
-fn testbed(name: &str) -> Option<Testbed> {
-    if !skip::need_root(name) {
-        return None;
-    }
-    let testbed = Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap();
-    testbed.hosts().iter().for_each(settle);
-    Some(testbed)
-}
+use netns_support::{client, echo, hands, open, sink, until};
+use xdp_support::{frame_to, two_queues};
 
 fn sender(host: &Host) -> PacketSocket {
     host.run(|| PacketSocket::open(host.device_index(0).unwrap())).unwrap()
-}
-
-/// A frame from host `a` to `to`.
-fn frame(
-    a: &Host,
-    b: &Host,
-    to: SocketAddr,
-    payload: &[u8],
-    change: impl FnOnce(&mut UdpFrame<'_>),
-) -> Vec<u8> {
-    let from = SocketAddr::new(a.ip(0, to.is_ipv6()), 4444);
-    let mut plan = UdpFrame { payload, ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, to) };
-    change(&mut plan);
-    let mut bytes = vec![0; plan.len()];
-    plan.write(&mut bytes).unwrap();
-    bytes
 }
 
 /// The frame with some bytes overwritten.
@@ -83,7 +60,7 @@ fn case(bytes: Vec<u8>, program: &'static str, lane: &'static str) -> Case {
 /// Frames of each kind, from good to hopeless.
 fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
     let ipv6 = to.is_ipv6();
-    let good = frame(a, b, to, b"as it should be", |_| ());
+    let good = frame_to(a, b, to, b"as it should be", |_| ());
     // Where UDP starts, and the lengths and checksums of both headers.
     let udp = if ipv6 { 54 } else { 34 };
     let (length, sum) = (udp + 4, udp + 6);
@@ -95,7 +72,7 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
     padded.resize(good.len() + 40, 0xee);
     let mut cases = vec![
         case(good.clone(), "redirected", "delivered"),
-        case(frame(a, b, to, b"", |_| ()), "redirected", "delivered"),
+        case(frame_to(a, b, to, b"", |_| ()), "redirected", "delivered"),
         case(padded, "redirected", "delivered"),
         case(with(&good, last, &[good[last] ^ 1]), "redirected", "bad_checksum"),
         case(with(&good, sum, &[good[sum] ^ 0x80]), "redirected", "bad_checksum"),
@@ -109,7 +86,7 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         case(good[..15].to_vec(), "not_udp", ""),
         // From where no answer can go: ourselves; multicast.
         case(
-            frame(a, b, to, b"?", |plan| plan.source = SocketAddr::new(b.ip(0, ipv6), 5)),
+            frame_to(a, b, to, b"?", |plan| plan.source = SocketAddr::new(b.ip(0, ipv6), 5)),
             "source",
             from_ourselves,
         ),
@@ -117,7 +94,7 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         // Another version than the type says.
         case(with(&good, 14, &[0x55]), "not_udp", ""),
         // To another port, where nobody is.
-        case(frame(a, b, SocketAddr::new(to.ip(), 9), b"?", |_| ()), "no_port", ""),
+        case(frame_to(a, b, SocketAddr::new(to.ip(), 9), b"?", |_| ()), "no_port", ""),
     ];
     if ipv6 {
         cases.push(case(with(&good, sum, &[0, 0]), "redirected", "bad_checksum"));
@@ -147,7 +124,9 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
 #[test]
 fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
     const ROUNDS: u64 = 200;
-    let Some(testbed) = testbed("netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one") else { return };
+    let Some(testbed) = two_queues("netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one") else {
+        return;
+    };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let socket = open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
@@ -193,14 +172,14 @@ fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
 /// The shortest frames of a wire are padded to 60 bytes, which is none of the payload's business.
 #[test]
 fn netns_xdp_padding_is_no_payload() {
-    let Some(testbed) = testbed("netns_xdp_padding_is_no_payload") else { return };
+    let Some(testbed) = two_queues("netns_xdp_padding_is_no_payload") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let mut hands = hands(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
         let socket = sender(a);
         for len in 0..=18 {
             let payload = pattern(len, len);
-            let mut bytes = frame(a, b, hands.addr(), &payload, |_| ());
+            let mut bytes = frame_to(a, b, hands.addr(), &payload, |_| ());
             bytes.resize(bytes.len().max(60), 0xa5);
             socket.send(&bytes).unwrap();
             let got = &hands.take(1)[0];
@@ -215,7 +194,7 @@ fn netns_xdp_padding_is_no_payload() {
 #[test]
 fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
     const EACH: u64 = 100;
-    let Some(testbed) = testbed("netns_xdp_hardware_addresses_that_lie_lead_nowhere") else { return };
+    let Some(testbed) = two_queues("netns_xdp_hardware_addresses_that_lie_lead_nowhere") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
         let serving = echo(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
@@ -225,7 +204,7 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
         for mac in [Mac::BROADCAST, Mac(b.mac(0)), Mac([0; 6]), Mac([1, 0, 0x5e, 0, 0, 1])] {
             for _ in 0..EACH {
                 let lie = |plan: &mut UdpFrame<'_>| (plan.source, plan.source_mac) = (peer.addr(), mac);
-                socket.send(&frame(a, b, serving.addr, b"who?", lie)).unwrap();
+                socket.send(&frame_to(a, b, serving.addr, b"who?", lie)).unwrap();
                 peer.expect(b"who?");
             }
         }
@@ -234,7 +213,7 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
             for _ in 0..EACH {
                 let other =
                     |plan: &mut UdpFrame<'_>| (plan.source, plan.destination_mac) = (peer.addr(), mac);
-                socket.send(&frame(a, b, serving.addr, b"all", other)).unwrap();
+                socket.send(&frame_to(a, b, serving.addr, b"all", other)).unwrap();
                 if answered {
                     peer.expect(b"all");
                 }
@@ -254,7 +233,7 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
 #[test]
 fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
     const EACH: usize = 20;
-    let Some(testbed) = testbed("netns_xdp_fragments_and_loopback_come_through_the_companion_once") else {
+    let Some(testbed) = two_queues("netns_xdp_fragments_and_loopback_come_through_the_companion_once") else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -328,7 +307,7 @@ fn longer_frames(generic: bool, by_xdp: u64) {
     let longest = 2048 - 256;
     let head = ethernet::HEADER + ipv4::HEADER + udp::HEADER;
     for len in longest - head - 20..longest - head + 20 {
-        socket.send(&frame(a, b, serving.addr, &pattern(1, len), |_| ())).unwrap();
+        socket.send(&frame_to(a, b, serving.addr, &pattern(1, len), |_| ())).unwrap();
     }
     until(|| serving.handle.counters().total().arrived() >= 40, &serving.handle);
     let seen = seen(&serving.handle);

@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use manylane::{Batch, Engine, LaneId, Outbox, SteeringBy};
+use manylane::{Batch, Engine, Outbox, SteeringBy};
 use manylane_testbed::{Layout, Testbed, skip};
-use manylane_tests::{Client, PATIENCE, Serving, need_ebpf, pattern};
-use netns_support::{client, echo, open, settle, until, within};
+use manylane_tests::{Client, PATIENCE, Serving, Slow, need_ebpf, pattern};
+use netns_support::{client, echo, open, until, within};
 
 /// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in that lane's rings is
 /// nobody else's, and waits for it.
@@ -30,23 +30,8 @@ fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
         builder.engine(Engine::Xdp).lanes(2).stealing(true).steering_by(SteeringBy::Ebpf).gro(false);
     });
     let slow = socket.xdp_queues()[0].lane;
-    let (enter, entered) = mpsc::channel();
-    let (release, released) = mpsc::channel::<()>();
-    let (tell, handled) = mpsc::channel::<(LaneId, usize)>();
-    let mut released = Some(released);
-    let serving = b.run(|| {
-        Serving::start_with(socket, move |info| {
-            let (enter, tell) = (enter.clone(), tell.clone());
-            let mut gate = if info.id == slow { released.take() } else { None };
-            move |batch: Batch<'_>, _: &mut Outbox<'_>| {
-                if let Some(gate) = gate.take() {
-                    enter.send(()).unwrap();
-                    let _ = gate.recv_timeout(PATIENCE);
-                }
-                batch.for_each(|datagram| tell.send((info.id, datagram.payload().len())).unwrap());
-            }
-        })
-    });
+    let Slow { serving, entered, release, handled } =
+        b.run(|| Slow::start(socket, slow, |payload: &[u8]| payload.len()));
     let clients: Vec<Client> = (0..EACH).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
     clients[0].send(b"to work");
     entered.recv_timeout(PATIENCE).unwrap();
@@ -132,8 +117,6 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
     let layout = Layout { queues: 2, links: vec![(0, 1), (0, 1), (0, 1)], ..Layout::default() };
     let testbed = Testbed::new(&layout).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    settle(a);
-    settle(b);
     for generic in [false, true] {
         (0..3).for_each(|link| a.set_checksums(link, !generic).unwrap());
         let serving = echo(

@@ -5,6 +5,7 @@
 
 mod faults_support;
 mod netns_support;
+mod xdp_support;
 
 use std::net::UdpSocket;
 
@@ -13,35 +14,16 @@ use aya::{Ebpf, EbpfLoader};
 use faults_support::{Child, Resource, SELF, hold, is, limit, tell};
 use manylane::{Builder, Engine, Error, ErrorKind};
 use manylane_sys::raw_xsk::RawXsk;
-use manylane_testbed::{Host, Layout, Testbed, skip};
+use manylane_testbed::Host;
 use manylane_tests::PATIENCE;
 use netns_support::{client, echo, within};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use socket2::{Domain, Protocol, Socket, Type};
-
-const PORT: u16 = 4242;
-
-fn testbed(name: &str) -> Option<Testbed> {
-    skip::need_root(name).then(|| Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap())
-}
-
-fn builder(host: &Host) -> Builder {
-    let mut builder = Builder::new((host.ip4(0), PORT)).unwrap();
-    builder.engine(Engine::Xdp).lanes(2);
-    builder
-}
-
-/// The XDP programs on the device, as `ip` shows them.
-fn programs(host: &Host) -> String {
-    let shown = host.command("ip").unwrap().args(["link", "show", "dev", host.device(0)]).output().unwrap();
-    assert!(shown.status.success());
-    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-    text.lines().filter(|line| line.contains("prog/xdp")).collect()
-}
+use xdp_support::{PORT, at_port, programs, two_queues};
 
 /// Opening fails as taken, and tells of the device; the port is free afterwards.
 fn refused(host: &Host) -> Error {
-    let err = host.run(|| builder(host).open().map(drop)).unwrap_err();
+    let err = host.run(|| at_port(host).open().map(drop)).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
     assert!(err.to_string().contains(host.device(0)), "{err}");
     host.run(|| drop(UdpSocket::bind((host.ip4(0), PORT)).expect("the port is free")));
@@ -50,7 +32,7 @@ fn refused(host: &Host) -> Error {
 
 /// Opens, serves a peer past the stack, and ends.
 fn works(a: &Host, b: &Host) {
-    let serving = echo(b, b.run(|| builder(b).open().unwrap()));
+    let serving = echo(b, b.run(|| at_port(b).open().unwrap()));
     client(a, a.ip4(0).into(), serving.addr).ping();
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.by_xdp), (1, 1), "{total:#?}");
@@ -71,7 +53,7 @@ fn take(host: &Host, index: u32, queue: u32) -> RawXsk {
 /// Somebody's AF_XDP socket on one of the queues, without a program: the others are not kept, either.
 #[test]
 fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
-    let Some(testbed) = testbed("netns_xdp_a_queue_of_somebody_else_is_refused_by_name") else { return };
+    let Some(testbed) = two_queues("netns_xdp_a_queue_of_somebody_else_is_refused_by_name") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let index = b.device_index(0).unwrap();
     for queue in [0, 1] {
@@ -132,7 +114,7 @@ fn set_by_netlink(index: u32, fd: i32) {
 /// In the old way, by netlink.
 #[test]
 fn netns_xdp_a_program_attached_in_the_old_way_is_in_use() {
-    let Some(testbed) = testbed("netns_xdp_a_program_attached_in_the_old_way_is_in_use") else { return };
+    let Some(testbed) = two_queues("netns_xdp_a_program_attached_in_the_old_way_is_in_use") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let index = b.device_index(0).unwrap();
     let mut other = other_program();
@@ -164,7 +146,7 @@ fn child_attaches_a_program() {
 /// By a link of another process, which is in the way as long as that lives.
 #[test]
 fn netns_xdp_a_program_of_another_process_is_in_use() {
-    let Some(testbed) = testbed("netns_xdp_a_program_of_another_process_is_in_use") else { return };
+    let Some(testbed) = two_queues("netns_xdp_a_program_of_another_process_is_in_use") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let child = Child::start_by(b.command(SELF).unwrap(), "child_attaches_a_program", None);
     assert_eq!(child.line(), "attached");
@@ -201,7 +183,7 @@ fn child_may_not_lock_memory() {
 
 #[test]
 fn netns_xdp_locked_memory_is_a_limit() {
-    let Some(testbed) = testbed("netns_xdp_locked_memory_is_a_limit") else { return };
+    let Some(testbed) = two_queues("netns_xdp_locked_memory_is_a_limit") else { return };
     let b = testbed.host(1);
     let child = Child::start_by(b.command(SELF).unwrap(), "child_may_not_lock_memory", None);
     assert_eq!((child.line(), child.line()), ("refused".into(), "opened".into()));

@@ -162,9 +162,12 @@ impl<W: Write> Writer<W> {
 }
 
 #[cfg(test)]
+#[path = "../tests/blocks/mod.rs"]
+mod blocks;
+
+#[cfg(test)]
 mod tests {
-    use pcap_parser::traits::PcapReaderIterator;
-    use pcap_parser::{Block, OptionCode, PcapBlockOwned, PcapError, PcapNGOption, PcapNGReader};
+    use pcap_parser::{Block, OptionCode, PcapNGOption};
 
     use super::*;
 
@@ -176,64 +179,48 @@ mod tests {
 
     /// What another reader makes of a file, in words.
     fn read(file: &[u8]) -> Vec<String> {
-        let mut reader = PcapNGReader::new(65_536, file).unwrap();
         let mut found = Vec::new();
-        loop {
-            let offset = match reader.next() {
-                Ok((offset, PcapBlockOwned::NG(block))) => {
-                    found.push(match block {
-                        Block::SectionHeader(block) => {
-                            assert!(!block.big_endian());
-                            let program = option(&block.options, SECTION_PROGRAM);
-                            assert!(program.starts_with(b"manylane "));
-                            format!("section {}.{}", block.major_version, block.minor_version)
-                        }
-                        Block::InterfaceDescription(block) => {
-                            let name =
-                                String::from_utf8_lossy(option(&block.options, INTERFACE_NAME)).into_owned();
-                            assert_eq!(option(&block.options, INTERFACE_DESCRIPTION), b"what it is");
-                            assert_eq!(block.ts_resolution(), Some(1_000_000_000));
-                            format!("interface {name} {} {}", block.linktype.0, block.snaplen)
-                        }
-                        Block::EnhancedPacket(block) => {
-                            let time = u64::from(block.ts_high) << 32 | u64::from(block.ts_low);
-                            let flags = option(&block.options, PACKET_FLAGS);
-                            let queue = option(&block.options, PACKET_QUEUE);
-                            let comment =
-                                String::from_utf8_lossy(option(&block.options, COMMENT)).into_owned();
-                            let bytes = &block.data[..block.caplen as usize];
-                            format!(
-                                "packet {} {time} {flags:?} {queue:?} {comment} {} {bytes:?}",
-                                block.if_id, block.origlen
-                            )
-                        }
-                        Block::InterfaceStatistics(block) => {
-                            let number =
-                                |code| u64::from_le_bytes(option(&block.options, code).try_into().unwrap());
-                            let counts = [STATISTICS_RECEIVED, STATISTICS_DROPPED, STATISTICS_DELIVERED];
-                            let time = u64::from(block.ts_high) << 32 | u64::from(block.ts_low);
-                            assert_eq!(number(STATISTICS_END).rotate_left(32), time);
-                            format!(
-                                "statistics {} {time} {} {:?}",
-                                block.if_id,
-                                number(STATISTICS_START).rotate_left(32),
-                                counts.map(number)
-                            )
-                        }
-                        other => panic!("another block: {other:?}"),
-                    });
-                    offset
+        blocks::for_each(file, |block| {
+            found.push(match block {
+                Block::SectionHeader(block) => {
+                    assert!(!block.big_endian());
+                    let program = option(&block.options, SECTION_PROGRAM);
+                    assert!(program.starts_with(b"manylane "));
+                    format!("section {}.{}", block.major_version, block.minor_version)
                 }
-                Ok(_) => panic!("an older format"),
-                Err(PcapError::Eof) => return found,
-                Err(PcapError::Incomplete(_)) => {
-                    reader.refill().unwrap();
-                    continue;
+                Block::InterfaceDescription(block) => {
+                    let name = String::from_utf8_lossy(option(&block.options, INTERFACE_NAME)).into_owned();
+                    assert_eq!(option(&block.options, INTERFACE_DESCRIPTION), b"what it is");
+                    assert_eq!(block.ts_resolution(), Some(1_000_000_000));
+                    format!("interface {name} {} {}", block.linktype.0, block.snaplen)
                 }
-                Err(err) => panic!("{err}"),
-            };
-            reader.consume(offset);
-        }
+                Block::EnhancedPacket(block) => {
+                    let time = u64::from(block.ts_high) << 32 | u64::from(block.ts_low);
+                    let flags = option(&block.options, PACKET_FLAGS);
+                    let queue = option(&block.options, PACKET_QUEUE);
+                    let comment = String::from_utf8_lossy(option(&block.options, COMMENT)).into_owned();
+                    let bytes = &block.data[..block.caplen as usize];
+                    format!(
+                        "packet {} {time} {flags:?} {queue:?} {comment} {} {bytes:?}",
+                        block.if_id, block.origlen
+                    )
+                }
+                Block::InterfaceStatistics(block) => {
+                    let number = |code| u64::from_le_bytes(option(&block.options, code).try_into().unwrap());
+                    let counts = [STATISTICS_RECEIVED, STATISTICS_DROPPED, STATISTICS_DELIVERED];
+                    let time = u64::from(block.ts_high) << 32 | u64::from(block.ts_low);
+                    assert_eq!(number(STATISTICS_END).rotate_left(32), time);
+                    format!(
+                        "statistics {} {time} {} {:?}",
+                        block.if_id,
+                        number(STATISTICS_START).rotate_left(32),
+                        counts.map(number)
+                    )
+                }
+                other => panic!("another block: {other:?}"),
+            });
+        });
+        found
     }
 
     #[test]

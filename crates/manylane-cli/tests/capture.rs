@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
+mod blocks;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::path::PathBuf;
@@ -11,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
-use pcap_parser::traits::PcapReaderIterator;
-use pcap_parser::{Block, PcapBlockOwned, PcapError, PcapNGReader};
+use pcap_parser::Block;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -94,40 +95,25 @@ struct Found {
 }
 
 fn read(file: &[u8]) -> Found {
-    let mut reader = PcapNGReader::new(1 << 17, file).unwrap();
     let mut found = Found::default();
-    loop {
-        let offset = match reader.next() {
-            Ok((offset, PcapBlockOwned::NG(block))) => {
-                match block {
-                    Block::InterfaceDescription(block) => {
-                        let name = block.options.iter().find(|option| option.code.0 == 2).unwrap();
-                        let name = &name.value[..usize::from(name.len)];
-                        found.interfaces.push(String::from_utf8(name.to_vec()).unwrap());
-                    }
-                    Block::EnhancedPacket(block) => {
-                        let flags = block.options.iter().find(|option| option.code.0 == 2).unwrap();
-                        match flags.value[0] & 3 {
-                            1 => found.received += 1,
-                            2 => found.sent += 1,
-                            other => panic!("direction {other}"),
-                        }
-                    }
-                    Block::InterfaceStatistics(_) => found.statistics += 1,
-                    _ => {}
-                }
-                offset
+    blocks::for_each(file, |block| match block {
+        Block::InterfaceDescription(block) => {
+            let name = block.options.iter().find(|option| option.code.0 == 2).unwrap();
+            let name = &name.value[..usize::from(name.len)];
+            found.interfaces.push(String::from_utf8(name.to_vec()).unwrap());
+        }
+        Block::EnhancedPacket(block) => {
+            let flags = block.options.iter().find(|option| option.code.0 == 2).unwrap();
+            match flags.value[0] & 3 {
+                1 => found.received += 1,
+                2 => found.sent += 1,
+                other => panic!("direction {other}"),
             }
-            Ok(_) => panic!("an older format"),
-            Err(PcapError::Eof) => return found,
-            Err(PcapError::Incomplete(_)) => {
-                reader.refill().unwrap();
-                continue;
-            }
-            Err(err) => panic!("{err}"),
-        };
-        reader.consume(offset);
-    }
+        }
+        Block::InterfaceStatistics(_) => found.statistics += 1,
+        _ => {}
+    });
+    found
 }
 
 fn file(name: &str) -> PathBuf {

@@ -88,6 +88,10 @@ pub enum Flag {
     MulticastAllV4,
     /// `IPV6_MULTICAST_ALL` (Linux 4.20): the same over IPv6.
     MulticastAllV6,
+    /// `IP_RECVERR`: tell of ICMP errors by calls that follow. No lane asks for them; an application may.
+    ErrorsV4,
+    /// `IPV6_RECVERR`: the same over IPv6.
+    ErrorsV6,
 }
 
 /// Turns an option on or off.
@@ -106,8 +110,32 @@ pub fn set_flag(fd: BorrowedFd<'_>, flag: Flag, on: bool) -> io::Result<()> {
         Flag::Timestamp => (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
         Flag::MulticastAllV4 => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
         Flag::MulticastAllV6 => (libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL),
+        Flag::ErrorsV4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
+        Flag::ErrorsV6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
     };
     set(fd, level, name, i32::from(on))
+}
+
+/// Whether an error may be one that an earlier datagram has left on the socket: what the kernel makes of ICMP messages
+/// (`icmp_err_convert` in net/ipv4/icmp.c, `icmpv6_err_convert` in net/ipv6/icmp.c).
+///
+/// A socket that is not connected has them if somebody has asked for them (`IP_RECVERR`). Each is told once, by whatever
+/// call comes next, which then does nothing else.
+#[must_use]
+pub fn may_be_of_earlier(code: i32) -> bool {
+    matches!(
+        code,
+        libc::ECONNREFUSED
+            | libc::EHOSTUNREACH
+            | libc::ENETUNREACH
+            | libc::EHOSTDOWN
+            | libc::ENONET
+            | libc::EACCES
+            | libc::EMSGSIZE
+            | libc::EPROTO
+            | libc::ENOPROTOOPT
+            | libc::EOPNOTSUPP
+    )
 }
 
 /// Whether the kernel takes `UDP_SEGMENT` (GSO, Linux 4.18) on this socket.

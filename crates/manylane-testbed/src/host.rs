@@ -13,8 +13,10 @@ use manylane_sys::netns::{self, NetNs};
 
 use crate::link::{DeviceCounters, End, device_counters};
 
-/// How long a device may take to come up before that is an error.
-const CARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a device or an address may take until it can be used. One worker of the kernel's tells of all carriers on
+/// the machine, once a second and behind the lock for all devices: where other processes make and take down
+/// namespaces, five seconds were not enough.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives as long
 /// as one of them, a thread inside, or a process or socket started there.
@@ -191,10 +193,31 @@ impl Host {
         self.run(|| {
             let start = Instant::now();
             while !netns::device_is_running(device).with_context(|| format!("looking at {device}"))? {
-                ensure!(start.elapsed() < CARRIER_TIMEOUT, "{device} has no carrier: is the other end up?");
+                ensure!(start.elapsed() < PATIENCE, "{device} has no carrier: is the other end up?");
                 thread::sleep(Duration::from_millis(1));
             }
             Ok(())
+        })
+    }
+
+    /// Waits until all IPv6 addresses of this end of a link can be used: the kernel finishes new ones, also those that
+    /// need no look for duplicates, when it comes to it, and takes nothing for them until then.
+    ///
+    /// # Errors
+    /// When one stays as it is for seconds, because the link has no carrier.
+    pub fn settle(&self, link: usize) -> Result<()> {
+        let device = self.device(link);
+        self.run(|| {
+            let start = Instant::now();
+            loop {
+                // Not there without IPv6.
+                let table = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
+                if !has_tentative(&table, device) {
+                    return Ok(());
+                }
+                ensure!(start.elapsed() < PATIENCE, "an IPv6 address of {device} stays tentative");
+                thread::sleep(Duration::from_millis(1));
+            }
         })
     }
 
@@ -260,9 +283,36 @@ impl Host {
     }
 }
 
+/// Whether an address of `device` in the table `/proc/net/if_inet6` is none yet.
+fn has_tentative(table: &str, device: &str) -> bool {
+    const TENTATIVE: u32 = 0x40;
+    // Address, number of the device, length of the prefix, scope, flags, device.
+    table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|row| match row[..] {
+        [_, _, _, _, flags, of] => {
+            of == device && u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & TENTATIVE != 0)
+        }
+        _ => false,
+    })
+}
+
 pub(crate) fn explain_missing_ip(err: io::Error) -> anyhow::Error {
     if err.kind() == io::ErrorKind::NotFound {
         return anyhow::anyhow!("the program ip is missing: apt-get install iproute2");
     }
     anyhow::Error::new(err).context("starting ip")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tentative_addresses_are_found_in_the_table() {
+        let table = "fd770000000000000000000000000001 02 40 00 80    link0\n\
+                     fd770000000000010000000000000001 03 40 00 c0    link1\n\
+                     00000000000000000000000000000001 01 80 10 80       lo\n";
+        let found = ["link0", "link1", "link10", "lo"].map(|device| has_tentative(table, device));
+        assert_eq!(found, [false, true, false, false]);
+        assert!(!has_tentative("", "link0"));
+    }
 }

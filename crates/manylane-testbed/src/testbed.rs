@@ -123,7 +123,9 @@ impl Testbed {
             }
             host.wait_for_carrier(link)?;
         }
-        Ok(())
+        // Traffic to addresses that are none yet would be lost, and each that becomes one is a change to who follows them.
+        self.hosts[a].settle(link)?;
+        self.hosts[b].settle(link)
     }
 
     /// Host `index`.

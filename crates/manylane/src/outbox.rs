@@ -44,6 +44,8 @@ struct Patience {
     /// When waiting ends; set by the first wait, so that the clock is read only then.
     until: Option<Instant>,
     retries: u32,
+    /// The error that the message which is tried has met.
+    met: Option<i32>,
 }
 
 /// What became of a batch that was sent.
@@ -238,7 +240,7 @@ impl<'a> Outbox<'a> {
     /// Sends what is queued and leaves it in the ring.
     fn send_queued(&mut self) -> Flushed {
         let mut done = Flushed::default();
-        let mut patience = Patience { until: None, retries: RETRIES };
+        let mut patience = Patience { until: None, retries: RETRIES, met: None };
         let mut at = 0;
         while at < self.queue.messages() {
             self.cells.add(Count::SendCalls, 1);
@@ -249,12 +251,14 @@ impl<'a> Outbox<'a> {
                         self.sent(datagrams, bytes, &mut done);
                     }
                     at += taken;
+                    patience.met = None;
                 }
                 Err(err) => {
                     let code = err.raw_os_error().unwrap_or(0);
                     if !self.retry(code, &mut patience) {
                         self.give_up(at, code, &mut patience, &mut done);
                         at += 1;
+                        patience.met = None;
                     }
                 }
             }
@@ -289,8 +293,12 @@ impl<'a> Outbox<'a> {
             }
             // Memory may be free in a moment; writability says nothing of it.
             errno::ENOBUFS | errno::ENOMEM if patience.retries > 0 => std::thread::yield_now(),
-            // A signal, or an error that an earlier datagram left on the socket (an ICMP message).
+            // A signal, or what is never a datagram's own.
             errno::EINTR | errno::ECONNREFUSED if patience.retries > 0 => {}
+            // An error that an earlier datagram left on the socket is told once: met again, it is this one's own.
+            _ if sock::may_be_of_earlier(code) && patience.retries > 0 && patience.met != Some(code) => {
+                patience.met = Some(code);
+            }
             _ => return false,
         }
         patience.retries -= 1;
@@ -309,6 +317,7 @@ impl<'a> Outbox<'a> {
         self.cells.add(Count::GsoFallbacks, 1);
         let lost_before = done.lost;
         let mut tried = 0;
+        patience.met = None;
         while tried < datagrams {
             let (sent, bytes, err) = self.queue.send_split(self.fd, at, tried);
             self.cells.add(Count::SendCalls, sent + u64::from(err.is_some()));
@@ -322,6 +331,7 @@ impl<'a> Outbox<'a> {
                 self.cells.add(reason(code), 1);
                 done.lost += 1;
                 tried += 1;
+                patience.met = None;
             }
         }
         // What passes one by one but not as a train exceeds the path's MTU with the headers of a train, or the

@@ -49,18 +49,6 @@ pub(crate) fn client(host: &Host, ip: IpAddr, server: std::net::SocketAddr) -> C
     host.run(|| Client::between((ip, 0).into(), server))
 }
 
-/// Waits until the IPv6 addresses of `host` can be used: the kernel finishes new ones, also those that need no look
-/// for duplicates, when it comes to it, and takes nothing for them until then.
-pub(crate) fn settle(host: &Host) {
-    let settled = || {
-        let mut show = host.command("ip").unwrap();
-        let done = show.args(["-6", "-oneline", "address", "show", "tentative"]).output().unwrap();
-        assert!(done.status.success());
-        done.stdout.is_empty()
-    };
-    assert!(within(PATIENCE, settled), "an address stays tentative");
-}
-
 /// Waits until `done`; if it does not come to that, says what the counters are.
 pub(crate) fn until(done: impl FnMut() -> bool, handle: &Handle) {
     assert!(within(PATIENCE, done), "{:#?}", handle.counters());

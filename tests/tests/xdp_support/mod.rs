@@ -17,6 +17,11 @@ pub(crate) fn testbed(name: &str, layout: &Layout) -> Option<Testbed> {
     skip::need_root(name).then(|| Testbed::new(layout).unwrap())
 }
 
+/// Two hosts whose devices have two queues, for the test `name`.
+pub(crate) fn two_queues(name: &str) -> Option<Testbed> {
+    testbed(name, &Layout { queues: 2, ..Layout::default() })
+}
+
 /// Two hosts with IPv4 only: nothing but the test sends.
 pub(crate) fn quiet(queues: u32) -> Layout {
     Layout { ipv6: false, queues, ..Layout::default() }
@@ -34,6 +39,24 @@ pub(crate) fn xdp(
         change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(ROOM));
         builder.open().unwrap()
     })
+}
+
+/// A port that the process which comes next takes again.
+pub(crate) const PORT: u16 = 4242;
+
+/// Two lanes of engine `xdp` at that port of `host`.
+pub(crate) fn at_port(host: &Host) -> Builder {
+    let mut builder = Builder::new((host.ip4(0), PORT)).unwrap();
+    builder.engine(Engine::Xdp).lanes(2);
+    builder
+}
+
+/// The XDP programs on the first device of `host`, as `ip` shows them.
+pub(crate) fn programs(host: &Host) -> String {
+    let shown = host.command("ip").unwrap().args(["link", "show", "dev", host.device(0)]).output().unwrap();
+    assert!(shown.status.success());
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    text.lines().filter(|line| line.contains("prog/xdp")).collect()
 }
 
 /// All that arrived was delivered, and all of that came by XDP.
@@ -86,6 +109,17 @@ pub(crate) fn frame(
     let mut bytes = vec![0; plan.len()];
     plan.write(&mut bytes).unwrap();
     bytes
+}
+
+/// As [`frame`], from a port that nobody has to an address of `b`.
+pub(crate) fn frame_to(
+    a: &Host,
+    b: &Host,
+    to: SocketAddr,
+    payload: &[u8],
+    change: impl FnOnce(&mut UdpFrame<'_>),
+) -> Vec<u8> {
+    frame((a, SocketAddr::new(a.ip(0, to.is_ipv6()), 4444)), (b, to), payload, change)
 }
 
 /// Whether the queues `queues` of `device`, and no others of it, are served by open lanes, none by two more than another.

@@ -9,12 +9,15 @@ use std::{ptr, slice};
 use crate::addr::SockAddr;
 use crate::control::{self, Ancillary};
 use crate::map::{Fixed, Mapping};
+use crate::sock;
 
 pub use back::BackControls;
 
 /// Buffers start at odd multiples of a cache line apart, so that the first lines of large buffers do not all
 /// fall into one set of the cache.
 const STAGGER: usize = 192;
+/// How often a receive is tried again that told of something else.
+const TRIES: u32 = 10;
 
 /// Sizes of a [`RecvRing`].
 #[derive(Clone, Copy, Debug)]
@@ -134,17 +137,24 @@ impl RecvRing {
                 Wait::First => libc::MSG_WAITFORONE,
             };
         let vlen = self.headers.len() as libc::c_uint;
-        // SAFETY: the headers and all that they point at belong to this ring, which is borrowed for the call.
-        let ret =
-            unsafe { libc::recvmmsg(fd.as_raw_fd(), self.headers.at(0), vlen, flags as _, ptr::null_mut()) };
-        if ret < 0 {
-            let err = io::Error::last_os_error();
-            return match err.raw_os_error() {
-                Some(libc::EAGAIN | libc::EINTR) => Ok(0),
-                _ => Err(err),
+        let mut tries = TRIES;
+        let ret = loop {
+            // SAFETY: the headers and all that they point at belong to this ring, which is borrowed for the call.
+            let ret = unsafe {
+                libc::recvmmsg(fd.as_raw_fd(), self.headers.at(0), vlen, flags as _, ptr::null_mut())
             };
-        }
-        self.written = ret as usize;
+            if ret >= 0 {
+                break ret as usize;
+            }
+            let err = io::Error::last_os_error();
+            match err.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => return Ok(0),
+                // Not about what is in the queue, which may be full.
+                Some(code) if tries > 0 && sock::may_be_of_earlier(code) => tries -= 1,
+                _ => return Err(err),
+            }
+        };
+        self.written = ret;
         // Of a socket that is shut down while the call sleeps, the first message is an empty one without a sender:
         // no datagram has none. What arrives at that moment may follow it.
         self.skipped = usize::from(ret > 0 && self.header(0).msg_hdr.msg_namelen == 0);

@@ -39,10 +39,7 @@ pub fn run(
     let mut rows = Vec::new();
     for &size in &options.sizes {
         for &threads in &options.threads {
-            let pps = match options.pps {
-                Some(pps) => pps,
-                None => easy_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?,
-            };
+            let pps = easy_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?;
             rows.push(churn(setup, options, threads, size, pps, every, director)?);
         }
     }

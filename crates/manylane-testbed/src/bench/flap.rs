@@ -156,10 +156,7 @@ pub fn run(
     let mut rows = Vec::new();
     for &size in &options.sizes {
         for &threads in &options.threads {
-            let pps = match options.pps {
-                Some(pps) => pps,
-                None => easy_rate(setup, options, &options.receivers, (threads, size), &limits, director)?,
-            };
+            let pps = easy_rate(setup, options, &options.receivers, (threads, size), &limits, director)?;
             let configs: Vec<(Kind, Event)> = options
                 .receivers
                 .iter()

@@ -137,7 +137,8 @@ pub trait Director {
     fn stop(&self) -> &AtomicBool;
 }
 
-/// Half of the highest rate that each of `kinds` takes without loss, so that what is lost at it has another reason.
+/// The rate that was asked for; else half of the highest that each of `kinds` takes without loss, so that what is lost
+/// at it has another reason.
 fn easy_rate(
     setup: &mut Setup,
     options: &Options,
@@ -148,6 +149,9 @@ fn easy_rate(
 ) -> Result<f64> {
     const SHARE: f64 = 0.5;
     const TRIAL: Duration = Duration::from_millis(200);
+    if let Some(pps) = options.pps {
+        return Ok(pps);
+    }
     let mut lowest = f64::INFINITY;
     for &kind in kinds {
         let receiver = options.receiver(setup, kind, threads, size);

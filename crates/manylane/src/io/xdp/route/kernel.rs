@@ -21,8 +21,10 @@ const ROUTES: usize = 32;
 pub(super) struct Effects {
     /// All entries are to be forgotten.
     pub(super) forget: bool,
+    /// There may be better ways than those of the entries, which stay good until they were asked for again.
+    pub(super) doubt: bool,
     /// What was asked in vain, or is no longer in the table, may be asked again: a neighbour can be sent to that
-    /// somebody waits for, or routes have changed.
+    /// somebody waits for, or routes, a device or an address have changed.
     pub(super) ask_again: bool,
     /// For those who watch.
     pub(super) changes: Vec<Change>,
@@ -66,10 +68,11 @@ impl Kernel {
     /// Takes note of a fact, and changes the table as far as entries can be told apart.
     pub(super) fn learn(&mut self, fact: Fact, table: &mut Writer, effects: &mut Effects) {
         match fact {
-            Fact::Link(ifindex, fact) => self.learn_link(ifindex, &fact, effects),
+            Fact::Link(ifindex, fact) => self.learn_link(ifindex, &fact, table, effects),
             Fact::LinkGone(ifindex) => {
                 if self.links.remove(&ifindex).is_some() {
-                    effects.forget = true;
+                    table.remove_device(ifindex);
+                    effects.ask_again = true;
                     effects.changes.push(Change::Link { ifindex, up: false, gone: true });
                 }
                 // Its addresses and neighbours went before it, each with an event; this is for certainty.
@@ -86,9 +89,13 @@ impl Kernel {
                     true => self.addresses.insert((ifindex, ip)),
                     false => self.addresses.remove(&(ifindex, ip)),
                 };
-                // Which addresses are ours decides on routes; lifetimes, which come by the same message, do not.
+                // Lifetimes, which come by the same message, matter to nobody.
                 if changed {
-                    effects.forget = true;
+                    // The routes that come with an address have events of their own. With one that goes, routes go that
+                    // prefer it as a source, of which only Linux 6.6 tells.
+                    table.remove_address(ip);
+                    effects.ask_again = true;
+                    effects.doubt |= !delivered;
                     effects.changes.push(Change::Addresses);
                 }
             }
@@ -105,7 +112,7 @@ impl Kernel {
         }
     }
 
-    fn learn_link(&mut self, ifindex: u32, fact: &LinkFact, effects: &mut Effects) {
+    fn learn_link(&mut self, ifindex: u32, fact: &LinkFact, table: &mut Writer, effects: &mut Effects) {
         let before = self.links.get(&ifindex).copied();
         let link = Link {
             ethernet: fact.ethernet,
@@ -120,7 +127,11 @@ impl Kernel {
             return;
         }
         self.links.insert(ifindex, link);
-        effects.forget = true;
+        // What leaves by another device goes on to do so, also while it is asked whether this one is a better way now: of
+        // routes that come back with a carrier nobody tells.
+        table.remove_device(ifindex);
+        effects.ask_again = true;
+        effects.doubt |= link.running && before.is_none_or(|before| !before.running);
         if before.is_none_or(|before| before.running != link.running) {
             effects.changes.push(Change::Link { ifindex, up: link.running, gone: false });
         }
@@ -358,17 +369,17 @@ mod tests {
         let mut world = World::new([]);
         let up = |up| Change::Link { ifindex: 3, up, gone: false };
         let effects = world.learn(Fact::Link(3, device()));
-        assert_eq!((effects.forget, effects.changes), (true, vec![up(true)]));
+        assert_eq!((effects.doubt, effects.ask_again, effects.changes), (true, true, vec![up(true)]));
         let partial = LinkFact { mac: None, mtu: None, mtu6: None, ..device() };
         let effects = world.learn(Fact::Link(3, partial));
-        assert_eq!((effects.forget, effects.changes), (false, vec![]));
+        assert_eq!((effects.doubt, effects.ask_again, effects.changes), (false, false, vec![]));
         let effects = world.learn(Fact::Link(3, LinkFact { mtu: Some(1400), ..device() }));
-        assert_eq!((effects.forget, effects.changes), (true, vec![]));
+        assert_eq!((effects.doubt, effects.ask_again, effects.changes), (false, true, vec![]));
 
         let address = |delivered| Fact::Address(3, ip("10.0.0.1"), delivered);
         assert_eq!(world.learn(address(true)).changes, [Change::Addresses]);
         let effects = world.learn(address(true));
-        assert_eq!((effects.forget, effects.changes), (false, vec![]));
+        assert_eq!((effects.ask_again, effects.changes), (false, vec![]));
         assert_eq!(world.kernel.addresses(), [(3, ip("10.0.0.1"))]);
 
         let down = LinkFact { up: false, running: false, ..device() };
@@ -379,6 +390,57 @@ mod tests {
         let gone = Change::Link { ifindex: 3, up: false, gone: true };
         assert_eq!(world.learn(Fact::LinkGone(3)).changes, [gone, Change::Addresses]);
         assert_eq!(world.learn(Fact::LinkGone(3)).changes, []);
+    }
+
+    #[test]
+    fn a_device_and_an_address_touch_their_own_entries_only() {
+        let mut world =
+            World::new([Fact::Link(3, device()), Fact::Neighbour(hop(3, "10.0.0.9"), Some(GATEWAY))]);
+        let both = ["192.0.2.1", "198.51.100.1"];
+        let enter = |world: &mut World| {
+            for peer in both {
+                world.resolve(peer, Some("10.0.0.9"), None).unwrap();
+            }
+        };
+        let entries = |world: &World| both.map(|peer| world.entry(peer).is_some());
+        enter(&mut world);
+        let down = LinkFact { running: false, ..device() };
+        for (fact, doubt) in [
+            (Fact::Address(3, ip("fd00::50"), true), false),
+            (Fact::Address(3, ip("10.0.0.50"), true), false),
+            (Fact::Link(4, device()), true),
+            (Fact::Link(4, LinkFact { mtu: Some(1400), ..device() }), false),
+            (Fact::Link(4, down), false),
+            (Fact::LinkGone(4), false),
+        ] {
+            let effects = world.learn(fact);
+            assert_eq!((effects.forget, effects.doubt, effects.ask_again), (false, doubt, true), "{fact:?}");
+            assert_eq!(entries(&world), [true, true], "{fact:?}");
+        }
+        // A peer that is ourselves from now on, and one of our addresses on another device too.
+        assert!(!world.learn(Fact::Address(3, ip("192.0.2.1"), true)).forget);
+        assert_eq!(entries(&world), [false, true]);
+        for fact in [
+            Fact::Address(5, ip("10.0.0.1"), true),
+            Fact::Link(3, LinkFact { mac: Some([2, 0, 0, 0, 0, 7]), ..device() }),
+            Fact::Link(3, LinkFact { running: false, ..device() }),
+            Fact::LinkGone(3),
+        ] {
+            world.learn(Fact::Link(3, device()));
+            enter(&mut world);
+            let effects = world.learn(fact);
+            assert_eq!((effects.forget, effects.doubt, effects.ask_again), (false, false, true), "{fact:?}");
+            assert_eq!(entries(&world), [false, false], "{fact:?}");
+        }
+        // One that goes may take any route along.
+        world.learn(Fact::Link(3, device()));
+        world.learn(Fact::Neighbour(hop(3, "10.0.0.9"), Some(GATEWAY)));
+        world.learn(Fact::Address(3, ip("10.0.0.50"), true));
+        enter(&mut world);
+        let effects = world.learn(Fact::Address(3, ip("10.0.0.50"), false));
+        assert_eq!((effects.forget, effects.doubt, entries(&world)), (false, true, [true, true]));
+        let effects = world.learn(Fact::Address(5, ip("10.0.0.1"), false));
+        assert_eq!((effects.forget, effects.doubt, entries(&world)), (false, true, [false, false]));
     }
 
     #[test]

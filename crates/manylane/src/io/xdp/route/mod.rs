@@ -8,8 +8,10 @@
 //! kernel tells ([`facts`]).
 //!
 //! The table is kept current by the kernel's events: a neighbour that changes or goes changes its entries at once,
-//! a changed route those of its peers, and everything else that may matter empties the table. Where events were
-//! lost, all is read anew. Two things have no event. What the kernel learns of a path's MTU is seen because entries
+//! a changed route those of its peers, a changed device those that leave by it, a changed address those with that
+//! address. A device that begins to carry frames may be a better way for any peer, and an address that goes may take
+//! routes along: then the entries stay in force until they were asked for again. Everything else that may matter
+//! empties the table. Where events were lost, all is read anew. Two things have no event. What the kernel learns of a path's MTU is seen because entries
 //! in use are asked for again every [`TURN`]. And a neighbour that was last heard of long ago (stale) is
 //! only looked for again by a kernel that sends to it, so that one datagram per lane, entry and turn then takes the
 //! ordinary socket.

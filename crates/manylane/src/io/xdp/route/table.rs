@@ -338,15 +338,29 @@ impl Writer {
 
     /// Forgets the peers within a prefix.
     pub(super) fn remove_within(&mut self, prefix: &Prefix) {
+        self.remove_if(|_, pair| {
+            let [.., high, low] = pair.0;
+            prefix.contains(u128::from(high) << 64 | u128::from(low))
+        });
+    }
+
+    /// Forgets the pairs that an address is one of.
+    pub(super) fn remove_address(&mut self, ip: IpAddr) {
+        self.remove_if(|_, pair| pair.local() == ip || pair.peer() == ip);
+    }
+
+    /// Forgets what leaves by a device.
+    pub(super) fn remove_device(&mut self, ifindex: u32) {
+        self.remove_if(|hop, _| hop.ifindex == ifindex);
+    }
+
+    fn remove_if(&mut self, goes: impl Fn(&Hop, &Pair) -> bool) {
         if self.used == 0 {
             return;
         }
         for slot in 0..PEERS {
-            if self.notes[slot].is_some() {
-                let [.., high, low] = self.table.slots[slot].pair().0;
-                if prefix.contains(u128::from(high) << 64 | u128::from(low)) {
-                    self.remove(slot);
-                }
+            if self.notes[slot].is_some_and(|note| goes(&note.hop, &self.table.slots[slot].pair())) {
+                self.remove(slot);
             }
         }
     }

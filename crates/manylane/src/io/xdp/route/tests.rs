@@ -437,6 +437,59 @@ fn netns_devices_and_addresses_change() {
 }
 
 #[test]
+fn netns_a_next_hop_stays_in_force_while_others_change() {
+    if !can_make_namespaces("netns_a_next_hop_stays_in_force_while_others_change") {
+        return;
+    }
+    let world = World::new();
+    world.ip(NEIGHBOURS);
+    let (routes, mut reader) = world.start(TURN);
+    let near = world.near();
+    let (tell, told) = mpsc::channel();
+    routes.on_change(Box::new(move |change| _ = tell.send(*change)));
+    for (local, peer) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
+        reader.expect(local, peer, Some(near));
+    }
+    let is_up = |change| matches!(change, Change::Link { up: true, .. });
+    let is_gone = |change| matches!(change, Change::Link { gone: true, .. });
+    let is_of_addresses = |change| change == Change::Addresses;
+    // The second address is not there before the kernel has looked for duplicates.
+    for (lines, wanted) in [
+        ("address add 10.9.0.50/24 dev near\n", &is_of_addresses as &dyn Fn(Change) -> bool),
+        ("address add fd09::50/64 dev near\n", &is_of_addresses),
+        ("link add new type veth peer name other\nlink set new up\nlink set other up\n", &is_up),
+        ("address add 192.0.2.77/24 dev new\n", &is_of_addresses),
+        ("link del new\n", &is_gone),
+        ("address del 10.9.0.50/24 dev near\n", &is_of_addresses),
+        ("link set far down\n", &is_of_addresses),
+        ("link set far up\n", &is_up),
+    ] {
+        world.ip(lines);
+        let start = Instant::now();
+        loop {
+            // What was told before is of before, too.
+            let is_there = told.try_iter().any(wanted);
+            for (local, peer) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
+                assert_eq!(reader.ask_now(local, peer), Some(near), "{lines}");
+            }
+            if is_there {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "it does not come: {lines}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    // In doubt, the kernel was asked again all the same.
+    reader.refresh();
+    let (pair, epoch) = (Pair::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap(), epoch_of(reader.clock));
+    let table = Arc::clone(&routes.shared.table);
+    until(|| {
+        reader.ask_now("10.9.0.1", "10.9.0.2");
+        table.find(&pair, table.hash(&pair)).is_some_and(|found| found.epoch == epoch)
+    });
+}
+
+#[test]
 fn netns_the_mtu_of_the_path_is_learnt_while_running() {
     if !can_make_namespaces("netns_the_mtu_of_the_path_is_learnt_while_running") {
         return;

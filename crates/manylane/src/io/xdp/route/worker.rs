@@ -190,9 +190,11 @@ impl Worker {
         if effects.forget {
             self.table.clear();
         }
-        if effects.forget || effects.ask_again {
+        if effects.forget || effects.doubt || effects.ask_again {
             let clock = self.shared.clock.0.load(Ordering::Relaxed);
-            self.set_clock(epoch_of(clock), stamp_of(clock).wrapping_add(1));
+            // An entry of an epoch that is over is good until the answer to the next question is there.
+            let epoch = epoch_of(clock).wrapping_add(u16::from(effects.doubt));
+            self.set_clock(epoch, stamp_of(clock).wrapping_add(1));
         }
         if effects.changes.is_empty() {
             return;
