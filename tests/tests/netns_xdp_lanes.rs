@@ -56,6 +56,36 @@ fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
     assert!(total.stolen > 0 && Some(total.stolen) == steered, "{total:#?}");
 }
 
+/// What the first lanes of a socket that stops have closed is not opened again for those that are still at work.
+#[test]
+fn netns_xdp_a_socket_that_stops_opens_nothing() {
+    let test = "netns_xdp_a_socket_that_stops_opens_nothing";
+    if !skip::need_root(test) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 2, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
+    let slow = socket.xdp_queues()[0].lane;
+    let Slow { serving, entered, release, handled: _handled } =
+        b.run(|| Slow::start(socket, slow, |payload: &[u8]| payload.len()));
+    // Flows, until one is the slow lane's.
+    let mut clients = Vec::new();
+    let at_work = within(PATIENCE, || {
+        clients.push(client(a, a.ip4(0).into(), serving.addr));
+        clients[clients.len() - 1].send(b"to work");
+        entered.try_recv().is_ok()
+    });
+    assert!(at_work);
+    serving.handle.stop();
+    until(|| serving.handle.xdp_queues().len() == 1, &serving.handle);
+    // That it does not come to pass has no event of its own. Without a stop it takes some milliseconds.
+    let opened_again = within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
+    drop(release);
+    assert_eq!(serving.stop().unwrap().total().delivered, clients.len() as u64);
+    assert!(!opened_again);
+}
+
 /// How often a thread of this process went to sleep by itself.
 fn sleeps(thread: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();

@@ -269,6 +269,9 @@ impl Shared {
     pub(crate) fn stop(&self) {
         let control = self.control();
         self.stopping.store(true, Ordering::Relaxed);
+        if let Some(plane) = self.xdp.get() {
+            plane.stop_following();
+        }
         for lane in &control.lanes {
             // One whose door is shut has noticed already.
             _ = lane.state.fetch_max(LEAVING, Ordering::Release);

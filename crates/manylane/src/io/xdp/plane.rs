@@ -254,6 +254,11 @@ impl Plane {
         state.complaint = complaint;
     }
 
+    /// The socket ends: what its lanes close now nobody shall open again.
+    pub(crate) fn stop_following(&self) {
+        self.state().open = false;
+    }
+
     /// Makes up its mind anew soon, in the background.
     pub(super) fn nudge(&self) {
         self.routes.nudge();

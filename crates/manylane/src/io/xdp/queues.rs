@@ -31,7 +31,7 @@ pub(super) struct State {
     pub(super) failed: Vec<u32>,
     /// What could not be done the last time.
     pub(super) complaint: Option<String>,
-    /// Ports lead here.
+    /// Ports lead here, and the socket does not end: what changes is followed.
     pub(super) open: bool,
     /// Queues that are served.
     pub(super) served: Vec<Served>,
