@@ -19,7 +19,6 @@
 //! | [`packet`] | sending whole frames, for tests |
 //! | [`process`] | standing for a child: its signals, its end |
 //! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, to measure against |
-//! | [`shared`] | a file of words that other processes write |
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
@@ -41,7 +40,6 @@ pub mod netns;
 pub mod packet;
 pub mod process;
 pub mod raw_xsk;
-pub mod shared;
 pub mod signal;
 pub mod sock;
 pub mod tick;
