@@ -70,11 +70,17 @@ impl Running {
                 return Ok(Some(end));
             }
             let left = until.saturating_duration_since(Instant::now());
-            match self.signals.wait(left)? {
-                Some(arrived) => self.pass_on(arrived),
-                None if left == Duration::ZERO => return Ok(None),
-                None => {}
+            let Some(arrived) = self.signals.wait(left)? else {
+                if left == Duration::ZERO {
+                    return Ok(None);
+                }
+                continue;
+            };
+            // Of signals that wait together the one of the lowest number is told first: a child may have ended before.
+            if let Some(end) = self.changes()? {
+                return Ok(Some(end));
             }
+            self.pass_on(arrived);
         }
     }
 

@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use manylane_sys::process;
-use manylane_sys::shared::SharedFile;
 
 use self::launch::{End, Running};
 use self::reach::Beyond;
+use self::report::Shared;
 use self::tell::Teller;
 use crate::args::RunArgs;
 use crate::output;
@@ -82,7 +82,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         let err = command.exec();
         return Ok(refused(file, &err));
     }
-    let shared = share()?;
+    let shared = Shared::new()?;
     command.env("MANYLANE_REPORT", shared.path());
     let json = args.json.as_deref().map(open).transpose()?;
     let running = match Running::start(command, args.follow) {
@@ -105,15 +105,6 @@ fn settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_BATCH", args.batch.map(|batch| batch.to_string()));
     all
-}
-
-/// The file in which the library writes things down: in memory where there is such a folder, for pages on a disk would
-/// be written to it now and then, and their writers would wait for that.
-fn share() -> Result<SharedFile> {
-    let in_memory = SharedFile::create(Path::new("/dev/shm"), report::BYTES);
-    in_memory.or_else(|_| SharedFile::create(&env::temp_dir(), report::BYTES)).with_context(|| {
-        format!("cannot make a file for the report in /dev/shm or {}", env::temp_dir().display())
-    })
 }
 
 /// Where the JSON document goes.
@@ -156,7 +147,7 @@ fn tend(mut running: Running, teller: &Teller, args: &RunArgs, is_beyond: bool) 
         }
         if look.is_some_and(|look| now >= look) {
             look = None;
-            if teller.report().processes.is_empty() && !is_before_exec(running.pid()) {
+            if teller.report().processes == 0 && !is_before_exec(running.pid()) {
                 output::tell(&format!(
                     "manylane: process {} runs without lanes: the library was not loaded into it (the dynamic linker says why, if it knows)",
                     running.pid()

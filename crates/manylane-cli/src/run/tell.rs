@@ -9,21 +9,20 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use manylane_sys::process;
-use manylane_sys::shared::SharedFile;
 use manylane_testbed::machine::Machine;
 use manylane_testbed::report::number;
 use manylane_testbed::schema;
 use serde::Serialize;
 
 use super::launch::End;
-use super::report::{self, Fallback, Lane, Report};
+use super::report::{Fallback, Receiver, Report, Shared};
 use crate::args::RunArgs;
 use crate::bench::command_line;
 use crate::output;
 
 /// Reads the report and says what is in it.
 pub(super) struct Teller {
-    shared: SharedFile,
+    shared: Shared,
     settings: Settings,
     quiet: bool,
     start: Instant,
@@ -51,14 +50,16 @@ struct Document {
     schema: &'static str,
     machine: Machine,
     settings: Settings,
-    rows: Vec<Lane>,
+    lanes: usize,
+    rows: Vec<Receiver>,
     fallbacks: Vec<Fallback>,
-    processes: Vec<u32>,
-    left_out: u64,
+    processes: u32,
+    sockets: u32,
+    left_out: u32,
 }
 
 impl Teller {
-    pub(super) fn new(shared: SharedFile, file: &Path, args: &RunArgs) -> Self {
+    pub(super) fn new(shared: Shared, file: &Path, args: &RunArgs) -> Self {
         let settings = Settings {
             command: command_line(),
             program: file.display().to_string(),
@@ -77,7 +78,7 @@ impl Teller {
 
     /// What is there now.
     pub(super) fn report(&self) -> Report {
-        report::read(self.shared.words())
+        self.shared.read()
     }
 
     /// Says how it goes, in a line.
@@ -96,7 +97,7 @@ impl Teller {
         if !self.quiet {
             output::tell(&text(&report));
         }
-        let alive: Vec<u32> = report.processes.iter().copied().filter(|&pid| is_alive(pid)).collect();
+        let alive: Vec<u32> = report.pids().into_iter().filter(|&pid| is_alive(pid)).collect();
         if !alive.is_empty() {
             let pids: Vec<String> = alive.iter().map(ToString::to_string).collect();
             output::tell(&format!(
@@ -120,9 +121,11 @@ impl Teller {
                 signal,
                 ..self.settings
             },
-            rows: report.lanes,
+            lanes: report.lanes(),
+            rows: report.receivers,
             fallbacks: report.fallbacks,
             processes: report.processes,
+            sockets: report.sockets,
             left_out: report.left_out,
         };
         let written = out.write_all(output::json(&document)?.as_bytes()).and_then(|()| out.flush());
@@ -147,16 +150,19 @@ fn line(report: &Report, before: &Report, seconds: f64) -> String {
     let (now, then) = (report.total(), before.total());
     let mut text = format!(
         "{}, {}/s received, {}/s sent",
-        lanes(report.lanes.len()),
+        lanes(report.lanes()),
         number(rate(now.0, then.0)),
         number(rate(now.1, then.1))
     );
-    if report.lanes.len() > 1 {
-        text += "; lanes:";
-        for (at, lane) in report.lanes.iter().enumerate() {
-            let then = before.lanes.get(at).map_or(0, |lane| lane.received);
+    let open: Vec<(usize, &Receiver)> =
+        report.receivers.iter().enumerate().filter(|(_, one)| one.open && one.lane.is_some()).collect();
+    if open.len() > 1 {
+        text += "; each:";
+        for (at, one) in open {
+            // A slot may have had another owner.
+            let then = before.receivers.get(at).filter(|then| then.tid == one.tid);
             // Writing to a string does not fail.
-            _ = write!(text, " {}", number(rate(lane.received, then)));
+            _ = write!(text, " {}", number(rate(one.received, then.map_or(0, |then| then.received))));
         }
     }
     let fallbacks: u64 = report.fallbacks.iter().map(|fallback| fallback.count).sum();
@@ -168,6 +174,7 @@ fn line(report: &Report, before: &Report, seconds: f64) -> String {
 
 fn lanes(count: usize) -> String {
     match count {
+        0 => "no lanes".into(),
         1 => "1 lane".into(),
         count => format!("{count} lanes"),
     }
@@ -175,39 +182,49 @@ fn lanes(count: usize) -> String {
 
 /// The table, and what fell back.
 fn text(report: &Report) -> String {
-    if report.processes.is_empty() {
+    if report.processes == 0 {
         return "manylane: the library was not loaded into any process: no lanes".into();
     }
-    let mut text = match report.lanes.len() {
+    let mut text = match report.receivers.len() {
         0 => "manylane: no UDP socket was received on".to_owned(),
-        count => format!("manylane: {}\n{}", lanes(count), table(&report.lanes)),
+        _ => format!("manylane: {}\n{}", lanes(report.lanes()), table(&report.receivers)),
     };
     if report.left_out > 0 {
-        _ = write!(text, "\n{} more lanes that the report had no room for", report.left_out);
+        _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
     }
     for fallback in &report.fallbacks {
         let times = if fallback.count == 1 { String::new() } else { format!(", {} times", fallback.count) };
         let socket = if fallback.socket.is_empty() { "a socket" } else { &fallback.socket };
-        _ = write!(text, "\nfell back{times}: {} ({socket}, process {})", fallback.reason, fallback.pid);
+        _ = write!(text, "\nno lanes{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
     }
     text
 }
 
-fn table(lanes: &[Lane]) -> Table {
+fn table(receivers: &[Receiver]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["socket", "lane", "process", "thread", "received", "sent", "per call", "past lanes"]);
-    for lane in lanes {
-        let per_call = if lane.batches > 0 { lane.received as f64 / lane.batches as f64 } else { 0.0 };
+    table.set_header([
+        "socket",
+        "lane",
+        "process",
+        "thread",
+        "received",
+        "per call",
+        "of other lanes",
+        "sent",
+    ]);
+    for one in receivers {
+        let per_call =
+            if one.receive_calls > 0 { one.received as f64 / one.receive_calls as f64 } else { 0.0 };
         table.add_row([
-            lane.socket.clone(),
-            lane.lane.to_string(),
-            lane.pid.to_string(),
-            lane.tid.to_string(),
-            lane.received.to_string(),
-            lane.sent.to_string(),
+            one.socket.clone(),
+            one.lane.map_or_else(|| "-".into(), |lane| lane.to_string()),
+            one.pid.to_string(),
+            one.tid.to_string(),
+            one.received.to_string(),
             format!("{per_call:.1}"),
-            lane.fallbacks.to_string(),
+            one.helped.to_string(),
+            one.sent.to_string(),
         ]);
     }
     for column in table.column_iter_mut().skip(1) {
@@ -221,36 +238,33 @@ mod tests {
     use super::*;
 
     fn report(received: [u64; 2]) -> Report {
-        let lane = |at: usize| Lane {
+        let receiver = |at: usize| Receiver {
             socket: "127.0.0.1:53".into(),
-            lane: at as u32,
+            lane: Some(at as u32),
             pid: 7,
             tid: 8 + at as u32,
+            open: true,
             received: received[at],
             sent: received[at],
-            batches: 10,
-            ..Lane::default()
+            receive_calls: 10,
+            ..Receiver::default()
         };
-        let fallback =
-            Fallback { reason: "connected".into(), count: 3, pid: 7, socket: "127.0.0.1:54".into() };
-        Report { processes: vec![7], lanes: vec![lane(0), lane(1)], fallbacks: vec![fallback], left_out: 0 }
+        let fallback = Fallback { why: "connected", count: 3, pid: 7, ..Fallback::default() };
+        let receivers = vec![receiver(0), receiver(1)];
+        Report { processes: 1, receivers, fallbacks: vec![fallback], ..Report::default() }
     }
 
     #[test]
     fn the_line_has_rates_and_the_table_has_sums() {
         let line = line(&report([300, 100]), &report([100, 100]), 2.0);
         assert!(
-            line.starts_with("2 lanes, 100/s received") && line.ends_with("lanes: 100 0; 3 fallbacks"),
+            line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 3 fallbacks"),
             "{line}"
         );
         let text = text(&report([300, 100]));
-        for hint in [
-            "2 lanes",
-            "127.0.0.1:53",
-            "300",
-            "30.0",
-            "fell back, 3 times: connected (127.0.0.1:54, process 7)",
-        ] {
+        for hint in
+            ["2 lanes", "127.0.0.1:53", "300", "30.0", "no lanes, 3 times: connected (a socket, process 7)"]
+        {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }
     }
@@ -258,6 +272,6 @@ mod tests {
     #[test]
     fn nothing_is_said_in_words_too() {
         assert!(text(&Report::default()).contains("was not loaded"));
-        assert!(text(&Report { processes: vec![1], ..Report::default() }).contains("no UDP socket"));
+        assert!(text(&Report { processes: 1, ..Report::default() }).contains("no UDP socket"));
     }
 }
