@@ -25,6 +25,7 @@
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`capture`] | rings of frames in memory that another process looks at |
 //! | [`local`] | local sockets that carry messages and descriptors |
+//! | [`shim`] | the report that the preload library writes and the launcher reads |
 
 pub mod addr;
 pub mod barrier;
@@ -40,6 +41,7 @@ pub mod netns;
 pub mod packet;
 pub mod process;
 pub mod raw_xsk;
+pub mod shim;
 pub mod signal;
 pub mod sock;
 pub mod tick;
