@@ -6,6 +6,7 @@ CARGO ?= cargo
 SECONDS ?= 60
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(TARGET_DIR)/release/manylane
+LIBRARY := $(TARGET_DIR)/release/libmanylane_preload.so
 C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h)
 SCRIPTS := $(wildcard scripts/*.sh) .ci/run
 
@@ -36,8 +37,8 @@ setup: ## install what the build needs and is missing (packages of Debian or Ubu
 build: ## build everything, for debugging
 	$(CARGO) build --workspace
 
-release: ## build the program, optimised
-	$(CARGO) build --release --package manylane-cli
+release: ## build the program and its library, optimised
+	$(CARGO) build --release --package manylane-cli --package manylane-preload
 
 lint: ## clippy with warnings as errors, shellcheck
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
@@ -71,8 +72,9 @@ man: release ## write the man pages to target/man
 	$(PROGRAM) man --out $(TARGET_DIR)/man
 
 install: ## install what 'make man' built under PREFIX (/usr/local), DESTDIR before it
-	@test -x $(PROGRAM) -a -d $(TARGET_DIR)/man || { echo "first, as the user who builds: make man" >&2; exit 1; }
+	@test -x $(PROGRAM) -a -e $(LIBRARY) -a -d $(TARGET_DIR)/man || { echo "first, as the user who builds: make man" >&2; exit 1; }
 	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/manylane
+	install -D -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/manylane/libmanylane_preload.so
 	for page in $(TARGET_DIR)/man/*.1; do \
 		install -D -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man1/$${page##*/}" || exit 1; \
 	done

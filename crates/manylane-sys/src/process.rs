@@ -137,6 +137,17 @@ impl Signals {
     }
 }
 
+/// Has `command` be killed when the calling thread ends, however that happens; what it starts itself, not.
+pub fn die_with_us(command: &mut Command) {
+    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed: it
+    // makes one system call without pointers.
+    unsafe {
+        command.pre_exec(|| {
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong)).map(drop)
+        });
+    }
+}
+
 /// What became of the child `pid` since the last time, or of any child if that is -1, without waiting: the child, and
 /// what happened to it.
 ///
