@@ -48,6 +48,7 @@ static struct actor actor_of(uint32_t number, uint32_t life)
 	for (int at = 0; at < SOCKETS; at++)
 		actor.epoll[at] = -1;
 	next(&actor.random);
+	actor.favourite = draw(&actor, SOCKETS);
 	return actor;
 }
 
@@ -207,8 +208,8 @@ static void child(uint32_t number)
 	int before = count_descriptors();
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	while (act(&actor, 100000))
-		;
+	while (act(&actor, 1000))
+		actor.favourite = draw(&actor, SOCKETS);
 	end_actor(&actor);
 	for (int at = 0; at < SOCKETS; at++)
 		close(all->socket[at].fd);

@@ -71,6 +71,7 @@ extern struct shared *all;
 struct actor {
 	uint32_t number;
 	uint64_t random;
+	uint32_t favourite; /* the shared socket that it receives on most of the time */
 	int epoll[SOCKETS]; /* -1 for none */
 };
 
