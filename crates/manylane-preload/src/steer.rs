@@ -30,7 +30,7 @@ impl Policy {
 }
 
 const LD_W_ABS: u16 = 0x20;
-const LD_H_ABS: u16 = 0x28;
+
 const LD_B_ABS: u16 = 0x30;
 const LD_W_IND: u16 = 0x40;
 const LDX_MSH: u16 = 0xb1;
@@ -223,7 +223,6 @@ mod tests {
             at += 1;
             match op {
                 LD_W_ABS => a = load(k, 4),
-                LD_H_ABS => a = load(k, 2),
                 LD_B_ABS => a = load(k, 1),
                 LD_W_IND => a = load(k.wrapping_add(x), 4),
                 LDX_MSH => x = (load(k, 1) & 15) * 4,
