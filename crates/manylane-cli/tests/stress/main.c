@@ -246,7 +246,7 @@ int main(int argc, char **argv)
 	for (uintptr_t at = 0; at < SENDERS; at++)
 		CHECK(!pthread_create(&senders[at], NULL, send_all, (void *)at), "pthread_create");
 	while (now() - start < seconds) {
-		usleep(20000 + 1000 * draw(&actor, 200));
+		usleep(100000 + 1000 * draw(&actor, 600));
 		settle(&actor);
 	}
 	settle(&actor);

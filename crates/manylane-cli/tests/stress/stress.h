@@ -34,7 +34,7 @@ enum way {
 /* Datagrams of a socket that are on their way: every receive buffer has room for them. */
 #define WINDOW 48
 #define MOST (1u << 28)
-#define TIMEOUT_MS 40
+#define TIMEOUT_MS 20
 
 struct datagram {
 	uint64_t seed; /* of this run: nobody else's */
