@@ -108,7 +108,7 @@ fn nsd(place: &Place, addr: SocketAddr) -> Vec<String> {
     let configuration = format!(
         "server:\n ip-address: 127.0.0.1@{port}\n server-count: 2\n username: \"\"\n chroot: \"\"\n zonesdir: \"{at}\"\n \
          pidfile: \"{at}/nsd.pid\"\n database: \"\"\n zonelistfile: \"{at}/zone.list\"\n xfrdfile: \"{at}/xfrd.state\"\n \
-         reuseport: yes\n round-robin: no\n hide-version: yes\nremote-control:\n control-enable: no\n\
+         reuseport: yes\n rrl-ratelimit: 0\n round-robin: no\n hide-version: yes\nremote-control:\n control-enable: no\n\
          zone:\n name: example.test\n zonefile: \"{zone}\"\n",
         port = addr.port()
     );
