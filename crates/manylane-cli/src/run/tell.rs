@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
+use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
-use manylane_sys::process;
 use manylane_testbed::machine::Machine;
 use manylane_testbed::report::number;
 use manylane_testbed::schema;
@@ -138,10 +138,9 @@ impl Teller {
 }
 
 fn is_alive(pid: u32) -> bool {
-    // One that this process may not signal is alive, too.
-    i32::try_from(pid).is_ok_and(|pid| {
-        process::send(pid, 0).map_or_else(|err| err.kind() == std::io::ErrorKind::PermissionDenied, |()| true)
-    })
+    // One that has ended, and whose parent has not noticed yet, is not.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, behind)| !behind.starts_with(['Z', 'X']))
 }
 
 /// How much has happened since `before`.
@@ -189,6 +188,9 @@ fn text(report: &Report) -> String {
         0 => "manylane: no UDP socket was received on".to_owned(),
         _ => format!("manylane: {}\n{}", lanes(report.lanes()), table(&report.receivers)),
     };
+    if report.receivers.len() > ROWS {
+        _ = write!(text, "\nand {} more that received less (--json has them)", report.receivers.len() - ROWS);
+    }
     if report.left_out > 0 {
         _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
     }
@@ -200,7 +202,15 @@ fn text(report: &Report) -> String {
     text
 }
 
+/// Rows of the table, at most: a server may have had thousands of sockets, one after the other.
+const ROWS: usize = 40;
+
+/// Those who received most, in the order in which they came.
 fn table(receivers: &[Receiver]) -> Table {
+    let mut most: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
+    most.sort_by_key(|(at, one)| (std::cmp::Reverse(one.received), *at));
+    most.truncate(ROWS);
+    most.sort_by_key(|(at, _)| *at);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header([
@@ -213,7 +223,7 @@ fn table(receivers: &[Receiver]) -> Table {
         "of other lanes",
         "sent",
     ]);
-    for one in receivers {
+    for (_, one) in most {
         let per_call =
             if one.receive_calls > 0 { one.received as f64 / one.receive_calls as f64 } else { 0.0 };
         table.add_row([
