@@ -7,7 +7,7 @@ SECONDS ?= 60
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(TARGET_DIR)/release/manylane
 LIBRARY := $(TARGET_DIR)/release/libmanylane_preload.so
-C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h)
+C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h crates/*/tests/*/*.c crates/*/tests/*/*.h)
 SCRIPTS := $(wildcard scripts/*.sh) .ci/run
 
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build bench-build man install clean
+.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build stress bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -64,6 +64,9 @@ fuzz-build: ## build the fuzz targets
 
 fuzz: ## fuzz each target for so many seconds: make fuzz SECONDS=600 [TARGETS=frame]
 	@CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/fuzz scripts/fuzz.sh $(SECONDS) $(TARGETS)
+
+stress: build ## random calls under manylane run for so many seconds: make stress SECONDS=600 [SEED=n]
+	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/stress.sh $(SECONDS) $(SEED)
 
 bench-build: ## build the benchmarks
 	$(CARGO) build --workspace --benches

@@ -28,7 +28,8 @@ static int serve(void)
 	char buffer[2048];
 	struct sockaddr_in peer;
 	socklen_t len = sizeof(peer);
-	ssize_t got = recvfrom(fd, buffer, sizeof(buffer) - 1, 0, (void *)&peer, &len);
+	ssize_t got = recvfrom(fd, buffer, sizeof(buffer) - 1, 0, (void *)&peer,
+			       &len);
 
 	if (got < 0) {
 		if (errno != EAGAIN && errno != EINTR)
@@ -58,7 +59,8 @@ static void *receive(void *unused)
 		struct epoll_event event = { .events = EPOLLIN };
 
 		epoll = epoll_create1(EPOLL_CLOEXEC);
-		if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0)
+		if (epoll < 0 ||
+		    epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0)
 			err(1, "epoll");
 	}
 	for (;;) {
@@ -89,7 +91,8 @@ static void end(int signal)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in addr = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in addr = { .sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	int receivers;
 	sigset_t set;
 
@@ -101,7 +104,8 @@ int main(int argc, char **argv)
 	fd = socket(AF_INET, SOCK_DGRAM, 0);
 	if (fd < 0 || bind(fd, (void *)&addr, sizeof(addr)) < 0)
 		err(1, "bind");
-	if (!strcmp(how, "poll") || !strcmp(how, "select") || !strcmp(how, "epoll"))
+	if (!strcmp(how, "poll") || !strcmp(how, "select") ||
+	    !strcmp(how, "epoll"))
 		fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 	/* Threads inherit it, so that this one gets the signal; children undo it. */
 	sigemptyset(&set);

@@ -43,7 +43,9 @@ uint32_t draw(struct actor *actor, uint32_t below)
 
 static struct actor actor_of(uint32_t number, uint32_t life)
 {
-	struct actor actor = { .number = number, .random = all->seed ^ ((uint64_t)number << 32 | life) };
+	struct actor actor = { .number = number,
+			       .random = all->seed ^
+					 ((uint64_t)number << 32 | life) };
 
 	for (int at = 0; at < SOCKETS; at++)
 		actor.epoll[at] = -1;
@@ -63,8 +65,8 @@ void fail(const char *format, ...)
 	vsnprintf(text, sizeof(text), format, list);
 	va_end(list);
 	if (!all->failures++)
-		fprintf(stderr, "stress: %s\nstress: process %d, seed %llu\n", text, getpid(),
-			(unsigned long long)all->seed);
+		fprintf(stderr, "stress: %s\nstress: process %d, seed %llu\n",
+			text, getpid(), (unsigned long long)all->seed);
 	/* At once: what follows a failure says nothing. */
 	kill(0, SIGKILL);
 	_exit(1);
@@ -115,8 +117,10 @@ static bool act(struct actor *actor, uint32_t turns)
 /* Threads that end, and others in their place. */
 static void *live(void *argument)
 {
-	struct actor actor = actor_of((uint32_t)(uintptr_t)argument >> 16, (uint32_t)(uintptr_t)argument & 0xffff);
-	uint32_t turns = draw(&actor, 3) ? 200 + draw(&actor, 2000) : draw(&actor, 20);
+	struct actor actor = actor_of((uint32_t)(uintptr_t)argument >> 16,
+				      (uint32_t)(uintptr_t)argument & 0xffff);
+	uint32_t turns =
+		draw(&actor, 3) ? 200 + draw(&actor, 2000) : draw(&actor, 20);
 
 	if (!act(&actor, turns)) {
 		end_actor(&actor);
@@ -132,7 +136,9 @@ static void *keep(void *number)
 		pthread_t thread;
 		void *more;
 
-		CHECK(!pthread_create(&thread, NULL, live, (void *)((uintptr_t)number << 16 | (life & 0xffff))),
+		CHECK(!pthread_create(&thread, NULL, live,
+				      (void *)((uintptr_t)number << 16 |
+					       (life & 0xffff))),
 		      "pthread_create");
 		pthread_join(thread, &more);
 		if (!more)
@@ -142,7 +148,8 @@ static void *keep(void *number)
 
 static void *send_all(void *number)
 {
-	struct actor actor = actor_of(RECEIVERS + (uint32_t)(uintptr_t)number, 0);
+	struct actor actor =
+		actor_of(RECEIVERS + (uint32_t)(uintptr_t)number, 0);
 	int flows[FLOWS];
 
 	for (int at = 0; at < FLOWS; at++)
@@ -190,11 +197,16 @@ static void settle(struct actor *actor)
 	while (!is_settled()) {
 		if (now() > until) {
 			for (int at = 0; at < SOCKETS; at++) {
-				if (all->socket[at].sent != all->socket[at].received)
-					fprintf(stderr, "stress: socket %d (way %d): %u sent, %u received\n", at,
-						all->socket[at].way, all->socket[at].sent, all->socket[at].received);
+				if (all->socket[at].sent !=
+				    all->socket[at].received)
+					fprintf(stderr,
+						"stress: socket %d (way %d): %u sent, %u received\n",
+						at, all->socket[at].way,
+						all->socket[at].sent,
+						all->socket[at].received);
 			}
-			fail("receivers %x of %x do not get what is queued", some, everybody);
+			fail("receivers %x of %x do not get what is queued",
+			     some, everybody);
 		}
 		usleep(1000);
 	}
@@ -212,21 +224,26 @@ static void child(uint32_t number, int before)
 	end_actor(&actor);
 	for (int at = 0; at < SOCKETS; at++)
 		close(all->socket[at].fd);
-	CHECK(count_descriptors() == before, "a child has %d descriptors, not %d", count_descriptors(), before);
+	CHECK(count_descriptors() == before,
+	      "a child has %d descriptors, not %d", count_descriptors(),
+	      before);
 	_exit(0);
 }
 
 int main(int argc, char **argv)
 {
 	double start = now(), seconds = argc > 1 ? atof(argv[1]) : 10;
-	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL) << 20 ^ (uint64_t)getpid();
+	uint64_t seed = argc > 2 ?
+				strtoull(argv[2], NULL, 0) :
+				(uint64_t)time(NULL) << 20 ^ (uint64_t)getpid();
 	pthread_t receivers[THREADS], senders[SENDERS];
 	int before = count_descriptors(), status;
 	struct actor actor;
 
 	/* A failure kills the group. */
 	setpgid(0, 0);
-	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
+		   MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (all == MAP_FAILED)
 		return 1;
 	all->seed = seed;
@@ -240,9 +257,11 @@ int main(int argc, char **argv)
 			child(THREADS + at, before);
 	}
 	for (uintptr_t at = 0; at < THREADS; at++)
-		CHECK(!pthread_create(&receivers[at], NULL, keep, (void *)at), "pthread_create");
+		CHECK(!pthread_create(&receivers[at], NULL, keep, (void *)at),
+		      "pthread_create");
 	for (uintptr_t at = 0; at < SENDERS; at++)
-		CHECK(!pthread_create(&senders[at], NULL, send_all, (void *)at), "pthread_create");
+		CHECK(!pthread_create(&senders[at], NULL, send_all, (void *)at),
+		      "pthread_create");
 	while (now() - start < seconds) {
 		usleep(100000 + 1000 * draw(&actor, 600));
 		settle(&actor);
@@ -255,11 +274,14 @@ int main(int argc, char **argv)
 	for (int at = 0; at < THREADS; at++)
 		pthread_join(receivers[at], NULL);
 	for (int at = 0; at < CHILDREN; at++)
-		CHECK(waitpid(children[at], &status, 0) == children[at] && !status, "a child ended with %x", status);
+		CHECK(waitpid(children[at], &status, 0) == children[at] &&
+			      !status,
+		      "a child ended with %x", status);
 	for (int at = 0; at < SOCKETS; at++)
 		CHECK(!close(all->socket[at].fd), "close: %m");
-	CHECK(count_descriptors() == before, "%d descriptors are open, not %d", count_descriptors(), before);
-	printf("stress: %u datagrams, %llu calls, nothing lost, nothing twice, nothing leaked\n", all->ids,
-	       (unsigned long long)all->calls);
+	CHECK(count_descriptors() == before, "%d descriptors are open, not %d",
+	      count_descriptors(), before);
+	printf("stress: %u datagrams, %llu calls, nothing lost, nothing twice, nothing leaked\n",
+	       all->ids, (unsigned long long)all->calls);
 	return 0;
 }

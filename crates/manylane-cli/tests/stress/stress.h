@@ -54,12 +54,12 @@ struct shared_socket {
 /* Mapped shared: threads and children write it. */
 struct shared {
 	uint64_t seed;
-	_Atomic bool quiet;		  /* senders pause */
-	_Atomic bool stop;		  /* receivers end */
-	_Atomic uint32_t receiving;	  /* receivers that may receive, a bit each */
-	_Atomic uint32_t idle;		  /* receivers that were told not to, and do not */
-	_Atomic uint32_t ids;		  /* datagrams so far */
-	_Atomic uint64_t calls;		  /* calls so far */
+	_Atomic bool quiet;	    /* senders pause */
+	_Atomic bool stop;	    /* receivers end */
+	_Atomic uint32_t receiving; /* receivers that may receive, a bit each */
+	_Atomic uint32_t idle; /* receivers that were told not to, and do not */
+	_Atomic uint32_t ids;  /* datagrams so far */
+	_Atomic uint64_t calls; /* calls so far */
 	_Atomic uint32_t failures;
 	struct shared_socket socket[SOCKETS];
 	_Atomic uint8_t seen[MOST]; /* how often each was received */
@@ -71,7 +71,8 @@ extern struct shared *all;
 struct actor {
 	uint32_t number;
 	uint64_t random;
-	uint32_t favourite; /* the shared socket that it receives on most of the time */
+	uint32_t
+		favourite; /* the shared socket that it receives on most of the time */
 	int epoll[SOCKETS]; /* -1 for none */
 };
 
