@@ -3,6 +3,8 @@
 
 use std::net::SocketAddr;
 
+use manylane_testbed::{Layout, Testbed, skip};
+
 use crate::load::Load;
 use crate::place::Place;
 use crate::server::{Report, Server};
@@ -106,10 +108,11 @@ fn nsd(place: &Place, addr: SocketAddr) -> Vec<String> {
     let zone = place.file("zone", &zone());
     let at = place.folder().display();
     let configuration = format!(
-        "server:\n ip-address: 127.0.0.1@{port}\n server-count: 2\n username: \"\"\n chroot: \"\"\n zonesdir: \"{at}\"\n \
+        "server:\n ip-address: {addr}@{port}\n server-count: 2\n username: \"\"\n chroot: \"\"\n zonesdir: \"{at}\"\n \
          pidfile: \"{at}/nsd.pid\"\n database: \"\"\n zonelistfile: \"{at}/zone.list\"\n xfrdfile: \"{at}/xfrd.state\"\n \
          reuseport: yes\n rrl-ratelimit: 0\n round-robin: no\n hide-version: yes\nremote-control:\n control-enable: no\n\
          zone:\n name: example.test\n zonefile: \"{zone}\"\n",
+        addr = addr.ip(),
         port = addr.port()
     );
     words("nsd", &["-d", "-c", &place.file("nsd.conf", &configuration)])
@@ -170,4 +173,39 @@ fn loopback_unbound_with_one_socket() {
     }
     let (report, addr) = compare("unbound-one", |place, addr| unbound(place, addr, "no"));
     assert_eq!(report.lanes(addr), 4, "{report:?}");
+}
+
+/// Load by XDP frames, past the sender's stack: NSD answers each of them.
+#[test]
+fn netns_nsd_and_kxdpgun() {
+    const TEST: &str = "netns_nsd_and_kxdpgun";
+    if !skip::need_root(TEST)
+        || !crate::has(TEST, "nsd", "nsd")
+        || !crate::has(TEST, "kxdpgun", "knot-dnsutils")
+    {
+        return;
+    }
+    // kxdpgun takes answers from as many queues as it has threads.
+    let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
+    let place = Place::at("kxdpgun", testbed.host(1));
+    let addr = SocketAddr::from((testbed.host(1).ip4(0), 53));
+    let mut server = Server::start(&place, &nsd(&place, addr), Some(&[]));
+    let questions = place.file("questions", &questions());
+    let asker = Place::at("kxdpgun-asker", testbed.host(0));
+    server.answer(&asker, addr, &question(0));
+    let mut kxdpgun = asker.command(find("kxdpgun").unwrap());
+    kxdpgun.args(["-t", "2", "-Q", "2000", "-i", &questions, "-I", testbed.host(0).device(0)]);
+    let said = says({
+        kxdpgun.arg(addr.ip().to_string());
+        kxdpgun
+    });
+    let number = |name: &str| -> u64 {
+        let line = said.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{said}"));
+        line.split_whitespace().find_map(|word| word.parse().ok()).unwrap()
+    };
+    assert!(number("total queries:") > 0, "{said}");
+    assert_eq!(number("total replies:"), number("total queries:"), "{said}");
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    assert!(report.unwrap().0["processes"].as_u64() > Some(0));
 }

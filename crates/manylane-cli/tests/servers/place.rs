@@ -6,7 +6,7 @@ use std::process::Command;
 use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
-use manylane_testbed::testbed;
+use manylane_testbed::{Host, testbed};
 
 /// A network namespace with nothing but loopback, if that can be had, and a folder.
 pub(crate) struct Place {
@@ -17,10 +17,18 @@ pub(crate) struct Place {
 impl Place {
     /// A place for the test of that name.
     pub(crate) fn new(test: &str) -> Self {
+        Self::within(test, testbed::available().is_ok().then(|| NetNs::create().unwrap()))
+    }
+
+    /// A place on a host of a testbed.
+    pub(crate) fn at(test: &str, host: &Host) -> Self {
+        Self::within(test, Some(NetNs::open(&host.namespace().path()).unwrap()))
+    }
+
+    fn within(test: &str, namespace: Option<NetNs>) -> Self {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("servers").join(test);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
-        let namespace = testbed::available().is_ok().then(|| NetNs::create().unwrap());
         let place = Self { namespace, folder };
         if place.namespace.is_some() {
             let mut ip = place.command("ip");
@@ -56,9 +64,14 @@ impl Place {
         command
     }
 
-    /// A socket there, on a port that was free.
+    /// A socket there, on loopback, on a port that was free.
     pub(crate) fn socket(&self) -> UdpSocket {
-        let bind = || UdpSocket::bind("127.0.0.1:0").unwrap();
+        self.socket_at("127.0.0.1:0")
+    }
+
+    /// A socket there.
+    pub(crate) fn socket_at(&self, at: &str) -> UdpSocket {
+        let bind = || UdpSocket::bind(at).unwrap();
         let Some(namespace) = &self.namespace else {
             return bind();
         };

@@ -60,7 +60,7 @@ impl Server {
 
     /// Waits until it answers `request` at `addr`: the answer. It has got that request once.
     pub(crate) fn answer(&mut self, place: &Place, addr: SocketAddr, request: &[u8]) -> Vec<u8> {
-        let socket = place.socket();
+        let socket = place.socket_at(if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" });
         // So that we learn that nobody is there yet.
         socket.connect(addr).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
