@@ -36,6 +36,8 @@ static int serve(void)
 			err(1, "recvfrom");
 		return 0;
 	}
+	/* A little work: meanwhile others receive, so that each of them shows that it does. */
+	usleep(200);
 	buffer[got] = '!';
 	if (sendto(fd, buffer, got + 1, 0, (void *)&peer, len) != got + 1)
 		err(1, "sendto");
