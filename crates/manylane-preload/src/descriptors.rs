@@ -68,10 +68,10 @@ fn add(fd: c_int, new: c_int) {
 
 pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     let done = call::bind(fd, addr, len);
-    if done == 0 {
-        if let Some(sock) = table::sock(fd) {
-            lanes::bind(sock, fd);
-        }
+    if done == 0
+        && let Some(sock) = table::sock(fd)
+    {
+        lanes::bind(sock, fd);
     }
     done
 }

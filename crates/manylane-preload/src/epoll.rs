@@ -206,11 +206,11 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     match (op, epoll.item(sock, fd)) {
         (EPOLL_CTL_ADD, None) => {
             let done = call::epoll_ctl(epfd, op, fd, event);
-            if let (0, Some(wanted)) = (done, wanted) {
-                if !add(epoll, sock, fd, wanted) {
-                    drop(guard);
-                    lanes::fall_back(sock, fd, Reason::Full);
-                }
+            if let (0, Some(wanted)) = (done, wanted)
+                && !add(epoll, sock, fd, wanted)
+            {
+                drop(guard);
+                lanes::fall_back(sock, fd, Reason::Full);
             }
             done
         }
@@ -315,7 +315,9 @@ fn sliced(
     claim(epoll);
     loop {
         let any = begin(epoll, epfd);
-        let slice = until.slice();
+        let due =
+            any && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
+        let slice = if due { Duration::ZERO } else { until.slice() };
         let answer = if any {
             let ms = c_int::try_from(slice.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
             calls::epoll_raw(epfd, events, count, ms, mask)
@@ -369,10 +371,10 @@ fn begin(epoll: &Epoll, epfd: c_int) -> bool {
                 lane
             }
         };
-        if item.lane.load(Ordering::Relaxed) as usize != lane {
-            if let Some(_guard) = lock(&epoll.lock, true) {
-                move_to(item, sock, epfd, fd, lane);
-            }
+        if item.lane.load(Ordering::Relaxed) as usize != lane
+            && let Some(_guard) = lock(&epoll.lock, true)
+        {
+            move_to(item, sock, epfd, fd, lane);
         }
     }
     any

@@ -223,23 +223,27 @@ fn leave(shared: &Shared, fd: c_int, at: usize, _guard: &Guard<'_>) {
     shared.members_now.fetch_sub(1, Ordering::AcqRel);
 }
 
+/// Any socket of the group: what steering is set on. Without a lane there is nothing to steer. Only under the lock: lanes
+/// may just be being made.
+fn group(sock: &Sock) -> c_int {
+    sock.lane_fds().next().map_or(-1, |(_, fd)| fd)
+}
+
 /// A member's thread ends.
 pub(crate) fn member_leaves(sock: &Sock, shared: &Shared, at: usize) {
-    // Any socket of the group will do for steering; without a lane there is nothing to steer.
-    let fd = sock.lane_fds().next().map_or(-1, |(_, fd)| fd);
     if let Some(guard) = lock(&shared.lock, true) {
-        leave(shared, fd, at, &guard);
+        leave(shared, group(sock), at, &guard);
     }
 }
 
 /// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove itself again.
 #[cold]
 pub(crate) fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
-    let fd = sock.lane_fds().next().map_or(-1, |(_, fd)| fd);
     let Some(guard) = lock(&shared.lock, false) else { return };
     if shared.mode() != LANED {
         return;
     }
+    let fd = group(sock);
     let owner = shared.owner[lane].load(Ordering::Relaxed) as usize;
     let Some(member) = shared.members.get(owner.wrapping_sub(1)) else { return };
     if is_gone(member.who.load(Ordering::Relaxed)) {
@@ -251,6 +255,7 @@ pub(crate) fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
     report::lane(member, -1);
     shared.owner[lane].store(0, Ordering::Release);
     steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
 }
 
 /// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
@@ -259,13 +264,12 @@ pub(crate) fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
 pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
     let errno = real::errno();
     _ = sock.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
-    if let Some(shared) = sock.shared() {
-        if let Some(guard) = lock(&shared.lock, true) {
-            if !matches!(shared.mode(), UNBOUND | PLAIN) {
-                plain(sock, shared, fd, &guard);
-                report::count_reason(reason, local_addr(fd));
-            }
-        }
+    if let Some(shared) = sock.shared()
+        && let Some(guard) = lock(&shared.lock, true)
+        && !matches!(shared.mode(), UNBOUND | PLAIN)
+    {
+        plain(sock, shared, fd, &guard);
+        report::count_reason(reason, local_addr(fd));
     }
     real::set_errno(errno);
 }
@@ -309,10 +313,11 @@ pub(crate) fn emptied(shared: &Shared, fd: c_int, lane: usize) {
 /// A socket was bound: whether it can have lanes is known now.
 pub(crate) fn bind(sock: &'static Sock, fd: c_int) {
     let errno = real::errno();
-    if let (Some(addr), Some(settings)) = (local_addr(fd), start::settings()) {
-        if settings.takes(addr.port()) && sock.shared().is_none_or(|shared| shared.mode() == UNBOUND) {
-            begin(sock, fd, addr);
-        }
+    if let (Some(addr), Some(settings)) = (local_addr(fd), start::settings())
+        && settings.takes(addr.port())
+        && sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
+    {
+        begin(sock, fd, addr);
     }
     real::set_errno(errno);
 }
@@ -351,10 +356,7 @@ pub(crate) fn open_in_advance() {
         if !matches!(shared.mode(), SINGLE | LEARN | LANED) {
             continue;
         }
-        let index = sock.index();
-        let Some((fd, _)) = table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Sock(index)) else {
-            continue;
-        };
+        let Some(fd) = any_fd(sock) else { continue };
         if let Some(_guard) = lock(&shared.lock, true) {
             open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
         }
@@ -362,16 +364,42 @@ pub(crate) fn open_in_advance() {
     real::set_errno(errno);
 }
 
+/// Any of the program's descriptors for a socket.
+fn any_fd(sock: &Sock) -> Option<c_int> {
+    let index = sock.index();
+    table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Sock(index)).map(|(fd, _)| fd)
+}
+
+/// From now on nobody can tell whether a blocking receive goes on after a signal: `signals.rs`.
+#[cold]
+pub(crate) fn signals_are_mixed() {
+    for sock in Sock::in_use() {
+        let Some(shared) = sock.shared() else { continue };
+        let joined = shared.joined.load(Ordering::Acquire) as usize;
+        let blocks = shared
+            .members
+            .iter()
+            .take(joined)
+            .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
+        if matches!(shared.mode(), LEARN | LANED)
+            && blocks
+            && let Some(fd) = any_fd(sock)
+        {
+            fall_back(sock, fd, Reason::Signals);
+        }
+    }
+}
+
 /// Frees the places of this process's threads: it closes the socket.
 pub(crate) fn close(sock: &Sock) {
-    if let Some(shared) = sock.shared() {
-        if let Some(guard) = lock(&shared.lock, true) {
-            let fd = sock.lane_fds().next().map_or(-1, |(_, fd)| fd);
-            let pid = u64::from(std::process::id());
-            for at in 0..shared.joined.load(Ordering::Acquire) as usize {
-                if shared.members[at].who.load(Ordering::Relaxed) >> 32 == pid {
-                    leave(shared, fd, at, &guard);
-                }
+    if let Some(shared) = sock.shared()
+        && let Some(guard) = lock(&shared.lock, true)
+    {
+        let fd = group(sock);
+        let pid = u64::from(std::process::id());
+        for at in 0..shared.joined.load(Ordering::Acquire) as usize {
+            if shared.members[at].who.load(Ordering::Relaxed) >> 32 == pid {
+                leave(shared, fd, at, &guard);
             }
         }
     }

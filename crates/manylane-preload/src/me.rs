@@ -113,6 +113,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.state.store(BUSY, Ordering::Relaxed);
         member.receives.store(0, Ordering::Relaxed);
         member.kind.store(0, Ordering::Relaxed);
+        member.helps.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);
         member.slot.store(report::claim(who, lanes::local_addr(fd)), Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);

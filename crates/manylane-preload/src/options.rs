@@ -108,13 +108,13 @@ pub(crate) fn getsockopt(
                 unsafe { value.cast::<c_int>().write_unaligned(0) };
             }
         }
-        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW if room >= size_of::<timeval>() => {
-            if shared.bounded.load(Ordering::Acquire) != 0 {
-                let us = shared.timeout_us.load(Ordering::Relaxed);
-                let time = timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
-                // SAFETY: as above.
-                unsafe { value.cast::<timeval>().write_unaligned(time) };
-            }
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
+            if room >= size_of::<timeval>() && shared.bounded.load(Ordering::Acquire) != 0 =>
+        {
+            let us = shared.timeout_us.load(Ordering::Relaxed);
+            let time = timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
+            // SAFETY: as above.
+            unsafe { value.cast::<timeval>().write_unaligned(time) };
         }
         _ => {}
     }

@@ -90,7 +90,7 @@ pub(crate) fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    let managed = table::sock(fd).and_then(Sock::shared).is_some_and(|shared| is_managed(shared));
+    let managed = table::sock(fd).and_then(Sock::shared).is_some_and(is_managed);
     if !managed || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
         return call::recvmmsg(fd, messages, count, flags, timeout);
     }
@@ -178,10 +178,10 @@ fn receive(
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
         let mode = shared.mode();
-        if mode == LEARN || (mode == LANED && member.lane.load(Ordering::Relaxed) < 0) {
-            if receives + 1 >= lanes::COMES_BACK {
-                lanes::consider(sock, shared, fd);
-            }
+        if (mode == LEARN || (mode == LANED && member.lane.load(Ordering::Relaxed) < 0))
+            && receives + 1 >= lanes::COMES_BACK
+        {
+            lanes::consider(sock, shared, fd);
         }
     }
     answer
@@ -305,10 +305,10 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     fn laned(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
         let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
         // 1. What was peeked at.
-        if let Some(lane) = me::take_peeked(self.sock) {
-            if let Got::Answer(answer) = self.try_lane(lane) {
-                return Some((answer, own != Some(lane)));
-            }
+        if let Some(lane) = me::take_peeked(self.sock)
+            && let Got::Answer(answer) = self.try_lane(lane)
+        {
+            return Some((answer, own != Some(lane)));
         }
         // 2. What is older than the lanes.
         let first = self.shared.first.load(Ordering::Acquire);
@@ -321,19 +321,18 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             }
         }
         let Some(own) = own else { return self.as_guest(nonblock, until) };
-        // 3. The caller's own lane.
-        if nonblock {
+        // 3. The caller's own lane, 4. lanes whose owners are not waiting.
+        if nonblock || self.member.helps.load(Ordering::Relaxed) != 0 {
             if let Got::Answer(answer) = self.try_lane(own) {
                 return Some((answer, false));
             }
-            // 4. Lanes whose owners are not waiting.
-            return Some(match self.help(Some(own), false) {
-                Got::Answer(answer) => (answer, true),
-                Got::Nothing => {
-                    real::set_errno(EAGAIN);
-                    (-1, false)
-                }
-            });
+            if let Got::Answer(answer) = self.help(Some(own), false) {
+                return Some((answer, true));
+            }
+            if nonblock {
+                real::set_errno(EAGAIN);
+                return Some((-1, false));
+            }
         }
         match self.wait_on(own, until) {
             Got::Answer(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
@@ -393,11 +392,13 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
                 for (lane, _) in lanes.zip(&fds).filter(|(_, at)| at.revents != 0) {
                     if let Got::Answer(answer) = self.try_lane(lane) {
+                        self.member.helps.store(1, Ordering::Relaxed);
                         return Got::Answer(answer);
                     }
                 }
             }
         }
+        self.member.helps.store(0, Ordering::Relaxed);
         real::set_errno(errno);
         Got::Nothing
     }

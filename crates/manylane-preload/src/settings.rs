@@ -43,10 +43,10 @@ impl Settings {
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
         };
         let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
-            if let Some(value) = var(name).filter(|value| !value.is_empty()) {
-                if set(&value).is_none() {
-                    complain(name, &value, known);
-                }
+            if let Some(value) = var(name).filter(|value| !value.is_empty())
+                && set(&value).is_none()
+            {
+                complain(name, &value, known);
             }
         };
         take("MANYLANE_ENGINE", "auto, mmsg", &mut |text| matches!(text, "auto" | "mmsg").then_some(()));

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use libc::{c_int, sighandler_t};
 
 use crate::calls::call;
+use crate::lanes;
 
 const SIGNALS: usize = 65;
 /// What is known of a signal: no handler, one that restarts calls, one that interrupts them.
@@ -28,6 +29,9 @@ fn note(signal: c_int, handler: sighandler_t, restarts: bool) {
     COUNTS[kind as usize].fetch_add(1, Ordering::Relaxed);
     // The first count also has all that were never seen, so that it may wrap: nobody reads it.
     COUNTS[before as usize].fetch_sub(1, Ordering::Relaxed);
+    if before != kind && are_mixed() {
+        lanes::signals_are_mixed();
+    }
 }
 
 /// Whether a receive that a signal interrupted would have gone on without us.

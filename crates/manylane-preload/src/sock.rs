@@ -65,6 +65,8 @@ pub(crate) struct Member {
     pub(crate) kind: AtomicU32,
     /// Its slot in the report, and one; 0 if none.
     pub(crate) slot: AtomicU32,
+    /// It found something in a lane of somebody else: where there was something, there may be more.
+    pub(crate) helps: AtomicU32,
 }
 
 /// What all processes know of a socket.

@@ -55,6 +55,8 @@ const AD_RANDOM: u32 = AD + 56;
 const NET: u32 = -0x10_0000_i32 as u32;
 /// An odd constant that spreads bits: 2^32 divided by the golden ratio.
 const SPREAD: u32 = 0x9e37_79b1;
+/// Another one, for the last round.
+const FINISH: u32 = 0x85eb_ca6b;
 
 fn op(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
@@ -129,9 +131,14 @@ impl Program {
         self.mix();
         self.code[no_ports].jf = (self.len - no_ports - 1) as u8;
         self.code[end_of_v4].k = (self.len - end_of_v4 - 1) as u32;
-        self.push(op(LD_MEM, 0));
-        // The upper bits of a product are the better mixed ones.
-        self.push(op(RSH_K, 8));
+        // Once more for the last word, whose upper half has only met few bits; the upper bits of a product are the
+        // better mixed ones.
+        for insn in
+            [op(LD_MEM, 0), op(MUL_K, FINISH), op(TAX, 0), op(RSH_K, 13), op(XOR_X, 0), op(MUL_K, SPREAD)]
+        {
+            self.push(insn);
+        }
+        self.push(op(RSH_K, 16));
     }
 }
 
@@ -274,6 +281,21 @@ mod tests {
         for (lane, count) in counts.iter().enumerate() {
             assert_eq!(*count > 0, lanes & 1 << lane != 0, "lane {lane}: {count}");
             assert!(*count == 0 || (1600..2400).contains(count), "lane {lane}: {count}");
+        }
+    }
+
+    #[test]
+    fn a_few_neighbouring_ports_do_not_all_meet_in_one_lane() {
+        let made = program(Policy::Flow, 0b1111);
+        for first in (32768..60000_u16).step_by(16) {
+            for step in [1, 2] {
+                let mut counts = [0_usize; 4];
+                for nth in 0..32 {
+                    let packet = v4([127, 0, 0, 1], [127, 0, 0, 1], first + nth * step);
+                    counts[run(made.code(), &packet, 0) as usize] += 1;
+                }
+                assert!(counts.iter().all(|count| (1..=20).contains(count)), "{first}: {counts:?}");
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use manylane_sys::shim::Reason;
 use crate::calls::{self, call};
 use crate::open::SLICE_MS;
 use crate::receive::{is_managed, ready, uncovered};
-use crate::sock::{BUSY, LANED, LEARN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
+use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
 use crate::{lanes, me, table};
 
 /// Descriptors that can be looked through, without the heap.
@@ -83,11 +83,33 @@ pub(crate) fn elsewhere(
     watched: usize,
     looks: bool,
 ) -> bool {
-    let mut mask = shared.retired.load(Ordering::Acquire);
+    let retired = shared.retired.load(Ordering::Acquire);
+    let older = shared.first.load(Ordering::Acquire);
+    let mut mask = retired | older;
     if shared.mode() == LANED {
-        mask |= uncovered(sock, shared, Some(watched), looks) | shared.first.load(Ordering::Acquire);
+        mask |= uncovered(sock, shared, Some(watched), looks);
     }
-    ready(sock, shared, fd, mask & !(1 << watched)) != 0
+    let has = ready(sock, shared, fd, mask);
+    // What is empty now need not be emptied first any more: the next wait must not look for it again.
+    if older & !has != 0 {
+        shared.first.fetch_and(!(older & !has), Ordering::AcqRel);
+    }
+    if shared.mode() == PLAIN {
+        (0..MAX_LANES)
+            .filter(|lane| retired & !has & 1 << lane != 0)
+            .for_each(|lane| lanes::emptied(shared, fd, lane));
+    }
+    let found = has & !(1 << watched) != 0;
+    if let Some(member) = me::known(sock, shared) {
+        member.helps.store(u32::from(found), Ordering::Relaxed);
+    }
+    found
+}
+
+/// Whether a look at other lanes is due before a wait: they hold what is older, or had something the last time.
+pub(crate) fn is_look_due(sock: &'static Sock, shared: &Shared) -> bool {
+    shared.retired.load(Ordering::Acquire) | shared.first.load(Ordering::Acquire) != 0
+        || me::known(sock, shared).is_some_and(|member| member.helps.load(Ordering::Relaxed) != 0)
 }
 
 /// When a wait ends: a bound in time, or none.
@@ -229,10 +251,10 @@ pub(crate) fn sliced(
             (true, false) => calls::ppoll_raw(copy, Some(timespec_of(slice)), mask),
         };
         for at in fds.iter() {
-            if let Some(sock) = table::sock(at.fd) {
-                if let Some(shared) = sock.shared() {
-                    end(sock, shared);
-                }
+            if let Some(sock) = table::sock(at.fd)
+                && let Some(shared) = sock.shared()
+            {
+                end(sock, shared);
             }
         }
         if !any || answer < 0 {
@@ -251,9 +273,7 @@ pub(crate) fn sliced(
 }
 
 fn has_leftovers(fds: &[pollfd]) -> bool {
-    fds.iter()
-        .filter_map(managed)
-        .any(|(_, shared)| shared.retired.load(Ordering::Acquire) | shared.first.load(Ordering::Acquire) != 0)
+    fds.iter().filter_map(managed).any(|(sock, shared)| is_look_due(sock, shared))
 }
 
 /// Whether some socket has something in a lane that is not watched; the copy then asks about that lane, and holds the

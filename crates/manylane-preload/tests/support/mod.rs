@@ -1,6 +1,6 @@
 //! Runs programs in C, with the library in front of them and without.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, dead_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unreachable_pub)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -64,6 +64,12 @@ impl Outcome {
     /// Datagrams that all receivers got.
     pub fn received(&self) -> u64 {
         self.receivers().map(|(_, datagrams)| datagrams).sum()
+    }
+
+    /// Datagrams that receivers took from lanes of others.
+    pub fn helped(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        report.receivers.iter().map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
     }
 
     fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
