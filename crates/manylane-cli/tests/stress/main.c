@@ -21,7 +21,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PATIENCE_S 20
+/*
+ * Milliseconds for all that is queued, and some more: one receiver needs at
+ * most 20 for each socket. Counted in sleeps, for a machine may stand still.
+ */
+#define PATIENCE 3000
 
 struct shared *all;
 static pid_t children[CHILDREN];
@@ -179,7 +183,7 @@ static bool is_settled(void)
 static void settle(struct actor *actor)
 {
 	uint32_t everybody = (1u << RECEIVERS) - 1, some = 0;
-	double until = now() + PATIENCE_S;
+	uint32_t turns = 0;
 
 	switch (draw(actor, 3)) {
 	case 0:
@@ -195,7 +199,7 @@ static void settle(struct actor *actor)
 	all->quiet = true;
 	all->receiving = some;
 	while (!is_settled()) {
-		if (now() > until) {
+		if (++turns > PATIENCE) {
 			for (int at = 0; at < SOCKETS; at++) {
 				if (all->socket[at].sent !=
 				    all->socket[at].received)

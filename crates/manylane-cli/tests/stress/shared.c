@@ -286,8 +286,12 @@ static void by_epoll(struct actor *actor, uint32_t at, int fd, bool edge)
 void receive_shared(struct actor *actor)
 {
 	/* Loops have lanes, and visitors disturb them. When the senders pause, everybody looks everywhere. */
-	uint32_t at = all->quiet || !draw(actor, 30) ? draw(actor, SOCKETS) :
-						       actor->favourite;
+	uint32_t at = actor->favourite;
+
+	if (all->quiet)
+		at = actor->round++ % SOCKETS;
+	else if (!draw(actor, 30))
+		at = draw(actor, SOCKETS);
 	struct shared_socket *one = &all->socket[at];
 	enum way way =
 		one->way == WAY_MIXED ? draw(actor, WAY_MIXED) : one->way;

@@ -73,6 +73,7 @@ struct actor {
 	uint64_t random;
 	uint32_t
 		favourite; /* the shared socket that it receives on most of the time */
+	uint32_t round;
 	int epoll[SOCKETS]; /* -1 for none */
 };
 
