@@ -6,9 +6,13 @@
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-/// Yields before giving up: the holder may be waiting for a grace period, some tens of milliseconds.
-const PATIENCE: u32 = 20_000;
+/// Yields before sleeping, and sleeps before giving up: the holder may be waiting for a grace period, or for its turn on a
+/// machine that is busy. Only one that died takes longer than these 5 s.
+const YIELDS: u32 = 100;
+const SLEEPS: u32 = 10_000;
+const SLEEP: Duration = Duration::from_micros(500);
 
 /// The lock, held.
 pub(crate) struct Guard<'a> {
@@ -27,12 +31,14 @@ pub(crate) fn lock(word: &AtomicU32, wait: bool) -> Option<Guard<'_>> {
         before.assume_init()
     };
     let guard = Guard { word, before };
-    for _ in 0..if wait { PATIENCE } else { 1 } {
+    for attempt in 0..if wait { YIELDS + SLEEPS } else { 1 } {
         if word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             return Some(guard);
         }
-        if wait {
+        if wait && attempt < YIELDS {
             std::thread::yield_now();
+        } else if wait {
+            std::thread::sleep(SLEEP);
         }
     }
     restore(&guard.before);

@@ -59,29 +59,41 @@ pub(crate) fn is_ours() -> bool {
     PID.load(Ordering::Relaxed) == std::process::id()
 }
 
+impl Me {
+    /// After a fork the child is somebody else.
+    #[cold]
+    fn renew(&self, epoch: u32) {
+        // SAFETY: gettid(2) takes nothing and touches no memory.
+        let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        self.who.set(u64::from(std::process::id()) << 32 | u64::from(tid));
+        self.places.iter().for_each(|place| place.set((0, 0, 0)));
+        self.peeked.set((0, 0));
+        self.epoch.set(epoch);
+    }
+
+    #[inline]
+    fn who(&self) -> u64 {
+        let epoch = EPOCH.load(Ordering::Relaxed);
+        if self.epoch.get() != epoch {
+            self.renew(epoch);
+        }
+        self.who.get()
+    }
+}
+
 /// The calling process and thread.
 #[inline]
 pub(crate) fn who() -> u64 {
-    ME.with(|me| {
-        let epoch = EPOCH.load(Ordering::Relaxed);
-        if me.epoch.get() != epoch {
-            // SAFETY: gettid(2) takes nothing and touches no memory.
-            let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-            me.who.set(u64::from(std::process::id()) << 32 | u64::from(tid));
-            me.places.iter().for_each(|place| place.set((0, 0, 0)));
-            me.peeked.set((0, 0));
-            me.epoch.set(epoch);
-        }
-        me.who.get()
-    })
+    ME.with(Me::who)
 }
 
 /// The calling thread's place in `sock`, if it has one and remembers it.
 #[inline]
 pub(crate) fn known<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
-    let who = who();
     let index = sock.index();
-    let (at, generation, member) = ME.with(|me| me.places[index as usize % REMEMBERED].get());
+    // One look at the thread's own memory: in a library each costs a call.
+    let (who, (at, generation, member)) =
+        ME.with(|me| (me.who(), me.places[index as usize % REMEMBERED].get()));
     if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
         return None;
     }

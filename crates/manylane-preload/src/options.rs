@@ -32,6 +32,12 @@ pub(crate) fn setsockopt(
         // Before the option is in force: what it changes must not meet lanes.
         lanes::fall_back(sock, fd, reason);
     }
+    // Off is what it is for the program already: the group stays.
+    let group =
+        sock.shared().is_some_and(|shared| shared.lanes.load(Ordering::Acquire) > 1 && is_managed(shared));
+    if group && (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) {
+        return 0;
+    }
     let done = call::setsockopt(fd, level, name, value, len);
     if done == 0 && mirror::is_mirrored(level, name) {
         let errno = real::errno();
@@ -95,18 +101,14 @@ pub(crate) fn getsockopt(
     if done != 0 || level != libc::SOL_SOCKET {
         return done;
     }
-    let Some((sock, shared)) = table::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
-        return done;
-    };
+    let Some(shared) = table::sock(fd).and_then(Sock::shared) else { return done };
     // SAFETY: the kernel has just written the length.
     let room = unsafe { *len } as usize;
     match name {
-        libc::SO_REUSEPORT if room >= size_of::<c_int>() => {
-            let reason = sock.spoilt.load(Ordering::Relaxed);
-            if reason != Reason::Reuseport as u32 + 1 {
-                // SAFETY: the kernel has just written as many bytes here.
-                unsafe { value.cast::<c_int>().write_unaligned(0) };
-            }
+        // Set by the program, it would have made the socket plain: what the kernel says is ours.
+        libc::SO_REUSEPORT if room >= size_of::<c_int>() && is_managed(shared) => {
+            // SAFETY: the kernel has just written as many bytes here.
+            unsafe { value.cast::<c_int>().write_unaligned(0) };
         }
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
             if room >= size_of::<timeval>() && shared.bounded.load(Ordering::Acquire) != 0 =>

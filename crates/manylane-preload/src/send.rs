@@ -7,6 +7,7 @@ use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, sock
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
+use crate::receive::is_managed;
 use crate::sock::{LANED, Member};
 use crate::{lanes, me, report, table};
 
@@ -86,6 +87,9 @@ fn place(fd: c_int) -> Place {
     let own = Place { fd, more: 0, member: None };
     let Some(sock) = table::sock(fd) else { return own };
     let Some(shared) = sock.shared() else { return own };
+    if !is_managed(shared) {
+        return own;
+    }
     // A thread that only sends has no lane, and needs none.
     let Some(member) = me::known(sock, shared) else { return own };
     let lane = member.lane.load(Ordering::Acquire);

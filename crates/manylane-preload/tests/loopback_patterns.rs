@@ -58,6 +58,13 @@ fn loopback_forked_children_get_lanes() {
 }
 
 #[test]
+fn loopback_a_child_that_is_killed_takes_nothing_with_it() {
+    let with = both("kill", 4);
+    assert_eq!((with.reasons(), with.lanes()), (vec![], 4));
+    assert_eq!(with.received(), DATAGRAMS + 3);
+}
+
+#[test]
 fn loopback_receivers_of_many_messages_get_lanes() {
     // One that got two words "stop" sends one back, so that there may be more datagrams than were sent at first.
     let with = both("messages", 4);

@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +43,7 @@ static struct state *state;
 static int server, shared_epoll = -1;
 static unsigned receivers, datagrams;
 static const char *pattern;
+static pid_t children[64];
 static struct sockaddr_in address;
 
 static void die(const char *what)
@@ -257,6 +259,13 @@ static void client(void)
 			if (connect(server, (void *)&peer, sizeof(peer)))
 				die("connect");
 		}
+		if (!strcmp(pattern, "kill") && i == datagrams / 2) {
+			/* When all has been received, one child less makes no difference. */
+			while (state->received < i)
+				usleep(100);
+			kill(children[--receivers], SIGKILL);
+			waitpid(children[receivers], NULL, 0);
+		}
 		send_to(ports[!strcmp(pattern, "connect") && i >= datagrams / 2 ? 0 : i % FLOWS], i);
 	}
 	for (waited = 0; state->received < datagrams && waited < 50000; waited++)
@@ -281,7 +290,7 @@ int main(int argc, char **argv)
 	if (datagrams > MOST || receivers > 64)
 		return 2;
 	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	forked = !strcmp(pattern, "fork");
+	forked = !strcmp(pattern, "fork") || !strcmp(pattern, "kill");
 	nonblock = strcmp(pattern, "block") && strcmp(pattern, "leave") && strcmp(pattern, "messages") &&
 		   strcmp(pattern, "connect") && !forked;
 
@@ -301,7 +310,8 @@ int main(int argc, char **argv)
 	}
 	if (forked) {
 		for (i = 0; i < receivers; i++) {
-			if (fork() == 0) {
+			children[i] = fork();
+			if (children[i] == 0) {
 				receiver(NULL);
 				_exit(0);
 			}
