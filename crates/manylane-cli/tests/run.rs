@@ -156,6 +156,32 @@ fn standard_streams_and_the_environment_are_the_program_s() {
     assert!(stdout(&output).starts_with("sh -c "), "{}", stdout(&output));
 }
 
+#[test]
+fn the_library_is_found_wherever_both_are_installed() {
+    let folder = folder("run-installed");
+    let place = |path: &str| {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    };
+    let output = run(&["--", "sh", "-c", "echo $LD_PRELOAD"]);
+    let built = stdout(&output).trim_end().rsplit(':').next().unwrap().to_owned();
+    let (program, library) = (place("bin/manylane"), place("lib/manylane/libmanylane_preload.so"));
+    fs::hard_link(PROGRAM, &program).unwrap();
+    fs::copy(built, &library).unwrap();
+    let link = place("elsewhere/manylane");
+    std::os::unix::fs::symlink(&program, &link).unwrap();
+    for start in [&program, &link] {
+        let output =
+            Command::new(start).args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
+        assert_eq!(stdout(&output).trim_end(), fs::canonicalize(&library).unwrap().to_str().unwrap());
+    }
+    fs::remove_file(library).unwrap();
+    let output = Command::new(&link).args(["run", "--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("make install"), "{}", stderr(&output));
+}
+
 /// Says the name of each signal that it gets, and ends by TERM with 5.
 const LISTENER: &str = r#"
 for name in HUP INT QUIT USR1 USR2 ALRM WINCH CONT TSTP TTIN TTOU; do trap "echo $name" $name; done

@@ -99,8 +99,9 @@ pub(crate) fn library() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// Where a library may be, seen from our own program: installed, or as cargo leaves it.
-const PLACES: [&str; 4] = ["../lib/manylane", "../lib64/manylane", ".", "deps"];
+/// Where a library may be, seen from our own program: installed, or as cargo leaves it. What it builds for tests is in
+/// the folder for dependencies alone, and newer than what may be beside the program.
+const PLACES: [&str; 4] = ["../lib/manylane", "../lib64/manylane", "deps", "."];
 
 fn beside(exe: &Path) -> Result<PathBuf> {
     // Links to the program are followed: the library is beside the program, not beside the link.
