@@ -322,6 +322,60 @@ fn the_report_is_a_document() {
     assert!(report.is_absolute() && !report.exists() && !report.parent().unwrap().exists(), "{report:?}");
 }
 
+/// Runs a program that waits until it is told to end, and has it end when standard error has a line with `wanted`.
+fn until_it_says(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(PROGRAM);
+    command.arg("run").args(options).args(["--", "sh", "-c", "read line"]).envs(variables.iter().copied());
+    let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let input = child.stdin.take();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut said: Vec<String> = Vec::new();
+    while !said.last().is_some_and(|line| line.contains(wanted)) {
+        said.push(lines.next().unwrap_or_else(|| panic!("it never says {wanted}: {said:?}")));
+    }
+    drop(input);
+    said.extend(lines);
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    said.join("\n")
+}
+
+#[test]
+fn what_happens_is_told_while_it_runs() {
+    let said = until_it_says("no lanes, 0/s received, 0/s sent", &["--stats=0.02"], &[]);
+    assert!(said.ends_with("no UDP socket was received on"), "{said}");
+}
+
+#[test]
+fn a_library_that_was_not_loaded_is_told() {
+    // The dynamic linker goes on without what is no library.
+    let variables = [("MANYLANE_PRELOAD", "/etc/hostname")];
+    let said = until_it_says("runs without lanes: the library was not loaded", &[], &variables);
+    assert!(said.ends_with("the library was not loaded into any process: no lanes"), "{said}");
+}
+
+#[test]
+fn programs_that_have_dropped_their_privileges_still_report() {
+    const TEST: &str = "programs_that_have_dropped_their_privileges_still_report";
+    if !skip::need_root(TEST) {
+        return;
+    }
+    // Where everybody can read it, unlike what cargo builds.
+    let folder = std::env::temp_dir().join(format!("manylane-dropped-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let built = stdout(&run(&["--", "sh", "-c", "echo $LD_PRELOAD"]));
+    let library = folder.join("library.so");
+    fs::copy(built.trim_end().rsplit(':').next().unwrap(), &library).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["run", "--quiet", "--json", "-", "--", "setpriv", "--reuid", "65534", "--regid", "65534"]);
+    command.args(["--clear-groups", "sh", "-c", "exec sh -c 'exit 3'"]).env("MANYLANE_PRELOAD", &library);
+    let output = command.output().unwrap();
+    fs::remove_dir_all(folder).unwrap();
+    assert_eq!((output.status.code(), stderr(&output)), (Some(3), String::new()));
+    let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(document["processes"], 3, "{document}");
+}
+
 /// Compiles a C program with more arguments for the compiler.
 fn compile(folder: &Path, name: &str, source: &str, more: &[&str]) -> PathBuf {
     let (code, program) = (folder.join(format!("{name}.c")), folder.join(name));
