@@ -35,23 +35,27 @@ enum mls_state {
 
 /* Why a socket stays, or became again, a plain one. */
 enum mls_reason_id {
-	MLS_CONNECT = 0,      /* connect() */
-	MLS_REUSEPORT = 1,    /* the program shares the port by itself */
-	MLS_OPTION = 2,	      /* an option that a lane cannot mirror */
-	MLS_MULTICAST = 3,    /* a membership: every lane would get a copy */
-	MLS_ERROR_QUEUE = 4,  /* IP_RECVERR: an error goes to one lane only */
-	MLS_PASSED = 5,	      /* SCM_RIGHTS: somebody else receives, too */
-	MLS_EXEC = 6,	      /* the descriptor stays open across exec */
-	MLS_PATTERN = 7,      /* receivers that do not wait, or waiters that do not receive */
-	MLS_SHARED_EPOLL = 8, /* several threads or processes wait on one epoll instance */
+	MLS_CONNECT = 0,     /* connect() */
+	MLS_REUSEPORT = 1,   /* the program shares the port by itself */
+	MLS_OPTION = 2,	     /* an option that a lane cannot mirror */
+	MLS_MULTICAST = 3,   /* a membership: every lane would get a copy */
+	MLS_ERROR_QUEUE = 4, /* IP_RECVERR: an error goes to one lane only */
+	MLS_PASSED = 5,	     /* SCM_RIGHTS: somebody else receives, too */
+	MLS_EXEC = 6,	     /* the descriptor stays open across exec */
+	MLS_PATTERN =
+		7, /* receivers that do not wait, or waiters that do not receive */
+	MLS_SHARED_EPOLL =
+		8, /* several threads or processes wait on one epoll instance */
 	MLS_NESTED_EPOLL = 9, /* an epoll instance in another one */
-	MLS_EVENTS = 10,      /* EPOLLONESHOT, or a poll of too many descriptors */
-	MLS_SIGNALS = 11,     /* handlers with and without SA_RESTART: a bounded wait cannot tell them apart */
-	MLS_NO_SOCKET = 12,   /* a lane's socket cannot be opened or bound: descriptors, privileges */
-	MLS_FULL = 13,	      /* a table of the library is full */
-	MLS_ADDRESS = 14,     /* bound to a multicast or broadcast address */
-	MLS_IOCTL = 15,	      /* an ioctl or fcntl that a lane cannot mirror */
-	MLS_SHUTDOWN = 16,    /* shutdown() */
+	MLS_EVENTS = 10, /* EPOLLONESHOT, or a poll of too many descriptors */
+	MLS_SIGNALS =
+		11, /* handlers with and without SA_RESTART: a bounded wait cannot tell them apart */
+	MLS_NO_SOCKET =
+		12, /* a lane's socket cannot be opened or bound: descriptors, privileges */
+	MLS_FULL = 13,	   /* a table of the library is full */
+	MLS_ADDRESS = 14,  /* bound to a multicast or broadcast address */
+	MLS_IOCTL = 15,	   /* an ioctl or fcntl that a lane cannot mirror */
+	MLS_SHUTDOWN = 16, /* shutdown() */
 	MLS_REASONS_USED = 17,
 };
 
@@ -69,9 +73,9 @@ struct mls_header {
 	__u32 receivers; /* MLS_RECEIVERS */
 	__u32 reasons;	 /* MLS_REASONS */
 	__u32 processes; /* that loaded the library or were forked by one that had; added to by each */
-	__u32 last_pid;	 /* of those */
-	__u32 full;	 /* receivers that found no slot */
-	__u32 sockets;	 /* UDP sockets bound to a port that is taken */
+	__u32 last_pid; /* of those */
+	__u32 full;	/* receivers that found no slot */
+	__u32 sockets;	/* UDP sockets bound to a port that is taken */
 	__u64 pad[4];
 };
 

@@ -4,11 +4,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
     SYS_bind, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl,
-    SYS_epoll_pwait, SYS_fcntl, SYS_getsockopt, SYS_ioctl, SYS_ppoll, SYS_read, SYS_readv, SYS_recvfrom,
-    SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setsockopt, SYS_shutdown,
-    SYS_socket, SYS_write, SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec,
-    mmsghdr, msghdr, nfds_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec, timeval, uid_t,
+    SYS_fcntl, SYS_getsockopt, SYS_ioctl, SYS_ppoll, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg,
+    SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setsockopt, SYS_shutdown, SYS_socket, SYS_write,
+    SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
+    pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, uid_t,
 };
 
 use crate::{descriptors, epoll, options, process, receive, select, send, signals, wait};
@@ -130,16 +129,4 @@ pub(crate) fn ppoll_raw(fds: &mut [pollfd], timeout: Option<timespec>, mask: *co
     let size = 8_usize;
     // SAFETY: the slice and the timeout live through the call; the mask is null or the program's.
     unsafe { libc::syscall(SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, mask, size) as c_int }
-}
-
-/// `epoll_pwait(2)` itself.
-pub(crate) fn epoll_raw(
-    epfd: c_int,
-    events: *mut epoll_event,
-    count: c_int,
-    timeout: c_int,
-    mask: *const sigset_t,
-) -> c_int {
-    // SAFETY: the events are the program's own array of `count`, as for epoll_wait(2); the mask is null or its own.
-    unsafe { libc::syscall(SYS_epoll_pwait, epfd, events, count, timeout, mask, 8_usize) as c_int }
 }

@@ -14,7 +14,7 @@ use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, E
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use manylane_sys::shim::Reason;
 
-use crate::calls::{self, call};
+use crate::calls::call;
 use crate::lock::{Guard, lock};
 use crate::memory::{self, Atomics};
 use crate::sock::Sock;
@@ -320,7 +320,7 @@ fn sliced(
         let slice = if due { Duration::ZERO } else { until.slice() };
         let answer = if any {
             let ms = c_int::try_from(slice.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
-            calls::epoll_raw(epfd, events, count, ms, mask)
+            call::epoll_pwait(epfd, events, count, ms, mask)
         } else {
             native()
         };

@@ -39,6 +39,9 @@ const TRIES: u32 = 4000;
 /// Lanes that a socket gets at least when they have to be made in advance.
 const IN_ADVANCE: usize = 4;
 
+/// Sockets that this is done for: a program with more is no server that forks its receivers.
+const SOCKETS_IN_ADVANCE: usize = 64;
+
 /// The address of `fd`.
 pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
     open::bound(fd)?.addr()
@@ -107,11 +110,11 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     if ready < 2 {
         return (tried > TRIES).then_some(Reason::Pattern);
     }
-    open_up_to(sock, shared, fd, ready.min(limit));
+    let full = !open_up_to(sock, shared, fd, ready.min(limit)) || ready >= limit;
     if shared.lanes.load(Ordering::Relaxed) < 2 {
         return Some(Reason::NoSocket);
     }
-    assign(sock, shared, fd);
+    assign(shared, fd, full);
     // What is queued in the program's own socket is older than what any lane gets: it goes first.
     shared.first.store(1, Ordering::Release);
     shared.mode.store(LANED, Ordering::Release);
@@ -119,10 +122,10 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
 }
 
 /// Opens sockets until there are `wanted` with the program's own, or until one cannot be opened. None after a fork: the
-/// other process would not have them.
-fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) {
+/// other process would not have them. Whether there are as many now.
+fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
     if shared.forked.load(Ordering::Relaxed) != 0 {
-        return;
+        return shared.lanes.load(Ordering::Relaxed) as usize >= wanted;
     }
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
     for lane in have..wanted.min(MAX_LANES) {
@@ -138,6 +141,7 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) {
         shared.retired.store(all, Ordering::Release);
         shared.lanes.store(1, Ordering::Release);
     }
+    shared.lanes.load(Ordering::Relaxed) as usize >= wanted
 }
 
 /// A bit for each socket of the group.
@@ -159,7 +163,7 @@ fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
 }
 
 /// Gives a lane to each member that comes back and has none, as far as there are any; then steers to those.
-fn assign(_sock: &Sock, shared: &Shared, fd: c_int) {
+fn assign(shared: &Shared, fd: c_int, full: bool) {
     let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
     let mut steered = 0;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
@@ -169,10 +173,12 @@ fn assign(_sock: &Sock, shared: &Shared, fd: c_int) {
         {
             continue;
         }
-        let Some(lane) = (0..lanes).find(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0) else {
-            break;
-        };
-        shared.owner[lane].store(at as u32 + 1, Ordering::Release);
+        let free = (0..lanes).find(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0);
+        // One that proved itself a moment ago gets its own the next time; shared is what cannot be more.
+        let Some(lane) = free.or_else(|| full.then(|| least_shared(shared, lanes))) else { break };
+        if free.is_some() {
+            shared.owner[lane].store(at as u32 + 1, Ordering::Release);
+        }
         member.lane.store(lane as c_int, Ordering::Release);
         report::lane(member, lane as c_int);
     }
@@ -186,16 +192,39 @@ fn assign(_sock: &Sock, shared: &Shared, fd: c_int) {
     }
 }
 
+/// More threads than lanes: some share one, as all would share the program's own socket. The kernel wakes one of them for
+/// each datagram.
+fn least_shared(shared: &Shared, lanes: usize) -> usize {
+    let members = |lane: usize| {
+        let has = |member: &&Member| member.lane.load(Ordering::Relaxed) == lane as c_int;
+        shared.members.iter().filter(|member| member.who.load(Ordering::Relaxed) != 0).filter(has).count()
+    };
+    (0..lanes).min_by_key(|lane| members(*lane)).unwrap_or(0)
+}
+
+/// A lane has lost its owner: another member that shares it takes over. Whether there was one.
+fn inherit(shared: &Shared, lane: usize) -> bool {
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let heir = shared.members.iter().take(joined).position(|member| {
+        member.who.load(Ordering::Relaxed) != 0 && member.lane.load(Ordering::Relaxed) == lane as c_int
+    });
+    shared.owner[lane].store(heir.map_or(0, |at| at as u32 + 1), Ordering::Release);
+    heir.is_some()
+}
+
 /// Mode LANED: lanes for those who came later.
 fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
-    let free = (0..shared.lanes.load(Ordering::Relaxed) as usize)
-        .any(|lane| shared.owner[lane].load(Ordering::Relaxed) == 0);
-    if !free {
-        let wanted = shared.lanes.load(Ordering::Relaxed) as usize + 1;
-        open_up_to(sock, shared, fd, wanted.min(limit));
-    }
-    assign(sock, shared, fd);
+    let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let without = shared.members.iter().take(joined).filter(|member| {
+        member.who.load(Ordering::Acquire) != 0
+            && member.lane.load(Ordering::Relaxed) < 0
+            && member.receives.load(Ordering::Relaxed) >= COMES_BACK
+    });
+    let wanted = owned + without.count();
+    let full = !open_up_to(sock, shared, fd, wanted.min(limit)) || wanted > limit;
+    assign(shared, fd, full);
 }
 
 /// Whether a thread can be seen to exist no more: its process is gone.
@@ -210,9 +239,9 @@ fn leave(shared: &Shared, fd: c_int, at: usize, _guard: &Guard<'_>) {
     let member = &shared.members[at];
     let lane = member.lane.swap(-1, Ordering::AcqRel);
     if let Ok(lane) = usize::try_from(lane) {
-        shared.owner[lane].store(0, Ordering::Release);
+        let owned = shared.owner[lane].load(Ordering::Relaxed) as usize == at + 1;
         let steered = shared.steered.load(Ordering::Relaxed) & !(1 << lane);
-        if shared.mode() == LANED {
+        if owned && !inherit(shared, lane) && shared.mode() == LANED {
             steer_to(shared, fd, steered);
             shared.first.fetch_or(1 << lane, Ordering::AcqRel);
         }
@@ -253,7 +282,9 @@ pub(crate) fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
     member.receives.store(0, Ordering::Relaxed);
     member.lane.store(-1, Ordering::Release);
     report::lane(member, -1);
-    shared.owner[lane].store(0, Ordering::Release);
+    if inherit(shared, lane) {
+        return;
+    }
     steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
     shared.first.fetch_or(1 << lane, Ordering::AcqRel);
 }
@@ -351,12 +382,10 @@ pub(crate) fn open_in_advance() {
     let errno = real::errno();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let limit = start::settings().map_or(1, |settings| settings.lanes);
-    for sock in Sock::in_use() {
-        let Some(shared) = sock.shared() else { continue };
-        if !matches!(shared.mode(), SINGLE | LEARN | LANED) {
-            continue;
-        }
-        let Some(fd) = any_fd(sock) else { continue };
+    let may_have =
+        |sock: &&Sock| sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED));
+    for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
+        let (Some(shared), Some(fd)) = (sock.shared(), any_fd(sock)) else { continue };
         if let Some(_guard) = lock(&shared.lock, true) {
             open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
         }

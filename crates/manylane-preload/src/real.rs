@@ -103,9 +103,10 @@ macro_rules! interpose {
                         }
                     }
                     // SAFETY: the address is that of the C library's function of this name, whose prototype is the
-                    // one in the list; the arguments are the caller's.
+                    // one in the list; the arguments are the caller's. A thread that is cancelled in it unwinds through
+                    // here: no frame on the way has anything to drop.
                     unsafe {
-                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> $ret>(at)($($arg),*)
+                        std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(at)($($arg),*)
                     }
                 }
             )*
@@ -116,7 +117,7 @@ macro_rules! interpose {
             use super::*;
             $(
                 #[cfg_attr(not(test), unsafe(no_mangle))]
-                pub(super) extern "C" fn $name($($arg: $ty),*) -> $ret {
+                pub(super) extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
                     if !$crate::start::is_ready() {
                         return call::$name($($arg),*);
                     }

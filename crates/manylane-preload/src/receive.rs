@@ -178,10 +178,16 @@ fn receive(
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
         let mode = shared.mode();
-        if (mode == LEARN || (mode == LANED && member.lane.load(Ordering::Relaxed) < 0))
-            && receives + 1 >= lanes::COMES_BACK
-        {
+        let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
+        if (mode == LEARN || without) && receives + 1 >= lanes::COMES_BACK {
             lanes::consider(sock, shared, fd);
+        }
+    }
+    // Woken like others for one datagram that another one got: it came to receive all the same.
+    if answer < 0 && shared.mode() == LEARN && real::errno() == EAGAIN {
+        let receives = member.receives.load(Ordering::Relaxed);
+        if receives < lanes::COMES_BACK {
+            member.receives.store(receives + 1, Ordering::Relaxed);
         }
     }
     answer
@@ -363,7 +369,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         }
         let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, lanes::lanes_mask(self.shared));
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
-        let ready = calls::ppoll_raw(&mut fds[..count], Some(slice), std::ptr::null());
+        let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null());
         lanes::beat(self.member);
         if ready < 0 {
             return (!self.waits_on(until)).then_some((-1, false));

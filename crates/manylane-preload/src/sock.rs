@@ -57,7 +57,7 @@ pub(crate) struct Member {
     pub(crate) state: AtomicU32,
     /// Changes with each receive and each return from a wait: a member whose beat stands still is away, or dead.
     pub(crate) beat: AtomicU32,
-    /// Receives that brought something, up to where it matters.
+    /// Receives that brought something, or came too late after a wait; up to where it matters.
     pub(crate) receives: AtomicU32,
     /// Its lane, -1 if none.
     pub(crate) lane: AtomicI32,

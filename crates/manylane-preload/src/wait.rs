@@ -248,7 +248,8 @@ pub(crate) fn sliced(
         let answer = match (any, found) {
             (false, _) => native(fds),
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
-            (true, false) => calls::ppoll_raw(copy, Some(timespec_of(slice)), mask),
+            // The C library's own: a thread can be cancelled in it.
+            (true, false) => call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(slice), mask),
         };
         for at in fds.iter() {
             if let Some(sock) = table::sock(at.fd)

@@ -65,6 +65,17 @@ fn loopback_a_child_that_is_killed_takes_nothing_with_it() {
 }
 
 #[test]
+fn loopback_more_threads_than_lanes_share_them() {
+    for pattern in ["block", "level", "leave", "fork"] {
+        let program = build("receivers");
+        let args = [pattern, "12", &DATAGRAMS.to_string()];
+        let with = laned(&program, &args, &[("MANYLANE_LANES", "3")]);
+        assert_eq!(with.output, format!("once {DATAGRAMS} never 0 often 0 wrong 0\n"), "{pattern}");
+        assert_eq!((with.reasons(), with.lanes()), (vec![], 3), "{pattern}");
+    }
+}
+
+#[test]
 fn loopback_receivers_of_many_messages_get_lanes() {
     // One that got two words "stop" sends one back, so that there may be more datagrams than were sent at first.
     let with = both("messages", 4);
@@ -80,6 +91,12 @@ fn loopback_one_shot_events_make_a_socket_plain() {
 #[test]
 fn loopback_threads_that_share_an_epoll_instance_share_the_socket() {
     stays_plain("one-epoll", Reason::SharedEpoll);
+}
+
+#[test]
+fn loopback_a_thread_that_waits_for_others_to_receive_gets_no_lanes_for_them() {
+    let with = both("hand", 4);
+    assert_eq!(with.lanes(), 0);
 }
 
 #[test]

@@ -38,6 +38,11 @@ fn loopback_a_program_started_before_there_are_lanes_takes_none_away() {
 }
 
 #[test]
+fn loopback_threads_that_wait_on_a_lane_can_be_cancelled() {
+    assert_eq!(turn(&["cancel"]), (vec![], 3));
+}
+
+#[test]
 fn loopback_broadcasts_come_once() {
     assert_eq!(turn(&["broadcast"]), (vec![], 3));
 }

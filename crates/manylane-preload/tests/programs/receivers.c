@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -44,6 +45,8 @@ static int server, shared_epoll = -1;
 static unsigned receivers, datagrams;
 static const char *pattern;
 static pid_t children[64];
+static sem_t work, done;
+static _Atomic int finished;
 static struct sockaddr_in address;
 
 static void die(const char *what)
@@ -82,7 +85,8 @@ static int drain(int fd, int once)
 	for (;;) {
 		struct sockaddr_in from;
 		socklen_t fromlen = sizeof(from);
-		ssize_t len = recvfrom(fd, data, sizeof(data), 0, (void *)&from, &fromlen);
+		ssize_t len = recvfrom(fd, data, sizeof(data), 0, (void *)&from,
+				       &fromlen);
 
 		if (len < 0) {
 			if (errno == EAGAIN)
@@ -142,7 +146,8 @@ static void by_messages(void)
 			/* A "stop" too many goes back to whoever is left. */
 			if (stop++) {
 				state->stopped--;
-				sendto(server, data[i], 8, 0, (void *)&address, sizeof(address));
+				sendto(server, data[i], 8, 0, (void *)&address,
+				       sizeof(address));
 			}
 		}
 	}
@@ -150,9 +155,11 @@ static void by_messages(void)
 
 static void by_epoll(unsigned flags)
 {
-	int epoll = shared_epoll >= 0 ? shared_epoll : epoll_create1(EPOLL_CLOEXEC);
+	int epoll =
+		shared_epoll >= 0 ? shared_epoll : epoll_create1(EPOLL_CLOEXEC);
 	int fd = shared_epoll >= 0 ? server : dup(server);
-	struct epoll_event event = { .events = EPOLLIN | flags, .data.u64 = 0x1122334455667788 };
+	struct epoll_event event = { .events = EPOLLIN | flags,
+				     .data.u64 = 0x1122334455667788 };
 
 	if (shared_epoll < 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
 		die("epoll_ctl");
@@ -162,11 +169,13 @@ static void by_epoll(unsigned flags)
 
 		if (count < 0 && errno == EINTR)
 			continue;
-		if (count != 1 || got[0].data.u64 != 0x1122334455667788 || !(got[0].events & EPOLLIN))
+		if (count != 1 || got[0].data.u64 != 0x1122334455667788 ||
+		    !(got[0].events & EPOLLIN))
 			state->wrong++;
 		if (drain(fd, 0))
 			break;
-		if ((flags & EPOLLONESHOT) && epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event))
+		if ((flags & EPOLLONESHOT) &&
+		    epoll_ctl(epoll, EPOLL_CTL_MOD, fd, &event))
 			die("epoll_ctl MOD");
 	}
 	if (shared_epoll < 0) {
@@ -184,7 +193,8 @@ static void by_poll(void)
 
 	do {
 		at.revents = 0;
-		if (poll(&at, 1, -1) != 1 || !(at.revents & POLLIN) || at.fd != server)
+		if (poll(&at, 1, -1) != 1 || !(at.revents & POLLIN) ||
+		    at.fd != server)
 			state->wrong++;
 	} while (!drain(server, 0));
 }
@@ -196,9 +206,39 @@ static void by_select(void)
 	do {
 		FD_ZERO(&set);
 		FD_SET(server, &set);
-		if (select(server + 1, &set, NULL, NULL, NULL) != 1 || !FD_ISSET(server, &set))
+		if (select(server + 1, &set, NULL, NULL, NULL) != 1 ||
+		    !FD_ISSET(server, &set))
 			state->wrong++;
 	} while (!drain(server, 0));
+}
+
+/* One thread waits, and hands what there is to whoever of the others is free. */
+static void by_hand(unsigned nth)
+{
+	struct pollfd at = { .fd = server, .events = POLLIN };
+	unsigned words = receivers;
+
+	if (nth == 0) {
+		while (state->stopped < receivers) {
+			if (poll(&at, 1, -1) != 1)
+				state->wrong++;
+			sem_post(&work);
+			sem_wait(&done);
+		}
+		finished = 1;
+		for (nth = 1; nth < receivers; nth++)
+			sem_post(&work);
+		return;
+	}
+	for (;;) {
+		sem_wait(&work);
+		if (finished)
+			return;
+		while (words-- && drain(server, 0))
+			;
+		words = receivers;
+		sem_post(&done);
+	}
 }
 
 static void *receiver(void *arg)
@@ -223,6 +263,8 @@ static void *receiver(void *arg)
 		by_poll();
 	else if (!strcmp(pattern, "select"))
 		by_select();
+	else if (!strcmp(pattern, "hand"))
+		by_hand(nth);
 	else
 		blocking();
 	return NULL;
@@ -233,7 +275,8 @@ static void send_to(int from, unsigned number)
 	unsigned char data[8] = { 0 };
 
 	memcpy(data, &number, 4);
-	if (sendto(from, data, sizeof(data), 0, (void *)&address, sizeof(address)) != 8)
+	if (sendto(from, data, sizeof(data), 0, (void *)&address,
+		   sizeof(address)) != 8)
 		die("sendto");
 }
 
@@ -266,12 +309,18 @@ static void client(void)
 			kill(children[--receivers], SIGKILL);
 			waitpid(children[receivers], NULL, 0);
 		}
-		send_to(ports[!strcmp(pattern, "connect") && i >= datagrams / 2 ? 0 : i % FLOWS], i);
+		send_to(ports[!strcmp(pattern, "connect") &&
+					      i >= datagrams / 2 ?
+				      0 :
+				      i % FLOWS],
+			i);
 	}
-	for (waited = 0; state->received < datagrams && waited < 50000; waited++)
+	for (waited = 0; state->received < datagrams && waited < 50000;
+	     waited++)
 		usleep(100);
 	for (i = 0; i < receivers; i++)
-		send_to(ports[!strcmp(pattern, "connect") ? 0 : i % FLOWS], STOP);
+		send_to(ports[!strcmp(pattern, "connect") ? 0 : i % FLOWS],
+			STOP);
 	for (i = 0; i < FLOWS; i++)
 		close(ports[i]);
 }
@@ -289,20 +338,27 @@ int main(int argc, char **argv)
 	datagrams = atoi(argv[3]);
 	if (datagrams > MOST || receivers > 64)
 		return 2;
-	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	sem_init(&work, 0, 0);
+	sem_init(&done, 0, 0);
+	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE,
+		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	forked = !strcmp(pattern, "fork") || !strcmp(pattern, "kill");
-	nonblock = strcmp(pattern, "block") && strcmp(pattern, "leave") && strcmp(pattern, "messages") &&
-		   strcmp(pattern, "connect") && !forked;
+	nonblock = strcmp(pattern, "block") && strcmp(pattern, "leave") &&
+		   strcmp(pattern, "messages") && strcmp(pattern, "connect") &&
+		   !forked;
 
-	server = socket(AF_INET, SOCK_DGRAM | (nonblock ? SOCK_NONBLOCK : 0), 0);
+	server =
+		socket(AF_INET, SOCK_DGRAM | (nonblock ? SOCK_NONBLOCK : 0), 0);
 	address.sin_family = AF_INET;
 	/* A wildcard for some, one address for others. */
 	address.sin_addr.s_addr = htonl(forked ? INADDR_ANY : INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) || getsockname(server, (void *)&address, &len))
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
 		die("bind");
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	if (!strcmp(pattern, "one-epoll")) {
-		struct epoll_event event = { .events = EPOLLIN, .data.u64 = 0x1122334455667788 };
+		struct epoll_event event = { .events = EPOLLIN,
+					     .data.u64 = 0x1122334455667788 };
 
 		shared_epoll = epoll_create1(0);
 		if (epoll_ctl(shared_epoll, EPOLL_CTL_ADD, server, &event))
@@ -323,7 +379,8 @@ int main(int argc, char **argv)
 		pthread_t threads[64];
 
 		for (i = 0; i < receivers; i++)
-			pthread_create(&threads[i], NULL, receiver, (void *)(unsigned long)i);
+			pthread_create(&threads[i], NULL, receiver,
+				       (void *)(unsigned long)i);
 		client();
 		/* Those that left by themselves take no "stop". */
 		for (i = 0; i < receivers; i++)
@@ -334,7 +391,8 @@ int main(int argc, char **argv)
 		never += state->seen[i] == 0;
 		often += state->seen[i] > 1;
 	}
-	printf("once %u never %u often %u wrong %u\n", once, never, often, state->wrong);
+	printf("once %u never %u often %u wrong %u\n", once, never, often,
+	       state->wrong);
 	close(server);
 	return 0;
 }

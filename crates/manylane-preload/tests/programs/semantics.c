@@ -36,8 +36,7 @@ static struct sockaddr_in address;
 static _Atomic unsigned received[WORKERS], parked, total;
 static sem_t leave;
 
-#define CHECK(cond)                                                                                \
-	printf("%s: %s\n", #cond, (cond) ? "yes" : "no")
+#define CHECK(cond) printf("%s: %s\n", #cond, (cond) ? "yes" : "no")
 
 static void *worker(void *arg)
 {
@@ -47,7 +46,8 @@ static void *worker(void *arg)
 	for (;;) {
 		struct sockaddr_in from;
 		socklen_t len = sizeof(from);
-		ssize_t got = recvfrom(server, data, sizeof(data), 0, (void *)&from, &len);
+		ssize_t got = recvfrom(server, data, sizeof(data), 0,
+				       (void *)&from, &len);
 
 		if (got < 0) {
 			perror("worker");
@@ -136,7 +136,8 @@ static void set(int level, int name, int value)
 static void waits(void)
 {
 	struct pollfd at = { .fd = server, .events = POLLIN | POLLOUT };
-	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 77 }, got = { 0 };
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 77 },
+			   got = { 0 };
 	struct timeval soon = { .tv_usec = 30000 };
 	int epoll = epoll_create1(0), i;
 	fd_set set;
@@ -154,31 +155,38 @@ static void waits(void)
 	CHECK(ms() - start >= 49);
 	FD_ZERO(&set);
 	FD_SET(server, &set);
-	CHECK(select(server + 1, &set, NULL, NULL, &soon) == 0 && !FD_ISSET(server, &set));
+	CHECK(select(server + 1, &set, NULL, NULL, &soon) == 0 &&
+	      !FD_ISSET(server, &set));
 	/* One at a time, whichever lane it meets. */
 	for (i = 0; i < FLOWS; i++) {
 		char data[8];
 
 		send(clients[i], "w", 1, 0);
-		if (poll(&at, 1, 0) != 1 || at.revents != POLLIN || at.fd != server)
+		if (poll(&at, 1, 0) != 1 || at.revents != POLLIN ||
+		    at.fd != server)
 			printf("flow %d: poll\n", i);
-		if (epoll_wait(epoll, &got, 1, 0) != 1 || got.data.u64 != 77 || got.events != EPOLLIN)
+		if (epoll_wait(epoll, &got, 1, 0) != 1 || got.data.u64 != 77 ||
+		    got.events != EPOLLIN)
 			printf("flow %d: epoll\n", i);
 		FD_ZERO(&set);
 		FD_SET(server, &set);
-		if (select(server + 1, &set, NULL, NULL, NULL) != 1 || !FD_ISSET(server, &set))
+		if (select(server + 1, &set, NULL, NULL, NULL) != 1 ||
+		    !FD_ISSET(server, &set))
 			printf("flow %d: select\n", i);
-		if (recv(server, data, sizeof(data), MSG_DONTWAIT) != 1 || data[0] != 'w')
+		if (recv(server, data, sizeof(data), MSG_DONTWAIT) != 1 ||
+		    data[0] != 'w')
 			printf("flow %d: recv\n", i);
 	}
 	CHECK(poll(&at, 1, 0) == 0);
-	CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event) == -1 && errno == EEXIST);
+	CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event) == -1 &&
+	      errno == EEXIST);
 	event.events = 0;
 	CHECK(epoll_ctl(epoll, EPOLL_CTL_MOD, server, &event) == 0);
 	burst('m', 1);
 	CHECK(epoll_wait(epoll, &got, 1, 30) == 0);
 	CHECK(epoll_ctl(epoll, EPOLL_CTL_DEL, server, NULL) == 0);
-	CHECK(epoll_ctl(epoll, EPOLL_CTL_DEL, server, NULL) == -1 && errno == ENOENT);
+	CHECK(epoll_ctl(epoll, EPOLL_CTL_DEL, server, NULL) == -1 &&
+	      errno == ENOENT);
 	CHECK(drain() == FLOWS);
 	close(epoll);
 }
@@ -201,7 +209,8 @@ static void peeks(void)
 		first = data[0];
 		/* A datagram that comes in between goes behind. */
 		send(clients[(i + 5) % FLOWS], "zz", 2, 0);
-		if (recv(server, data, sizeof(data), MSG_DONTWAIT) < 1 || data[0] != first)
+		if (recv(server, data, sizeof(data), MSG_DONTWAIT) < 1 ||
+		    data[0] != first)
 			printf("peek %d: another one\n", i);
 	}
 	CHECK(drain() == FLOWS);
@@ -226,15 +235,18 @@ static void timeouts(void)
 	char data[8];
 	long start;
 
-	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)) == 0);
-	CHECK(getsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &back, &len) == 0 && back.tv_sec == 0);
+	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time,
+			 sizeof(time)) == 0);
+	CHECK(getsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &back, &len) == 0 &&
+	      back.tv_sec == 0);
 	/* The kernel rounds to its own ticks. */
 	CHECK(back.tv_usec >= 70000 && back.tv_usec < 80000);
 	start = ms();
 	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EAGAIN);
 	CHECK(ms() - start >= 69);
 	time.tv_usec = 0;
-	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)) == 0);
+	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time,
+			 sizeof(time)) == 0);
 	/* An alarm interrupts, or does not. */
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &alarm, NULL);
@@ -270,21 +282,35 @@ static void controls(void)
 		char data[64], control[256];
 		struct iovec part = { data, sizeof(data) };
 		struct sockaddr_in from;
-		struct msghdr message = { .msg_name = &from, .msg_namelen = sizeof(from), .msg_iov = &part,
-					  .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+		struct msghdr message = { .msg_name = &from,
+					  .msg_namelen = sizeof(from),
+					  .msg_iov = &part,
+					  .msg_iovlen = 1,
+					  .msg_control = control,
+					  .msg_controllen = sizeof(control) };
 		struct cmsghdr *at;
 
-		if (recvmsg(server, &message, MSG_DONTWAIT) != 20 || message.msg_flags)
+		if (recvmsg(server, &message, MSG_DONTWAIT) != 20 ||
+		    message.msg_flags)
 			printf("message %d\n", i);
-		for (at = CMSG_FIRSTHDR(&message); at; at = CMSG_NXTHDR(&message, at)) {
-			seen[0] += at->cmsg_level == SOL_IP && at->cmsg_type == IP_PKTINFO;
-			seen[1] += at->cmsg_level == SOL_IP && at->cmsg_type == IP_TOS &&
+		for (at = CMSG_FIRSTHDR(&message); at;
+		     at = CMSG_NXTHDR(&message, at)) {
+			seen[0] += at->cmsg_level == SOL_IP &&
+				   at->cmsg_type == IP_PKTINFO;
+			seen[1] += at->cmsg_level == SOL_IP &&
+				   at->cmsg_type == IP_TOS &&
 				   *(unsigned char *)CMSG_DATA(at) == 0x10;
-			seen[2] += at->cmsg_level == SOL_IP && at->cmsg_type == IP_TTL;
-			seen[3] += at->cmsg_level == SOL_SOCKET && at->cmsg_type == SCM_TIMESTAMPNS;
+			seen[2] += at->cmsg_level == SOL_IP &&
+				   at->cmsg_type == IP_TTL;
+			seen[3] += at->cmsg_level == SOL_SOCKET &&
+				   at->cmsg_type == SCM_TIMESTAMPNS;
 		}
-		sendmsg(server, &(struct msghdr){ .msg_name = &from, .msg_namelen = sizeof(from), .msg_iov = &part,
-						  .msg_iovlen = 1 }, 0);
+		sendmsg(server,
+			&(struct msghdr){ .msg_name = &from,
+					  .msg_namelen = sizeof(from),
+					  .msg_iov = &part,
+					  .msg_iovlen = 1 },
+			0);
 	}
 	printf("controls %d %d %d %d\n", seen[0], seen[1], seen[2], seen[3]);
 	CHECK(option(SOL_IP, IP_TOS) == 0x20);
@@ -323,7 +349,8 @@ static void numbers(void)
 			close(other);
 	CHECK(drain() == FLOWS - 2);
 	close_range(100, ~0u, 0);
-	CHECK(recv(high, data, sizeof(data), MSG_DONTWAIT) == -1 && errno == EBADF);
+	CHECK(recv(high, data, sizeof(data), MSG_DONTWAIT) == -1 &&
+	      errno == EBADF);
 	close(copy);
 	burst('h', 3);
 	CHECK(drain() == FLOWS);
@@ -336,7 +363,8 @@ static void numbers(void)
 	CHECK(ioctl(server, FIONBIO, &one) == 0);
 	/* The port is taken, and looks as the program left it. */
 	other = socket(AF_INET, SOCK_DGRAM, 0);
-	CHECK(bind(other, (void *)&address, sizeof(address)) == -1 && errno == EADDRINUSE);
+	CHECK(bind(other, (void *)&address, sizeof(address)) == -1 &&
+	      errno == EADDRINUSE);
 	close(other);
 	CHECK(option(SOL_SOCKET, SO_REUSEPORT) == 0);
 }
@@ -356,15 +384,18 @@ int main(void)
 	address.sin_family = AF_INET;
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	CHECK(bind(server, (void *)&address, sizeof(address)) == 0);
-	CHECK(getsockname(server, (void *)&address, &len) == 0 && address.sin_port != 0);
+	CHECK(getsockname(server, (void *)&address, &len) == 0 &&
+	      address.sin_port != 0);
 	for (i = 0; i < FLOWS; i++) {
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 		connect(clients[i], (void *)&address, sizeof(address));
 	}
 	for (i = 0; i < WORKERS; i++)
-		pthread_create(&threads[i], NULL, worker, (void *)(unsigned long)i);
+		pthread_create(&threads[i], NULL, worker,
+			       (void *)(unsigned long)i);
 	/* Until each has come back, and the lanes, if there are any, have been for a while. */
-	for (i = 0; i < 200 || !received[0] || !received[1] || !received[2]; i++) {
+	for (i = 0; i < 200 || !received[0] || !received[1] || !received[2];
+	     i++) {
 		unsigned want = total + FLOWS;
 
 		burst('x', 10);

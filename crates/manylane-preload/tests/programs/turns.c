@@ -41,7 +41,9 @@ static void *worker(void *arg)
 		char data[64];
 		struct sockaddr_in from;
 		struct iovec part = { data, sizeof(data) };
-		struct msghdr message = { .msg_name = &from, .msg_namelen = sizeof(from), .msg_iov = &part,
+		struct msghdr message = { .msg_name = &from,
+					  .msg_namelen = sizeof(from),
+					  .msg_iov = &part,
 					  .msg_iovlen = 1 };
 
 		if (recvmsg(server, &message, 0) < 0) {
@@ -63,7 +65,8 @@ static void burst(void)
 	int i;
 
 	for (i = 0; i < FLOWS; i++)
-		if (sendto(clients[i], "x", 1, 0, (void *)&address, sizeof(address)) != 1)
+		if (sendto(clients[i], "x", 1, 0, (void *)&address,
+			   sizeof(address)) != 1)
 			perror("sendto");
 	while (total < want)
 		usleep(50);
@@ -83,7 +86,8 @@ static void broadcast(void)
 	all.sin_addr.s_addr = htonl(0x7fffffff);
 	setsockopt(clients[0], SOL_SOCKET, SO_BROADCAST, &one, sizeof(one));
 	for (i = 0; i < 5; i++)
-		if (sendto(clients[0], "x", 1, 0, (void *)&all, sizeof(all)) != 1)
+		if (sendto(clients[0], "x", 1, 0, (void *)&all, sizeof(all)) !=
+		    1)
 			perror("broadcast");
 	while (total < want)
 		usleep(50);
@@ -99,10 +103,13 @@ static void pass_on(void)
 	union {
 		char room[CMSG_SPACE(sizeof(int))];
 		struct cmsghdr header;
-	} control = { .header = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
+	} control = { .header = { .cmsg_len = CMSG_LEN(sizeof(int)),
+				  .cmsg_level = SOL_SOCKET,
 				  .cmsg_type = SCM_RIGHTS } };
 	struct iovec part = { &byte, 1 };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+	struct msghdr message = { .msg_iov = &part,
+				  .msg_iovlen = 1,
+				  .msg_control = &control,
 				  .msg_controllen = sizeof(control.room) };
 
 	memcpy(CMSG_DATA(&control.header), &server, sizeof(int));
@@ -130,7 +137,8 @@ static void turn(const char *what)
 {
 	struct sigaction action = { .sa_handler = handler };
 	struct ip_mreq group = { .imr_multiaddr.s_addr = htonl(0xef010203),
-				 .imr_interface.s_addr = htonl(INADDR_LOOPBACK) };
+				 .imr_interface.s_addr =
+					 htonl(INADDR_LOOPBACK) };
 	int one = 1, inner;
 	struct epoll_event event = { .events = EPOLLIN };
 
@@ -144,15 +152,22 @@ static void turn(const char *what)
 		sigaction(SIGUSR1, &action, NULL);
 		signal(SIGUSR2, handler);
 	} else if (!strcmp(what, "multicast")) {
-		printf("joined: %d\n", setsockopt(server, SOL_IP, IP_ADD_MEMBERSHIP, &group, sizeof(group)));
+		printf("joined: %d\n",
+		       setsockopt(server, SOL_IP, IP_ADD_MEMBERSHIP, &group,
+				  sizeof(group)));
 	} else if (!strcmp(what, "option")) {
-		printf("option: %d\n", setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof(one)));
+		printf("option: %d\n",
+		       setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one,
+				  sizeof(one)));
 	} else if (!strcmp(what, "reuseport")) {
-		printf("option: %d\n", setsockopt(server, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one)));
+		printf("option: %d\n",
+		       setsockopt(server, SOL_SOCKET, SO_REUSEPORT, &one,
+				  sizeof(one)));
 	} else if (!strcmp(what, "nested-epoll")) {
 		inner = epoll_create1(0);
 		epoll_ctl(inner, EPOLL_CTL_ADD, server, &event);
-		printf("nested: %d\n", epoll_ctl(epoll_create1(0), EPOLL_CTL_ADD, inner, &event));
+		printf("nested: %d\n", epoll_ctl(epoll_create1(0),
+						 EPOLL_CTL_ADD, inner, &event));
 	} else if (!strcmp(what, "user")) {
 		printf("user: %d\n", setuid(65534));
 	} else if (!strcmp(what, "fork")) {
@@ -174,7 +189,8 @@ int main(int argc, char **argv)
 		return 2;
 	server = socket(AF_INET, SOCK_DGRAM, 0);
 	address.sin_family = AF_INET;
-	if (bind(server, (void *)&address, sizeof(address)) || getsockname(server, (void *)&address, &len))
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
 		return 1;
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	for (i = 0; i < FLOWS; i++)
@@ -183,8 +199,11 @@ int main(int argc, char **argv)
 	if (argc > 2)
 		turn(argv[1]);
 	for (i = 0; i < WORKERS; i++)
-		pthread_create(&threads[i], NULL, worker, (void *)(unsigned long)i);
-	for (before = 0; before < 100 || !received[0] || !received[1] || !received[2]; before++)
+		pthread_create(&threads[i], NULL, worker,
+			       (void *)(unsigned long)i);
+	for (before = 0;
+	     before < 100 || !received[0] || !received[1] || !received[2];
+	     before++)
 		burst();
 	if (argc == 2)
 		turn(argv[1]);
@@ -192,7 +211,11 @@ int main(int argc, char **argv)
 		burst();
 	printf("unanswered %u\n", total - answered);
 	for (i = 0; i < WORKERS; i++)
-		sendto(clients[i], "S", 1, 0, (void *)&address, sizeof(address));
+		if (!strcmp(argv[1], "cancel"))
+			pthread_cancel(threads[i]);
+	for (i = 0; i < WORKERS; i++)
+		sendto(clients[i], "S", 1, 0, (void *)&address,
+		       sizeof(address));
 	for (i = 0; i < WORKERS; i++)
 		pthread_join(threads[i], NULL);
 	close(server);
