@@ -6,7 +6,8 @@ CARGO ?= cargo
 SECONDS ?= 60
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(TARGET_DIR)/release/manylane
-C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h)
+LIBRARY := $(TARGET_DIR)/release/libmanylane_preload.so
+C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h crates/*/tests/*/*.c crates/*/tests/*/*.h)
 SCRIPTS := $(wildcard scripts/*.sh) .ci/run
 
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -18,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build bench-build man install clean
+.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build stress bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -36,8 +37,8 @@ setup: ## install what the build needs and is missing (packages of Debian or Ubu
 build: ## build everything, for debugging
 	$(CARGO) build --workspace
 
-release: ## build the program, optimised
-	$(CARGO) build --release --package manylane-cli
+release: ## build the program and its library, optimised
+	$(CARGO) build --release --package manylane-cli --package manylane-preload
 
 lint: ## clippy with warnings as errors, shellcheck
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
@@ -64,6 +65,9 @@ fuzz-build: ## build the fuzz targets
 fuzz: ## fuzz each target for so many seconds: make fuzz SECONDS=600 [TARGETS=frame]
 	@CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/fuzz scripts/fuzz.sh $(SECONDS) $(TARGETS)
 
+stress: build ## random calls under manylane run for so many seconds: make stress SECONDS=600 [SEED=n]
+	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/stress.sh $(SECONDS) $(SEED)
+
 bench-build: ## build the benchmarks
 	$(CARGO) build --workspace --benches
 
@@ -71,8 +75,9 @@ man: release ## write the man pages to target/man
 	$(PROGRAM) man --out $(TARGET_DIR)/man
 
 install: ## install what 'make man' built under PREFIX (/usr/local), DESTDIR before it
-	@test -x $(PROGRAM) -a -d $(TARGET_DIR)/man || { echo "first, as the user who builds: make man" >&2; exit 1; }
+	@test -x $(PROGRAM) -a -e $(LIBRARY) -a -d $(TARGET_DIR)/man || { echo "first, as the user who builds: make man" >&2; exit 1; }
 	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/manylane
+	install -D -m 644 $(LIBRARY) $(DESTDIR)$(PREFIX)/lib/manylane/libmanylane_preload.so
 	for page in $(TARGET_DIR)/man/*.1; do \
 		install -D -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man1/$${page##*/}" || exit 1; \
 	done

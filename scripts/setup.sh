@@ -43,6 +43,17 @@ for extra in "$@"; do
     need clang-format command -v clang-format
     need shellcheck command -v shellcheck
     need git command -v git
+    # The servers of the tests of 'manylane run'.
+    need memcached test -x /usr/bin/memcached
+    need rsyslog test -x /usr/sbin/rsyslogd
+    need kamailio test -x /usr/sbin/kamailio
+    need nsd test -x /usr/sbin/nsd
+    need knot test -x /usr/sbin/knotd
+    need unbound test -x /usr/sbin/unbound
+    need dnsperf test -x /usr/bin/dnsperf
+    need knot-dnsutils test -x /usr/sbin/kxdpgun
+    need python3 test -x /usr/bin/python3
+    need nodejs test -x /usr/bin/node
     ;;
   *) die "setup.sh: unknown argument '$extra': say fuzz, ci, or nothing" ;;
   esac

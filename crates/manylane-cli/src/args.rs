@@ -1,5 +1,6 @@
 //! The command line: every flag is defined here once; help, man pages and completions come from it.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,6 +35,8 @@ pub(crate) enum Command {
     Send(SendArgs),
     /// Capture what lanes of the engine xdp receive and send, which tcpdump does not see (pcapng)
     Capture(CaptureArgs),
+    /// Run an unmodified server on lanes
+    Run(RunArgs),
     /// Compare receivers: lanes against what is written by hand
     Bench {
         /// Which benchmark.
@@ -196,6 +199,55 @@ pub(crate) struct CaptureArgs {
     /// Memory for frames that wait to be written, of each lane, in the process that is captured: 64K to 64M
     #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) buffer: usize,
+}
+
+/// `manylane run`.
+///
+/// Starts PROGRAM with the preload library, which gives each thread, epoll instance or child process that receives on a
+/// shared UDP socket a lane of its own. The program needs no change and notices nothing; what cannot have lanes goes on
+/// as without them, and the end says what did and why. Signals go to the program, and what it ends with is what this
+/// ends with. 125: it could not be started for a reason of ours; 126: it cannot be executed; 127: there is no such
+/// program.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+    /// How lanes talk to the kernel: auto, mmsg or xdp [default: auto]
+    #[arg(long)]
+    pub(crate) engine: Option<Engine>,
+    /// Which lane gets a datagram, as for `manylane echo` [default: flow]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) steering: Option<Steering>,
+    /// Lanes of each socket, at most [default: one for each thread, epoll instance or child process that receives]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) lanes: Option<usize>,
+    /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
+    #[arg(long, value_name = "LIST", value_parser = parse::ports)]
+    pub(crate) ports: Option<String>,
+    /// Datagrams that one system call may take behind the program's back; 1 for none
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) batch: Option<usize>,
+    /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
+    pub(crate) stats: Option<f64>,
+    /// Write the report as JSON (manylane.run.v1) to FILE when the program has ended; - for standard output, /dev/fd/N for
+    /// a descriptor
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Say nothing at the end
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// Do not start a program that the library cannot be loaded into
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Stay until processes that the program leaves behind (a daemon in the background) have ended, and pass signals to
+    /// them
+    #[arg(long, conflicts_with = "exec")]
+    pub(crate) follow: bool,
+    /// Become the program instead of waiting for it: nobody stands between it and who started it, and there is no report
+    #[arg(long, conflicts_with_all = ["stats", "json"])]
+    pub(crate) exec: bool,
 }
 
 /// What to capture.
@@ -424,6 +476,11 @@ fn seconds(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|value: &f64| (0.0..=1e6).contains(value)).ok_or("give seconds, or 0".into())
 }
 
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds.filter(|value| (0.01..=1e6).contains(value)).ok_or("give seconds, 0.01 at least".into())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -459,6 +516,29 @@ mod tests {
         assert!(matches!(echo.steering, Steering::Key { .. }));
         for bad in [["--steering", "sideways"], ["--placement", "x"], ["--gro", "maybe"], ["--lanes", "0"]] {
             assert_eq!(parse(&bad).unwrap_err().exit_code(), 2, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_behind_the_program_is_its_own() {
+        let parse = |words: &[&str]| {
+            let all = [&["manylane", "run"], words].concat();
+            match Cli::try_parse_from(all).map(|cli| cli.command) {
+                Ok(Command::Run(run)) => Ok(run),
+                Ok(_) => panic!("not run"),
+                Err(err) => Err(err.exit_code()),
+            }
+        };
+        let run = parse(&["--lanes", "2", "--stats", "--", "server", "--lanes", "-p", "53"]).unwrap();
+        assert_eq!((run.lanes, run.stats, run.json), (Some(2), Some(5.0), None));
+        assert_eq!(run.command, ["server", "--lanes", "-p", "53"]);
+        let run = parse(&["--stats=0.5", "server", "-x", "--", "--exec"]).unwrap();
+        assert_eq!((run.stats, run.exec), (Some(0.5), false));
+        assert_eq!(run.command, ["server", "-x", "--", "--exec"]);
+        for bad in
+            [&[][..], &["--"], &["--lanes", "0", "x"], &["--ports", "53-", "x"], &["--exec", "--stats", "x"]]
+        {
+            assert_eq!(parse(bad).unwrap_err(), 2, "{bad:?}");
         }
     }
 

@@ -1,6 +1,6 @@
-//! The program `manylane`: `echo`, `send`, `capture`, `bench`, and its own manual.
+//! The program `manylane`: `echo`, `send`, `capture`, `run`, `bench`, and its own manual.
 //!
-//! Exit codes: 0 done, 1 failed, 2 bad usage. Results go to standard output, everything else to standard
+//! Exit codes: 0 done, 1 failed, 2 bad usage; those of `run` are the program's. Results go to standard output, everything else to standard
 //! error. A reader that closes the pipe early is no failure.
 
 mod args;
@@ -13,6 +13,7 @@ mod output;
 mod parse;
 mod pcapng;
 mod progress;
+mod run;
 mod send;
 mod signals;
 
@@ -33,7 +34,10 @@ fn main() -> ExitCode {
         }
     };
     logger::install(cli.verbose);
-    match run(cli) {
+    if let Command::Run(args) = &cli.command {
+        return run::run(args);
+    }
+    match carry_out(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) if output::is_closed_pipe(&err) => ExitCode::SUCCESS,
         Err(err) => {
@@ -43,11 +47,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<()> {
+fn carry_out(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Echo(args) => echo::run(&args),
         Command::Send(args) => send::run(&args),
         Command::Capture(args) => capture::run(&args),
+        // Above: its exit code is not ours.
+        Command::Run(_) => Ok(()),
         Command::Bench { bench } => bench::run(&bench),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),

@@ -17,6 +17,7 @@
 //! | [`netns`] | network namespaces and devices, for tests |
 //! | [`tick`] | sleeping to a common beat |
 //! | [`packet`] | sending whole frames, for tests |
+//! | [`process`] | standing for a child: its signals, its end |
 //! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, to measure against |
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`volley`] | sending one datagram many times, for tests |
@@ -24,6 +25,7 @@
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`capture`] | rings of frames in memory that another process looks at |
 //! | [`local`] | local sockets that carry messages and descriptors |
+//! | [`shim`] | the report that the preload library writes and the launcher reads |
 
 pub mod addr;
 pub mod barrier;
@@ -37,7 +39,9 @@ pub mod measure;
 pub mod mmsg;
 pub mod netns;
 pub mod packet;
+pub mod process;
 pub mod raw_xsk;
+pub mod shim;
 pub mod signal;
 pub mod sock;
 pub mod tick;

@@ -18,6 +18,8 @@ pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
 pub const BENCH_FLAP: &str = "manylane.bench.flap.v1";
 /// Name of the document that `echo` writes when it ends.
 pub const ECHO: &str = "manylane.echo.v1";
+/// Name of the document that `run` writes.
+pub const RUN: &str = "manylane.run.v1";
 /// Name of the document that `send` writes.
 pub const SEND: &str = "manylane.send.v1";
 

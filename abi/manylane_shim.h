@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * The report of the preload library: a file that the launcher makes and the
+ * library maps shared in its constructor, so that it outlives fork, chroot,
+ * dropped privileges and closed descriptors. The Rust side is
+ * crates/manylane-sys/src/shim.rs; each side asserts sizes and offsets.
+ *
+ * The file is zero but for the header's first four words, which the launcher
+ * writes. A slot is claimed by compare-and-exchange of its state; after that
+ * its owner alone writes it, with relaxed stores. All numbers are the
+ * machine's own, but for ports, which are in network order.
+ */
+#ifndef MANYLANE_SHIM_H
+#define MANYLANE_SHIM_H
+
+#include <linux/types.h>
+#include <stddef.h>
+
+#define MLS_MAGIC 0x48534c4d /* "MLSH" */
+#define MLS_VERSION 1
+/* Slots of receivers. */
+#define MLS_RECEIVERS 1024
+/* Slots of reasons; those without a name are zero. */
+#define MLS_REASONS 32
+/* In place of a lane's number: the receiver shares the program's own socket. */
+#define MLS_NO_LANE 0xffffffff
+
+/* Whether a slot is in use. A slot that ended keeps its counts until it is needed again. */
+enum mls_state {
+	MLS_FREE = 0,
+	MLS_CLAIMED = 1, /* being filled */
+	MLS_OPEN = 2,
+	MLS_ENDED = 3,
+};
+
+/* Why a socket stays, or became again, a plain one. */
+enum mls_reason_id {
+	MLS_CONNECT = 0,     /* connect() */
+	MLS_REUSEPORT = 1,   /* the program shares the port by itself */
+	MLS_OPTION = 2,	     /* an option that a lane cannot mirror */
+	MLS_MULTICAST = 3,   /* a membership: every lane would get a copy */
+	MLS_ERROR_QUEUE = 4, /* IP_RECVERR: an error goes to one lane only */
+	MLS_PASSED = 5,	     /* SCM_RIGHTS: somebody else receives, too */
+	MLS_EXEC = 6,	     /* the descriptor stays open across exec */
+	MLS_PATTERN =
+		7, /* receivers that do not wait, or waiters that do not receive */
+	MLS_SHARED_EPOLL =
+		8, /* several threads or processes wait on one epoll instance */
+	MLS_NESTED_EPOLL = 9, /* an epoll instance in another one */
+	MLS_EVENTS = 10, /* EPOLLONESHOT, or a poll of too many descriptors */
+	MLS_SIGNALS =
+		11, /* handlers with and without SA_RESTART: a bounded wait cannot tell them apart */
+	MLS_NO_SOCKET =
+		12, /* a lane's socket cannot be opened or bound: descriptors, privileges */
+	MLS_FULL = 13,	   /* a table of the library is full */
+	MLS_ADDRESS = 14,  /* bound to a multicast or broadcast address */
+	MLS_IOCTL = 15,	   /* an ioctl or fcntl that a lane cannot mirror */
+	MLS_SHUTDOWN = 16, /* shutdown() */
+	MLS_REASONS_USED = 17,
+};
+
+/* A bound address; family 0 if there is none. */
+struct mls_addr {
+	__u16 family;
+	__be16 port;
+	__u32 pad;
+	__u8 ip[16]; /* IPv4 in the first four */
+};
+
+struct mls_header {
+	__u32 magic;
+	__u32 version;
+	__u32 receivers; /* MLS_RECEIVERS */
+	__u32 reasons;	 /* MLS_REASONS */
+	__u32 processes; /* that loaded the library or were forked by one that had; added to by each */
+	__u32 last_pid; /* of those */
+	__u32 full;	/* receivers that found no slot */
+	__u32 sockets;	/* UDP sockets bound to a port that is taken */
+	__u64 pad[4];
+};
+
+/* A thread that receives on a socket: two cache lines, written by it alone. */
+struct mls_receiver {
+	__u32 state; /* enum mls_state */
+	__u32 pid;
+	__u32 tid;
+	__u32 lane; /* now; MLS_NO_LANE if none */
+	struct mls_addr addr;
+	__u64 rx_datagrams;
+	__u64 rx_bytes;
+	__u64 rx_batches; /* calls of the program that brought something */
+	__u64 tx_datagrams;
+	__u64 tx_bytes;
+	__u64 tx_batches;
+	__u64 helped; /* of rx_datagrams, from a lane that was not its own */
+	__u64 pad[4];
+};
+
+struct mls_reason {
+	__u64 count;
+	__u32 last_pid;
+	__u32 pad;
+	struct mls_addr last_addr;
+	__u64 pad1[3];
+};
+
+struct mls_report {
+	struct mls_header header;
+	struct mls_reason reason[MLS_REASONS];
+	struct mls_receiver receiver[MLS_RECEIVERS];
+};
+
+#define MLS_ASSERT(cond) _Static_assert(cond, #cond)
+MLS_ASSERT(sizeof(struct mls_addr) == 24);
+MLS_ASSERT(sizeof(struct mls_header) == 64);
+MLS_ASSERT(offsetof(struct mls_header, processes) == 16);
+MLS_ASSERT(offsetof(struct mls_header, sockets) == 28);
+MLS_ASSERT(sizeof(struct mls_reason) == 64);
+MLS_ASSERT(offsetof(struct mls_reason, last_addr) == 16);
+MLS_ASSERT(sizeof(struct mls_receiver) == 128);
+MLS_ASSERT(offsetof(struct mls_receiver, addr) == 16);
+MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
+MLS_ASSERT(offsetof(struct mls_receiver, helped) == 88);
+MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);
+
+#endif /* MANYLANE_SHIM_H */

@@ -1,0 +1,170 @@
+//! Finding things: the program as a shell would, the library beside our own program.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+/// Names a library instead of the one that is found.
+pub(crate) const LIBRARY_OVERRIDE: &str = "MANYLANE_PRELOAD";
+const LIBRARY: &str = "libmanylane_preload.so";
+/// What `PATH` is taken to be where there is none.
+const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
+
+/// Why a program cannot be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// There is none of that name.
+    NotFound,
+    /// It may not be executed.
+    NotExecutable,
+}
+
+impl Missing {
+    /// The exit code that shells, `env` and `nohup` have for it.
+    pub(crate) fn exit_code(self) -> u8 {
+        match self {
+            Self::NotFound => 127,
+            Self::NotExecutable => 126,
+        }
+    }
+
+    /// In words.
+    pub(crate) fn why(self) -> &'static str {
+        match self {
+            Self::NotFound => "no such program",
+            Self::NotExecutable => "not executable: permission denied",
+        }
+    }
+}
+
+/// The file that `execvp(3)` would start for `name`, with our `PATH`.
+pub(crate) fn program(name: &OsStr) -> Result<PathBuf, Missing> {
+    let path = env::var_os("PATH").filter(|path| !path.is_empty()).unwrap_or_else(|| USUAL_PATH.into());
+    program_in(name, &path)
+}
+
+fn program_in(name: &OsStr, path: &OsStr) -> Result<PathBuf, Missing> {
+    if name.is_empty() {
+        return Err(Missing::NotFound);
+    }
+    if name.as_bytes().contains(&b'/') {
+        return is_executable(Path::new(name)).map(|()| name.into());
+    }
+    let mut worst = Missing::NotFound;
+    for folder in env::split_paths(path) {
+        let file = folder.join(name);
+        match is_executable(&file) {
+            Ok(()) => return Ok(file),
+            Err(Missing::NotExecutable) => worst = Missing::NotExecutable,
+            Err(Missing::NotFound) => {}
+        }
+    }
+    Err(worst)
+}
+
+fn is_executable(file: &Path) -> Result<(), Missing> {
+    match fs::metadata(file) {
+        // Root may execute what anybody may; others learn from the kernel what they may.
+        Ok(about) if about.is_file() && about.permissions().mode() & 0o111 != 0 => Ok(()),
+        Ok(_) => Err(Missing::NotExecutable),
+        Err(err) if err.kind() == std::io::ErrorKind::PermissionDenied => Err(Missing::NotExecutable),
+        Err(_) => Err(Missing::NotFound),
+    }
+}
+
+/// The preload library.
+///
+/// # Errors
+/// If there is none, with what to install; if its path cannot be put into `LD_PRELOAD`.
+pub(crate) fn library() -> Result<PathBuf> {
+    let found = match env::var_os(LIBRARY_OVERRIDE).filter(|path| !path.is_empty()) {
+        Some(path) if Path::new(&path).is_file() => fs::canonicalize(&path)?,
+        Some(path) => {
+            bail!("{LIBRARY_OVERRIDE} names {}, and there is no such file", Path::new(&path).display())
+        }
+        None => beside(&env::current_exe()?)?,
+    };
+    // The dynamic linker splits at both, and replaces what follows a $.
+    if found.as_os_str().as_bytes().iter().any(|byte| b" :$\t\n".contains(byte)) {
+        bail!(
+            "the path of the library, {}, has a space, a colon or a $, which LD_PRELOAD cannot have: install it elsewhere, or name a link to it in {LIBRARY_OVERRIDE}",
+            found.display()
+        );
+    }
+    Ok(found)
+}
+
+/// Where a library may be, seen from our own program: installed, or as cargo leaves it. What it builds for tests is in
+/// the folder for dependencies alone, and newer than what may be beside the program.
+const PLACES: [&str; 4] = ["../lib/manylane", "../lib64/manylane", "deps", "."];
+
+fn beside(exe: &Path) -> Result<PathBuf> {
+    // Links to the program are followed: the library is beside the program, not beside the link.
+    let exe = fs::canonicalize(exe)?;
+    let folder = exe.parent().unwrap_or(Path::new("/"));
+    let found = PLACES.iter().map(|place| folder.join(place).join(LIBRARY)).find(|file| file.is_file());
+    match found {
+        Some(found) => Ok(fs::canonicalize(found)?),
+        None => bail!(
+            "there is no {LIBRARY} at {}: 'make install' installs it there, 'cargo build -p manylane-preload' builds it, and {LIBRARY_OVERRIDE}=PATH names it elsewhere",
+            folder.join(PLACES[0]).display()
+        ),
+    }
+}
+
+/// `LD_PRELOAD` with the library behind what the user had there: a library of the user's that insists on being the first
+/// one (such as a sanitizer's) stays so.
+pub(crate) fn preload(users: Option<OsString>, library: &Path) -> OsString {
+    let mut all = users.unwrap_or_default();
+    let has_it =
+        all.as_bytes().split(|byte| b" :".contains(byte)).any(|one| one == library.as_os_str().as_bytes());
+    if has_it {
+        return all;
+    }
+    if !all.is_empty() {
+        all.push(":");
+    }
+    all.push(library);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_as_by_a_shell() {
+        let path = OsStr::new("/nowhere:/usr/bin:/bin");
+        assert!(program_in("sh".as_ref(), path).unwrap().ends_with("sh"));
+        assert_eq!(program_in("/bin/sh".as_ref(), path), Ok("/bin/sh".into()));
+        for (name, why) in [
+            ("no-such-program", Missing::NotFound),
+            ("", Missing::NotFound),
+            ("/etc/passwd", Missing::NotExecutable),
+            ("/etc", Missing::NotExecutable),
+            ("/nowhere/sh", Missing::NotFound),
+        ] {
+            assert_eq!(program_in(name.as_ref(), path), Err(why), "{name}");
+        }
+        assert_eq!(program_in("passwd".as_ref(), "/etc".as_ref()), Err(Missing::NotExecutable));
+    }
+
+    #[test]
+    fn what_the_user_preloads_stays_in_front() {
+        let ours = Path::new("/lib/ours.so");
+        assert_eq!(preload(None, ours), "/lib/ours.so");
+        assert_eq!(preload(Some("a.so b.so".into()), ours), "a.so b.so:/lib/ours.so");
+        assert_eq!(preload(Some("/lib/ours.so".into()), ours), "/lib/ours.so");
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_says_how_to_get_it() {
+        let text = beside(Path::new("/bin/sh")).unwrap_err().to_string();
+        assert!(text.contains("make install") && text.contains(LIBRARY_OVERRIDE), "{text}");
+    }
+}

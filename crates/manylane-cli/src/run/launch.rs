@@ -1,0 +1,202 @@
+//! Standing for the program: what is sent to us is sent to it, we stop and go on as it does, and learn how it ends.
+
+use std::fs;
+use std::io;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use manylane_sys::process::{self, Arrived, Change, Signals};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
+
+/// Generations between a process and the program that are looked through, at most.
+const GENERATIONS: usize = 32;
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// With this exit code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// A program that runs, with this process standing for it.
+#[derive(Debug)]
+pub(super) struct Running {
+    signals: Signals,
+    pid: i32,
+    /// Stay until those that the program leaves behind have ended, too.
+    follow: bool,
+    /// How the program itself ended.
+    end: Option<End>,
+    /// We were stopped and continued, and the signal that did so is still to come.
+    resumed: bool,
+}
+
+impl Running {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// What `fork(2)` and `execve(2)` report.
+    pub(super) fn start(mut command: Command, follow: bool) -> io::Result<Self> {
+        if follow {
+            process::adopt_orphans()?;
+        }
+        let signals = Signals::block()?;
+        signals.restore_in(&mut command);
+        let child = command.spawn().inspect_err(|_| signals.unblock())?;
+        // Dropped without being waited for: that is done below, together with its signals.
+        let pid = child.id() as i32;
+        Ok(Self { signals, pid, follow, end: None, resumed: false })
+    }
+
+    /// Number of the process that was started.
+    pub(super) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Whether the program itself has ended, and those that it left behind are followed.
+    pub(super) fn is_followed(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Does what there is to do until `until`; how it ended if it has.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub(super) fn tend(&mut self, until: Instant) -> io::Result<Option<End>> {
+        loop {
+            if let Some(end) = self.changes()? {
+                return Ok(Some(end));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let Some(arrived) = self.signals.wait(left)? else {
+                if left == Duration::ZERO {
+                    return Ok(None);
+                }
+                continue;
+            };
+            // Of signals that wait together the one of the lowest number is told first: a child may have ended before.
+            if let Some(end) = self.changes()? {
+                return Ok(Some(end));
+            }
+            self.pass_on(arrived);
+        }
+    }
+
+    /// Looks at what became of the children.
+    fn changes(&mut self) -> io::Result<Option<End>> {
+        loop {
+            let change = match process::change_of(if self.follow { -1 } else { self.pid }) {
+                Ok(Some(change)) => change,
+                Ok(None) => return Ok(None),
+                // Nobody is left to be followed. (There is no such thing before the program has ended.)
+                Err(_) if self.end.is_some() => return Ok(self.end),
+                Err(err) => return Err(err),
+            };
+            let end = match change {
+                (pid, Change::Stopped(SIGTSTP | SIGTTIN | SIGTTOU)) if pid == self.pid => {
+                    self.stop();
+                    continue;
+                }
+                // Whoever stops a process with SIGSTOP means that one.
+                (_, Change::Stopped(_) | Change::Continued) => continue,
+                (pid, Change::Exited(code)) => (pid, End::Code(code)),
+                (pid, Change::Killed(signal)) => (pid, End::Signal(signal)),
+            };
+            if !self.follow {
+                return Ok(Some(end.1));
+            }
+            // The program's own failure counts; that of what it left behind, if it meant to leave it behind.
+            if end.0 == self.pid || matches!(self.end, Some(End::Code(0))) {
+                self.end = Some(end.1);
+            }
+        }
+    }
+
+    /// Stops with the program, so that the shell notices, and goes on with it.
+    fn stop(&mut self) {
+        process::stop();
+        self.resumed = true;
+        // A shell continues the whole group. Whoever continues us alone means the program.
+        if !matches!(process::change_of(self.pid), Ok(Some((_, Change::Continued)))) {
+            self.send(SIGCONT);
+        }
+    }
+
+    fn pass_on(&mut self, arrived: Arrived) {
+        let is_ours = match arrived.signal {
+            SIGCHLD => true,
+            SIGCONT => std::mem::take(&mut self.resumed),
+            _ => false,
+        };
+        let has_it = match arrived.sender {
+            // The terminal sends to the whole group.
+            None => process::is_in_our_group(self.pid),
+            // A program that signals its group has done so already.
+            Some(sender) => sender == std::process::id() as i32 || descends_from(sender, self.pid),
+        };
+        if !is_ours && !has_it {
+            self.send(arrived.signal);
+        }
+    }
+
+    fn send(&self, signal: i32) {
+        if self.end.is_none() {
+            // It may have ended just now.
+            let _ = process::send(self.pid, signal);
+            return;
+        }
+        for pid in children() {
+            let _ = process::send(pid, signal);
+        }
+    }
+}
+
+/// Whether the process `pid` is `ancestor`, or was started by it or by one that was.
+fn descends_from(mut pid: i32, ancestor: i32) -> bool {
+    for _ in 0..GENERATIONS {
+        if pid == ancestor {
+            return true;
+        }
+        match parent_of(pid) {
+            Some(parent) if parent > 1 => pid = parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn parent_of(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it is in parentheses and may have anything in it.
+    let (_, behind) = stat.rsplit_once(')')?;
+    behind.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Our children.
+fn children() -> Vec<i32> {
+    let us = std::process::id() as i32;
+    let Ok(folder) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|&pid| parent_of(pid) == Some(us)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descent_is_known() {
+        let us = std::process::id() as i32;
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert!(descends_from(pid, us) && descends_from(us, us) && !descends_from(us, pid));
+        assert!(children().contains(&pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!descends_from(pid, us));
+    }
+}

@@ -1,0 +1,184 @@
+//! `manylane run`: an unmodified server on lanes.
+//!
+//! Exit codes are the program's; 125, 126 and 127 mean what they mean for `env(1)` and `nohup(1)`: we failed, the
+//! program cannot be executed, there is no such program.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`find`] | looks for the program and for the library |
+//! | [`reach`] | judges whether the library can be loaded into the program |
+//! | [`launch`] | starts it, passes signals on, learns how it ends |
+//! | [`report`] | reads what the library wrote down of lanes and fallbacks |
+//! | [`tell`] | says it: live, at the end, as JSON |
+
+mod find;
+mod launch;
+mod reach;
+mod report;
+mod tell;
+
+use std::env;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use manylane_sys::process;
+
+use self::launch::{End, Running};
+use self::reach::Beyond;
+use self::report::Shared;
+use self::tell::Teller;
+use crate::args::RunArgs;
+use crate::output;
+
+/// We failed, and the program has not been started.
+const FAILED: u8 = 125;
+/// After so long, a program that was started has loaded its libraries, or will not.
+const LOADED: Duration = Duration::from_secs(1);
+/// Nothing has to be looked at more often.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Runs the program.
+pub(crate) fn run(args: &RunArgs) -> ExitCode {
+    let name = &args.command[0];
+    let file = match find::program(name) {
+        Ok(file) => file,
+        Err(missing) => {
+            output::tell(&format!("manylane: {}: {}", Path::new(name).display(), missing.why()));
+            return ExitCode::from(missing.exit_code());
+        }
+    };
+    match start(args, &file) {
+        Ok(code) => code,
+        Err(err) => {
+            output::tell(&format!("manylane: {err:#}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
+    let library = find::library()?;
+    let beyond = reach::judge(file).err();
+    if let Some(beyond) = &beyond {
+        output::tell(&format!("manylane: {}; it runs without lanes", beyond.line()));
+        if args.strict {
+            return Ok(ExitCode::from(FAILED));
+        }
+    }
+    let mut command = Command::new(file);
+    command.arg0(&args.command[0]).args(&args.command[1..]);
+    for (name, value) in settings(args) {
+        command.env(name, value);
+    }
+    if !beyond.as_ref().is_some_and(Beyond::cannot_load) {
+        command.env("LD_PRELOAD", find::preload(env::var_os("LD_PRELOAD"), &library));
+    }
+    if args.exec {
+        let err = command.exec();
+        return Ok(refused(file, &err));
+    }
+    let shared = Shared::new()?;
+    command.env("MANYLANE_REPORT", shared.path());
+    let json = args.json.as_deref().map(open).transpose()?;
+    let running = match Running::start(command, args.follow) {
+        Ok(running) => running,
+        Err(err) => return Ok(refused(file, &err)),
+    };
+    let teller = Teller::new(shared, file, args);
+    let end = tend(running, &teller, args, beyond.is_some())?;
+    teller.end(end, json)?;
+    Ok(as_ended(end))
+}
+
+/// The options as the library takes them: those that were given.
+fn settings(args: &RunArgs) -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
+    let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
+    add("MANYLANE_ENGINE", args.engine.map(|engine| engine.to_string()));
+    add("MANYLANE_STEERING", args.steering.map(|steering| steering.to_string()));
+    add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
+    add("MANYLANE_PORTS", args.ports.clone());
+    add("MANYLANE_BATCH", args.batch.map(|batch| batch.to_string()));
+    all
+}
+
+/// Where the JSON document goes.
+fn open(path: &Path) -> Result<Box<dyn Write>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(std::io::stdout()));
+    }
+    // Now, and not when everything is over.
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(Box::new(file))
+}
+
+/// The kernel does not want to execute it after all.
+fn refused(file: &Path, err: &std::io::Error) -> ExitCode {
+    output::tell(&format!("manylane: {}: {err}", file.display()));
+    let missing = if err.kind() == std::io::ErrorKind::NotFound {
+        find::Missing::NotFound
+    } else {
+        find::Missing::NotExecutable
+    };
+    ExitCode::from(missing.exit_code())
+}
+
+/// Stands for the program until it ends; meanwhile says what there is to be said.
+fn tend(mut running: Running, teller: &Teller, args: &RunArgs, is_beyond: bool) -> Result<End> {
+    let failed = "cannot wait for the program";
+    let start = Instant::now();
+    let mut look = (!is_beyond).then_some(start + LOADED);
+    let mut next = args.stats.map(|every| start + Duration::from_secs_f64(every));
+    let mut follows = false;
+    loop {
+        let now = Instant::now();
+        let until = [look, next, Some(now + LONG)].into_iter().flatten().min().unwrap_or(now);
+        if let Some(end) = running.tend(until).context(failed)? {
+            return Ok(end);
+        }
+        let now = Instant::now();
+        if running.is_followed() && !std::mem::replace(&mut follows, true) {
+            output::tell("manylane: the program has gone into the background; this follows it until it ends");
+        }
+        if look.is_some_and(|look| now >= look) {
+            look = None;
+            if teller.report().processes == 0 && !is_before_exec(running.pid()) {
+                output::tell(&format!(
+                    "manylane: process {} runs without lanes: the library was not loaded into it (the dynamic linker says why, if it knows)",
+                    running.pid()
+                ));
+            }
+        }
+        if let (Some(due), Some(every)) = (next, args.stats)
+            && now >= due
+        {
+            teller.live();
+            next = Some(now + Duration::from_secs_f64(every));
+        }
+    }
+}
+
+/// Whether the child still is what we are.
+fn is_before_exec(pid: i32) -> bool {
+    let exe = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let theirs: Option<PathBuf> = exe(&pid);
+    theirs.is_some() && theirs == exe(&"self")
+}
+
+/// Ends as the program ended: its code, or by its signal.
+fn as_ended(end: End) -> ExitCode {
+    match end {
+        // Of what exit(2) is given, the lower eight bits are what others get to see.
+        End::Code(code) => ExitCode::from((code & 0xff) as u8),
+        End::Signal(signal) => {
+            process::die_by(signal);
+            // That signal does not end processes, here.
+            ExitCode::from(u8::try_from(128 + signal).unwrap_or(FAILED))
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! What the library writes down: its file, and what is in it at one moment.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read};
+use std::mem::size_of;
+use std::os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+
+use anyhow::{Context, Result};
+use manylane_sys::shim::{self, Addr, ReportFile};
+use serde::Serialize;
+
+/// A file in memory where there is such a folder: pages on a disk would be written to it now and then, and the lanes,
+/// which write to them, would wait for that.
+const IN_MEMORY: &str = "/dev/shm";
+/// What is touched anyway when the file is made.
+const PAGE: usize = 4096;
+
+/// The file. It has a name, so that processes of other users find it, in a folder that nobody may list: who was not told
+/// the name does not find it. It goes with this value; who has it mapped keeps it.
+pub(super) struct Shared {
+    path: PathBuf,
+    file: ReportFile,
+}
+
+impl Shared {
+    /// Makes it.
+    ///
+    /// # Errors
+    /// If it can be made neither in memory nor in the folder for temporary files.
+    pub(super) fn new() -> Result<Self> {
+        let elsewhere = env::temp_dir();
+        Self::below(Path::new(IN_MEMORY)).or_else(|_| Self::below(&elsewhere)).with_context(|| {
+            format!("cannot make a file for the report in {IN_MEMORY} or {}", elsewhere.display())
+        })
+    }
+
+    fn below(folder: &Path) -> io::Result<Self> {
+        let own = folder.join(format!("manylane-{}-{}", std::process::id(), random_name()?));
+        DirBuilder::new().mode(0o711).create(&own)?;
+        let path = own.join(random_name()?);
+        let made = ReportFile::create(&path).and_then(|file| fill(&path).map(|()| file));
+        match made {
+            Ok(file) => Ok(Self { path, file }),
+            Err(err) => {
+                tidy_up(&path);
+                Err(err)
+            }
+        }
+    }
+
+    /// Where the library finds it.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is in it now.
+    pub(super) fn read(&self) -> Report {
+        let report = self.file.report();
+        let reasons = shim::Reason::ALL.into_iter().zip(&report.reasons);
+        let used = |slot: &&shim::Receiver| matches!(slot.state.load(Relaxed), shim::OPEN | shim::ENDED);
+        Report {
+            processes: report.header.processes.load(Relaxed),
+            last_pid: report.header.last_pid.load(Relaxed),
+            sockets: report.header.sockets.load(Relaxed),
+            receivers: report.receivers.iter().filter(used).map(Receiver::of).collect(),
+            fallbacks: reasons
+                .filter(|(_, slot)| slot.count.load(Relaxed) > 0)
+                .map(|(reason, slot)| Fallback {
+                    reason: reason.name(),
+                    why: reason.why(),
+                    count: slot.count.load(Relaxed),
+                    pid: slot.last_pid.load(Relaxed),
+                    socket: text(&slot.last_addr),
+                })
+                .collect(),
+            left_out: report.header.full.load(Relaxed),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        tidy_up(&self.path);
+    }
+}
+
+fn tidy_up(path: &Path) {
+    // Somebody else may have done so.
+    let _ = fs::remove_file(path);
+    if let Some(own) = path.parent() {
+        let _ = fs::remove_dir(own);
+    }
+}
+
+/// Takes the memory now, with an error if there is none: a write to the mapping would end the program later (`SIGBUS`).
+fn fill(path: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    // Past the umask.
+    file.set_permissions(Permissions::from_mode(0o666))?;
+    let len = size_of::<shim::Report>();
+    file.write_all_at(&vec![0; len.saturating_sub(PAGE)], PAGE as u64)
+}
+
+/// 128 bits that nobody can guess.
+fn random_name() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn text(addr: &Addr) -> String {
+    addr.read().map_or_else(String::new, |addr| addr.to_string())
+}
+
+/// What was there at one moment.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(super) struct Report {
+    /// Processes that loaded the library, or were forked by one that had.
+    pub(super) processes: u32,
+    /// The last of those.
+    pub(super) last_pid: u32,
+    /// UDP sockets that were bound.
+    pub(super) sockets: u32,
+    /// Threads that receive on a socket, also those that have ended.
+    pub(super) receivers: Vec<Receiver>,
+    /// Why sockets stayed plain, or became so again.
+    pub(super) fallbacks: Vec<Fallback>,
+    /// Receivers that the file had no room for.
+    pub(super) left_out: u32,
+}
+
+/// A thread that receives on a socket.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Receiver {
+    /// Address that the socket is bound to.
+    pub(super) socket: String,
+    /// Number of its lane; none if it shares the program's own socket.
+    pub(super) lane: Option<u32>,
+    /// Its process.
+    pub(super) pid: u32,
+    /// The thread.
+    pub(super) tid: u32,
+    /// Whether it still receives.
+    pub(super) open: bool,
+    /// Datagrams handed to the program.
+    pub(super) received: u64,
+    /// Their bytes.
+    pub(super) received_bytes: u64,
+    /// Calls of the program that brought something.
+    pub(super) receive_calls: u64,
+    /// Of the received ones, those that came from the lane of another thread.
+    pub(super) helped: u64,
+    /// Datagrams sent.
+    pub(super) sent: u64,
+    /// Their bytes.
+    pub(super) sent_bytes: u64,
+    /// Calls of the program that sent something.
+    pub(super) send_calls: u64,
+}
+
+impl Receiver {
+    fn of(slot: &shim::Receiver) -> Self {
+        Self {
+            socket: text(&slot.addr),
+            lane: Some(slot.lane.load(Relaxed)).filter(|&lane| lane != shim::NO_LANE),
+            pid: slot.pid.load(Relaxed),
+            tid: slot.tid.load(Relaxed),
+            open: slot.state.load(Relaxed) == shim::OPEN,
+            received: slot.rx_datagrams.load(Relaxed),
+            received_bytes: slot.rx_bytes.load(Relaxed),
+            receive_calls: slot.rx_batches.load(Relaxed),
+            helped: slot.helped.load(Relaxed),
+            sent: slot.tx_datagrams.load(Relaxed),
+            sent_bytes: slot.tx_bytes.load(Relaxed),
+            send_calls: slot.tx_batches.load(Relaxed),
+        }
+    }
+}
+
+/// Something that had no lanes.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Fallback {
+    /// In a word.
+    pub(super) reason: &'static str,
+    /// In more of them.
+    pub(super) why: &'static str,
+    /// How often.
+    pub(super) count: u64,
+    /// The process in which it happened last.
+    pub(super) pid: u32,
+    /// The socket to which it happened last; empty if it had no address.
+    pub(super) socket: String,
+}
+
+impl Report {
+    /// Datagrams received and sent, of all.
+    pub(super) fn total(&self) -> (u64, u64) {
+        self.receivers.iter().fold((0, 0), |sum, one| (sum.0 + one.received, sum.1 + one.sent))
+    }
+
+    /// Lanes that there were.
+    pub(super) fn lanes(&self) -> usize {
+        let lanes = self.receivers.iter().filter_map(|one| Some((&one.socket, one.lane?)));
+        lanes.collect::<BTreeSet<_>>().len()
+    }
+
+    /// Processes that are known by number.
+    pub(super) fn pids(&self) -> BTreeSet<u32> {
+        let known = self.receivers.iter().map(|one| one.pid);
+        known.chain([self.last_pid]).filter(|&pid| pid != 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+
+    #[test]
+    fn what_the_library_writes_is_read() {
+        let shared = Shared::below(&env::temp_dir()).unwrap();
+        let path = shared.path().to_owned();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+        assert_eq!(shared.read(), Report::default());
+        let theirs = ReportFile::open(&path).unwrap().report();
+        theirs.header.processes.store(1, Relaxed);
+        theirs.header.last_pid.store(70, Relaxed);
+        for (at, (lane, state)) in
+            [(0, shim::OPEN), (1, shim::ENDED), (shim::NO_LANE, shim::OPEN), (2, shim::CLAIMED)]
+                .into_iter()
+                .enumerate()
+        {
+            let slot = &theirs.receivers[at];
+            slot.addr.set(&"127.0.0.1:53".parse().unwrap());
+            slot.lane.store(lane, Relaxed);
+            slot.pid.store(7, Relaxed);
+            slot.rx_datagrams.store(100, Relaxed);
+            slot.state.store(state, Relaxed);
+        }
+        theirs.reasons[shim::Reason::Passed as usize].count.store(2, Relaxed);
+        let report = shared.read();
+        assert_eq!((report.lanes(), report.receivers.len(), report.total()), (2, 3, (300, 0)));
+        assert_eq!(report.receivers[1].lane, Some(1));
+        assert_eq!((report.receivers[0].open, report.receivers[1].open), (true, false));
+        assert_eq!(report.receivers[2].lane, None);
+        assert_eq!(report.pids().into_iter().collect::<Vec<_>>(), [7, 70]);
+        assert!(matches!(&report.fallbacks[..], [one] if one.reason == "passed" && one.count == 2));
+        drop(shared);
+        assert!(!path.exists() && !path.parent().unwrap().exists());
+    }
+}

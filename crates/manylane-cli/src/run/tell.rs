@@ -1,0 +1,287 @@
+//! What lanes did and what fell back: a line now and then while the program runs, a table or a document at its end.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets};
+use manylane_testbed::machine::Machine;
+use manylane_testbed::report::number;
+use manylane_testbed::schema;
+use serde::Serialize;
+
+use super::launch::End;
+use super::report::{Fallback, Receiver, Report, Shared};
+use crate::args::RunArgs;
+use crate::bench::command_line;
+use crate::output;
+
+/// Reads the report and says what is in it.
+pub(super) struct Teller {
+    shared: Shared,
+    settings: Settings,
+    quiet: bool,
+    start: Instant,
+    last: RefCell<(Instant, Report)>,
+}
+
+/// How it was run.
+#[derive(Debug, Clone, Serialize)]
+struct Settings {
+    command: String,
+    program: String,
+    engine: Option<String>,
+    steering: Option<String>,
+    lanes: Option<usize>,
+    ports: Option<String>,
+    batch: Option<usize>,
+    seconds: f64,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+}
+
+/// `manylane.run.v1`.
+#[derive(Debug, Serialize)]
+struct Document {
+    schema: &'static str,
+    machine: Machine,
+    settings: Settings,
+    lanes: usize,
+    rows: Vec<Receiver>,
+    fallbacks: Vec<Fallback>,
+    processes: u32,
+    sockets: u32,
+    left_out: u32,
+}
+
+impl Teller {
+    pub(super) fn new(shared: Shared, file: &Path, args: &RunArgs) -> Self {
+        let settings = Settings {
+            command: command_line(),
+            program: file.display().to_string(),
+            engine: args.engine.map(|engine| engine.to_string()),
+            steering: args.steering.map(|steering| steering.to_string()),
+            lanes: args.lanes,
+            ports: args.ports.clone(),
+            batch: args.batch,
+            seconds: 0.0,
+            exit_code: None,
+            signal: None,
+        };
+        let start = Instant::now();
+        Self { shared, settings, quiet: args.quiet, start, last: RefCell::new((start, Report::default())) }
+    }
+
+    /// What is there now.
+    pub(super) fn report(&self) -> Report {
+        self.shared.read()
+    }
+
+    /// Says how it goes, in a line.
+    pub(super) fn live(&self) {
+        let (now, report) = (Instant::now(), self.report());
+        let (then, before) = self.last.replace((now, report.clone()));
+        output::tell(&format!("manylane: {}", line(&report, &before, (now - then).as_secs_f64())));
+    }
+
+    /// Says how it went.
+    ///
+    /// # Errors
+    /// If the document cannot be written.
+    pub(super) fn end(self, end: End, json: Option<Box<dyn Write>>) -> Result<()> {
+        let report = self.report();
+        if !self.quiet {
+            output::tell(&text(&report));
+        }
+        let alive: Vec<u32> = report.pids().into_iter().filter(|&pid| is_alive(pid)).collect();
+        if !alive.is_empty() {
+            let pids: Vec<String> = alive.iter().map(ToString::to_string).collect();
+            output::tell(&format!(
+                "manylane: the program left processes behind that go on with their lanes: {} (--follow waits for them)",
+                pids.join(" ")
+            ));
+        }
+        let Some(mut out) = json else {
+            return Ok(());
+        };
+        let (exit_code, signal) = match end {
+            End::Code(code) => (Some(code), None),
+            End::Signal(signal) => (None, Some(signal)),
+        };
+        let document = Document {
+            schema: schema::RUN,
+            machine: Machine::read(),
+            settings: Settings {
+                seconds: self.start.elapsed().as_secs_f64(),
+                exit_code,
+                signal,
+                ..self.settings
+            },
+            lanes: report.lanes(),
+            rows: report.receivers,
+            fallbacks: report.fallbacks,
+            processes: report.processes,
+            sockets: report.sockets,
+            left_out: report.left_out,
+        };
+        let written = out.write_all(output::json(&document)?.as_bytes()).and_then(|()| out.flush());
+        match written {
+            // Whoever read has seen enough.
+            Err(err) if err.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.context("cannot write the report"),
+        }
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    // One that has ended, and whose parent has not noticed yet, is not.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, behind)| !behind.starts_with(['Z', 'X']))
+}
+
+/// How much has happened since `before`.
+fn line(report: &Report, before: &Report, seconds: f64) -> String {
+    let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds.max(1e-3);
+    let (now, then) = (report.total(), before.total());
+    let mut text = format!(
+        "{}, {}/s received, {}/s sent",
+        lanes(report.lanes()),
+        number(rate(now.0, then.0)),
+        number(rate(now.1, then.1))
+    );
+    let open: Vec<(usize, &Receiver)> =
+        report.receivers.iter().enumerate().filter(|(_, one)| one.open && one.lane.is_some()).collect();
+    if open.len() > 1 {
+        text += "; each:";
+        for (at, one) in open {
+            // A slot may have had another owner.
+            let then = before.receivers.get(at).filter(|then| then.tid == one.tid);
+            // Writing to a string does not fail.
+            _ = write!(text, " {}", number(rate(one.received, then.map_or(0, |then| then.received))));
+        }
+    }
+    let fallbacks: u64 = report.fallbacks.iter().map(|fallback| fallback.count).sum();
+    if fallbacks > 0 {
+        _ = write!(text, "; {fallbacks} fallbacks");
+    }
+    text
+}
+
+fn lanes(count: usize) -> String {
+    match count {
+        0 => "no lanes".into(),
+        1 => "1 lane".into(),
+        count => format!("{count} lanes"),
+    }
+}
+
+/// The table, and what fell back.
+fn text(report: &Report) -> String {
+    if report.processes == 0 {
+        return "manylane: the library was not loaded into any process: no lanes".into();
+    }
+    let mut text = match report.receivers.len() {
+        0 => "manylane: no UDP socket was received on".to_owned(),
+        _ => format!("manylane: {}\n{}", lanes(report.lanes()), table(&report.receivers)),
+    };
+    if report.receivers.len() > ROWS {
+        _ = write!(text, "\nand {} more that received less (--json has them)", report.receivers.len() - ROWS);
+    }
+    if report.left_out > 0 {
+        _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
+    }
+    for fallback in &report.fallbacks {
+        let times = if fallback.count == 1 { String::new() } else { format!(", {} times", fallback.count) };
+        let socket = if fallback.socket.is_empty() { "a socket" } else { &fallback.socket };
+        _ = write!(text, "\nno lanes{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
+    }
+    text
+}
+
+/// Rows of the table, at most: a server may have had thousands of sockets, one after the other.
+const ROWS: usize = 40;
+
+/// Those who received most, in the order in which they came.
+fn table(receivers: &[Receiver]) -> Table {
+    let mut most: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
+    most.sort_by_key(|(at, one)| (std::cmp::Reverse(one.received), *at));
+    most.truncate(ROWS);
+    most.sort_by_key(|(at, _)| *at);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([
+        "socket",
+        "lane",
+        "process",
+        "thread",
+        "received",
+        "per call",
+        "of other lanes",
+        "sent",
+    ]);
+    for (_, one) in most {
+        let per_call =
+            if one.receive_calls > 0 { one.received as f64 / one.receive_calls as f64 } else { 0.0 };
+        table.add_row([
+            one.socket.clone(),
+            one.lane.map_or_else(|| "-".into(), |lane| lane.to_string()),
+            one.pid.to_string(),
+            one.tid.to_string(),
+            one.received.to_string(),
+            format!("{per_call:.1}"),
+            one.helped.to_string(),
+            one.sent.to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(received: [u64; 2]) -> Report {
+        let receiver = |at: usize| Receiver {
+            socket: "127.0.0.1:53".into(),
+            lane: Some(at as u32),
+            pid: 7,
+            tid: 8 + at as u32,
+            open: true,
+            received: received[at],
+            sent: received[at],
+            receive_calls: 10,
+            ..Receiver::default()
+        };
+        let fallback = Fallback { why: "connected", count: 3, pid: 7, ..Fallback::default() };
+        let receivers = vec![receiver(0), receiver(1)];
+        Report { processes: 1, receivers, fallbacks: vec![fallback], ..Report::default() }
+    }
+
+    #[test]
+    fn the_line_has_rates_and_the_table_has_sums() {
+        let line = line(&report([300, 100]), &report([100, 100]), 2.0);
+        assert!(
+            line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 3 fallbacks"),
+            "{line}"
+        );
+        let text = text(&report([300, 100]));
+        for hint in
+            ["2 lanes", "127.0.0.1:53", "300", "30.0", "no lanes, 3 times: connected (a socket, process 7)"]
+        {
+            assert!(text.contains(hint), "{hint} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_said_in_words_too() {
+        assert!(text(&Report::default()).contains("was not loaded"));
+        assert!(text(&Report { processes: 1, ..Report::default() }).contains("no UDP socket"));
+    }
+}

@@ -1,0 +1,95 @@
+//! Servers in C, in every way in which threads or children share a socket: blocking, poll, select, epoll.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::load::Load;
+use crate::place::Place;
+use crate::server::{Report, Server};
+
+const SOURCE: &str = include_str!("server.c");
+
+fn build(place: &Place) -> PathBuf {
+    let (code, program) = (place.file("server.c", SOURCE), place.folder().join("server"));
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(code);
+    crate::says(cc);
+    program
+}
+
+/// Asks four receivers of that kind: the report, and the lanes that they had.
+fn compare(how: &str, options: &[&str]) -> (Report, usize) {
+    let place = Place::new(&format!("c-{how}"));
+    let program = build(&place);
+    let load = Load::USUAL;
+    let request = |n: usize| format!("request {n}").into_bytes();
+    let mut expected: Vec<_> =
+        (0..load.count() as usize).map(|n| format!("request {n}!").into_bytes()).collect();
+    expected.sort();
+    let mut found = None;
+    for with in [None, Some(options)] {
+        let addr = place.free();
+        let words = [program.to_str().unwrap(), &addr.port().to_string(), how, "4"].map(str::to_owned);
+        let mut server = Server::start(&place, &words, with);
+        assert_eq!(server.answer(&place, addr, b"first"), b"first!");
+        assert!(load.ask(&place, addr, request) == expected, "answers differ");
+        let (status, report) = server.end();
+        assert!(status.success(), "{status}");
+        if let Some(report) = report {
+            assert_eq!(report.received(addr), load.count() + 1, "{report:?}");
+            let lanes = report.lanes(addr);
+            found = Some((report, lanes));
+        }
+    }
+    found.unwrap()
+}
+
+fn every_receiver_has_a_lane(how: &str) {
+    let (report, lanes) = compare(how, &[]);
+    assert_eq!(lanes, 4, "{report:?}");
+}
+
+#[test]
+fn loopback_c_threads_that_block() {
+    every_receiver_has_a_lane("block");
+}
+
+#[test]
+fn loopback_c_threads_that_poll() {
+    every_receiver_has_a_lane("poll");
+}
+
+#[test]
+fn loopback_c_threads_that_select() {
+    every_receiver_has_a_lane("select");
+}
+
+#[test]
+fn loopback_c_threads_with_an_epoll_instance_each() {
+    every_receiver_has_a_lane("epoll");
+}
+
+#[test]
+fn loopback_c_children_that_block() {
+    every_receiver_has_a_lane("fork");
+}
+
+#[test]
+fn loopback_c_fewer_lanes_than_threads() {
+    let (report, lanes) = compare("block-two", &["--lanes", "2"]);
+    assert_eq!(lanes, 2, "{report:?}");
+}
+
+#[test]
+fn loopback_c_ports_that_are_not_taken() {
+    let place = Place::new("c-ports");
+    let program = build(&place);
+    let addr = place.free();
+    let words = [program.to_str().unwrap(), &addr.port().to_string(), "block", "2"].map(str::to_owned);
+    let other = if addr.port() == 9 { "10" } else { "9" };
+    let mut server = Server::start(&place, &words, Some(&["--ports", other]));
+    assert_eq!(server.answer(&place, addr, b"first"), b"first!");
+    let (_, report) = server.end();
+    let report = report.unwrap();
+    assert_eq!((report.lanes(addr), &report.0["sockets"]), (0, &0.into()), "{report:?}");
+}

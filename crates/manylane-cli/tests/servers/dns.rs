@@ -1,0 +1,211 @@
+//! DNS servers: NSD, Knot and Unbound. The first two have a socket for each process or thread by themselves
+//! (SO_REUSEPORT) and have to go on as they are; Unbound's threads share one if they are told so.
+
+use std::net::SocketAddr;
+
+use manylane_testbed::{Layout, Testbed, skip};
+
+use crate::load::Load;
+use crate::place::Place;
+use crate::server::{Report, Server};
+use crate::{find, says, words};
+
+const NAMES: usize = 100;
+
+/// A question for an address of a name; every seventh name does not exist.
+fn question(n: usize) -> Vec<u8> {
+    let id = (n as u16).to_be_bytes();
+    let mut bytes = vec![id[0], id[1], 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    let host = if n % 7 == 6 { "nobody".to_owned() } else { format!("host{}", n % NAMES) };
+    for label in [host.as_str(), "example", "test", ""] {
+        bytes.push(label.len() as u8);
+        bytes.extend(label.as_bytes());
+    }
+    bytes.extend([0, 1, 0, 1]);
+    bytes
+}
+
+fn zone() -> String {
+    let mut text = "$ORIGIN example.test.\n$TTL 3600\n@ SOA ns hostmaster 1 3600 600 86400 3600\n@ NS ns\nns A 192.0.2.1\n".to_owned();
+    for name in 0..NAMES {
+        text += &format!("host{name} A 192.0.2.{name}\n");
+    }
+    text
+}
+
+/// Questions for dnsperf.
+fn questions() -> String {
+    (0..NAMES).map(|name| format!("host{name}.example.test A\n")).collect()
+}
+
+/// A server's command line that serves the zone at an address.
+type Prepare = fn(&Place, SocketAddr) -> Vec<String>;
+
+fn serve(
+    place: &Place,
+    prepare: Prepare,
+    with: Option<&[&str]>,
+) -> (Vec<Vec<u8>>, Option<Report>, SocketAddr) {
+    let addr = place.free();
+    let mut server = Server::start(place, &prepare(place, addr), with);
+    let first = server.answer(place, addr, &question(0));
+    assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
+    let load = Load::USUAL;
+    let answers = load.ask(place, addr, question);
+    let mut asked = load.count() + 1;
+    if find("dnsperf").is_some() {
+        asked += dnsperf(place, addr);
+    }
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    if let Some(report) = report.as_ref().filter(|report| report.lanes(addr) > 1) {
+        assert_eq!(report.received(addr), asked, "{report:?}");
+    }
+    (answers, report, addr)
+}
+
+/// Asks in the way of those who measure DNS servers: how many questions it were.
+fn dnsperf(place: &Place, addr: SocketAddr) -> u64 {
+    const LOOPS: usize = 50;
+    let questions = place.file("questions", &questions());
+    let mut dnsperf = place.command(find("dnsperf").unwrap());
+    dnsperf.args([
+        "-s",
+        "127.0.0.1",
+        "-p",
+        &addr.port().to_string(),
+        "-d",
+        &questions,
+        "-q",
+        "64",
+        "-c",
+        "16",
+    ]);
+    let said = says({
+        dnsperf.args(["-n", &LOOPS.to_string(), "-t", "20"]);
+        dnsperf
+    });
+    let number = |name: &str| -> u64 {
+        let line =
+            said.lines().find(|line| line.trim().starts_with(name)).unwrap_or_else(|| panic!("{said}"));
+        line.split_whitespace().find_map(|word| word.parse().ok()).unwrap()
+    };
+    let count = (NAMES * LOOPS) as u64;
+    assert_eq!((number("Queries sent:"), number("Queries completed:")), (count, count), "{said}");
+    count
+}
+
+/// The same answers with lanes and without.
+fn compare(test: &str, prepare: Prepare) -> (Report, SocketAddr) {
+    let place = Place::new(test);
+    let (without, _, _) = serve(&place, prepare, None);
+    let (with, report, addr) = serve(&place, prepare, Some(&[]));
+    assert!(without == with, "answers differ");
+    (report.unwrap(), addr)
+}
+
+fn nsd(place: &Place, addr: SocketAddr) -> Vec<String> {
+    let zone = place.file("zone", &zone());
+    let at = place.folder().display();
+    let configuration = format!(
+        "server:\n ip-address: {addr}@{port}\n server-count: 2\n username: \"\"\n chroot: \"\"\n zonesdir: \"{at}\"\n \
+         pidfile: \"{at}/nsd.pid\"\n database: \"\"\n zonelistfile: \"{at}/zone.list\"\n xfrdfile: \"{at}/xfrd.state\"\n \
+         reuseport: yes\n rrl-ratelimit: 0\n round-robin: no\n hide-version: yes\nremote-control:\n control-enable: no\n\
+         zone:\n name: example.test\n zonefile: \"{zone}\"\n",
+        addr = addr.ip(),
+        port = addr.port()
+    );
+    words("nsd", &["-d", "-c", &place.file("nsd.conf", &configuration)])
+}
+
+fn knot(place: &Place, addr: SocketAddr) -> Vec<String> {
+    let zone = place.file("zone", &zone());
+    let at = place.folder().display();
+    let configuration = format!(
+        "server:\n  listen: 127.0.0.1@{}\n  rundir: \"{at}\"\n  udp-workers: 2\n  tcp-workers: 1\n  background-workers: 1\n\
+         database:\n  storage: \"{at}/db\"\ncontrol:\n  listen: \"{at}/s\"\nlog:\n  - target: stderr\n    any: warning\n\
+         zone:\n  - domain: example.test\n    file: \"{zone}\"\n    zonefile-sync: -1\n    journal-content: none\n",
+        addr.port()
+    );
+    words("knotd", &["-c", &place.file("knot.conf", &configuration)])
+}
+
+fn unbound(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
+    let mut data = "local-zone: example.test. static\n".to_owned();
+    for name in 0..NAMES {
+        data += &format!("local-data: \"host{name}.example.test. 3600 A 192.0.2.{name}\"\n");
+    }
+    let configuration = format!(
+        "server:\n interface: 127.0.0.1@{}\n num-threads: 4\n so-reuseport: {reuseport}\n username: \"\"\n chroot: \"\"\n \
+         directory: \"{}\"\n pidfile: \"\"\n use-syslog: no\n do-tcp: no\n module-config: \"iterator\"\n {data}\
+         remote-control:\n control-enable: no\n",
+        addr.port(),
+        place.folder().display()
+    );
+    words("unbound", &["-d", "-c", &place.file("unbound.conf", &configuration)])
+}
+
+#[test]
+fn loopback_nsd() {
+    if crate::has("loopback_nsd", "nsd", "nsd") {
+        compare("nsd", nsd);
+    }
+}
+
+#[test]
+fn loopback_knot() {
+    if crate::has("loopback_knot", "knotd", "knot") {
+        compare("knot", knot);
+    }
+}
+
+#[test]
+fn loopback_unbound() {
+    if crate::has("loopback_unbound", "unbound", "unbound") {
+        compare("unbound", |place, addr| unbound(place, addr, "yes"));
+    }
+}
+
+#[test]
+fn loopback_unbound_with_one_socket() {
+    if !crate::has("loopback_unbound_with_one_socket", "unbound", "unbound") {
+        return;
+    }
+    let (report, addr) = compare("unbound-one", |place, addr| unbound(place, addr, "no"));
+    assert_eq!(report.lanes(addr), 4, "{report:?}");
+}
+
+/// Load by XDP frames, past the sender's stack: NSD answers each of them.
+#[test]
+fn netns_nsd_and_kxdpgun() {
+    const TEST: &str = "netns_nsd_and_kxdpgun";
+    if !skip::need_root(TEST)
+        || !crate::has(TEST, "nsd", "nsd")
+        || !crate::has(TEST, "kxdpgun", "knot-dnsutils")
+    {
+        return;
+    }
+    // kxdpgun takes answers from as many queues as it has threads.
+    let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
+    let place = Place::at("kxdpgun", testbed.host(1));
+    let addr = SocketAddr::from((testbed.host(1).ip4(0), 53));
+    let mut server = Server::start(&place, &nsd(&place, addr), Some(&[]));
+    let questions = place.file("questions", &questions());
+    let asker = Place::at("kxdpgun-asker", testbed.host(0));
+    server.answer(&asker, addr, &question(0));
+    let mut kxdpgun = asker.command(find("kxdpgun").unwrap());
+    kxdpgun.args(["-t", "2", "-Q", "2000", "-i", &questions, "-I", testbed.host(0).device(0)]);
+    let said = says({
+        kxdpgun.arg(addr.ip().to_string());
+        kxdpgun
+    });
+    let number = |name: &str| -> u64 {
+        let line = said.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{said}"));
+        line.split_whitespace().find_map(|word| word.parse().ok()).unwrap()
+    };
+    assert!(number("total queries:") > 0, "{said}");
+    assert_eq!(number("total replies:"), number("total queries:"), "{said}");
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    assert!(report.unwrap().0["processes"].as_u64() > Some(0));
+}

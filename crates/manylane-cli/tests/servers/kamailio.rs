@@ -1,0 +1,72 @@
+//! Kamailio: its children are forked when the socket is bound, and each of them blocks in a receive on it.
+
+use crate::load::Load;
+use crate::place::Place;
+use crate::server::{Report, Server};
+use crate::words;
+
+const CONFIGURATION: &str = r#"
+debug=0
+log_stderror=yes
+children=4
+auto_aliases=no
+disable_tcp=yes
+mpath="/usr/lib/x86_64-linux-gnu/kamailio/modules/:/usr/lib/aarch64-linux-gnu/kamailio/modules/:/usr/lib/kamailio/modules/"
+loadmodule "sl.so"
+request_route { sl_send_reply("200", "OK"); }
+"#;
+
+/// An OPTIONS request from `source`, whose answer goes back to there.
+fn options(n: usize) -> Vec<u8> {
+    format!(
+        "OPTIONS sip:test@127.0.0.1 SIP/2.0\r\nVia: SIP/2.0/UDP 127.0.0.1;rport;branch=z9hG4bK{n}\r\n\
+         From: <sip:a@127.0.0.1>;tag=t{n}\r\nTo: <sip:b@127.0.0.1>\r\nCall-ID: call{n}\r\nCSeq: {n} OPTIONS\r\n\
+         Max-Forwards: 70\r\nContent-Length: 0\r\n\r\n"
+    )
+    .into_bytes()
+}
+
+/// An answer without what is different each time by itself: our port, and the mark of the server's start.
+fn plain(answer: &[u8]) -> String {
+    let text = String::from_utf8(answer.to_vec()).unwrap();
+    let lines = text.lines().map(|line| {
+        let cut = if line.starts_with("Via:") { ";rport=" } else { "\0" };
+        let cut = if line.starts_with("To:") { ";tag=" } else { cut };
+        line.split(cut).next().unwrap_or_default()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, std::net::SocketAddr) {
+    let addr = place.free();
+    let configuration = place.file("kamailio.cfg", &format!("{CONFIGURATION}listen=udp:{addr}\n"));
+    let (pid, run) = (place.path("kamailio.pid"), place.folder().to_str().unwrap().to_owned());
+    let arguments =
+        ["-f", &configuration, "-DD", "-E", "-P", &pid, "-Y", &run, "-w", &run, "-m", "32", "-M", "4"];
+    let mut server = Server::start(place, &words("kamailio", &arguments), with);
+    server.answer(place, addr, &options(999_999));
+    let load = Load { flows: 32, each: 100 };
+    let mut answers: Vec<String> =
+        load.ask(place, addr, options).iter().map(|answer| plain(answer)).collect();
+    answers.sort();
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    if let Some(report) = &report {
+        assert_eq!(report.received(addr), load.count() + 1, "{report:?}");
+    }
+    (answers, report, addr)
+}
+
+#[test]
+fn loopback_kamailio() {
+    if !crate::has("loopback_kamailio", "kamailio", "kamailio") {
+        return;
+    }
+    let place = Place::new("kamailio");
+    let (without, _, _) = serve(&place, None);
+    let (with, report, addr) = serve(&place, Some(&[]));
+    assert!(without[0].starts_with("SIP/2.0 200 OK"), "{}", without[0]);
+    assert!(without == with, "answers differ: {} / {}", without[0], with[0]);
+    let report = report.unwrap();
+    assert_eq!(report.lanes(addr), 4, "{report:?}");
+}

@@ -1,0 +1,58 @@
+//! memcached: all threads wait, each on an epoll instance of its own, for one UDP socket.
+
+use crate::load::Load;
+use crate::place::Place;
+use crate::server::{Report, Server};
+use crate::words;
+
+const KEYS: usize = 100;
+
+/// A request in memcached's frame.
+fn frame(id: usize, text: &str) -> Vec<u8> {
+    let id = (id as u16).to_be_bytes();
+    [&[id[0], id[1], 0, 0, 0, 1, 0, 0], text.as_bytes()].concat()
+}
+
+fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<(Report, usize)>) {
+    let addr = place.free();
+    let port = addr.port().to_string();
+    let options = ["-U", &port, "-p", &port, "-l", "127.0.0.1", "-t", "4", "-u", "root", "-m", "64"];
+    let mut server = Server::start(place, &words("memcached", &options), with);
+    for key in 0..KEYS {
+        let value = format!("value-{}", key * key);
+        let set = frame(key, &format!("set k{key} 7 0 {}\r\n{value}\r\n", value.len()));
+        assert_eq!(server.answer(place, addr, &set), frame(key, "STORED\r\n"));
+    }
+    let load = Load::USUAL;
+    let answers = load.ask(place, addr, |n| match n % 10 {
+        0 => frame(n, "version\r\n"),
+        1 => frame(n, &format!("set n{n} 0 0 4\r\n{n:04}\r\n")),
+        2 => frame(n, "get nothing\r\n"),
+        _ => frame(n, &format!("get k{}\r\n", n % KEYS)),
+    });
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    let received = load.count() as usize + KEYS;
+    (
+        answers,
+        report.map(|report| {
+            assert_eq!(report.received(addr), received as u64, "{report:?}");
+            let lanes = report.lanes(addr);
+            (report, lanes)
+        }),
+    )
+}
+
+#[test]
+fn loopback_memcached() {
+    if !crate::has("loopback_memcached", "memcached", "memcached") {
+        return;
+    }
+    let place = Place::new("memcached");
+    let (without, _) = serve(&place, None);
+    let (with, report) = serve(&place, Some(&[]));
+    assert!(without == with, "answers differ");
+    let (report, lanes) = report.unwrap();
+    assert_eq!(lanes, 4, "{report:?}");
+    assert_eq!(report.reasons(), [""; 0]);
+}

@@ -1,0 +1,102 @@
+//! Servers in Python: one thread receives, others or none answer. There is one receiver: nothing to be gained, nothing
+//! to be lost.
+
+use crate::load::Load;
+use crate::place::Place;
+use crate::server::Server;
+use crate::words;
+
+const THREADING: &str = r#"
+import socketserver, sys
+class Handler(socketserver.BaseRequestHandler):
+    def handle(self):
+        data, socket = self.request
+        socket.sendto(data[::-1] + b"!", self.client_address)
+class Server(socketserver.ThreadingUDPServer):
+    daemon_threads = True
+with Server(("127.0.0.1", int(sys.argv[1])), Handler) as server:
+    server.serve_forever()
+"#;
+
+const ASYNCIO: &str = r#"
+import asyncio, sys
+class Protocol(asyncio.DatagramProtocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def datagram_received(self, data, addr):
+        self.transport.sendto(data[::-1] + b"!", addr)
+async def main():
+    loop = asyncio.get_running_loop()
+    await loop.create_datagram_endpoint(Protocol, local_addr=("127.0.0.1", int(sys.argv[1])))
+    await asyncio.Event().wait()
+asyncio.run(main())
+"#;
+
+const FORKING: &str = r#"
+import os, signal, socket, sys
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", int(sys.argv[1])))
+children = []
+for _ in range(4):
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            data, peer = server.recvfrom(2048)
+            server.sendto(data[::-1] + b"!", peer)
+    children.append(pid)
+def end(*_):
+    for pid in children:
+        os.kill(pid, signal.SIGTERM)
+signal.signal(signal.SIGTERM, end)
+for pid in children:
+    os.waitpid(pid, 0)
+"#;
+
+fn compare(test: &str, program: &str) -> crate::server::Report {
+    let place = Place::new(test);
+    let program = place.file("server.py", program);
+    let load = Load { flows: 32, each: 60 };
+    let request = |n: usize| format!("request {n}").into_bytes();
+    let answer = |n: usize| request(n).into_iter().rev().chain(*b"!").collect::<Vec<u8>>();
+    let mut expected: Vec<_> = (0..load.count() as usize).map(answer).collect();
+    expected.sort();
+    let mut found = None;
+    for with in [None, Some(&[][..])] {
+        let addr = place.free();
+        let arguments = [program.as_str(), &addr.port().to_string()];
+        let mut server = Server::start(&place, &words("python3", &arguments), with);
+        assert_eq!(server.answer(&place, addr, &request(7)), answer(7));
+        assert!(load.ask(&place, addr, request) == expected, "answers differ");
+        let (_, report) = server.end();
+        if let Some(report) = report {
+            assert_eq!(report.received(addr), load.count() + 1, "{report:?}");
+            found = Some((report, addr));
+        }
+    }
+    let (report, addr) = found.unwrap();
+    // More receivers than one have lanes.
+    let lanes = report.lanes(addr);
+    assert_eq!(lanes, if test.ends_with("forking") { 4 } else { lanes.min(1) }, "{report:?}");
+    report
+}
+
+#[test]
+fn loopback_python_threading() {
+    if crate::has("loopback_python_threading", "python3", "python3") {
+        compare("python-threading", THREADING);
+    }
+}
+
+#[test]
+fn loopback_python_asyncio() {
+    if crate::has("loopback_python_asyncio", "python3", "python3") {
+        compare("python-asyncio", ASYNCIO);
+    }
+}
+
+#[test]
+fn loopback_python_forking() {
+    if crate::has("loopback_python_forking", "python3", "python3") {
+        compare("python-forking", FORKING);
+    }
+}

@@ -1,0 +1,111 @@
+//! rsyslog: each thread of imudp waits on an epoll instance of its own. It answers nothing: its file is looked at.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::place::Place;
+use crate::server::{PATIENCE, Report, Server};
+use crate::words;
+
+const FLOWS: usize = 32;
+const EACH: usize = 250;
+
+/// Lines of the file, counted.
+fn lines(path: &str) -> usize {
+    fs::read(path).unwrap_or_default().iter().filter(|&&byte| byte == b'\n').count()
+}
+
+fn wait_for_lines(server: &mut Server, path: &str, count: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while lines(path) < count {
+        server.must_run();
+        assert!(Instant::now() < deadline, "{} of {count} messages: {}", lines(path), server.log());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, SocketAddr) {
+    let addr = place.free();
+    let out = place.path(if with.is_some() { "with.out" } else { "without.out" });
+    let configuration = format!(
+        r#"
+global(workDirectory="{}")
+module(load="imudp" threads="4" batchSize="16")
+template(name="plain" type="string" string="%hostname% %syslogtag%%msg%\n")
+input(type="imudp" port="{}" address="127.0.0.1" ruleset="all")
+ruleset(name="all") {{ action(type="omfile" file="{out}" template="plain") }}
+"#,
+        place.folder().display(),
+        addr.port()
+    );
+    let configuration = place.file("rsyslog.conf", &configuration);
+    let pid = place.path("rsyslog.pid");
+    let arguments = ["-n", "-f", &configuration, "-i", &pid];
+    let mut server = Server::start(place, &words("rsyslogd", &arguments), with);
+    // The first message gets through when somebody listens; sent to nobody, it is not there.
+    let first = place.socket();
+    first.connect(addr).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while first.send(b"<13>Jan  1 00:00:00 host tag: first").is_err() || lines(&out) == 0 {
+        server.must_run();
+        assert!(Instant::now() < deadline, "nobody listens: {}", server.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let sockets: Vec<_> = (0..FLOWS).map(|_| place.socket()).collect();
+    let base = settled(&out);
+    for at in 0..EACH {
+        for (flow, socket) in sockets.iter().enumerate() {
+            let text = format!("<13>Jan  1 00:00:00 host tag: flow {flow} message {at}");
+            socket.send_to(text.as_bytes(), addr).unwrap();
+        }
+        // Never more on their way than every receive buffer has room for.
+        wait_for_lines(&mut server, &out, base + (at + 1) * FLOWS);
+    }
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    (fs::read_to_string(&out).unwrap(), report, addr)
+}
+
+/// Lines of the file when no more come.
+fn settled(path: &str) -> usize {
+    let (mut count, mut since) = (lines(path), Instant::now());
+    while since.elapsed() < Duration::from_millis(100) {
+        let now = lines(path);
+        if now != count {
+            (count, since) = (now, Instant::now());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    count
+}
+
+/// Each message, how often.
+fn messages(text: &str) -> BTreeMap<&str, usize> {
+    let mut all = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.ends_with("first")) {
+        *all.entry(line).or_default() += 1;
+    }
+    all
+}
+
+#[test]
+fn loopback_rsyslog() {
+    if !crate::has("loopback_rsyslog", "rsyslogd", "rsyslog") {
+        return;
+    }
+    let place = Place::new("rsyslog");
+    let (without, _, _) = serve(&place, None);
+    let (with, report, addr) = serve(&place, Some(&[]));
+    for text in [&without, &with] {
+        let messages = messages(text);
+        assert_eq!(messages.len(), FLOWS * EACH);
+        assert!(messages.values().all(|&count| count == 1), "a message is there twice");
+    }
+    assert!(messages(&without) == messages(&with), "the files differ");
+    let report = report.unwrap();
+    assert!(report.received(addr) >= (FLOWS * EACH) as u64, "{report:?}");
+    assert_eq!(report.lanes(addr), 4, "{report:?}");
+}

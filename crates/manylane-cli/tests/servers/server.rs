@@ -1,0 +1,141 @@
+//! A server that runs, with lanes or without, and ends with the test however that ends.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use manylane_sys::process;
+use serde_json::Value;
+
+use crate::place::Place;
+
+/// How long anything may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server. It and all in its process group are killed when this is dropped.
+pub(crate) struct Server {
+    child: Child,
+    report: Option<String>,
+    log: String,
+}
+
+/// Waits until `is` holds.
+pub(crate) fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+impl Server {
+    /// Starts a command line, by `manylane run` if `with` says so with its options.
+    pub(crate) fn start(place: &Place, words: &[String], with: Option<&[&str]>) -> Self {
+        let name = if with.is_some() { "with" } else { "without" };
+        let (report, log) = (place.path(&format!("{name}.json")), place.path(&format!("{name}.log")));
+        let mut command = match with {
+            None => place.command(&words[0]),
+            Some(options) => {
+                let mut command = place.command(env!("CARGO_BIN_EXE_manylane"));
+                command.args(["run", "--json", &report]).args(options).arg("--").arg(&words[0]);
+                command
+            }
+        };
+        let out = File::create(&log).unwrap();
+        command.args(&words[1..]).current_dir(place.folder()).process_group(0);
+        command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
+        process::die_with_us(&mut command);
+        let child = command.spawn().unwrap();
+        Self { child, report: with.map(|_| report), log }
+    }
+
+    /// What it has said so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until it answers `request` at `addr`: the answer. It has got that request once.
+    pub(crate) fn answer(&mut self, place: &Place, addr: SocketAddr, request: &[u8]) -> Vec<u8> {
+        let socket = place.socket_at(if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" });
+        // So that we learn that nobody is there yet.
+        socket.connect(addr).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.first(&socket, request)
+    }
+
+    fn first(&mut self, socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut buffer = [0; 4096];
+        loop {
+            let asked = socket.send(request).and_then(|_| socket.recv(&mut buffer));
+            match asked {
+                Ok(len) => return buffer[..len].to_vec(),
+                Err(err) if err.kind() == std::io::ErrorKind::ConnectionRefused => {}
+                Err(err) => panic!("no answer: {err}: {}", self.log()),
+            }
+            self.must_run();
+            assert!(Instant::now() < deadline, "nobody listens: {}", self.log());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Fails if it has ended.
+    pub(crate) fn must_run(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        assert_eq!(ended, None, "the server has ended: {}", self.log());
+    }
+
+    /// Ends it: what became of it, and the report if it had lanes.
+    pub(crate) fn end(mut self) -> (ExitStatus, Option<Report>) {
+        process::send(self.child.id() as i32, 15).unwrap();
+        let mut status = None;
+        wait_for("the end of the server", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        let read = |path: &String| serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        (status.unwrap(), self.report.as_ref().map(|path| Report(read(path))))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.log());
+        }
+        // Also the children of one that was killed.
+        let _ = process::send(-(self.child.id() as i32), 9);
+        let _ = self.child.wait();
+    }
+}
+
+/// The document of `manylane run`.
+#[derive(Debug)]
+pub(crate) struct Report(pub(crate) Value);
+
+impl Report {
+    fn rows(&self, addr: SocketAddr) -> impl Iterator<Item = &Value> {
+        let addr = addr.to_string();
+        self.0["rows"].as_array().unwrap().iter().filter(move |row| row["socket"] == addr.as_str())
+    }
+
+    /// Lanes of the socket that is bound to `addr`.
+    pub(crate) fn lanes(&self, addr: SocketAddr) -> usize {
+        self.rows(addr).filter_map(|row| row["lane"].as_u64()).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Datagrams that were received there.
+    pub(crate) fn received(&self, addr: SocketAddr) -> u64 {
+        self.rows(addr).map(|row| row["received"].as_u64().unwrap()).sum()
+    }
+
+    /// Reasons of fallbacks.
+    pub(crate) fn reasons(&self) -> Vec<&str> {
+        let all = self.0["fallbacks"].as_array().unwrap();
+        all.iter().map(|fallback| fallback["reason"].as_str().unwrap()).collect()
+    }
+}

@@ -1,0 +1,56 @@
+//! A short run of the stress program, without `manylane run` and with it: a program that checks what the kernel says has
+//! to hold in both cases. `make stress` runs it for longer.
+
+#![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use manylane_sys::process;
+use serde_json::Value;
+
+const SECONDS: &str = "5";
+
+fn build() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stress");
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("stress");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&program);
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        if entry.path().extension().is_some_and(|extension| extension == "c") {
+            cc.arg(entry.path());
+        }
+    }
+    let output = cc.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+/// Runs it: what it says.
+fn run(mut command: Command) -> String {
+    process::die_with_us(&mut command);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    assert!(said.contains("stress: seed "), "{said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn loopback_random_calls_are_as_the_kernel_s() {
+    let stress = build();
+    let mut alone = Command::new(&stress);
+    alone.arg(SECONDS);
+    let said = run(alone);
+    assert!(said.contains("nothing lost, nothing twice, nothing leaked"), "{said}");
+
+    let report = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stress.json");
+    let mut with = Command::new(env!("CARGO_BIN_EXE_manylane"));
+    with.args(["run", "--quiet", "--json"]).arg(&report).arg("--").arg(&stress).arg(SECONDS);
+    let said = run(with);
+    assert!(said.contains("nothing lost, nothing twice, nothing leaked"), "{said}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
+    // Otherwise it would say nothing about lanes.
+    assert!(report["lanes"].as_u64() > Some(1), "{report}");
+}

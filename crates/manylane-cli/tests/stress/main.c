@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * stress SECONDS [SEED]: 8 threads and 3 forked children do random calls on
+ * UDP sockets, shared and their own, while two threads send. Now and then the
+ * senders pause, and some of the receivers: the others have to get all that is
+ * queued. The seed makes the choices; the order in which threads run it cannot
+ * make. Ends with 0, or with 1 and what was wrong.
+ */
+#include "stress.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/*
+ * Milliseconds for all that is queued, and some more: one receiver needs at
+ * most 20 for each socket. Counted in sleeps, for a machine may stand still.
+ */
+#define PATIENCE 3000
+
+struct shared *all;
+static pid_t children[CHILDREN];
+
+/* splitmix64 */
+static uint64_t next(uint64_t *state)
+{
+	uint64_t z = *state += 0x9e3779b97f4a7c15;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+	return z ^ (z >> 31);
+}
+
+uint32_t draw(struct actor *actor, uint32_t below)
+{
+	return below ? (uint32_t)(next(&actor->random) >> 33) % below : 0;
+}
+
+static struct actor actor_of(uint32_t number, uint32_t life)
+{
+	struct actor actor = { .number = number,
+			       .random = all->seed ^
+					 ((uint64_t)number << 32 | life) };
+
+	for (int at = 0; at < SOCKETS; at++)
+		actor.epoll[at] = -1;
+	next(&actor.random);
+	actor.favourite = draw(&actor, SOCKETS);
+	return actor;
+}
+
+void fail(const char *format, ...)
+{
+	char text[512];
+	va_list list;
+	int saved = errno;
+
+	va_start(list, format);
+	errno = saved;
+	vsnprintf(text, sizeof(text), format, list);
+	va_end(list);
+	if (!all->failures++)
+		fprintf(stderr, "stress: %s\nstress: process %d, seed %llu\n",
+			text, getpid(), (unsigned long long)all->seed);
+	/* At once: what follows a failure says nothing. */
+	kill(0, SIGKILL);
+	_exit(1);
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static int count_descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+/* Acts until it is over, or for so many turns: 0 if it is over. */
+static bool act(struct actor *actor, uint32_t turns)
+{
+	uint32_t bit = 1u << actor->number;
+
+	while (!all->stop) {
+		if (!(all->receiving & bit)) {
+			all->idle |= bit;
+			while (!(all->receiving & bit) && !all->stop)
+				usleep(500);
+			all->idle &= ~bit;
+			continue;
+		}
+		if (!turns--)
+			return true;
+		if (draw(actor, 200))
+			receive_shared(actor);
+		else
+			use_private(actor);
+	}
+	return false;
+}
+
+/* Threads that end, and others in their place. */
+static void *live(void *argument)
+{
+	struct actor actor = actor_of((uint32_t)(uintptr_t)argument >> 16,
+				      (uint32_t)(uintptr_t)argument & 0xffff);
+	uint32_t turns =
+		draw(&actor, 3) ? 200 + draw(&actor, 2000) : draw(&actor, 20);
+
+	if (!act(&actor, turns)) {
+		end_actor(&actor);
+		return NULL;
+	}
+	end_actor(&actor);
+	return &children;
+}
+
+static void *keep(void *number)
+{
+	for (uint32_t life = 1;; life++) {
+		pthread_t thread;
+		void *more;
+
+		CHECK(!pthread_create(&thread, NULL, live,
+				      (void *)((uintptr_t)number << 16 |
+					       (life & 0xffff))),
+		      "pthread_create");
+		pthread_join(thread, &more);
+		if (!more)
+			return NULL;
+	}
+}
+
+static void *send_all(void *number)
+{
+	struct actor actor =
+		actor_of(RECEIVERS + (uint32_t)(uintptr_t)number, 0);
+	int flows[FLOWS];
+
+	for (int at = 0; at < FLOWS; at++)
+		flows[at] = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	while (!all->stop) {
+		if (all->quiet)
+			usleep(1000);
+		else
+			send_shared(&actor, flows);
+	}
+	for (int at = 0; at < FLOWS; at++)
+		close(flows[at]);
+	return NULL;
+}
+
+/* All that was sent was received. */
+static bool is_settled(void)
+{
+	for (int at = 0; at < SOCKETS; at++) {
+		if (all->socket[at].sent != all->socket[at].received)
+			return false;
+	}
+	return true;
+}
+
+/* Senders pause, and some receivers: the others get everything. */
+static void settle(struct actor *actor)
+{
+	uint32_t everybody = (1u << RECEIVERS) - 1, some = 0;
+	uint32_t turns = 0;
+
+	switch (draw(actor, 3)) {
+	case 0:
+		some = everybody;
+		break;
+	case 1:
+		some = 1u << draw(actor, RECEIVERS);
+		break;
+	default:
+		while (!some)
+			some = draw(actor, everybody);
+	}
+	all->quiet = true;
+	all->receiving = some;
+	while (!is_settled()) {
+		if (++turns > PATIENCE) {
+			for (int at = 0; at < SOCKETS; at++) {
+				if (all->socket[at].sent !=
+				    all->socket[at].received)
+					fprintf(stderr,
+						"stress: socket %d (way %d): %u sent, %u received\n",
+						at, all->socket[at].way,
+						all->socket[at].sent,
+						all->socket[at].received);
+			}
+			fail("receivers %x of %x do not get what is queued",
+			     some, everybody);
+		}
+		usleep(1000);
+	}
+	all->receiving = everybody;
+	all->quiet = false;
+}
+
+static void child(uint32_t number, int before)
+{
+	struct actor actor = actor_of(number, 0);
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	while (act(&actor, 1000))
+		actor.favourite = draw(&actor, SOCKETS);
+	end_actor(&actor);
+	for (int at = 0; at < SOCKETS; at++)
+		close(all->socket[at].fd);
+	CHECK(count_descriptors() == before,
+	      "a child has %d descriptors, not %d", count_descriptors(),
+	      before);
+	_exit(0);
+}
+
+int main(int argc, char **argv)
+{
+	double start = now(), seconds = argc > 1 ? atof(argv[1]) : 10;
+	uint64_t seed = argc > 2 ?
+				strtoull(argv[2], NULL, 0) :
+				(uint64_t)time(NULL) << 20 ^ (uint64_t)getpid();
+	pthread_t receivers[THREADS], senders[SENDERS];
+	int before = count_descriptors(), status;
+	struct actor actor;
+
+	/* A failure kills the group. */
+	setpgid(0, 0);
+	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
+		   MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (all == MAP_FAILED)
+		return 1;
+	all->seed = seed;
+	all->receiving = (1u << RECEIVERS) - 1;
+	actor = actor_of(RECEIVERS + SENDERS, 0);
+	fprintf(stderr, "stress: seed %llu\n", (unsigned long long)seed);
+	open_shared();
+	for (uint32_t at = 0; at < CHILDREN; at++) {
+		children[at] = fork();
+		if (!children[at])
+			child(THREADS + at, before);
+	}
+	for (uintptr_t at = 0; at < THREADS; at++)
+		CHECK(!pthread_create(&receivers[at], NULL, keep, (void *)at),
+		      "pthread_create");
+	for (uintptr_t at = 0; at < SENDERS; at++)
+		CHECK(!pthread_create(&senders[at], NULL, send_all, (void *)at),
+		      "pthread_create");
+	while (now() - start < seconds) {
+		usleep(100000 + 1000 * draw(&actor, 600));
+		settle(&actor);
+	}
+	settle(&actor);
+	all->quiet = true;
+	all->stop = true;
+	for (int at = 0; at < SENDERS; at++)
+		pthread_join(senders[at], NULL);
+	for (int at = 0; at < THREADS; at++)
+		pthread_join(receivers[at], NULL);
+	for (int at = 0; at < CHILDREN; at++)
+		CHECK(waitpid(children[at], &status, 0) == children[at] &&
+			      !status,
+		      "a child ended with %x", status);
+	for (int at = 0; at < SOCKETS; at++)
+		CHECK(!close(all->socket[at].fd), "close: %m");
+	CHECK(count_descriptors() == before, "%d descriptors are open, not %d",
+	      count_descriptors(), before);
+	printf("stress: %u datagrams, %llu calls, nothing lost, nothing twice, nothing leaked\n",
+	       all->ids, (unsigned long long)all->calls);
+	return 0;
+}

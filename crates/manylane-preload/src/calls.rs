@@ -1,0 +1,132 @@
+//! The list: every function that the library stands in front of, and where it goes.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    SYS_bind, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl,
+    SYS_fcntl, SYS_getsockopt, SYS_ioctl, SYS_ppoll, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg,
+    SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setsockopt, SYS_shutdown, SYS_socket, SYS_write,
+    SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
+    pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, uid_t,
+};
+
+use crate::{descriptors, epoll, options, process, receive, select, send, signals, wait};
+
+type Args = *const *const c_char;
+
+crate::interpose! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, Some(SYS_socket) => descriptors::socket;
+    fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, Some(SYS_bind) => descriptors::bind;
+    fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, Some(SYS_connect) => descriptors::connect;
+    fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, Some(SYS_connect)
+        => descriptors::connect;
+    fn shutdown(fd: c_int, how: c_int) -> c_int, Some(SYS_shutdown) => descriptors::shutdown;
+    fn close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close;
+    fn __close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close;
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, Some(SYS_close_range)
+        => descriptors::close_range;
+    fn closefrom(first: c_int) -> (), None => descriptors::closefrom;
+    fn dup(fd: c_int) -> c_int, Some(SYS_dup) => descriptors::dup;
+    fn dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2;
+    fn __dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2;
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int, Some(SYS_dup3) => descriptors::dup3;
+    fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
+    fn __fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
+    fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
+    fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int, Some(SYS_ioctl) => options::ioctl;
+
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int,
+        Some(SYS_setsockopt) => options::setsockopt;
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int,
+        Some(SYS_getsockopt) => options::getsockopt;
+
+    fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t, None => receive::recv;
+    fn recvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, fromlen: *mut socklen_t)
+        -> ssize_t, Some(SYS_recvfrom) => receive::recvfrom;
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, Some(SYS_recvmsg) => receive::recvmsg;
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int,
+        Some(SYS_recvmmsg) => receive::recvmmsg;
+    fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t, Some(SYS_read) => receive::read;
+    fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t, Some(SYS_read) => receive::read;
+    fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t, Some(SYS_readv) => receive::readv;
+    fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t, None
+        => receive::recv_chk;
+    fn __recvfrom_chk(
+        fd: c_int, to: *mut c_void, len: size_t, room: size_t, flags: c_int, from: *mut sockaddr,
+        fromlen: *mut socklen_t
+    ) -> ssize_t, None => receive::recvfrom_chk;
+    fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t, None => receive::read_chk;
+
+    fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t, None => send::send;
+    fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t, None => send::send;
+    fn sendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, tolen: socklen_t)
+        -> ssize_t, Some(SYS_sendto) => send::sendto;
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t, Some(SYS_sendmsg) => send::sendmsg;
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, Some(SYS_sendmmsg)
+        => send::sendmmsg;
+    fn __sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, Some(SYS_sendmmsg)
+        => send::sendmmsg;
+    fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t, Some(SYS_write) => send::write;
+    fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t, Some(SYS_write) => send::write;
+    fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t, Some(SYS_writev) => send::writev;
+
+    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => wait::poll;
+    fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int, None => wait::poll;
+    fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int, None => wait::poll_chk;
+    fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int, None
+        => wait::ppoll;
+    fn __ppoll_chk(
+        fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t
+    ) -> c_int, None => wait::ppoll_chk;
+    fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int,
+        None => select::select;
+    fn __select(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval
+    ) -> c_int, None => select::select;
+    fn pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int, None => select::pselect;
+
+    fn epoll_create(size: c_int) -> c_int, None => epoll::epoll_create;
+    fn epoll_create1(flags: c_int) -> c_int, Some(SYS_epoll_create1) => epoll::epoll_create1;
+    fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int, Some(SYS_epoll_ctl)
+        => epoll::epoll_ctl;
+    fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int, None
+        => epoll::epoll_wait;
+    fn epoll_pwait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t)
+        -> c_int, None => epoll::epoll_pwait;
+    fn epoll_pwait2(
+        epfd: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int, None => epoll::epoll_pwait2;
+
+    fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int, None
+        => signals::sigaction;
+    fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::signal;
+
+    fn setuid(uid: uid_t) -> c_int, None => process::setuid;
+    fn seteuid(uid: uid_t) -> c_int, None => process::seteuid;
+    fn setreuid(real: uid_t, effective: uid_t) -> c_int, None => process::setreuid;
+    fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int, None => process::setresuid;
+    fn execve(path: *const c_char, args: Args, env: Args) -> c_int, None => process::execve;
+    fn execv(path: *const c_char, args: Args) -> c_int, None => process::execv;
+    fn execvp(path: *const c_char, args: Args) -> c_int, None => process::execvp;
+    fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int, None => process::execvpe;
+    fn fexecve(fd: c_int, args: Args, env: Args) -> c_int, None => process::fexecve;
+    fn posix_spawn(
+        pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
+    ) -> c_int, None => process::posix_spawn;
+    fn posix_spawnp(
+        pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
+    ) -> c_int, None => process::posix_spawnp;
+}
+
+/// `ppoll(2)` itself, which never changes the timeout that it is given.
+pub(crate) fn ppoll_raw(fds: &mut [pollfd], timeout: Option<timespec>, mask: *const sigset_t) -> c_int {
+    let mut timeout = timeout;
+    let at = timeout.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // The kernel's set of signals has 64 bits; the C library's is longer.
+    let size = 8_usize;
+    // SAFETY: the slice and the timeout live through the call; the mask is null or the program's.
+    unsafe { libc::syscall(SYS_ppoll, fds.as_mut_ptr(), fds.len(), at, mask, size) as c_int }
+}

@@ -1,0 +1,413 @@
+//! epoll: an instance that one thread waits on watches that thread's lane, with the program's own events and data.
+//!
+//! The program adds its descriptor, and the kernel watches it: lane 0. When the thread that waits has another lane, the
+//! entry moves there, always from within that thread's own wait, which has a bound since there were two receivers; back
+//! again when the socket falls back. What is in other lanes and not waited for is told after a slice, as poll does it.
+//!
+//! An instance that several threads or processes wait on stays with the program's own socket, which then is plain.
+
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, EPOLLRDNORM};
+use libc::{c_int, epoll_event, sigset_t, timespec};
+use manylane_sys::shim::Reason;
+
+use crate::calls::call;
+use crate::lock::{Guard, lock};
+use crate::memory::{self, Atomics};
+use crate::sock::Sock;
+use crate::table::{self, Entry};
+use crate::wait::{self, Until, Watch};
+use crate::{descriptors, lanes, me, real};
+
+/// Epoll instances of a process that the library can know, and UDP sockets in each.
+const MAX_EPOLLS: usize = 1024;
+const MAX_ITEMS: usize = 32;
+
+/// A UDP socket in an epoll instance.
+#[repr(C)]
+struct Item {
+    /// Its index, and one; 0 if the item is free.
+    sock: AtomicU32,
+    generation: AtomicU32,
+    /// The descriptor that the program added.
+    fd: AtomicI32,
+    /// The lane that the kernel watches.
+    lane: AtomicU32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+/// An epoll instance.
+#[repr(C)]
+pub(crate) struct Epoll {
+    used: AtomicU32,
+    refs: AtomicU32,
+    lock: AtomicU32,
+    /// Items that there are.
+    count: AtomicU32,
+    /// It is in another one.
+    nested: AtomicU32,
+    /// The thread that waits on it.
+    waiter: AtomicU64,
+    items: [Item; MAX_ITEMS],
+}
+
+// SAFETY: atomics; zeroes are a slot that is not in use.
+unsafe impl Atomics for Epoll {}
+
+static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(ptr::null_mut());
+
+impl Epoll {
+    /// Maps the slots; once, at start.
+    pub(crate) fn start() -> bool {
+        let Some(epolls) = memory::map::<Epoll>(MAX_EPOLLS, false) else { return false };
+        EPOLLS.store(epolls.as_ptr().cast_mut(), Ordering::Release);
+        true
+    }
+
+    fn all() -> &'static [Epoll] {
+        let at = EPOLLS.load(Ordering::Acquire);
+        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it (start::is_ready).
+        unsafe { std::slice::from_raw_parts(at, MAX_EPOLLS) }
+    }
+
+    /// The slot `index`, which came from the table.
+    #[inline]
+    pub(crate) fn at(index: u32) -> &'static Epoll {
+        &Self::all()[index as usize % MAX_EPOLLS]
+    }
+
+    fn take() -> Option<u32> {
+        let at = Self::all()
+            .iter()
+            .position(|at| at.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
+        let epoll = &Self::all()[at];
+        epoll.refs.store(1, Ordering::Relaxed);
+        epoll.lock.store(0, Ordering::Relaxed);
+        epoll.count.store(0, Ordering::Relaxed);
+        epoll.nested.store(0, Ordering::Relaxed);
+        epoll.waiter.store(0, Ordering::Relaxed);
+        epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
+        Some(at as u32)
+    }
+
+    /// One descriptor more.
+    pub(crate) fn hold(&self) {
+        self.refs.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One descriptor less.
+    pub(crate) fn release(&self) {
+        if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.used.store(0, Ordering::Release);
+        }
+    }
+
+    fn items(&self) -> impl Iterator<Item = (&Item, &'static Sock)> {
+        self.items.iter().filter_map(|item| {
+            let index = item.sock.load(Ordering::Acquire).checked_sub(1)?;
+            let sock = Sock::at(index);
+            (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
+                .then_some((item, sock))
+        })
+    }
+
+    fn item(&self, sock: &Sock, fd: c_int) -> Option<&Item> {
+        let of = ptr::from_ref(sock);
+        self.items()
+            .find(|(item, at)| ptr::eq(*at, of) && item.fd.load(Ordering::Relaxed) == fd)
+            .map(|(item, _)| item)
+    }
+
+    fn forget(&self, item: &Item, _guard: &Guard<'_>) {
+        if item.sock.swap(0, Ordering::AcqRel) != 0 {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A socket closes. Its lanes do, too, unless another process has them: then this one's instances let go of them.
+pub(crate) fn forget_sock(sock: &Sock) {
+    let of = ptr::from_ref(sock);
+    for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
+        if epoll.count.load(Ordering::Acquire) == 0 || !epoll.items().any(|(_, at)| ptr::eq(at, of)) {
+            continue;
+        }
+        let index =
+            ((ptr::from_ref(epoll) as usize - Epoll::all().as_ptr() as usize) / size_of::<Epoll>()) as u32;
+        let epfd =
+            table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Epoll(index)).map(|(fd, _)| fd);
+        let Some(guard) = lock(&epoll.lock, true) else { continue };
+        for (item, at) in epoll.items() {
+            if !ptr::eq(at, of) {
+                continue;
+            }
+            let lane = item.lane.load(Ordering::Relaxed) as usize;
+            if let (Some(epfd), true) = (epfd, lane > 0) {
+                call::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), ptr::null_mut());
+            }
+            epoll.forget(item, &guard);
+        }
+    }
+}
+
+pub(crate) fn epoll_create(size: c_int) -> c_int {
+    created(call::epoll_create(size))
+}
+
+pub(crate) fn epoll_create1(flags: c_int) -> c_int {
+    created(call::epoll_create1(flags))
+}
+
+fn created(fd: c_int) -> c_int {
+    if fd >= 0 && me::is_ours() {
+        descriptors::remember(fd, Epoll::take().map_or(Entry::None, Entry::Epoll));
+    }
+    fd
+}
+
+pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let entry = table::entry(fd);
+    if entry == Entry::None {
+        return call::epoll_ctl(epfd, op, fd, event);
+    }
+    if let (Entry::Epoll(inner), EPOLL_CTL_ADD) = (entry, op) {
+        let inner = Epoll::at(inner);
+        inner.nested.store(1, Ordering::Release);
+        inner.items().for_each(|(item, sock)| {
+            lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
+        });
+    }
+    let (Entry::Sock(index), true) = (entry, me::is_ours()) else {
+        return call::epoll_ctl(epfd, op, fd, event);
+    };
+    let sock = Sock::at(index);
+    let Some(epoll) = table::epoll(epfd) else {
+        // An instance from before our time: who waits on it is not known.
+        if op == EPOLL_CTL_ADD {
+            lanes::fall_back(sock, fd, Reason::SharedEpoll);
+        }
+        return call::epoll_ctl(epfd, op, fd, event);
+    };
+    // SAFETY: null, or the program's event, which the kernel would read here, too.
+    let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    if let (Some((events, _)), EPOLL_CTL_ADD | EPOLL_CTL_MOD) = (wanted, op) {
+        // Whether it has fired already is the kernel's secret: such an entry cannot move from lane to lane.
+        if events & EPOLLONESHOT as u32 != 0 {
+            lanes::fall_back(sock, fd, Reason::Events);
+        } else if epoll.nested.load(Ordering::Acquire) != 0 {
+            lanes::fall_back(sock, fd, Reason::NestedEpoll);
+        }
+    }
+    let Some(guard) = lock(&epoll.lock, true) else { return call::epoll_ctl(epfd, op, fd, event) };
+    match (op, epoll.item(sock, fd)) {
+        (EPOLL_CTL_ADD, None) => {
+            let done = call::epoll_ctl(epfd, op, fd, event);
+            if let (0, Some(wanted)) = (done, wanted)
+                && !add(epoll, sock, fd, wanted)
+            {
+                drop(guard);
+                lanes::fall_back(sock, fd, Reason::Full);
+            }
+            done
+        }
+        (EPOLL_CTL_MOD | EPOLL_CTL_DEL, Some(item)) => {
+            let watched = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, fd);
+            let done = call::epoll_ctl(epfd, op, watched, event);
+            match (done, wanted) {
+                (0, _) if op == EPOLL_CTL_DEL => epoll.forget(item, &guard),
+                (0, Some((events, data))) => {
+                    item.events.store(events, Ordering::Relaxed);
+                    item.data.store(data, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            done
+        }
+        // It is in already, on whichever lane.
+        (EPOLL_CTL_ADD, Some(item)) if item.lane.load(Ordering::Relaxed) != 0 => {
+            real::set_errno(libc::EEXIST);
+            -1
+        }
+        _ => call::epoll_ctl(epfd, op, fd, event),
+    }
+}
+
+fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
+    let free = |item: &&Item| {
+        let sock = item.sock.load(Ordering::Relaxed);
+        sock == 0
+            || Sock::at(sock - 1).generation.load(Ordering::Relaxed)
+                != item.generation.load(Ordering::Relaxed)
+    };
+    let Some(item) = epoll.items.iter().find(free) else { return false };
+    if item.sock.load(Ordering::Relaxed) == 0 {
+        epoll.count.fetch_add(1, Ordering::AcqRel);
+    }
+    item.generation.store(sock.generation.load(Ordering::Relaxed), Ordering::Relaxed);
+    item.fd.store(fd, Ordering::Relaxed);
+    item.lane.store(0, Ordering::Relaxed);
+    item.events.store(events, Ordering::Relaxed);
+    item.data.store(data, Ordering::Relaxed);
+    item.sock.store(sock.index() + 1, Ordering::Release);
+    true
+}
+
+pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    match with_sockets(epfd, count) {
+        Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), ptr::null(), || {
+            call::epoll_wait(epfd, events, count, timeout)
+        }),
+        None => call::epoll_wait(epfd, events, count, timeout),
+    }
+}
+
+pub(crate) fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    match with_sockets(epfd, count) {
+        Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), mask, || {
+            call::epoll_pwait(epfd, events, count, timeout, mask)
+        }),
+        None => call::epoll_pwait(epfd, events, count, timeout, mask),
+    }
+}
+
+pub(crate) fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    match with_sockets(epfd, count) {
+        Some(epoll) => sliced(epoll, epfd, events, count, Until::after(timeout), mask, || {
+            call::epoll_pwait2(epfd, events, count, timeout, mask)
+        }),
+        None => call::epoll_pwait2(epfd, events, count, timeout, mask),
+    }
+}
+
+/// The instance behind `epfd`, if UDP sockets are in it.
+#[inline]
+fn with_sockets(epfd: c_int, count: c_int) -> Option<&'static Epoll> {
+    let epoll = table::epoll(epfd)?;
+    (epoll.count.load(Ordering::Acquire) > 0 && count > 0).then_some(epoll)
+}
+
+/// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call.
+fn sliced(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    until: Until,
+    mask: *const sigset_t,
+    native: impl Fn() -> c_int,
+) -> c_int {
+    claim(epoll);
+    loop {
+        let any = begin(epoll, epfd);
+        let due =
+            any && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
+        let slice = if due { Duration::ZERO } else { until.slice() };
+        let answer = if any {
+            let ms = c_int::try_from(slice.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+            call::epoll_pwait(epfd, events, count, ms, mask)
+        } else {
+            native()
+        };
+        let errno = real::errno();
+        for (_, sock) in epoll.items() {
+            if let Some(shared) = sock.shared() {
+                wait::end(sock, shared);
+            }
+        }
+        real::set_errno(errno);
+        if !any || answer != 0 {
+            return answer;
+        }
+        // After a slice, and before the program is told that there is nothing.
+        let found = elsewhere(epoll, events, count, !slice.is_zero());
+        if found > 0 || until.left() == Some(Duration::ZERO) {
+            return found;
+        }
+    }
+}
+
+/// The calling thread is the one that waits on the instance; if another one was before, its sockets are plain.
+fn claim(epoll: &'static Epoll) {
+    let who = me::who();
+    let before = epoll.waiter.load(Ordering::Relaxed);
+    if before == who {
+        return;
+    }
+    if before == 0 && epoll.waiter.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        return;
+    }
+    for (item, sock) in epoll.items() {
+        lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::SharedEpoll);
+    }
+}
+
+/// Says to each socket that the calling thread waits for it, and moves entries to the thread's lanes. Whether the wait needs a
+/// bound.
+fn begin(epoll: &Epoll, epfd: c_int) -> bool {
+    let mut any = false;
+    for (item, sock) in epoll.items() {
+        let Some(shared) = sock.shared() else { continue };
+        let fd = item.fd.load(Ordering::Relaxed);
+        let lane = match wait::begin(sock, shared, fd) {
+            Watch::Native => 0,
+            Watch::Sliced(lane) => {
+                any = true;
+                lane
+            }
+        };
+        if item.lane.load(Ordering::Relaxed) as usize != lane
+            && let Some(_guard) = lock(&epoll.lock, true)
+        {
+            move_to(item, sock, epfd, fd, lane);
+        }
+    }
+    any
+}
+
+/// Watches another lane: level and edge both tell what is there already, so that nothing is missed.
+fn move_to(item: &Item, sock: &Sock, epfd: c_int, fd: c_int, lane: usize) {
+    let from = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, fd);
+    let to = sock.fd_of(lane, fd);
+    let mut event =
+        epoll_event { events: item.events.load(Ordering::Relaxed), u64: item.data.load(Ordering::Relaxed) };
+    // First the new one: an instance that watches both for a moment tells too much, not too little.
+    if call::epoll_ctl(epfd, EPOLL_CTL_ADD, to, &raw mut event) == 0 || real::errno() == libc::EEXIST {
+        call::epoll_ctl(epfd, EPOLL_CTL_DEL, from, &raw mut event);
+        item.lane.store(lane as u32, Ordering::Release);
+    }
+}
+
+/// Tells of sockets that have something in a lane that is not watched.
+fn elsewhere(epoll: &Epoll, events: *mut epoll_event, count: c_int, looks: bool) -> c_int {
+    let mut found = 0;
+    for (item, sock) in epoll.items() {
+        let Some(shared) = sock.shared() else { continue };
+        let wanted = item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32;
+        let fd = item.fd.load(Ordering::Relaxed);
+        let lane = item.lane.load(Ordering::Relaxed) as usize;
+        if wanted == 0 || found >= count || !wait::elsewhere(sock, shared, fd, lane, looks) {
+            continue;
+        }
+        let event = epoll_event { events: wanted, u64: item.data.load(Ordering::Relaxed) };
+        // SAFETY: the program's array of `count` events, of which `found` are filled.
+        unsafe { events.wrapping_add(found as usize).write(event) };
+        found += 1;
+    }
+    found
+}

@@ -1,0 +1,467 @@
+//! Lanes that come and go: when a socket gets them, who owns which, and how it falls back.
+//!
+//! # When
+//!
+//! Lanes are made when every thread that ever waited for the socket has come back to receive again, and each wait
+//! has had a bound since there were two of them: `consider`. Threads that come later prove the same before they get one.
+//!
+//! # Why nothing is out of reach
+//!
+//! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel. If the owner does not wait,
+//! the lane is *uncovered*, and then:
+//! - a receive that would say EAGAIN looks at every uncovered lane first;
+//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at every uncovered lane.
+//!
+//! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
+//! sleeps. An owner that is waiting but never returns (killed, stopped) stands still: its beat does not change, and
+//! after some looks its lane counts as uncovered. No queue is closed before it is empty, and none while the program
+//! has the socket.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+use manylane_sys::barrier;
+use manylane_sys::shim::Reason;
+
+use crate::lock::{Guard, lock};
+use crate::open::{self, SLICE_MS};
+use crate::sock::{
+    BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
+};
+use crate::table::{self, Entry};
+use crate::{mirror, real, report, signals, start, steer};
+
+/// Receives after which a thread is known to come back.
+pub(crate) const COMES_BACK: u32 = 2;
+/// Looks that find some thread that does not come back, before the socket is left alone.
+const TRIES: u32 = 4000;
+/// Lanes that a socket gets at least when they have to be made in advance.
+const IN_ADVANCE: usize = 4;
+
+/// Sockets that this is done for: a program with more is no server that forks its receivers.
+const SOCKETS_IN_ADVANCE: usize = 64;
+
+/// The address of `fd`.
+pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
+    open::bound(fd)?.addr()
+}
+
+/// From now on a blocking receive on the kernel's socket returns after a slice.
+pub(crate) fn bound_waits(shared: &Shared, fd: c_int) {
+    shared.bounded.store(1, Ordering::Release);
+    mirror::set_timeout(fd, SLICE_MS as u64 * 1000);
+}
+
+/// The program's own receive timeout is the kernel's again.
+fn unbound_waits(shared: &Shared, fd: c_int) {
+    mirror::set_timeout(fd, shared.timeout_us.load(Ordering::Relaxed));
+    shared.bounded.store(0, Ordering::Release);
+}
+
+/// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for lanes.
+#[cold]
+pub(crate) fn consider(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    let errno = real::errno();
+    let mut give_up = None;
+    if let Some(guard) = lock(&shared.lock, false) {
+        match shared.mode() {
+            LEARN => give_up = make(sock, shared, fd, &guard),
+            LANED => give_lanes(sock, shared, fd, &guard),
+            _ => {}
+        }
+    }
+    if let Some(reason) = give_up {
+        fall_back(sock, fd, reason);
+    }
+    real::set_errno(errno);
+}
+
+/// Makes lanes if everybody can be trusted with one. The answer is why the socket has to stay plain.
+fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
+    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
+    let tried = shared.tries.fetch_add(1, Ordering::Relaxed);
+    let mut ready = 0;
+    let mut blocks = false;
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for (at, member) in shared.members.iter().enumerate().take(joined) {
+        let who = member.who.load(Ordering::Acquire);
+        if who == 0 {
+            continue;
+        }
+        // SeqCst on both sides: either we see that it waits without a bound, or it sees that the mode has changed.
+        let state = member.state.load(Ordering::SeqCst);
+        let comes_back = member.receives.load(Ordering::Relaxed) >= COMES_BACK;
+        let kind = member.kind.load(Ordering::Relaxed);
+        blocks |= kind & BLOCKS != 0;
+        let waits_in_receive = kind == BLOCKS && state == WAITS_ON;
+        if state == UNBOUNDED || !(comes_back || waits_in_receive) {
+            if is_gone(who) {
+                leave(shared, fd, at, guard);
+                continue;
+            }
+            return (tried > TRIES).then_some(Reason::Pattern);
+        }
+        ready += usize::from(comes_back);
+    }
+    if blocks && signals::are_mixed() {
+        return Some(Reason::Signals);
+    }
+    if ready < 2 {
+        return (tried > TRIES).then_some(Reason::Pattern);
+    }
+    let full = !open_up_to(sock, shared, fd, ready.min(limit)) || ready >= limit;
+    if shared.lanes.load(Ordering::Relaxed) < 2 {
+        return Some(Reason::NoSocket);
+    }
+    assign(shared, fd, full);
+    // What is queued in the program's own socket is older than what any lane gets: it goes first.
+    shared.first.store(1, Ordering::Release);
+    shared.mode.store(LANED, Ordering::Release);
+    None
+}
+
+/// Opens sockets until there are `wanted` with the program's own, or until one cannot be opened. None after a fork: the
+/// other process would not have them. Whether there are as many now.
+fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
+    if shared.forked.load(Ordering::Relaxed) != 0 {
+        return shared.lanes.load(Ordering::Relaxed) as usize >= wanted;
+    }
+    let have = shared.lanes.load(Ordering::Relaxed) as usize;
+    for lane in have..wanted.min(MAX_LANES) {
+        let Some(new) = open::lane(fd) else { break };
+        sock.set_lane_fd(lane, Some(new));
+        shared.lanes.store(lane as u32 + 1, Ordering::Release);
+    }
+    if have < 2 && shared.lanes.load(Ordering::Relaxed) >= 2 && !steer_to(shared, fd, 1) {
+        // Without steering a lane cannot be left again. The new ones are bound: what they got stays in reach.
+        let all = lanes_mask(shared) & !1;
+        sock.lane_fds().for_each(|(_, lane)| open::cut_off(lane));
+        mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+        shared.retired.store(all, Ordering::Release);
+        shared.lanes.store(1, Ordering::Release);
+    }
+    shared.lanes.load(Ordering::Relaxed) as usize >= wanted
+}
+
+/// A bit for each socket of the group.
+pub(crate) fn lanes_mask(shared: &Shared) -> u64 {
+    match shared.lanes.load(Ordering::Acquire) {
+        0 => 0,
+        count => u64::MAX >> (64 - count.min(64)),
+    }
+}
+
+/// Steers to the lanes whose bits are set.
+fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
+    let policy = start::settings().map_or(steer::Policy::Flow, |settings| settings.steering);
+    let done = open::attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::program(policy, lanes));
+    if done {
+        shared.steered.store(lanes, Ordering::Release);
+    }
+    done
+}
+
+/// Gives a lane to each member that comes back and has none, as far as there are any; then steers to those.
+fn assign(shared: &Shared, fd: c_int, full: bool) {
+    let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
+    let mut steered = 0;
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for (at, member) in shared.members.iter().enumerate().take(joined) {
+        let comes_back = member.receives.load(Ordering::Relaxed) >= COMES_BACK;
+        if member.who.load(Ordering::Acquire) == 0 || member.lane.load(Ordering::Relaxed) >= 0 || !comes_back
+        {
+            continue;
+        }
+        let free = (0..lanes).find(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0);
+        // One that proved itself a moment ago gets its own the next time; shared is what cannot be more.
+        let Some(lane) = free.or_else(|| full.then(|| least_shared(shared, lanes))) else { break };
+        if free.is_some() {
+            shared.owner[lane].store(at as u32 + 1, Ordering::Release);
+        }
+        member.lane.store(lane as c_int, Ordering::Release);
+        report::lane(member, lane as c_int);
+    }
+    for lane in 0..lanes {
+        if shared.owner[lane].load(Ordering::Relaxed) != 0 {
+            steered |= 1 << lane;
+        }
+    }
+    if steered != shared.steered.load(Ordering::Relaxed) {
+        steer_to(shared, fd, steered);
+    }
+}
+
+/// More threads than lanes: some share one, as all would share the program's own socket. The kernel wakes one of them for
+/// each datagram.
+fn least_shared(shared: &Shared, lanes: usize) -> usize {
+    let members = |lane: usize| {
+        let has = |member: &&Member| member.lane.load(Ordering::Relaxed) == lane as c_int;
+        shared.members.iter().filter(|member| member.who.load(Ordering::Relaxed) != 0).filter(has).count()
+    };
+    (0..lanes).min_by_key(|lane| members(*lane)).unwrap_or(0)
+}
+
+/// A lane has lost its owner: another member that shares it takes over. Whether there was one.
+fn inherit(shared: &Shared, lane: usize) -> bool {
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let heir = shared.members.iter().take(joined).position(|member| {
+        member.who.load(Ordering::Relaxed) != 0 && member.lane.load(Ordering::Relaxed) == lane as c_int
+    });
+    shared.owner[lane].store(heir.map_or(0, |at| at as u32 + 1), Ordering::Release);
+    heir.is_some()
+}
+
+/// Mode LANED: lanes for those who came later.
+fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
+    let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let without = shared.members.iter().take(joined).filter(|member| {
+        member.who.load(Ordering::Acquire) != 0
+            && member.lane.load(Ordering::Relaxed) < 0
+            && member.receives.load(Ordering::Relaxed) >= COMES_BACK
+    });
+    let wanted = owned + without.count();
+    let full = !open_up_to(sock, shared, fd, wanted.min(limit)) || wanted > limit;
+    assign(shared, fd, full);
+}
+
+/// Whether a thread can be seen to exist no more: its process is gone.
+fn is_gone(who: u64) -> bool {
+    let pid = (who >> 32) as libc::pid_t;
+    // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
+    unsafe { libc::kill(pid, 0) != 0 && real::errno() == libc::ESRCH }
+}
+
+/// Takes a member's lane out of steering and frees its place. What the lane holds stays within everybody's reach.
+fn leave(shared: &Shared, fd: c_int, at: usize, _guard: &Guard<'_>) {
+    let member = &shared.members[at];
+    let lane = member.lane.swap(-1, Ordering::AcqRel);
+    if let Ok(lane) = usize::try_from(lane) {
+        let owned = shared.owner[lane].load(Ordering::Relaxed) as usize == at + 1;
+        let steered = shared.steered.load(Ordering::Relaxed) & !(1 << lane);
+        if owned && !inherit(shared, lane) && shared.mode() == LANED {
+            steer_to(shared, fd, steered);
+            shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+        }
+    }
+    report::end(member);
+    member.state.store(0, Ordering::Relaxed);
+    member.who.store(0, Ordering::Release);
+    shared.members_now.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// Any socket of the group: what steering is set on. Without a lane there is nothing to steer. Only under the lock: lanes
+/// may just be being made.
+fn group(sock: &Sock) -> c_int {
+    sock.lane_fds().next().map_or(-1, |(_, fd)| fd)
+}
+
+/// A member's thread ends.
+pub(crate) fn member_leaves(sock: &Sock, shared: &Shared, at: usize) {
+    if let Some(guard) = lock(&shared.lock, true) {
+        leave(shared, group(sock), at, &guard);
+    }
+}
+
+/// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove itself again.
+#[cold]
+pub(crate) fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
+    let Some(guard) = lock(&shared.lock, false) else { return };
+    if shared.mode() != LANED {
+        return;
+    }
+    let fd = group(sock);
+    let owner = shared.owner[lane].load(Ordering::Relaxed) as usize;
+    let Some(member) = shared.members.get(owner.wrapping_sub(1)) else { return };
+    if is_gone(member.who.load(Ordering::Relaxed)) {
+        leave(shared, fd, owner - 1, &guard);
+        return;
+    }
+    member.receives.store(0, Ordering::Relaxed);
+    member.lane.store(-1, Ordering::Release);
+    report::lane(member, -1);
+    if inherit(shared, lane) {
+        return;
+    }
+    steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+}
+
+/// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
+/// whoever receives next. When this returns, the program's own socket is the only one that gets anything.
+#[cold]
+pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
+    let errno = real::errno();
+    _ = sock.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
+    if let Some(shared) = sock.shared()
+        && let Some(guard) = lock(&shared.lock, true)
+        && !matches!(shared.mode(), UNBOUND | PLAIN)
+    {
+        plain(sock, shared, fd, &guard);
+        report::count_reason(reason, local_addr(fd));
+    }
+    real::set_errno(errno);
+}
+
+fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    let others = lanes_mask(shared) & !1;
+    if others == 0 {
+        shared.mode.store(PLAIN, Ordering::SeqCst);
+        if shared.bounded.load(Ordering::Acquire) != 0 && shared.retired.load(Ordering::Acquire) == 0 {
+            unbound_waits(shared, fd);
+        }
+        return;
+    }
+    steer_to(shared, fd, 1);
+    // What is between steering and a queue arrives there before this returns.
+    barrier::settle();
+    sock.lane_fds().for_each(|(_, lane)| open::cut_off(lane));
+    mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+    if shared.bounded.load(Ordering::Acquire) == 0 {
+        bound_waits(shared, fd);
+    }
+    shared.retired.store(others, Ordering::Release);
+    shared.mode.store(PLAIN, Ordering::SeqCst);
+    for member in &shared.members {
+        member.lane.store(-1, Ordering::Relaxed);
+        report::lane(member, -1);
+    }
+}
+
+/// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.
+#[cold]
+pub(crate) fn emptied(shared: &Shared, fd: c_int, lane: usize) {
+    let bit = 1 << lane;
+    if shared.retired.fetch_and(!bit, Ordering::AcqRel) == bit {
+        let errno = real::errno();
+        unbound_waits(shared, fd);
+        real::set_errno(errno);
+    }
+}
+
+/// A socket was bound: whether it can have lanes is known now.
+pub(crate) fn bind(sock: &'static Sock, fd: c_int) {
+    let errno = real::errno();
+    if let (Some(addr), Some(settings)) = (local_addr(fd), start::settings())
+        && settings.takes(addr.port())
+        && sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
+    {
+        begin(sock, fd, addr);
+    }
+    real::set_errno(errno);
+}
+
+fn begin(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
+    report::count_socket();
+    let Some(shared) = sock.share() else {
+        report::count_reason(Reason::Full, Some(addr));
+        return;
+    };
+    let flags = crate::calls::call::fcntl(fd, libc::F_GETFL, 0);
+    shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    shared.timeout_us.store(sock.timeout_us.load(Ordering::Relaxed), Ordering::Relaxed);
+    shared.port.store(u32::from(addr.port()), Ordering::Relaxed);
+    shared.lanes.store(1, Ordering::Relaxed);
+    let ip = addr.ip();
+    let one_only = ip.is_multicast() || ip == std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    let spoilt = sock.spoilt.load(Ordering::Relaxed);
+    let reason = Reason::ALL.get((spoilt as usize).wrapping_sub(1)).copied();
+    match reason.or(one_only.then_some(Reason::Address)) {
+        Some(reason) => {
+            report::count_reason(reason, Some(addr));
+            shared.mode.store(PLAIN, Ordering::Release);
+        }
+        None => shared.mode.store(SINGLE, Ordering::Release),
+    }
+}
+
+/// Before a fork, or before privileges go: sockets that may need lanes later get them now, steered to by nobody.
+pub(crate) fn open_in_advance() {
+    let errno = real::errno();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let limit = start::settings().map_or(1, |settings| settings.lanes);
+    let may_have =
+        |sock: &&Sock| sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED));
+    for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
+        let (Some(shared), Some(fd)) = (sock.shared(), any_fd(sock)) else { continue };
+        if let Some(_guard) = lock(&shared.lock, true) {
+            open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
+        }
+    }
+    real::set_errno(errno);
+}
+
+/// Any of the program's descriptors for a socket.
+fn any_fd(sock: &Sock) -> Option<c_int> {
+    let index = sock.index();
+    table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Sock(index)).map(|(fd, _)| fd)
+}
+
+/// From now on nobody can tell whether a blocking receive goes on after a signal: `signals.rs`.
+#[cold]
+pub(crate) fn signals_are_mixed() {
+    for sock in Sock::in_use() {
+        let Some(shared) = sock.shared() else { continue };
+        let joined = shared.joined.load(Ordering::Acquire) as usize;
+        let blocks = shared
+            .members
+            .iter()
+            .take(joined)
+            .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
+        if matches!(shared.mode(), LEARN | LANED)
+            && blocks
+            && let Some(fd) = any_fd(sock)
+        {
+            fall_back(sock, fd, Reason::Signals);
+        }
+    }
+}
+
+/// Frees the places of this process's threads: it closes the socket.
+pub(crate) fn close(sock: &Sock) {
+    if let Some(shared) = sock.shared()
+        && let Some(guard) = lock(&shared.lock, true)
+    {
+        let fd = group(sock);
+        let pid = u64::from(std::process::id());
+        for at in 0..shared.joined.load(Ordering::Acquire) as usize {
+            if shared.members[at].who.load(Ordering::Relaxed) >> 32 == pid {
+                leave(shared, fd, at, &guard);
+            }
+        }
+    }
+    for (lane, fd) in sock.lane_fds() {
+        table::set(fd, Entry::None);
+        crate::calls::call::close(fd);
+        sock.set_lane_fd(lane, None);
+    }
+    sock.give_back();
+}
+
+/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. `looks` says that this is asked
+/// after a slice: an owner whose beat stands still over many of those is gone.
+#[inline]
+pub(crate) fn is_covered(sock: &Sock, shared: &Shared, lane: usize, looks: bool) -> bool {
+    let Some(owner) = shared.owner_of(lane) else { return false };
+    let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
+    if looks {
+        let patience = 4 * shared.members_now.load(Ordering::Relaxed) + 4;
+        let beat = owner.beat.load(Ordering::Relaxed);
+        if shared.seen[lane].swap(beat, Ordering::Relaxed) != beat {
+            shared.still[lane].store(0, Ordering::Relaxed);
+        } else if shared.still[lane].fetch_add(1, Ordering::Relaxed) > patience {
+            shared.still[lane].store(0, Ordering::Relaxed);
+            orphan(sock, shared, lane);
+            return false;
+        }
+    }
+    waits
+}
+
+/// One more beat of the calling thread.
+#[inline]
+pub(crate) fn beat(member: &Member) {
+    member.beat.store(member.beat.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}

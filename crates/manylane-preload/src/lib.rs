@@ -1,0 +1,49 @@
+//! `libmanylane_preload.so`: gives an unmodified UDP server lanes.
+//!
+//! The library stands in front of the C library's calls that take descriptors. A call for a descriptor that is none of its
+//! business goes on as it came. A UDP socket that one thread receives on is used by that thread with the kernel's own
+//! calls, too. Only when several threads, epoll instances or forked children receive on one socket does each get a
+//! kernel socket of its own, bound to the same address in one reuseport group: its lane. ARCHITECTURE.md, "The shim", has
+//! the whole design; docs/run.md says what users see.
+//!
+//! In the order in which a call meets them:
+//!
+//! | file | stage |
+//! |---|---|
+//! | `start.rs`, `settings.rs` | start-up in phases; what the environment asks for |
+//! | `calls.rs`, `real.rs` | the one list: prototypes, the C library's functions, exports |
+//! | `table.rs` | descriptor to socket or epoll instance; a descriptor that is not ours goes no further |
+//! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
+//! | `receive.rs` | receiving: which lane |
+//! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
+//! | `send.rs` | sending: from which lane |
+//! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
+//! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back; why nothing is out of reach |
+//! | `open.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its options, its steering |
+//! | `report.rs` | what the launcher reads |
+
+#![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
+
+mod calls;
+mod descriptors;
+mod epoll;
+mod lanes;
+mod lock;
+mod me;
+mod memory;
+mod mirror;
+mod open;
+mod options;
+mod process;
+mod real;
+mod receive;
+mod report;
+mod select;
+mod send;
+mod settings;
+mod signals;
+mod sock;
+mod start;
+mod steer;
+mod table;
+mod wait;

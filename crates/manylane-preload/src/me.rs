@@ -1,0 +1,178 @@
+//! The calling thread: who it is, and which member of which socket. Nothing here uses the heap.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{c_int, c_void};
+use manylane_sys::shim::Reason;
+
+use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
+use crate::{lanes, report};
+
+/// Sockets that a thread remembers its place in; others are looked up.
+const REMEMBERED: usize = 8;
+
+/// Changes with each fork: what a thread of the parent remembered is not the child's.
+static EPOCH: AtomicU32 = AtomicU32::new(1);
+/// The process that the library's memory belongs to.
+static PID: AtomicU32 = AtomicU32::new(0);
+/// The thread-specific key whose destructor runs when a thread ends, and one; 0 before it exists.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+struct Me {
+    epoch: Cell<u32>,
+    who: Cell<u64>,
+    /// Socket and one, its generation, the member.
+    places: [Cell<(u32, u32, u32)>; REMEMBERED],
+    /// A lane that the thread peeked at, or measured, and its socket and one: what it receives next comes from there.
+    peeked: Cell<(u32, u32)>,
+}
+
+thread_local! {
+    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    static ME: Me = const {
+        Me {
+            epoch: Cell::new(0),
+            who: Cell::new(0),
+            places: [const { Cell::new((0, 0, 0)) }; REMEMBERED],
+            peeked: Cell::new((0, 0)),
+        }
+    };
+}
+
+/// At start, and in the child of a fork.
+pub(crate) fn start() {
+    PID.store(std::process::id(), Ordering::Relaxed);
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    if KEY.load(Ordering::Relaxed) == 0 {
+        let mut key = 0;
+        // SAFETY: `key` is written before it is read; the destructor is a function of ours that takes any argument.
+        if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
+            KEY.store(key + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether the library's memory belongs to the calling process. Between vfork and exec it is the parent's; after a
+/// clone that the C library did not see, it says nothing true.
+pub(crate) fn is_ours() -> bool {
+    PID.load(Ordering::Relaxed) == std::process::id()
+}
+
+impl Me {
+    /// After a fork the child is somebody else.
+    #[cold]
+    fn renew(&self, epoch: u32) {
+        // SAFETY: gettid(2) takes nothing and touches no memory.
+        let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+        self.who.set(u64::from(std::process::id()) << 32 | u64::from(tid));
+        self.places.iter().for_each(|place| place.set((0, 0, 0)));
+        self.peeked.set((0, 0));
+        self.epoch.set(epoch);
+    }
+
+    #[inline]
+    fn who(&self) -> u64 {
+        let epoch = EPOCH.load(Ordering::Relaxed);
+        if self.epoch.get() != epoch {
+            self.renew(epoch);
+        }
+        self.who.get()
+    }
+}
+
+/// The calling process and thread.
+#[inline]
+pub(crate) fn who() -> u64 {
+    ME.with(Me::who)
+}
+
+/// The calling thread's place in `sock`, if it has one and remembers it.
+#[inline]
+pub(crate) fn known<'a>(sock: &Sock, shared: &'a Shared) -> Option<&'a Member> {
+    let index = sock.index();
+    // One look at the thread's own memory: in a library each costs a call.
+    let (who, (at, generation, member)) =
+        ME.with(|me| (me.who(), me.places[index as usize % REMEMBERED].get()));
+    if at != index + 1 || generation != sock.generation.load(Ordering::Relaxed) {
+        return None;
+    }
+    shared.members.get(member as usize).filter(|member| member.who.load(Ordering::Relaxed) == who)
+}
+
+/// The calling thread's place in `sock`; it gets one if it has none. None when all are taken: then the socket falls
+/// back.
+#[inline]
+pub(crate) fn member<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
+    known(sock, shared).or_else(|| join(sock, shared, fd))
+}
+
+#[cold]
+fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Member> {
+    let who = who();
+    let joined = (shared.joined.load(Ordering::Acquire) as usize).min(MAX_MEMBERS);
+    let mut place =
+        shared.members[..joined].iter().position(|member| member.who.load(Ordering::Relaxed) == who);
+    if place.is_none() {
+        place = shared.members.iter().position(|member| {
+            member.who.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        });
+        let Some(at) = place else {
+            lanes::fall_back(sock, fd, Reason::Full);
+            return None;
+        };
+        let member = &shared.members[at];
+        member.state.store(BUSY, Ordering::Relaxed);
+        member.receives.store(0, Ordering::Relaxed);
+        member.kind.store(0, Ordering::Relaxed);
+        member.helps.store(0, Ordering::Relaxed);
+        member.lane.store(-1, Ordering::Relaxed);
+        member.slot.store(report::claim(who, lanes::local_addr(fd)), Ordering::Relaxed);
+        shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
+        // The second one: from now on every wait has a bound. The mode changes after the bound is there.
+        if shared.members_now.fetch_add(1, Ordering::AcqRel) >= 1 && shared.mode() == SINGLE {
+            lanes::bound_waits(shared, fd);
+            _ = shared.mode.compare_exchange(SINGLE, LEARN, Ordering::SeqCst, Ordering::Relaxed);
+        }
+        let key = KEY.load(Ordering::Relaxed);
+        if key != 0 {
+            // SAFETY: the key is ours; any value but null makes the destructor run when the thread ends.
+            unsafe { libc::pthread_setspecific(key - 1, std::ptr::from_ref(sock).cast::<c_void>()) };
+        }
+    }
+    let at = place?;
+    let index = sock.index();
+    let generation = sock.generation.load(Ordering::Relaxed);
+    ME.with(|me| me.places[index as usize % REMEMBERED].set((index + 1, generation, at as u32)));
+    shared.members.get(at)
+}
+
+/// A thread ends: its lanes are orphans from now on, out of steering, emptied by the others.
+extern "C" fn thread_ends(_: *mut c_void) {
+    let who = who();
+    for sock in Sock::in_use() {
+        let Some(shared) = sock.shared() else { continue };
+        for (at, member) in shared.members.iter().enumerate() {
+            if member.who.load(Ordering::Relaxed) == who {
+                lanes::member_leaves(sock, shared, at);
+            }
+        }
+    }
+}
+
+/// Remembers that the calling thread looked at what `lane` holds.
+pub(crate) fn peek(sock: &Sock, lane: usize) {
+    ME.with(|me| me.peeked.set((sock.index() + 1, lane as u32)));
+}
+
+/// The lane that the calling thread looked at last, which is forgotten.
+#[inline]
+pub(crate) fn take_peeked(sock: &Sock) -> Option<usize> {
+    ME.with(|me| {
+        let (at, lane) = me.peeked.get();
+        (at == sock.index() + 1).then(|| {
+            me.peeked.set((0, 0));
+            lane as usize
+        })
+    })
+}

@@ -1,0 +1,173 @@
+//! What a lane's socket has to have in common with the program's own: options, read back from the one and set on the
+//! other. An option that is not here makes a socket plain.
+
+use std::mem::size_of;
+
+use libc::{c_int, c_void, socklen_t};
+use manylane_sys::shim::Reason;
+
+use crate::calls::call;
+
+/// When an option is set on a lane.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// It decides how the address is bound.
+    BeforeBind,
+    AfterBind,
+}
+use When::{AfterBind, BeforeBind};
+
+const UDP_NO_CHECK6_TX: c_int = 101;
+const UDP_NO_CHECK6_RX: c_int = 102;
+const SO_BUSY_POLL_BUDGET: c_int = 70;
+const SO_PREFER_BUSY_POLL: c_int = 69;
+const SO_TIMESTAMP_NEW: c_int = 63;
+const SO_TIMESTAMPNS_NEW: c_int = 64;
+/// What no option of ours needs more of.
+const LONGEST: usize = 64;
+
+/// The options that a lane mirrors: level, name, when.
+const MIRRORED: [(c_int, c_int, When); 44] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR, BeforeBind),
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE, BeforeBind),
+    (libc::SOL_IP, libc::IP_FREEBIND, BeforeBind),
+    (libc::SOL_IP, libc::IP_TRANSPARENT, BeforeBind),
+    (libc::SOL_IP, libc::IP_BIND_ADDRESS_NO_PORT, BeforeBind),
+    (libc::SOL_IPV6, libc::IPV6_V6ONLY, BeforeBind),
+    (libc::SOL_IPV6, libc::IPV6_FREEBIND, BeforeBind),
+    (libc::SOL_IPV6, libc::IPV6_TRANSPARENT, BeforeBind),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF, BeforeBind),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF, BeforeBind),
+    (libc::SOL_SOCKET, libc::SO_MARK, BeforeBind),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, AfterBind),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST, AfterBind),
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE, AfterBind),
+    (libc::SOL_SOCKET, libc::SO_NO_CHECK, AfterBind),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT, AfterBind),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO, AfterBind),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP, BeforeBind),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, BeforeBind),
+    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW, BeforeBind),
+    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW, BeforeBind),
+    (libc::SOL_SOCKET, libc::SO_BUSY_POLL, AfterBind),
+    (libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, AfterBind),
+    (libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, AfterBind),
+    (libc::SOL_IP, libc::IP_TOS, AfterBind),
+    (libc::SOL_IP, libc::IP_TTL, AfterBind),
+    (libc::SOL_IP, libc::IP_MTU_DISCOVER, AfterBind),
+    (libc::SOL_IP, libc::IP_MULTICAST_TTL, AfterBind),
+    (libc::SOL_IP, libc::IP_MULTICAST_LOOP, AfterBind),
+    (libc::SOL_IP, libc::IP_PKTINFO, BeforeBind),
+    (libc::SOL_IP, libc::IP_RECVTOS, BeforeBind),
+    (libc::SOL_IP, libc::IP_RECVTTL, BeforeBind),
+    (libc::SOL_IP, libc::IP_RECVORIGDSTADDR, BeforeBind),
+    (libc::SOL_IPV6, libc::IPV6_TCLASS, AfterBind),
+    (libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS, AfterBind),
+    (libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, AfterBind),
+    (libc::SOL_IPV6, libc::IPV6_MULTICAST_HOPS, AfterBind),
+    (libc::SOL_IPV6, libc::IPV6_MULTICAST_LOOP, AfterBind),
+    (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, BeforeBind),
+    (libc::SOL_IPV6, libc::IPV6_RECVTCLASS, BeforeBind),
+    (libc::SOL_IPV6, libc::IPV6_RECVHOPLIMIT, BeforeBind),
+    (libc::SOL_UDP, libc::UDP_SEGMENT, AfterBind),
+    (libc::SOL_UDP, libc::UDP_GRO, BeforeBind),
+    (libc::SOL_UDP, UDP_NO_CHECK6_TX, AfterBind),
+];
+
+/// Options without a say in what UDP does.
+const WITHOUT_EFFECT: [(c_int, c_int); 5] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_DEBUG),
+    (libc::SOL_UDP, UDP_NO_CHECK6_RX),
+];
+
+/// Why a socket with this option has to be plain; none if lanes can have it, too.
+pub(crate) fn spoils(level: c_int, name: c_int) -> Option<Reason> {
+    let mirrored = MIRRORED.iter().any(|(of, at, _)| (*of, *at) == (level, name));
+    if mirrored || WITHOUT_EFFECT.contains(&(level, name)) {
+        return None;
+    }
+    match (level, name) {
+        // Read back by the one who sets them: options.rs. The forced sizes are read back as the plain ones.
+        (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) => None,
+        (libc::SOL_SOCKET, libc::SO_REUSEPORT) => Some(Reason::Reuseport),
+        (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR) => Some(Reason::ErrorQueue),
+        (
+            libc::SOL_IP,
+            libc::IP_ADD_MEMBERSHIP
+            | libc::IP_ADD_SOURCE_MEMBERSHIP
+            | libc::MCAST_JOIN_GROUP
+            | libc::MCAST_JOIN_SOURCE_GROUP,
+        )
+        | (
+            libc::SOL_IPV6,
+            libc::IPV6_ADD_MEMBERSHIP | libc::MCAST_JOIN_GROUP | libc::MCAST_JOIN_SOURCE_GROUP,
+        ) => Some(Reason::Multicast),
+        _ => Some(Reason::Option),
+    }
+}
+
+/// Whether `(level, name)` is set anew on every lane when the program sets it.
+pub(crate) fn is_mirrored(level: c_int, name: c_int) -> bool {
+    MIRRORED.iter().any(|(of, at, _)| (*of, *at) == (level, name))
+}
+
+/// Sets on `lane` what the program's socket `from` has, as far as it is not there by itself. Options that the family
+/// does not have are left out.
+pub(crate) fn copy(from: c_int, lane: c_int, before_bind: bool) {
+    for (level, name, when) in MIRRORED {
+        if (when == BeforeBind) == before_bind {
+            copy_one(from, lane, level, name);
+        }
+    }
+}
+
+/// Sets one option on `lane` as `from` has it.
+pub(crate) fn copy_one(from: c_int, lane: c_int, level: c_int, name: c_int) {
+    let (Some(want), have) = (read(from, level, name), read(lane, level, name)) else { return };
+    if have == Some(want) {
+        return;
+    }
+    let (mut value, len) = want;
+    // The kernel doubles what is asked for.
+    let forced = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some(libc::SO_RCVBUFFORCE),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(libc::SO_SNDBUFFORCE),
+        _ => None,
+    };
+    if let Some(forced) = forced {
+        let doubled = i32::from_ne_bytes([value[0], value[1], value[2], value[3]]);
+        value[..4].copy_from_slice(&(doubled / 2).to_ne_bytes());
+        if write(lane, level, forced, &value[..len]) == 0 {
+            return;
+        }
+    }
+    write(lane, level, name, &value[..len]);
+}
+
+fn read(fd: c_int, level: c_int, name: c_int) -> Option<([u8; LONGEST], usize)> {
+    let mut value = [0; LONGEST];
+    let mut len = LONGEST as socklen_t;
+    let done = call::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len);
+    (done == 0).then_some((value, len as usize))
+}
+
+fn write(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> c_int {
+    call::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as socklen_t)
+}
+
+/// Sets an option whose value is a number.
+pub(crate) fn set_number(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
+    let at = (&raw const value).cast::<c_void>();
+    call::setsockopt(fd, level, name, at, size_of::<c_int>() as socklen_t) == 0
+}
+
+/// Sets the receive timeout; 0: none.
+pub(crate) fn set_timeout(fd: c_int, us: u64) {
+    let time = libc::timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
+    let at = (&raw const time).cast::<c_void>();
+    let len = size_of::<libc::timeval>() as socklen_t;
+    call::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, at, len);
+}

@@ -1,0 +1,160 @@
+//! A lane's own kernel socket: opened as the program's is, bound to the same address, in one group with it.
+//!
+//! The program's socket is bound as the program says, alone. Only when a second socket is to join it does it get
+//! SO_REUSEPORT, which the kernel checks when the second one binds (and then makes the group): until then the port is as
+//! exclusive as without us, and other programs are refused as ever (EADDRINUSE).
+
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
+
+use crate::calls::call;
+use crate::steer::{self, Program};
+use crate::table::{self, Entry};
+use crate::{mirror, real};
+
+/// The longest that a thread waits without looking at other lanes, in milliseconds.
+pub(crate) const SLICE_MS: c_int = 20;
+
+/// The address that a socket is bound to, as the kernel wrote it.
+#[derive(Clone, Copy)]
+pub(crate) struct Bound {
+    storage: sockaddr_storage,
+    len: socklen_t,
+}
+
+/// Where `fd` is bound to.
+pub(crate) fn bound(fd: c_int) -> Option<Bound> {
+    let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    // SAFETY: the storage has room for `len` bytes, which the kernel does not exceed.
+    if unsafe { libc::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) } != 0 {
+        return None;
+    }
+    // SAFETY: zeroed before, and zeroes are a value of it.
+    Some(Bound { storage: unsafe { storage.assume_init() }, len })
+}
+
+impl Bound {
+    pub(crate) fn addr(&self) -> Option<SocketAddr> {
+        let at = (&raw const self.storage).cast::<u8>();
+        match c_int::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: an address of this family, in storage that is as aligned and longer.
+                let v4 = unsafe { &*at.cast::<libc::sockaddr_in>() };
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { &*at.cast::<libc::sockaddr_in6>() };
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same address with another port; loopback in place of the wildcard.
+    fn nowhere(&self) -> Self {
+        let mut other = *self;
+        let at = (&raw mut other.storage).cast::<u8>();
+        match c_int::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: as in addr(); `other` is ours alone.
+                let v4 = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
+                v4.sin_port = 1_u16.to_be();
+                if v4.sin_addr.s_addr == 0 {
+                    v4.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+                }
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
+                v6.sin6_port = 1_u16.to_be();
+                if v6.sin6_addr.s6_addr == [0; 16] {
+                    v6.sin6_addr.s6_addr = Ipv6Addr::LOCALHOST.octets();
+                }
+            }
+            _ => {}
+        }
+        other
+    }
+
+    fn at(&self) -> *const sockaddr {
+        (&raw const self.storage).cast()
+    }
+}
+
+/// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by nobody's wish yet. `errno` says why
+/// not.
+pub(crate) fn lane(fd: c_int) -> Option<c_int> {
+    let bound = bound(fd)?;
+    let family = c_int::from(bound.storage.ss_family);
+    let low = call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+    if low < 0 {
+        return None;
+    }
+    let lane = out_of_the_way(low);
+    mirror::copy(fd, lane, true);
+    mirror::set_timeout(lane, SLICE_MS as u64 * 1000);
+    let wildcard = bound.addr().is_none_or(|addr| addr.ip().is_unspecified());
+    let mut ready = mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+        && mirror::set_number(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
+    // Bound to one address of the machine, a socket gets nothing that others get, too.
+    if wildcard {
+        ready &= attach(lane, libc::SO_ATTACH_FILTER, &steer::unicast_only());
+    }
+    if ready && call::bind(lane, bound.at(), bound.len) == 0 {
+        mirror::copy(fd, lane, false);
+        table::set(lane, Entry::Hidden);
+        return Some(lane);
+    }
+    let why = real::errno();
+    call::close(lane);
+    real::set_errno(why);
+    None
+}
+
+/// Moves a descriptor to where programs seldom look: they count on the lowest free number.
+pub(crate) fn out_of_the_way(low: c_int) -> c_int {
+    let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
+    // SAFETY: getrlimit fills the struct, which zeroes are a value of in any case.
+    let limit = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr());
+        limit.assume_init().rlim_cur
+    };
+    // Not at the very top: the kernel's table of descriptors grows with the largest number.
+    let from = if limit > 4096 { 2048 } else { limit - limit / 4 };
+    let high = call::fcntl(low, libc::F_DUPFD_CLOEXEC, from);
+    if high < 0 {
+        return low;
+    }
+    call::close(low);
+    high
+}
+
+/// Attaches a classic program to a socket, as its filter or as its group's steering.
+pub(crate) fn attach(fd: c_int, option: c_int, program: &Program) -> bool {
+    let code = program.code();
+    let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
+    let len = size_of::<libc::sock_fprog>() as socklen_t;
+    call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
+}
+
+/// Takes a lane out of the table of ports, for good: it keeps what it holds, and gets nothing more. It is connected
+/// to where nothing comes from; where no route leads there, its filter has to do.
+pub(crate) fn cut_off(lane: c_int) {
+    attach(lane, libc::SO_ATTACH_FILTER, &steer::nothing());
+    if let Some(bound) = bound(lane) {
+        let nowhere = bound.nowhere();
+        call::connect(lane, nowhere.at(), nowhere.len);
+    }
+    mirror::set_number(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+}
+
+/// Whether a program that goes through all numbers asks this of a descriptor to learn if it is open.
+pub(crate) fn is_programs_business(command: c_int) -> bool {
+    matches!(command, libc::F_GETFD | libc::F_GETFL | libc::F_SETFD | libc::F_SETFL | libc::F_DUPFD)
+}

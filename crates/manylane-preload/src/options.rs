@@ -1,0 +1,181 @@
+//! setsockopt(2), getsockopt(2), ioctl(2): what a lane can have is set on every lane; what it cannot have makes the
+//! socket plain; what the library itself sets is not seen.
+
+use std::mem::size_of;
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
+use manylane_sys::shim::Reason;
+
+use crate::calls::call;
+use crate::receive::{is_managed, ready, uncovered};
+use crate::sock::{LANED, Shared, Sock};
+use crate::{lanes, me, mirror, real, table};
+
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SIOCGSTAMP: c_ulong = 0x8906;
+const SIOCGSTAMPNS: c_ulong = 0x8907;
+const FIOASYNC: c_ulong = 0x5452;
+
+pub(crate) fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let Some(sock) = table::sock(fd) else { return call::setsockopt(fd, level, name, value, len) };
+    if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
+        return set_timeout(sock, fd, name, value, len);
+    }
+    if let Some(reason) = mirror::spoils(level, name).filter(|_| !is_zero(value, len)) {
+        // Before the option is in force: what it changes must not meet lanes.
+        lanes::fall_back(sock, fd, reason);
+    }
+    // Off is what it is for the program already: the group stays.
+    let group =
+        sock.shared().is_some_and(|shared| shared.lanes.load(Ordering::Acquire) > 1 && is_managed(shared));
+    if group && (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) {
+        return 0;
+    }
+    let done = call::setsockopt(fd, level, name, value, len);
+    if done == 0 && mirror::is_mirrored(level, name) {
+        let errno = real::errno();
+        for (_, lane) in sock.lane_fds() {
+            mirror::copy_one(fd, lane, level, name);
+        }
+        real::set_errno(errno);
+    }
+    done
+}
+
+/// An option that is turned off, which it was, spoils nothing.
+fn is_zero(value: *const c_void, len: socklen_t) -> bool {
+    if value.is_null() || len as usize != size_of::<c_int>() {
+        return false;
+    }
+    // SAFETY: the program's value of `len` bytes, which the kernel is about to read.
+    unsafe { value.cast::<c_int>().read_unaligned() == 0 }
+}
+
+/// The program's own receive timeout: remembered, and the kernel's only while no wait has a bound of ours.
+fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+    let bounded = sock.shared().is_some_and(|shared| shared.bounded.load(Ordering::Acquire) != 0);
+    let fits = !value.is_null() && len as usize >= size_of::<timeval>();
+    if !fits || !bounded {
+        let done = call::setsockopt(fd, libc::SOL_SOCKET, name, value, len);
+        if done == 0 && fits {
+            remember(sock, value);
+        }
+        return done;
+    }
+    // SAFETY: the program's value of at least this length.
+    let time = unsafe { value.cast::<timeval>().read_unaligned() };
+    if !(0..1_000_000).contains(&time.tv_usec) {
+        real::set_errno(libc::EDOM);
+        return -1;
+    }
+    remember(sock, value);
+    0
+}
+
+fn remember(sock: &'static Sock, value: *const c_void) {
+    // SAFETY: the caller has checked the length.
+    let time = unsafe { value.cast::<timeval>().read_unaligned() };
+    // A negative time is none at all: the kernel takes it for a receive that does not wait. Too odd to imitate.
+    let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
+    sock.timeout_us.store(us, Ordering::Relaxed);
+    if let Some(shared) = sock.shared() {
+        shared.timeout_us.store(us, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    let done = call::getsockopt(fd, level, name, value, len);
+    if done != 0 || level != libc::SOL_SOCKET {
+        return done;
+    }
+    let Some(shared) = table::sock(fd).and_then(Sock::shared) else { return done };
+    // SAFETY: the kernel has just written the length.
+    let room = unsafe { *len } as usize;
+    match name {
+        // Set by the program, it would have made the socket plain: what the kernel says is ours.
+        libc::SO_REUSEPORT if room >= size_of::<c_int>() && is_managed(shared) => {
+            // SAFETY: the kernel has just written as many bytes here.
+            unsafe { value.cast::<c_int>().write_unaligned(0) };
+        }
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
+            if room >= size_of::<timeval>() && shared.bounded.load(Ordering::Acquire) != 0 =>
+        {
+            let us = shared.timeout_us.load(Ordering::Relaxed);
+            let time = timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
+            // SAFETY: as above.
+            unsafe { value.cast::<timeval>().write_unaligned(time) };
+        }
+        _ => {}
+    }
+    done
+}
+
+pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    let Some((sock, shared)) = table::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
+        return call::ioctl(fd, request, arg);
+    };
+    match request {
+        libc::FIONBIO => {
+            let done = call::ioctl(fd, request, arg);
+            nonblocking(fd, shared);
+            done
+        }
+        libc::FIONREAD if is_managed(shared) => {
+            let lane = lane_to_measure(sock, shared, fd);
+            me::peek(sock, lane);
+            call::ioctl(sock.fd_of(lane, fd), request, arg)
+        }
+        SIOCGSTAMP | SIOCGSTAMPNS | FIOASYNC => {
+            lanes::fall_back(sock, fd, Reason::Ioctl);
+            call::ioctl(fd, request, arg)
+        }
+        _ => call::ioctl(fd, request, arg),
+    }
+}
+
+/// The lane that the calling thread would receive from.
+fn lane_to_measure(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
+    let errno = real::errno();
+    let own = me::member(sock, shared, fd).map_or(-1, |member| member.lane.load(Ordering::Acquire));
+    let own = usize::try_from(own).unwrap_or(0);
+    let mut lane = own;
+    let older = shared.first.load(Ordering::Acquire) | shared.retired.load(Ordering::Acquire);
+    for mask in [older, 1 << own] {
+        let has = ready(sock, shared, fd, mask);
+        if has != 0 {
+            real::set_errno(errno);
+            return has.trailing_zeros() as usize;
+        }
+    }
+    if shared.mode() == LANED {
+        let has = ready(sock, shared, fd, uncovered(sock, shared, Some(own), false));
+        if has != 0 {
+            lane = has.trailing_zeros() as usize;
+        }
+    }
+    real::set_errno(errno);
+    lane
+}
+
+/// The program has made `fd` blocking or non-blocking.
+pub(crate) fn nonblocking(fd: c_int, shared: &Shared) {
+    let errno = real::errno();
+    let flags = call::fcntl(fd, libc::F_GETFL, 0);
+    if flags >= 0 {
+        shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    }
+    real::set_errno(errno);
+}

@@ -1,0 +1,129 @@
+//! The C library's own functions: found once by name, called with exactly what the program gave.
+//!
+//! [`interpose!`](crate::interpose) makes, from one list, the table of addresses, a function in this module's `call`
+//! for each, and the exported function of the same name. An export whose library is not ready yet calls on as if the
+//! library were not there.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{c_int, c_void};
+
+/// What a function returns.
+pub(crate) trait Answer {
+    /// What a system call returned, in the function's own type; -1 for one that cannot be called at all.
+    fn of(returned: libc::c_long) -> Self;
+}
+
+impl Answer for c_int {
+    fn of(returned: libc::c_long) -> Self {
+        returned as Self
+    }
+}
+
+impl Answer for isize {
+    fn of(returned: libc::c_long) -> Self {
+        returned as Self
+    }
+}
+
+impl Answer for usize {
+    fn of(returned: libc::c_long) -> Self {
+        returned as Self
+    }
+}
+
+impl Answer for () {
+    fn of(_: libc::c_long) {}
+}
+
+/// Finds the next function called `name` behind this library, and remembers it.
+pub(crate) fn find(cell: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with a zero; the answer is an address that is only stored.
+    let at = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if !at.is_null() {
+        cell.store(at, Ordering::Relaxed);
+    }
+    at
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the C library gives each thread a place of its own, which lives as long as the thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: as in errno().
+    unsafe { *libc::__errno_location() = value }
+}
+
+/// One list makes prototypes, lookups and exports: `fn NAME(ARGS) -> RETURN, SYSCALL = OURS;` with `SYSCALL` the number
+/// to use before the C library's function was found, or where it has none.
+#[macro_export]
+macro_rules! interpose {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path;)*) => {
+        /// Addresses of the C library's functions.
+        struct Table { $($name: AtomicPtr<c_void>,)* }
+        static TABLE: Table = Table { $($name: AtomicPtr::new(std::ptr::null_mut()),)* };
+
+        /// Looks every function up.
+        pub(crate) fn find_all() {
+            $($crate::real::find(
+                &TABLE.$name,
+                std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()).unwrap_or_default(),
+            );)*
+        }
+
+        /// The C library's functions. They are safe to call in the sense that matters here: each gets either what the
+        /// program gave to the function of that name, or references of ours that live through the call.
+        pub(crate) mod call {
+            use super::*;
+            $(
+                #[inline]
+                pub(crate) fn $name($($arg: $ty),*) -> $ret {
+                    let mut at = TABLE.$name.load(Ordering::Relaxed);
+                    if at.is_null() {
+                        let raw: Option<libc::c_long> = $raw;
+                        if let Some(number) = raw {
+                            // SAFETY: a system call with the arguments of the function that it implements; memory
+                            // is the caller's, as for the function itself.
+                            let returned = unsafe { libc::syscall(number $(, $arg as libc::c_long)*) };
+                            return <$ret as $crate::real::Answer>::of(returned);
+                        }
+                        at = $crate::real::find(
+                            &TABLE.$name,
+                            std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes())
+                                .unwrap_or_default(),
+                        );
+                        if at.is_null() {
+                            $crate::real::set_errno(libc::ENOSYS);
+                            return <$ret as $crate::real::Answer>::of(-1);
+                        }
+                    }
+                    // SAFETY: the address is that of the C library's function of this name, whose prototype is the
+                    // one in the list; the arguments are the caller's. A thread that is cancelled in it unwinds through
+                    // here: no frame on the way has anything to drop.
+                    unsafe {
+                        std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(at)($($arg),*)
+                    }
+                }
+            )*
+        }
+
+        /// What the program calls.
+        mod exports {
+            use super::*;
+            $(
+                #[cfg_attr(not(test), unsafe(no_mangle))]
+                pub(super) extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+                    if !$crate::start::is_ready() {
+                        return call::$name($($arg),*);
+                    }
+                    $ours($($arg),*)
+                }
+            )*
+        }
+    };
+}

@@ -1,0 +1,461 @@
+//! Receiving: the program's calls become one operation, done on the caller's own lane first.
+//!
+//! One function, [`receive`], decides where; each call of the C library says how. With one receiving thread it is the
+//! program's own call on the program's own socket.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITFORONE};
+use libc::{
+    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
+
+use crate::calls::{self, call};
+use crate::open::SLICE_MS;
+use crate::sock::{
+    BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
+};
+use crate::{lanes, me, real, report, signals, table};
+
+pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    let op = |fd, more| call::recv(fd, to, len, flags | more);
+    receive(fd, flags, op, |got| (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) }))
+}
+
+pub(crate) fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    fromlen: *mut socklen_t,
+) -> ssize_t {
+    // A receive that brings nothing leaves the length alone, so that a second try finds it as the program set it.
+    receive(fd, flags, |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen), |got| (1, got))
+}
+
+pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    receive(fd, flags, |fd, more| call::recvmsg(fd, message, flags | more), |got| (1, got))
+}
+
+pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    if len == 0 || table::sock(fd).is_none() {
+        return call::read(fd, to, len);
+    }
+    receive(fd, 0, |fd, more| call::recv(fd, to, len, more), |got| (1, got))
+}
+
+pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
+    if table::sock(fd).is_none() || !(1..=1024).contains(&count) {
+        return call::readv(fd, to, count);
+    }
+    let op = |fd, more| {
+        // SAFETY: zeroes are a value of a msghdr (no address, no control messages).
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = to.cast_mut();
+        message.msg_iovlen = count as usize;
+        call::recvmsg(fd, &raw mut message, more)
+    };
+    receive(fd, 0, op, |got| (1, got))
+}
+
+pub(crate) fn recv_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
+    if len > room { call::__recv_chk(fd, to, len, room, flags) } else { recv(fd, to, len, flags) }
+}
+
+pub(crate) fn recvfrom_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    fromlen: *mut socklen_t,
+) -> ssize_t {
+    if len > room {
+        return call::__recvfrom_chk(fd, to, len, room, flags, from, fromlen);
+    }
+    recvfrom(fd, to, len, flags, from, fromlen)
+}
+
+pub(crate) fn read_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    if len > room { call::__read_chk(fd, to, len, room) } else { read(fd, to, len) }
+}
+
+pub(crate) fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let managed = table::sock(fd).and_then(Sock::shared).is_some_and(is_managed);
+    if !managed || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
+        return call::recvmmsg(fd, messages, count, flags, timeout);
+    }
+    // The kernel looks at the time only after a datagram; so does this.
+    // SAFETY: null, or the program's timespec, which the kernel would read here, too.
+    let limit = unsafe { timeout.as_ref() };
+    let limit = limit
+        .map(|time| Instant::now() + Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.max(0) as u32));
+    let mut done: c_uint = 0;
+    loop {
+        let fill = done;
+        let op = |fd, more| {
+            // The rest of the array; the kernel's own timeout is not used, since it would wait past it on one lane.
+            let at = messages.wrapping_add(fill as usize);
+            let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
+            call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
+        };
+        let bytes = |got: isize| {
+            let filled = fill as usize..fill as usize + got.max(0) as usize;
+            // SAFETY: the kernel has just filled these messages of the program's array.
+            let bytes: u64 =
+                filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
+            (got as u64, bytes as isize)
+        };
+        let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
+        let got = receive(fd, flags | more, |fd, extra| op(fd, extra | more), bytes);
+        if got < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        done += got as c_uint;
+        let late = limit.is_some_and(|limit| Instant::now() >= limit);
+        // Without a wait, what one lane had is an answer; a further call looks at the others.
+        let nonblock =
+            (flags & MSG_DONTWAIT) != 0 || table::sock(fd).and_then(Sock::shared).is_some_and(is_nonblocking);
+        if done >= count || late || nonblock || flags & MSG_WAITFORONE != 0 {
+            return done as c_int;
+        }
+    }
+}
+
+fn is_nonblocking(shared: &'static Shared) -> bool {
+    shared.nonblock.load(Ordering::Relaxed) != 0
+}
+
+/// Whether the library has a say in what happens on a socket.
+#[inline]
+pub(crate) fn is_managed(shared: &Shared) -> bool {
+    match shared.mode() {
+        UNBOUND => false,
+        PLAIN => shared.retired.load(Ordering::Acquire) != 0,
+        _ => true,
+    }
+}
+
+/// What one try on one descriptor brought.
+enum Got {
+    /// The answer of the call, to be given to the program.
+    Answer(isize),
+    /// Nothing there.
+    Nothing,
+}
+
+/// Receives for the program. `op` does it on a descriptor, with further flags; `size` says how many datagrams and bytes
+/// an answer means.
+fn receive(
+    fd: c_int,
+    flags: c_int,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> isize {
+    let Some(sock) = table::sock(fd) else { return op(fd, 0) };
+    let Some(shared) = sock.shared() else { return op(fd, 0) };
+    if !is_managed(shared) || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 {
+        return op(fd, 0);
+    }
+    let Some(member) = me::member(sock, shared, fd) else { return op(fd, 0) };
+    lanes::beat(member);
+    let call = Call { sock, shared, member, fd, flags, op };
+    let (answer, helped) = call.run();
+    if answer >= 0 && flags & MSG_PEEK == 0 {
+        let (datagrams, bytes) = size(answer);
+        report::received(member, datagrams, bytes.max(0) as u64, helped);
+        let receives = member.receives.load(Ordering::Relaxed);
+        if receives < lanes::COMES_BACK {
+            member.receives.store(receives + 1, Ordering::Relaxed);
+        }
+        let mode = shared.mode();
+        let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
+        if (mode == LEARN || without) && receives + 1 >= lanes::COMES_BACK {
+            lanes::consider(sock, shared, fd);
+        }
+    }
+    // Woken like others for one datagram that another one got: it came to receive all the same.
+    if answer < 0 && shared.mode() == LEARN && real::errno() == EAGAIN {
+        let receives = member.receives.load(Ordering::Relaxed);
+        if receives < lanes::COMES_BACK {
+            member.receives.store(receives + 1, Ordering::Relaxed);
+        }
+    }
+    answer
+}
+
+/// One call of the program.
+struct Call<'a, Op> {
+    sock: &'static Sock,
+    shared: &'a Shared,
+    member: &'a Member,
+    /// The program's descriptor: lane 0.
+    fd: c_int,
+    flags: c_int,
+    op: Op,
+}
+
+impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
+    /// The answer, and whether it came from a lane that is not the caller's.
+    fn run(&self) -> (isize, bool) {
+        let mut until = None;
+        loop {
+            let nonblock =
+                self.flags & MSG_DONTWAIT != 0 || self.shared.nonblock.load(Ordering::Relaxed) != 0;
+            if !nonblock {
+                let kind = self.member.kind.load(Ordering::Relaxed);
+                if kind & BLOCKS == 0 {
+                    self.member.kind.store(kind | BLOCKS, Ordering::Relaxed);
+                }
+            }
+            match self.shared.mode() {
+                SINGLE if nonblock => return ((self.op)(self.fd, 0), false),
+                SINGLE => {
+                    // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
+                    self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
+                    if self.shared.mode.load(Ordering::SeqCst) != SINGLE {
+                        self.member.state.store(BUSY, Ordering::Release);
+                        continue;
+                    }
+                    let answer = (self.op)(self.fd, 0);
+                    self.member.state.store(BUSY, Ordering::Release);
+                    let bounded = self.shared.bounded.load(Ordering::Acquire) != 0;
+                    if answer >= 0 || !bounded || !self.waits_on(&mut until) {
+                        return (answer, false);
+                    }
+                }
+                LEARN if nonblock => return ((self.op)(self.fd, 0), false),
+                LEARN => match self.wait_on(0, &mut until) {
+                    Got::Answer(answer) => return (answer, false),
+                    Got::Nothing => {}
+                },
+                LANED => {
+                    if let Some(answer) = self.laned(nonblock, &mut until) {
+                        return answer;
+                    }
+                }
+                PLAIN => {
+                    if let Some(answer) = self.empty_retired() {
+                        return (answer, true);
+                    }
+                    if nonblock {
+                        return ((self.op)(self.fd, 0), false);
+                    }
+                    match self.wait_on(0, &mut until) {
+                        Got::Answer(answer) => return (answer, false),
+                        Got::Nothing => {}
+                    }
+                }
+                _ => return ((self.op)(self.fd, 0), false),
+            }
+        }
+    }
+
+    /// One try on a lane, without waiting.
+    #[inline]
+    fn try_lane(&self, lane: usize) -> Got {
+        let answer = (self.op)(self.sock.fd_of(lane, self.fd), MSG_DONTWAIT);
+        if answer < 0 && real::errno() == EAGAIN {
+            return Got::Nothing;
+        }
+        if answer >= 0 && self.flags & MSG_PEEK != 0 {
+            me::peek(self.sock, lane);
+        }
+        Got::Answer(answer)
+    }
+
+    /// Waits on a lane for a slice at most.
+    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        if timeout > 0 && until.is_none() {
+            *until = Some(Instant::now() + Duration::from_micros(timeout));
+        }
+        self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
+        let answer = (self.op)(self.sock.fd_of(lane, self.fd), 0);
+        self.member.state.store(BUSY, Ordering::Release);
+        lanes::beat(self.member);
+        if answer >= 0 {
+            if self.flags & MSG_PEEK != 0 {
+                me::peek(self.sock, lane);
+            }
+            return Got::Answer(answer);
+        }
+        if self.waits_on(until) { Got::Nothing } else { Got::Answer(answer) }
+    }
+
+    /// A wait ended without a datagram: whether the program would still be waiting.
+    fn waits_on(&self, until: &mut Option<Instant>) -> bool {
+        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        match real::errno() {
+            EAGAIN if timeout == 0 => true,
+            EAGAIN => {
+                let until = *until.get_or_insert_with(|| Instant::now() + Duration::from_micros(timeout));
+                Instant::now() < until
+            }
+            // With a timeout of its own, the kernel would not have gone on, either.
+            EINTR => timeout == 0 && signals::restarts(),
+            _ => false,
+        }
+    }
+
+    /// Mode LANED: the answer, or nothing when the mode may have changed.
+    fn laned(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
+        let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
+        // 1. What was peeked at.
+        if let Some(lane) = me::take_peeked(self.sock)
+            && let Got::Answer(answer) = self.try_lane(lane)
+        {
+            return Some((answer, own != Some(lane)));
+        }
+        // 2. What is older than the lanes.
+        let first = self.shared.first.load(Ordering::Acquire);
+        if first != 0 {
+            for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
+                match self.try_lane(lane) {
+                    Got::Answer(answer) => return Some((answer, own != Some(lane))),
+                    Got::Nothing => _ = self.shared.first.fetch_and(!(1 << lane), Ordering::AcqRel),
+                }
+            }
+        }
+        let Some(own) = own else { return self.as_guest(nonblock, until) };
+        // 3. The caller's own lane, 4. lanes whose owners are not waiting.
+        if nonblock || self.member.helps.load(Ordering::Relaxed) != 0 {
+            if let Got::Answer(answer) = self.try_lane(own) {
+                return Some((answer, false));
+            }
+            if let Got::Answer(answer) = self.help(Some(own), false) {
+                return Some((answer, true));
+            }
+            if nonblock {
+                real::set_errno(EAGAIN);
+                return Some((-1, false));
+            }
+        }
+        match self.wait_on(own, until) {
+            Got::Answer(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
+            // The slice is over, or the program's own time: a last look at the others in either case.
+            outcome => match (self.help(Some(own), true), outcome) {
+                (Got::Answer(answer), _) => Some((answer, true)),
+                (Got::Nothing, Got::Answer(_)) => {
+                    real::set_errno(EAGAIN);
+                    Some((-1, false))
+                }
+                (Got::Nothing, Got::Nothing) => None,
+            },
+        }
+    }
+
+    /// A thread without a lane takes from all of them.
+    fn as_guest(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
+        if let Got::Answer(answer) = self.help(None, false) {
+            return Some((answer, true));
+        }
+        if nonblock {
+            real::set_errno(EAGAIN);
+            return Some((-1, false));
+        }
+        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
+        if timeout > 0 && until.is_none() {
+            *until = Some(Instant::now() + Duration::from_micros(timeout));
+        }
+        let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, lanes::lanes_mask(self.shared));
+        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
+        let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null());
+        lanes::beat(self.member);
+        if ready < 0 {
+            return (!self.waits_on(until)).then_some((-1, false));
+        }
+        if ready == 0 {
+            real::set_errno(EAGAIN);
+            if !self.waits_on(until) {
+                return Some((-1, false));
+            }
+        }
+        None
+    }
+
+    /// Looks at the lanes that are nobody's business at the moment, and takes from one that has something. A guest
+    /// looks at all.
+    fn help(&self, own: Option<usize>, looks: bool) -> Got {
+        let errno = real::errno();
+        let mask = match own {
+            Some(own) => uncovered(self.sock, self.shared, Some(own), looks),
+            None => lanes::lanes_mask(self.shared),
+        };
+        if mask != 0 {
+            let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, mask);
+            let now = timespec { tv_sec: 0, tv_nsec: 0 };
+            if calls::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) > 0 {
+                let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
+                for (lane, _) in lanes.zip(&fds).filter(|(_, at)| at.revents != 0) {
+                    if let Got::Answer(answer) = self.try_lane(lane) {
+                        self.member.helps.store(1, Ordering::Relaxed);
+                        return Got::Answer(answer);
+                    }
+                }
+            }
+        }
+        self.member.helps.store(0, Ordering::Relaxed);
+        real::set_errno(errno);
+        Got::Nothing
+    }
+
+    /// Mode PLAIN: what lanes still hold goes first; it is older.
+    fn empty_retired(&self) -> Option<isize> {
+        let retired = self.shared.retired.load(Ordering::Acquire);
+        for lane in (0..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
+            match self.try_lane(lane) {
+                Got::Answer(answer) => return Some(answer),
+                Got::Nothing => lanes::emptied(self.shared, self.fd, lane),
+            }
+        }
+        None
+    }
+}
+
+/// A bit for each lane that holds what its owner is not waiting for: see `lanes.rs`.
+pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>, looks: bool) -> u64 {
+    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
+    (0..lanes.min(MAX_LANES))
+        .filter(|lane| Some(*lane) != own && !lanes::is_covered(sock, shared, *lane, looks))
+        .fold(0, |mask, lane| mask | 1 << lane)
+}
+
+/// What ppoll(2) is asked about the lanes of `mask`, in their order, and how many there are.
+pub(crate) fn lane_polls(
+    sock: &Sock,
+    _shared: &Shared,
+    fd: c_int,
+    mask: u64,
+) -> ([pollfd; MAX_LANES], usize) {
+    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_LANES];
+    let mut count = 0;
+    for lane in (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0) {
+        fds[count].fd = sock.fd_of(lane, fd);
+        count += 1;
+    }
+    (fds, count)
+}
+
+/// A bit for each lane of `mask` that has something.
+pub(crate) fn ready(sock: &Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
+    if mask == 0 {
+        return 0;
+    }
+    let (mut fds, count) = lane_polls(sock, shared, fd, mask);
+    let now = timespec { tv_sec: 0, tv_nsec: 0 };
+    if calls::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) <= 0 {
+        return 0;
+    }
+    let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
+    lanes.zip(&fds).filter(|(_, at)| at.revents & libc::POLLIN != 0).fold(0, |all, (lane, _)| all | 1 << lane)
+}

@@ -1,0 +1,130 @@
+//! The library's side of the report: slots claimed, counts written. Without a report nothing happens here.
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libc::c_int;
+use manylane_sys::shim::{CLAIMED, ENDED, FREE, NO_LANE, OPEN, Reason, Receiver, Report, ReportFile};
+
+use crate::sock::Member;
+use crate::start;
+
+static REPORT: OnceLock<ReportFile> = OnceLock::new();
+
+/// Maps the report, if there is one. A path that does not lead to one costs a line on standard error.
+pub(crate) fn start() {
+    let Some(path) = start::settings().and_then(|settings| settings.report.as_ref()) else { return };
+    match ReportFile::open(path) {
+        Ok(file) => _ = REPORT.set(file),
+        Err(err) => start::say(&format!("MANYLANE_REPORT={}: {err}; no report is written", path.display())),
+    }
+    count_process();
+}
+
+fn report() -> Option<&'static Report> {
+    REPORT.get().map(ReportFile::report)
+}
+
+/// A process that has the library: one that started, or was forked.
+pub(crate) fn count_process() {
+    if let Some(report) = report() {
+        report.header.processes.fetch_add(1, Ordering::Relaxed);
+        report.header.last_pid.store(std::process::id(), Ordering::Relaxed);
+    }
+}
+
+/// A UDP socket was bound to a port that is taken.
+pub(crate) fn count_socket() {
+    if let Some(report) = report() {
+        report.header.sockets.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A socket became plain, or stays so.
+pub(crate) fn count_reason(reason: Reason, addr: Option<SocketAddr>) {
+    let Some(report) = report() else { return };
+    let slot = &report.reasons[reason as usize];
+    slot.last_pid.store(std::process::id(), Ordering::Relaxed);
+    if let Some(addr) = addr {
+        slot.last_addr.set(&addr);
+    }
+    slot.count.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Claims a slot for a thread that receives; the answer is what [`Member::slot`] holds.
+pub(crate) fn claim(who: u64, addr: Option<SocketAddr>) -> u32 {
+    let Some(report) = report() else { return 0 };
+    for wanted in [FREE, ENDED] {
+        for (at, slot) in report.receivers.iter().enumerate() {
+            if slot.state.load(Ordering::Relaxed) != wanted
+                || slot.state.compare_exchange(wanted, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_err()
+            {
+                continue;
+            }
+            for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.helped] {
+                count.store(0, Ordering::Relaxed);
+            }
+            for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
+                count.store(0, Ordering::Relaxed);
+            }
+            slot.pid.store((who >> 32) as u32, Ordering::Relaxed);
+            slot.tid.store(who as u32, Ordering::Relaxed);
+            slot.lane.store(NO_LANE, Ordering::Relaxed);
+            if let Some(addr) = addr {
+                slot.addr.set(&addr);
+            }
+            slot.state.store(OPEN, Ordering::Release);
+            return at as u32 + 1;
+        }
+    }
+    report.header.full.fetch_add(1, Ordering::Relaxed);
+    0
+}
+
+#[inline]
+fn slot_of(member: &Member) -> Option<&'static Receiver> {
+    let slot = member.slot.load(Ordering::Relaxed);
+    if slot == 0 { None } else { report()?.receivers.get(slot as usize - 1) }
+}
+
+fn add(cell: &AtomicU64, n: u64) {
+    // One writer: a load and a store are enough, and no bus is locked.
+    cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
+/// A call of the program brought datagrams.
+#[inline]
+pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool) {
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.rx_datagrams, datagrams);
+    add(&slot.rx_bytes, bytes);
+    add(&slot.rx_batches, 1);
+    if helped {
+        add(&slot.helped, datagrams);
+    }
+}
+
+/// A call of the program sent datagrams.
+#[inline]
+pub(crate) fn sent(member: &Member, datagrams: u64, bytes: u64) {
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.tx_datagrams, datagrams);
+    add(&slot.tx_bytes, bytes);
+    add(&slot.tx_batches, 1);
+}
+
+/// A member got a lane, or lost it.
+pub(crate) fn lane(member: &Member, lane: c_int) {
+    if let Some(slot) = slot_of(member) {
+        slot.lane.store(u32::try_from(lane).unwrap_or(NO_LANE), Ordering::Relaxed);
+    }
+}
+
+/// A member is gone: its counts stay.
+pub(crate) fn end(member: &Member) {
+    if let Some(slot) = slot_of(member) {
+        slot.state.store(ENDED, Ordering::Release);
+    }
+    member.slot.store(0, Ordering::Relaxed);
+}

@@ -1,0 +1,136 @@
+//! Sending: from the caller's own lane, which is bound to the same address and port.
+
+use std::mem::size_of;
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use manylane_sys::shim::Reason;
+
+use crate::calls::call;
+use crate::receive::is_managed;
+use crate::sock::{LANED, Member};
+use crate::{lanes, me, report, table};
+
+pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    let at = place(fd);
+    done(&at, call::send(at.fd, from, len, flags | at.more))
+}
+
+pub(crate) fn sendto(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    tolen: socklen_t,
+) -> ssize_t {
+    let at = place(fd);
+    done(&at, call::sendto(at.fd, from, len, flags | at.more, to, tolen))
+}
+
+pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let at = place(fd);
+    if at.member.is_none() {
+        give_away(message);
+    }
+    done(&at, call::sendmsg(at.fd, message, flags | at.more))
+}
+
+pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    let at = place(fd);
+    if at.member.is_none() {
+        for nth in 0..count.min(1024) as usize {
+            // SAFETY: the program's array of `count` messages.
+            give_away(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
+        }
+    }
+    let sent = call::sendmmsg(at.fd, messages, count, flags | at.more);
+    if let (Some(member), true) = (at.member, sent > 0) {
+        // SAFETY: the kernel has just filled the lengths of these messages of the program's array.
+        let bytes = (0..sent as usize).map(|nth| u64::from(unsafe { (*messages.wrapping_add(nth)).msg_len }));
+        report::sent(member, sent as u64, bytes.sum());
+    }
+    sent
+}
+
+pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    let at = place(fd);
+    // Only send(2) takes the flag that a lane of a non-blocking socket needs; for UDP it is the same otherwise.
+    let sent = if at.fd == fd { call::write(fd, from, len) } else { call::send(at.fd, from, len, at.more) };
+    done(&at, sent)
+}
+
+pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
+    let at = place(fd);
+    let sent = if at.fd == fd || !(1..=1024).contains(&count) {
+        call::writev(fd, from, count)
+    } else {
+        // SAFETY: zeroes are a value of a msghdr (no address, no control messages).
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = from.cast_mut();
+        message.msg_iovlen = count as usize;
+        call::sendmsg(at.fd, &raw const message, at.more)
+    };
+    done(&at, sent)
+}
+
+/// Where a datagram leaves.
+struct Place {
+    fd: c_int,
+    /// A lane's socket is never non-blocking: what the program set on its own is asked for with each call.
+    more: c_int,
+    member: Option<&'static Member>,
+}
+
+#[inline]
+fn place(fd: c_int) -> Place {
+    let own = Place { fd, more: 0, member: None };
+    let Some(sock) = table::sock(fd) else { return own };
+    let Some(shared) = sock.shared() else { return own };
+    if !is_managed(shared) {
+        return own;
+    }
+    // A thread that only sends has no lane, and needs none.
+    let Some(member) = me::known(sock, shared) else { return own };
+    let lane = member.lane.load(Ordering::Acquire);
+    if shared.mode() != LANED || lane < 1 {
+        return Place { member: Some(member), ..own };
+    }
+    let nonblock = shared.nonblock.load(Ordering::Relaxed) != 0;
+    let more = if nonblock { libc::MSG_DONTWAIT } else { 0 };
+    Place { fd: sock.fd_of(lane as usize, fd), more, member: Some(member) }
+}
+
+#[inline]
+fn done(at: &Place, sent: isize) -> isize {
+    if let (Some(member), true) = (at.member, sent >= 0) {
+        report::sent(member, 1, sent as u64);
+    }
+    sent
+}
+
+/// A message that carries descriptors to somebody else: sockets of ours among them become plain.
+fn give_away(message: *const msghdr) {
+    // SAFETY: the program's message, which the kernel is about to read; null is what it would refuse.
+    let Some(message) = (unsafe { message.as_ref() }) else { return };
+    if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
+        return;
+    }
+    // SAFETY: the control buffer is the program's, of the length it gives; the macros stay within it.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(message);
+        while let Some(control) = at.as_ref() {
+            if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let bytes = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let fds = libc::CMSG_DATA(control).cast::<c_int>();
+                for nth in 0..(bytes / size_of::<c_int>()).min(253) {
+                    let fd = fds.add(nth).read_unaligned();
+                    if let Some(sock) = table::sock(fd) {
+                        lanes::fall_back(sock, fd, Reason::Passed);
+                    }
+                }
+            }
+            at = libc::CMSG_NXTHDR(message, control);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What the environment asks for, read once in the constructor. A value that cannot be understood costs one line on
+//! standard error and counts as unset.
+//!
+//! | variable | value | default |
+//! |---|---|---|
+//! | `MANYLANE_ENGINE` | `auto`, `mmsg` | `auto` |
+//! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
+//! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
+//! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
+//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back; 1: none | 1, and as yet nothing else has an effect |
+//! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
+
+use std::path::PathBuf;
+
+use crate::sock::MAX_LANES;
+use crate::steer::Policy;
+
+/// Ranges of ports that can be named.
+const MAX_RANGES: usize = 32;
+
+/// What was asked for, checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) steering: Policy,
+    /// Most lanes of a socket, with its own.
+    pub(crate) lanes: usize,
+    /// Ports that are taken; none: all.
+    ports: Vec<(u16, u16)>,
+    pub(crate) report: Option<PathBuf>,
+}
+
+impl Settings {
+    /// From the environment, with `complain` told of each variable that makes no sense.
+    pub(crate) fn read(
+        var: impl Fn(&str) -> Option<String>,
+        cpus: usize,
+        mut complain: impl FnMut(&str, &str, &str),
+    ) -> Self {
+        let mut settings = Self {
+            steering: Policy::Flow,
+            lanes: (4 * cpus).clamp(2, MAX_LANES),
+            ports: Vec::new(),
+            report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
+        };
+        let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
+            if let Some(value) = var(name).filter(|value| !value.is_empty())
+                && set(&value).is_none()
+            {
+                complain(name, &value, known);
+            }
+        };
+        take("MANYLANE_ENGINE", "auto, mmsg", &mut |text| matches!(text, "auto" | "mmsg").then_some(()));
+        let steerings = "flow, round-robin, cpu, random, least-loaded";
+        take("MANYLANE_STEERING", steerings, &mut |text| {
+            settings.steering = Policy::parse(text)?;
+            Some(())
+        });
+        take("MANYLANE_LANES", "a number from 1 to 64", &mut |text| {
+            settings.lanes = text.parse().ok().filter(|lanes| (1..=MAX_LANES).contains(lanes))?;
+            Some(())
+        });
+        take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {
+            settings.ports = ranges(text)?;
+            Some(())
+        });
+        take("MANYLANE_BATCH", "a number from 1 to 1024", &mut |text| {
+            text.parse().ok().filter(|batch: &usize| (1..=1024).contains(batch)).map(|_| ())
+        });
+        settings
+    }
+
+    /// Whether sockets that are bound to `port` may have lanes.
+    pub(crate) fn takes(&self, port: u16) -> bool {
+        self.lanes > 1
+            && (self.ports.is_empty() || self.ports.iter().any(|(low, high)| (*low..=*high).contains(&port)))
+    }
+}
+
+fn ranges(text: &str) -> Option<Vec<(u16, u16)>> {
+    let mut ranges = Vec::new();
+    for part in text.split(',') {
+        let (low, high) = part.split_once('-').unwrap_or((part, part));
+        let range = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+        ranges.push(range);
+        if range.0 > range.1 || ranges.len() > MAX_RANGES {
+            return None;
+        }
+    }
+    Some(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(vars: &[(&str, &str)]) -> (Settings, Vec<String>) {
+        let var = |name: &str| vars.iter().find(|(at, _)| *at == name).map(|(_, value)| (*value).to_owned());
+        let mut wrong = Vec::new();
+        let settings = Settings::read(var, 2, |name, _, _| wrong.push(name.to_owned()));
+        (settings, wrong)
+    }
+
+    #[test]
+    fn ports_are_all_or_those_named() {
+        assert!(read(&[]).0.takes(1) && read(&[]).0.takes(65535));
+        let (some, wrong) = read(&[("MANYLANE_PORTS", "53,5000-5010")]);
+        assert!(wrong.is_empty());
+        for (port, taken) in [(52, false), (53, true), (5000, true), (5010, true), (5011, false)] {
+            assert_eq!(some.takes(port), taken, "{port}");
+        }
+        assert!(!read(&[("MANYLANE_LANES", "1")]).0.takes(53));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named_and_counts_as_unset() {
+        let vars = [
+            ("MANYLANE_PORTS", "9-1"),
+            ("MANYLANE_LANES", "65"),
+            ("MANYLANE_STEERING", "rr"),
+            ("MANYLANE_BATCH", "0"),
+            ("MANYLANE_ENGINE", "dpdk"),
+        ];
+        let (settings, wrong) = read(&vars);
+        assert_eq!(wrong.len(), vars.len());
+        assert!(settings.takes(9) && settings.lanes == 8);
+    }
+}

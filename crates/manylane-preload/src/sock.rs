@@ -1,0 +1,257 @@
+//! A UDP socket of the program, and what its lanes share.
+//!
+//! [`Sock`] is this process's view: descriptors. A fork copies it, as it copies the descriptors. [`Shared`] is the
+//! socket itself: one memory for all processes that a fork gave the socket to, as the kernel's socket is one.
+//!
+//! # Modes
+//!
+//! ```text
+//! UNBOUND ─bind─► SINGLE ─2nd receiver─► LEARN ─all come back─► LANED
+//!    └──────────────┴────────────────────────┴───────────────────┴─► PLAIN (for good, with a reason)
+//! ```
+//!
+//! - SINGLE: one thread receives, with the kernel's own calls, and waits as long as it likes.
+//! - LEARN: several do, still on one kernel socket; every wait has a bound (`SLICE`). It ends when every thread that ever
+//!   waited has come back to receive again: only such threads can be trusted with a lane.
+//! - LANED: each of them has a lane.
+//! - PLAIN: the kernel's socket, as if the library were not there; lanes that were are first emptied.
+
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use libc::c_int;
+
+use crate::memory::{self, Atomics};
+
+/// Lanes that a socket can have: bits of a word.
+pub(crate) const MAX_LANES: usize = 64;
+/// Threads that can receive on one socket.
+pub(crate) const MAX_MEMBERS: usize = 128;
+/// UDP sockets of a process that the library can know.
+const MAX_SOCKS: usize = 4096;
+
+pub(crate) const UNBOUND: u32 = 0;
+pub(crate) const SINGLE: u32 = 1;
+pub(crate) const LEARN: u32 = 2;
+pub(crate) const LANED: u32 = 3;
+pub(crate) const PLAIN: u32 = 4;
+
+/// A member is not waiting: it may be away for long.
+pub(crate) const BUSY: u32 = 0;
+/// A member waits in the kernel without a bound.
+pub(crate) const UNBOUNDED: u32 = 1;
+/// A member waits, with a bound, on the lane whose number is added.
+pub(crate) const WAITS_ON: u32 = 2;
+
+/// A member has received by a blocking call.
+pub(crate) const BLOCKS: u32 = 1;
+/// A member has waited in poll, select or epoll_wait.
+pub(crate) const POLLS: u32 = 2;
+
+/// A thread that receives on a socket, or waits for it. A cache line, which its thread alone writes but for `lane`.
+#[repr(C, align(64))]
+pub(crate) struct Member {
+    /// Process and thread; 0 if free.
+    pub(crate) who: AtomicU64,
+    /// [`BUSY`], [`UNBOUNDED`], or [`WAITS_ON`] a lane.
+    pub(crate) state: AtomicU32,
+    /// Changes with each receive and each return from a wait: a member whose beat stands still is away, or dead.
+    pub(crate) beat: AtomicU32,
+    /// Receives that brought something, or came too late after a wait; up to where it matters.
+    pub(crate) receives: AtomicU32,
+    /// Its lane, -1 if none.
+    pub(crate) lane: AtomicI32,
+    /// [`BLOCKS`], [`POLLS`].
+    pub(crate) kind: AtomicU32,
+    /// Its slot in the report, and one; 0 if none.
+    pub(crate) slot: AtomicU32,
+    /// It found something in a lane of somebody else: where there was something, there may be more.
+    pub(crate) helps: AtomicU32,
+}
+
+/// What all processes know of a socket.
+#[repr(C)]
+pub(crate) struct Shared {
+    pub(crate) mode: AtomicU32,
+    /// Guards what changes modes and lanes: `lock.rs`.
+    pub(crate) lock: AtomicU32,
+    /// The program made it non-blocking.
+    pub(crate) nonblock: AtomicU32,
+    /// The kernel's receive timeout is ours (a slice), not the program's.
+    pub(crate) bounded: AtomicU32,
+    /// The program's own receive timeout in microseconds; 0: none.
+    pub(crate) timeout_us: AtomicU64,
+    /// Kernel sockets of the group; 1 if there is only the program's own.
+    pub(crate) lanes: AtomicU32,
+    /// A fork gave the socket to another process: lanes that do not exist yet could not be reached by all.
+    pub(crate) forked: AtomicU32,
+    /// Members that there ever were, and those there are.
+    pub(crate) joined: AtomicU32,
+    pub(crate) members_now: AtomicU32,
+    /// Looks at whether lanes can be made, in vain.
+    pub(crate) tries: AtomicU32,
+    pub(crate) port: AtomicU32,
+    /// Lanes that hold older datagrams than any other: they are emptied first.
+    pub(crate) first: AtomicU64,
+    /// Lanes that were taken out of steering for good, and may still hold something.
+    pub(crate) retired: AtomicU64,
+    /// Lanes that are steered to.
+    pub(crate) steered: AtomicU64,
+    /// Member of each lane, and one; 0 if none.
+    pub(crate) owner: [AtomicU32; MAX_LANES],
+    /// The beat of the owner when somebody last looked, and how often it had not changed since.
+    pub(crate) seen: [AtomicU32; MAX_LANES],
+    pub(crate) still: [AtomicU32; MAX_LANES],
+    pub(crate) members: [Member; MAX_MEMBERS],
+}
+
+// SAFETY: atomics, and arrays of them; zeroes are a socket in mode UNBOUND.
+unsafe impl Atomics for Shared {}
+
+impl Shared {
+    #[inline]
+    pub(crate) fn mode(&self) -> u32 {
+        self.mode.load(Ordering::Acquire)
+    }
+
+    /// The member that owns lane `lane`.
+    pub(crate) fn owner_of(&self, lane: usize) -> Option<&Member> {
+        let owner = self.owner[lane].load(Ordering::Acquire) as usize;
+        self.members.get(owner.wrapping_sub(1))
+    }
+
+    /// Back to the state of a fresh mapping, but for the lock.
+    pub(crate) fn reset(&self) {
+        let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
+        for word in words.into_iter().chain([&self.members_now, &self.tries, &self.port]) {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&self.timeout_us, &self.first, &self.retired, &self.steered] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in self.owner.iter().chain(&self.seen).chain(&self.still) {
+            word.store(0, Ordering::Relaxed);
+        }
+        for member in &self.members {
+            member.who.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// This process's view of a socket.
+#[repr(C)]
+pub(crate) struct Sock {
+    /// 1 while in use.
+    pub(crate) used: AtomicU32,
+    /// Descriptors of the program that mean it.
+    pub(crate) refs: AtomicU32,
+    /// Changes with each use of the slot: what others remember of a socket that is gone does not fit the next one.
+    pub(crate) generation: AtomicU32,
+    /// Why it must stay plain, and one, found before it was bound.
+    pub(crate) spoilt: AtomicU32,
+    /// The program's own receive timeout in microseconds, set before it was bound.
+    pub(crate) timeout_us: AtomicU64,
+    shared: AtomicPtr<Shared>,
+    /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
+    lane_fd: [AtomicI32; MAX_LANES],
+}
+
+// SAFETY: atomics (a pointer may be null); zeroes are a slot that is not in use.
+unsafe impl Atomics for Sock {}
+
+static SOCKS: AtomicPtr<Sock> = AtomicPtr::new(ptr::null_mut());
+
+impl Sock {
+    /// Maps the slots; once, at start.
+    pub(crate) fn start() -> bool {
+        let Some(socks) = memory::map::<Sock>(MAX_SOCKS, false) else { return false };
+        SOCKS.store(socks.as_ptr().cast_mut(), Ordering::Release);
+        true
+    }
+
+    fn all() -> &'static [Sock] {
+        let at = SOCKS.load(Ordering::Acquire);
+        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it (start::is_ready).
+        unsafe { std::slice::from_raw_parts(at, MAX_SOCKS) }
+    }
+
+    /// The slot `index`, which came from the table.
+    #[inline]
+    pub(crate) fn at(index: u32) -> &'static Sock {
+        &Self::all()[index as usize % MAX_SOCKS]
+    }
+
+    /// The sockets in use.
+    pub(crate) fn in_use() -> impl Iterator<Item = &'static Sock> {
+        Self::all().iter().filter(|sock| sock.used.load(Ordering::Acquire) == 1)
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        let start = SOCKS.load(Ordering::Relaxed) as usize;
+        ((ptr::from_ref(self) as usize - start) / size_of::<Sock>()) as u32
+    }
+
+    /// Takes a slot for a new socket.
+    pub(crate) fn take() -> Option<&'static Sock> {
+        let sock = Self::all()
+            .iter()
+            .find(|sock| sock.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
+        sock.generation.fetch_add(1, Ordering::Relaxed);
+        sock.refs.store(1, Ordering::Relaxed);
+        sock.spoilt.store(0, Ordering::Relaxed);
+        sock.timeout_us.store(0, Ordering::Relaxed);
+        Some(sock)
+    }
+
+    /// Gives the slot back. What was shared by a fork still belongs to the other process.
+    pub(crate) fn give_back(&self) {
+        match self.shared() {
+            Some(shared) if shared.forked.load(Ordering::Relaxed) != 0 => {
+                self.shared.store(ptr::null_mut(), Ordering::Relaxed);
+            }
+            Some(shared) => shared.reset(),
+            None => {}
+        }
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        self.used.store(0, Ordering::Release);
+    }
+
+    /// What is shared; mapped at bind.
+    #[inline]
+    pub(crate) fn shared(&self) -> Option<&'static Shared> {
+        let at = self.shared.load(Ordering::Acquire);
+        // SAFETY: null, or a mapping from memory::map, which is never unmapped.
+        unsafe { at.as_ref() }
+    }
+
+    /// [`shared`](Self::shared), mapped if it was not yet.
+    pub(crate) fn share(&self) -> Option<&'static Shared> {
+        if self.shared().is_none() {
+            let fresh = memory::map::<Shared>(1, true)?;
+            self.shared.store(fresh.as_ptr().cast_mut(), Ordering::Release);
+        }
+        self.shared()
+    }
+
+    /// The descriptor of a lane, where the program's own is `fd`.
+    #[inline]
+    pub(crate) fn fd_of(&self, lane: usize, fd: c_int) -> c_int {
+        if lane == 0 {
+            return fd;
+        }
+        match self.lane_fd.get(lane).map_or(0, |lane| lane.load(Ordering::Acquire)) {
+            0 => fd,
+            number => number - 1,
+        }
+    }
+
+    /// The lanes' own descriptors.
+    pub(crate) fn lane_fds(&self) -> impl Iterator<Item = (usize, c_int)> {
+        let fds = self.lane_fd.iter().enumerate();
+        fds.map(|(lane, fd)| (lane, fd.load(Ordering::Acquire) - 1)).filter(|(_, fd)| *fd >= 0)
+    }
+
+    pub(crate) fn set_lane_fd(&self, lane: usize, fd: Option<c_int>) {
+        self.lane_fd[lane].store(fd.map_or(0, |fd| fd + 1), Ordering::Release);
+    }
+}

@@ -1,0 +1,68 @@
+//! Start-up, in this order: addresses of the C library's functions, memory, settings, report, fork handlers; then calls
+//! come in. Before that, and when something of it fails, each call is the C library's own.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::c_int;
+
+use crate::epoll::Epoll;
+use crate::settings::Settings;
+use crate::sock::Sock;
+use crate::{calls, me, process, report};
+
+static READY: AtomicBool = AtomicBool::new(false);
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// Whether calls are ours.
+#[inline]
+pub(crate) fn is_ready() -> bool {
+    READY.load(Ordering::Acquire)
+}
+
+/// What the environment asked for.
+pub(crate) fn settings() -> Option<&'static Settings> {
+    SETTINGS.get()
+}
+
+/// Says one line on standard error.
+pub(crate) fn say(line: &str) {
+    let text = format!("manylane: {line}\n");
+    // SAFETY: the bytes live through the call. What write(2) did not write is not worth an error.
+    _ = unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+}
+
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    calls::find_all();
+    if !Sock::start() || !Epoll::start() {
+        say("no memory for the library's tables: everything goes its usual way");
+        return;
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let settings = Settings::read(
+        |name| std::env::var(name).ok(),
+        cpus,
+        |name, value, known| say(&format!("{name}={value}: {known} would be understood; ignored")),
+    );
+    _ = SETTINGS.set(settings);
+    report::start();
+    me::start();
+    // SAFETY: the handlers are functions of ours that take nothing.
+    let handlers = unsafe { libc::pthread_atfork(Some(process::before_fork), None, Some(process::in_child)) };
+    if handlers != 0 {
+        say("no fork handlers: everything goes its usual way");
+        return;
+    }
+    READY.store(true, Ordering::Release);
+}
+
+/// The result of a call of ours that failed before the kernel was asked.
+pub(crate) fn refuse(errno: c_int) -> c_int {
+    crate::real::set_errno(errno);
+    -1
+}

@@ -1,0 +1,116 @@
+//! What each descriptor of the process is to the library. A descriptor that is none of its business costs two loads.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use libc::c_int;
+
+use crate::epoll::Epoll;
+use crate::memory::{self, Atomics};
+use crate::sock::Sock;
+
+const PAGE: usize = 4096;
+const PAGES: usize = 256;
+
+#[repr(C)]
+struct Page([AtomicU32; PAGE]);
+
+// SAFETY: an array of atomics.
+unsafe impl Atomics for Page {}
+
+static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(ptr::null_mut()) }; PAGES];
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// None of our business.
+    None,
+    /// A UDP socket, by its index.
+    Sock(u32),
+    /// An epoll instance, by its index.
+    Epoll(u32),
+    /// A lane's own socket, of which the program knows nothing.
+    Hidden,
+}
+
+const KIND: u32 = 0xc000_0000;
+const SOCK: u32 = 0x4000_0000;
+const EPOLL: u32 = 0x8000_0000;
+const HIDDEN: u32 = 0xc000_0000;
+
+fn page(fd: c_int) -> Option<&'static Page> {
+    let at = TABLE.get(usize::try_from(fd).ok()? / PAGE)?.load(Ordering::Acquire);
+    // SAFETY: null, or a page from memory::map, which is never unmapped.
+    unsafe { at.as_ref() }
+}
+
+/// What `fd` is.
+#[inline]
+pub(crate) fn entry(fd: c_int) -> Entry {
+    let Some(page) = page(fd) else { return Entry::None };
+    let word = page.0[fd as usize % PAGE].load(Ordering::Acquire);
+    match word & KIND {
+        SOCK => Entry::Sock(word & !KIND),
+        EPOLL => Entry::Epoll(word & !KIND),
+        HIDDEN => Entry::Hidden,
+        _ => Entry::None,
+    }
+}
+
+/// The UDP socket behind `fd`.
+#[inline]
+pub(crate) fn sock(fd: c_int) -> Option<&'static Sock> {
+    match entry(fd) {
+        Entry::Sock(index) => Some(Sock::at(index)),
+        _ => None,
+    }
+}
+
+/// The epoll instance behind `fd`.
+#[inline]
+pub(crate) fn epoll(fd: c_int) -> Option<&'static Epoll> {
+    match entry(fd) {
+        Entry::Epoll(index) => Some(Epoll::at(index)),
+        _ => None,
+    }
+}
+
+/// Says what `fd` is, and returns what it was. Without memory for the table, or for a descriptor beyond it, nothing
+/// is remembered, and the answer is no.
+pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
+    let number = usize::try_from(fd).ok()?;
+    let slot = TABLE.get(number / PAGE)?;
+    if slot.load(Ordering::Acquire).is_null() {
+        if entry == Entry::None {
+            return Some(Entry::None);
+        }
+        let fresh = memory::map::<Page>(1, false)?;
+        // Who loses the race leaks a page, once for each 4096 descriptors at most.
+        _ = slot.compare_exchange(
+            ptr::null_mut(),
+            fresh.as_ptr().cast_mut(),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+    }
+    let before = self::entry(fd);
+    let word = match entry {
+        Entry::None => 0,
+        Entry::Sock(index) => SOCK | index,
+        Entry::Epoll(index) => EPOLL | index,
+        Entry::Hidden => HIDDEN,
+    };
+    page(fd)?.0[number % PAGE].store(word, Ordering::Release);
+    Some(before)
+}
+
+/// The descriptors within `first..=last` that mean something.
+pub(crate) fn known(first: u32, last: u32) -> impl Iterator<Item = (c_int, Entry)> {
+    let last = last.min((PAGE * PAGES - 1) as u32);
+    (0..PAGES as u32)
+        .filter(|at| !TABLE[*at as usize].load(Ordering::Acquire).is_null())
+        .flat_map(|at| at * PAGE as u32..(at + 1) * PAGE as u32)
+        .filter(move |fd| (first..=last).contains(fd))
+        .map(|fd| (fd as c_int, entry(fd as c_int)))
+        .filter(|(_, entry)| *entry != Entry::None)
+}

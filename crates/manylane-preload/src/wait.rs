@@ -1,0 +1,328 @@
+//! Waiting by poll(2), and what all waits have in common.
+//!
+//! A wait for a socket with lanes is a wait for the caller's own lane, in slices; after each slice the lanes whose owners
+//! do not wait are looked at. With one receiving thread it is the program's own call.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
+use manylane_sys::shim::Reason;
+
+use crate::calls::{self, call};
+use crate::open::SLICE_MS;
+use crate::receive::{is_managed, ready, uncovered};
+use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
+use crate::{lanes, me, table};
+
+/// Descriptors that can be looked through, without the heap.
+pub(crate) const MOST: usize = 1024;
+
+/// How a thread waits for one socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// As the program said: nothing is to be done.
+    Native,
+    /// The lane to watch, in slices.
+    Sliced(usize),
+}
+
+/// The calling thread is about to wait for `sock`.
+pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
+    if !is_managed(shared) {
+        return Watch::Native;
+    }
+    let Some(member) = me::member(sock, shared, fd) else { return Watch::Native };
+    let kind = member.kind.load(Ordering::Relaxed);
+    if kind & POLLS == 0 {
+        member.kind.store(kind | POLLS, Ordering::Relaxed);
+    }
+    if shared.mode() == SINGLE {
+        // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
+        member.state.swap(UNBOUNDED, Ordering::SeqCst);
+        if shared.mode.load(Ordering::SeqCst) == SINGLE {
+            return Watch::Native;
+        }
+    }
+    match shared.mode() {
+        LANED => match usize::try_from(member.lane.load(Ordering::Acquire)) {
+            Ok(lane) => {
+                member.state.store(WAITS_ON + lane as u32, Ordering::Release);
+                Watch::Sliced(lane)
+            }
+            Err(_) => {
+                member.state.store(BUSY, Ordering::Release);
+                Watch::Sliced(0)
+            }
+        },
+        LEARN => {
+            member.state.store(WAITS_ON, Ordering::Release);
+            Watch::Sliced(0)
+        }
+        _ => {
+            member.state.store(BUSY, Ordering::Release);
+            if is_managed(shared) { Watch::Sliced(0) } else { Watch::Native }
+        }
+    }
+}
+
+/// The calling thread has waited for `sock`.
+#[inline]
+pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
+    if let Some(member) = me::known(sock, shared) {
+        member.state.store(BUSY, Ordering::Release);
+        lanes::beat(member);
+    }
+}
+
+/// Whether something is there for the caller in another lane than the one it watches. `looks`: after a slice.
+pub(crate) fn elsewhere(
+    sock: &'static Sock,
+    shared: &Shared,
+    fd: c_int,
+    watched: usize,
+    looks: bool,
+) -> bool {
+    let retired = shared.retired.load(Ordering::Acquire);
+    let older = shared.first.load(Ordering::Acquire);
+    let mut mask = retired | older;
+    if shared.mode() == LANED {
+        mask |= uncovered(sock, shared, Some(watched), looks);
+    }
+    let has = ready(sock, shared, fd, mask);
+    // What is empty now need not be emptied first any more: the next wait must not look for it again.
+    if older & !has != 0 {
+        shared.first.fetch_and(!(older & !has), Ordering::AcqRel);
+    }
+    if shared.mode() == PLAIN {
+        (0..MAX_LANES)
+            .filter(|lane| retired & !has & 1 << lane != 0)
+            .for_each(|lane| lanes::emptied(shared, fd, lane));
+    }
+    let found = has & !(1 << watched) != 0;
+    if let Some(member) = me::known(sock, shared) {
+        member.helps.store(u32::from(found), Ordering::Relaxed);
+    }
+    found
+}
+
+/// Whether a look at other lanes is due before a wait: they hold what is older, or had something the last time.
+pub(crate) fn is_look_due(sock: &'static Sock, shared: &Shared) -> bool {
+    shared.retired.load(Ordering::Acquire) | shared.first.load(Ordering::Acquire) != 0
+        || me::known(sock, shared).is_some_and(|member| member.helps.load(Ordering::Relaxed) != 0)
+}
+
+/// When a wait ends: a bound in time, or none.
+#[derive(Clone, Copy)]
+pub(crate) struct Until(Option<Instant>);
+
+impl Until {
+    /// From milliseconds as poll(2) counts them.
+    pub(crate) fn after_ms(ms: c_int) -> Self {
+        Self(u64::try_from(ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms)))
+    }
+
+    /// From the time that ppoll(2) takes; null: none.
+    pub(crate) fn after(time: *const timespec) -> Self {
+        // SAFETY: null, or the program's timespec, which the kernel would read here, too.
+        let time = unsafe { time.as_ref() };
+        let span = |time: &timespec| {
+            Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
+        };
+        // A time beyond what the clock can count is for ever.
+        Self(time.and_then(|time| Instant::now().checked_add(span(time))))
+    }
+
+    /// What is left, a slice at most; none left: zero.
+    pub(crate) fn slice(&self) -> Duration {
+        let slice = Duration::from_millis(SLICE_MS as u64);
+        self.left().map_or(slice, |left| left.min(slice))
+    }
+
+    /// What is left; none without a bound.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        self.0.map(|end| end.saturating_duration_since(Instant::now()))
+    }
+}
+
+fn timespec_of(time: Duration) -> timespec {
+    timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
+}
+
+pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    match ours(fds, count) {
+        Some(slice) => sliced(slice, Until::after_ms(timeout), std::ptr::null(), |slice| {
+            call::poll(slice.as_mut_ptr(), count, timeout)
+        }),
+        None => call::poll(fds, count, timeout),
+    }
+}
+
+pub(crate) fn poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        return call::__poll_chk(fds, count, timeout, room);
+    }
+    poll(fds, count, timeout)
+}
+
+pub(crate) fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    match ours(fds, count) {
+        Some(slice) => sliced(slice, Until::after(timeout), mask, |slice| {
+            call::ppoll(slice.as_mut_ptr(), count, timeout, mask)
+        }),
+        None => call::ppoll(fds, count, timeout, mask),
+    }
+}
+
+pub(crate) fn ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        return call::__ppoll_chk(fds, count, timeout, mask, room);
+    }
+    ppoll(fds, count, timeout, mask)
+}
+
+/// The program's array, if a socket with or before lanes is in it.
+fn ours<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
+    if fds.is_null() || count == 0 || count > 1 << 20 {
+        return None;
+    }
+    // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
+    let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    let any = fds.iter().any(|at| managed(at).is_some());
+    if any && fds.len() > MOST {
+        for at in fds.iter() {
+            if let Some((sock, _)) = managed(at) {
+                lanes::fall_back(sock, at.fd, Reason::Events);
+            }
+        }
+        return None;
+    }
+    any.then_some(fds)
+}
+
+/// The socket that an entry waits to receive from, if it is one to look after.
+fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
+    if at.events & (POLLIN | POLLRDNORM) == 0 {
+        return None;
+    }
+    let sock = table::sock(at.fd)?;
+    let shared = sock.shared()?;
+    is_managed(shared).then_some((sock, shared))
+}
+
+/// poll(2) over descriptors of which some are sockets to look after; `native` is the program's own call.
+pub(crate) fn sliced(
+    fds: &mut [pollfd],
+    until: Until,
+    mask: *const sigset_t,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> c_int {
+    let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; MOST];
+    let copy = &mut copy[..fds.len()];
+    let mut first = true;
+    loop {
+        let mut any = false;
+        for (from, to) in fds.iter().zip(copy.iter_mut()) {
+            *to = *from;
+            let Some((sock, shared)) = managed(from) else { continue };
+            if let Watch::Sliced(lane) = begin(sock, shared, from.fd) {
+                any = true;
+                to.fd = sock.fd_of(lane, from.fd);
+            }
+        }
+        let slice = until.slice();
+        // Before a wait: only where the answer would be "nothing", or what is there is older than any lane's.
+        let now = any && (slice.is_zero() || !first || has_leftovers(fds));
+        let found = now && look(fds, copy, !first);
+        let answer = match (any, found) {
+            (false, _) => native(fds),
+            (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
+            // The C library's own: a thread can be cancelled in it.
+            (true, false) => call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(slice), mask),
+        };
+        for at in fds.iter() {
+            if let Some(sock) = table::sock(at.fd)
+                && let Some(shared) = sock.shared()
+            {
+                end(sock, shared);
+            }
+        }
+        if !any || answer < 0 {
+            return answer;
+        }
+        first = false;
+        let late = until.left().is_some_and(|left| left.is_zero());
+        if answer > 0 || found || (late && look(fds, copy, true)) {
+            return hand_over(fds, copy);
+        }
+        if late {
+            fds.iter_mut().for_each(|at| at.revents = 0);
+            return 0;
+        }
+    }
+}
+
+fn has_leftovers(fds: &[pollfd]) -> bool {
+    fds.iter().filter_map(managed).any(|(sock, shared)| is_look_due(sock, shared))
+}
+
+/// Whether some socket has something in a lane that is not watched; the copy then asks about that lane, and holds the
+/// kernel's answer.
+fn look(fds: &[pollfd], copy: &mut [pollfd], looks: bool) -> bool {
+    let mut any = false;
+    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+        let Some((sock, shared)) = managed(from) else { continue };
+        let watched = watched(sock, shared);
+        if elsewhere(sock, shared, from.fd, watched, looks) {
+            // The wait is then for the lane that has it.
+            if let Some(lane) = lane_with(sock, shared, from.fd, watched) {
+                to.fd = sock.fd_of(lane, from.fd);
+                any = true;
+            }
+        }
+    }
+    if any {
+        let now = timespec_of(Duration::ZERO);
+        any = calls::ppoll_raw(copy, Some(now), std::ptr::null()) > 0;
+    }
+    any
+}
+
+fn watched(sock: &'static Sock, shared: &Shared) -> usize {
+    me::known(sock, shared)
+        .map_or(0, |member| usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0))
+}
+
+fn lane_with(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> Option<usize> {
+    let own = ready(sock, shared, fd, 1 << watched);
+    if own != 0 {
+        return Some(watched);
+    }
+    let mut mask = shared.retired.load(Ordering::Acquire);
+    if shared.mode() == LANED {
+        mask |= uncovered(sock, shared, Some(watched), false) | shared.first.load(Ordering::Acquire);
+    }
+    let has = ready(sock, shared, fd, mask);
+    (has != 0).then(|| has.trailing_zeros() as usize)
+}
+
+/// What the kernel said of the lanes is what the program is told of its own descriptors.
+fn hand_over(fds: &mut [pollfd], copy: &[pollfd]) -> c_int {
+    let mut count = 0;
+    for (to, from) in fds.iter_mut().zip(copy) {
+        to.revents = from.revents;
+        count += c_int::from(from.revents != 0);
+    }
+    count
+}

@@ -1,0 +1,32 @@
+//! A program sees of its socket what it sees without lanes, call by call.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use support::{build, laned, plain};
+
+#[test]
+fn loopback_lanes_whose_owners_are_away_hide_nothing() {
+    let program = build("semantics");
+    let without = plain(&program, &[]);
+    assert!(!without.output.contains(": no"), "{}", without.output);
+    for steering in ["flow", "random", "cpu"] {
+        let with = laned(&program, &[], &[("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, without.output, "{steering}");
+        // Until errors were asked for, there were lanes: the main thread took from those of others.
+        assert_eq!(with.reasons(), ["error-queue"], "{steering}");
+        assert!(with.helped() > 0, "{steering}");
+    }
+}
+
+#[test]
+fn loopback_ports_that_are_not_named_are_left_alone() {
+    let program = build("semantics");
+    let without = plain(&program, &[]);
+    for vars in [("MANYLANE_PORTS", "1-2"), ("MANYLANE_LANES", "1")] {
+        let with = laned(&program, &[], &[vars]);
+        assert_eq!(with.output, without.output);
+        assert_eq!((with.reasons(), with.received()), (vec![], 0));
+    }
+}

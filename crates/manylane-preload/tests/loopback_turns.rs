@@ -1,0 +1,63 @@
+//! What happens to a socket with lanes: it keeps them, or becomes plain for a reason that is counted, and loses nothing.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use manylane_testbed::skip;
+use support::{build, laned, plain};
+
+/// Runs `turns WHAT`; the reasons that were counted, and the lanes at the end.
+fn turn(args: &[&str]) -> (Vec<&'static str>, usize) {
+    let program = build("turns");
+    let without = plain(&program, args);
+    let with = laned(&program, args, &[("MANYLANE_LANES", "8")]);
+    assert_eq!(with.output, without.output, "{args:?}");
+    (with.reasons(), with.lanes())
+}
+
+#[test]
+fn loopback_what_a_lane_cannot_have_makes_a_socket_plain() {
+    for what in ["passed", "exec", "signals", "multicast", "option", "reuseport", "nested-epoll"] {
+        assert_eq!(turn(&[what]), (vec![what], 0), "{what}");
+        // From the start it is the same, but for what concerns only lanes, or receivers.
+        if !matches!(what, "exec" | "signals") {
+            assert_eq!(turn(&[what, "early"]), (vec![what], 0), "{what}, early");
+        }
+    }
+}
+
+#[test]
+fn loopback_handlers_of_both_kinds_are_known_before_lanes() {
+    assert_eq!(turn(&["signals", "early"]), (vec!["signals"], 0));
+}
+
+#[test]
+fn loopback_a_program_started_before_there_are_lanes_takes_none_away() {
+    assert_eq!(turn(&["exec", "early"]), (vec![], 3));
+}
+
+#[test]
+fn loopback_threads_that_wait_on_a_lane_can_be_cancelled() {
+    assert_eq!(turn(&["cancel"]), (vec![], 3));
+}
+
+#[test]
+fn loopback_broadcasts_come_once() {
+    assert_eq!(turn(&["broadcast"]), (vec![], 3));
+}
+
+#[test]
+fn loopback_a_fork_takes_no_lane_away() {
+    assert_eq!(turn(&["fork"]), (vec![], 3));
+    assert_eq!(turn(&["fork", "early"]), (vec![], 3));
+}
+
+#[test]
+fn netns_lanes_are_there_before_privileges_go() {
+    if !skip::need_root("netns_lanes_are_there_before_privileges_go") {
+        return;
+    }
+    assert_eq!(turn(&["user", "early"]), (vec![], 3));
+    assert_eq!(turn(&["user"]), (vec![], 3));
+}

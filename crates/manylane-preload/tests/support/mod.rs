@@ -1,0 +1,150 @@
+//! Runs programs in C, with the library in front of them and without.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unreachable_pub)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use manylane_sys::shim::{FREE, NO_LANE, Reason, ReportFile};
+
+/// Longest that a program may take, frozen or not.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The library, where cargo builds it for the tests of its own crate.
+pub fn library() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let deps = exe.parent().unwrap();
+    let found = [deps, deps.parent().unwrap()].map(|folder| folder.join("libmanylane_preload.so"));
+    found.into_iter().find(|path| path.exists()).expect("cargo builds libmanylane_preload.so with its tests")
+}
+
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("manylane-preload-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    })
+}
+
+/// Builds `tests/programs/NAME.c`.
+pub fn build(name: &str) -> PathBuf {
+    static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one = BUILD.lock().unwrap();
+    let program = folder().join(name);
+    if !program.exists() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
+        let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
+        let done = Command::new("cc").args(flags).arg(&program).arg(source).status();
+        assert!(done.expect("a C compiler called cc: make setup installs it").success());
+    }
+    program
+}
+
+/// What a program printed, and what the library says of it.
+pub struct Outcome {
+    pub output: String,
+    report: Option<(ReportFile, PathBuf)>,
+}
+
+impl Outcome {
+    /// Lanes that had receivers of their own which got something.
+    pub fn lanes(&self) -> usize {
+        let mut lanes: Vec<u32> =
+            self.receivers().map(|(lane, _)| lane).filter(|lane| *lane != NO_LANE).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        lanes.len()
+    }
+
+    /// Datagrams that all receivers got.
+    pub fn received(&self) -> u64 {
+        self.receivers().map(|(_, datagrams)| datagrams).sum()
+    }
+
+    /// Datagrams that receivers took from lanes of others.
+    pub fn helped(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        report.receivers.iter().map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
+    }
+
+    fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        report
+            .receivers
+            .iter()
+            .filter(|slot| slot.state.load(Ordering::Relaxed) != FREE)
+            .map(|slot| (slot.lane.load(Ordering::Relaxed), slot.rx_datagrams.load(Ordering::Relaxed)))
+    }
+
+    /// How often a reason made a socket plain.
+    pub fn count(&self, reason: Reason) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        report.reasons[reason as usize].count.load(Ordering::Relaxed)
+    }
+
+    /// All reasons that were counted.
+    pub fn reasons(&self) -> Vec<&'static str> {
+        Reason::ALL.into_iter().filter(|reason| self.count(*reason) > 0).map(Reason::name).collect()
+    }
+}
+
+impl Drop for Outcome {
+    fn drop(&mut self) {
+        if let Some((_, path)) = &self.report {
+            _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Kills a program that a test leaves behind by panicking.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            _ = child.kill();
+            _ = child.wait();
+        }
+    }
+}
+
+/// Runs a program as it is.
+pub fn plain(program: &Path, args: &[&str]) -> Outcome {
+    run(program, args, None)
+}
+
+/// Runs a program with the library, and with these variables.
+pub fn laned(program: &Path, args: &[&str], vars: &[(&str, &str)]) -> Outcome {
+    run(program, args, Some(vars))
+}
+
+fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>) -> Outcome {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let report = vars.map(|vars| {
+        let path = folder().join(format!("report-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let report = ReportFile::create(&path).unwrap();
+        command.env("LD_PRELOAD", library()).env("MANYLANE_REPORT", &path).envs(vars.iter().copied());
+        (report, path)
+    });
+    let mut running = Running(Some(command.spawn().unwrap()));
+    let until = Instant::now() + PATIENCE;
+    let status = loop {
+        let child = running.0.as_mut().unwrap();
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < until, "{} {args:?} does not end", program.display());
+        thread::sleep(Duration::from_millis(5));
+    };
+    let child = running.0.take().unwrap();
+    let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(status.success(), "{} {args:?}: {status}\n{output}", program.display());
+    Outcome { output, report }
+}

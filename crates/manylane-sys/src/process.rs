@@ -1,0 +1,314 @@
+//! A process that stands for another one, its child: signals that are waited for instead of handled, what became of
+//! the child, and ending as it ended.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::check;
+
+/// A signal that came to this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its number.
+    pub signal: i32,
+    /// The process that sent it; `None` for the kernel, which does so for a terminal.
+    pub sender: Option<i32>,
+}
+
+/// What became of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It ended with this exit code.
+    Exited(i32),
+    /// A signal ended it.
+    Killed(i32),
+    /// A signal stopped it.
+    Stopped(i32),
+    /// It goes on after it was stopped.
+    Continued,
+}
+
+/// Signals that are left as they are: those that cannot be waited for, and those that a mistake of this process raises.
+const LEFT: [i32; 12] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGSYS,
+    libc::SIGPIPE,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+];
+
+/// All other signals, blocked and waited for.
+#[derive(Debug)]
+pub struct Signals {
+    waited_for: libc::sigset_t,
+    before: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks all signals but those that a mistake of this process raises, in the calling thread and in those that it
+    /// starts later. So it is called before there is another thread.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn block() -> io::Result<Self> {
+        // SAFETY: an all-zero sigset_t is an empty set.
+        let mut signals: Self = unsafe { std::mem::zeroed() };
+        // SAFETY: each call writes one of the two sets, which live across it; the numbers are those of signals.
+        unsafe {
+            libc::sigfillset(&raw mut signals.waited_for);
+            for signal in LEFT {
+                libc::sigdelset(&raw mut signals.waited_for, signal);
+            }
+            let ret = libc::pthread_sigmask(
+                libc::SIG_BLOCK,
+                &raw const signals.waited_for,
+                &raw mut signals.before,
+            );
+            if ret != 0 {
+                return Err(io::Error::from_raw_os_error(ret));
+            }
+        }
+        Ok(signals)
+    }
+
+    /// The next signal, waited for at most so long.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn wait(&self, timeout: Duration) -> io::Result<Option<Arrived>> {
+        let time = libc::timespec {
+            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
+        };
+        // SAFETY: plain integers, of which all zeroes is a value.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel reads the set and the time and writes `info`; all of them live across the call.
+        let signal =
+            unsafe { libc::sigtimedwait(&raw const self.waited_for, &raw mut info, &raw const time) };
+        if signal < 0 {
+            let err = io::Error::last_os_error();
+            return match err.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+                _ => Err(err),
+            };
+        }
+        let is_sent = matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
+        // SAFETY: signals of these codes have the number of the process that sent them.
+        let sender = is_sent.then(|| unsafe { info.si_pid() });
+        Ok(Some(Arrived { signal, sender }))
+    }
+
+    /// Has `command` start with the signals that this process was started with, and die when this thread does: who
+    /// kills the one that stands for it means it.
+    pub fn restore_in(&self, command: &mut Command) {
+        let before = self.before;
+        let parent = std::process::id() as libc::pid_t;
+        // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed:
+        // it sets a signal mask, a disposition and a setting of the process, and allocates nothing. The set is its own.
+        unsafe {
+            command.pre_exec(move || {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong);
+                // Killed before that: there is no later.
+                if libc::getppid() != parent {
+                    libc::_exit(125);
+                }
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+                Ok(())
+            });
+        }
+    }
+
+    /// Unblocks what was not blocked before.
+    pub fn unblock(&self) {
+        // SAFETY: the call reads the set, which lives across it.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// Has `command` be killed when the calling thread ends, however that happens; what it starts itself, not.
+pub fn die_with_us(command: &mut Command) {
+    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed: it
+    // makes one system call without pointers.
+    unsafe {
+        command.pre_exec(|| {
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong)).map(drop)
+        });
+    }
+}
+
+/// What became of the child `pid` since the last time, or of any child if that is -1, without waiting: the child, and
+/// what happened to it.
+///
+/// # Errors
+/// `ECHILD` if there is none.
+pub fn change_of(pid: i32) -> io::Result<Option<(i32, Change)>> {
+    let mut status = 0;
+    let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
+    // SAFETY: the kernel writes `status`, which lives across the call.
+    let pid = check(unsafe { libc::waitpid(pid, &raw mut status, options) })?;
+    if pid == 0 {
+        return Ok(None);
+    }
+    let change = if libc::WIFEXITED(status) {
+        Change::Exited(libc::WEXITSTATUS(status))
+    } else if libc::WIFSIGNALED(status) {
+        Change::Killed(libc::WTERMSIG(status))
+    } else if libc::WIFSTOPPED(status) {
+        Change::Stopped(libc::WSTOPSIG(status))
+    } else {
+        Change::Continued
+    };
+    Ok(Some((pid, change)))
+}
+
+/// Sends a signal to a process; 0 only asks whether that could be done.
+///
+/// # Errors
+/// `ESRCH` if there is no such process, `EPERM` if this one may not.
+pub fn send(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Whether a process is in the process group of this one: then a terminal's signals reach it, too.
+#[must_use]
+pub fn is_in_our_group(pid: i32) -> bool {
+    // SAFETY: neither takes a pointer.
+    unsafe { libc::getpgid(pid) == libc::getpgrp() }
+}
+
+/// Stops this process until somebody continues it, as Ctrl-Z does: not at all where no shell is there to do so (the
+/// kernel does not let such a process group be stopped that way).
+pub fn stop() {
+    // SAFETY: an all-zero sigset_t is an empty set; each call reads and writes sets that live across it. The signal is
+    // handled as always while it is unblocked, which is here only.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut set, libc::SIGTSTP);
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::raise(libc::SIGTSTP);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, &raw mut before);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+    }
+}
+
+/// Makes this process the parent of those that its children leave behind (Linux 3.4).
+///
+/// # Errors
+/// None that is known.
+pub fn adopt_orphans() -> io::Result<()> {
+    let on: libc::c_ulong = 1;
+    // SAFETY: takes a number and no pointer.
+    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, on) }).map(drop)
+}
+
+/// Ends this process by `signal`, without a core file, so that whoever waits for it sees how a child ended. Returns if
+/// the signal does not end processes.
+pub fn die_by(signal: i32) {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: an all-zero sigset_t is an empty set. Each call reads values that live across it; nothing of this process
+    // depends on how the signal is handled, as nothing follows if it is not ignored.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut set, signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::raise(signal);
+    }
+}
+
+/// Whether a file has capabilities (`setcap(8)`).
+#[must_use]
+pub fn has_capabilities(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: the names are terminated and live across the call; of length 0, it writes nothing.
+    let len =
+        unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
+    len > 0
+}
+
+/// The user and the group that this process was started by: the real ones.
+#[must_use]
+pub fn real_user() -> (u32, u32) {
+    // SAFETY: they take nothing and cannot fail.
+    unsafe { (libc::getuid(), libc::getgid()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// What happens to a child next, waited for.
+    fn next_of(signals: &Signals, pid: i32) -> Change {
+        for _ in 0..600 {
+            if let Some((_, change)) = change_of(pid).unwrap() {
+                return change;
+            }
+            signals.wait(Duration::from_millis(50)).unwrap();
+        }
+        panic!("nothing happened to the child");
+    }
+
+    #[test]
+    fn children_stop_go_on_and_end() {
+        // On a thread of its own: the mask of this one is the test harness's.
+        thread::spawn(|| {
+            let signals = Signals::block().unwrap();
+            let mut command = Command::new("sleep");
+            command.arg("60");
+            signals.restore_in(&mut command);
+            let pid = command.spawn().unwrap().id() as i32;
+            assert!(is_in_our_group(pid));
+            send(pid, libc::SIGSTOP).unwrap();
+            assert_eq!(next_of(&signals, pid), Change::Stopped(libc::SIGSTOP));
+            send(pid, libc::SIGCONT).unwrap();
+            assert_eq!(next_of(&signals, pid), Change::Continued);
+            send(pid, libc::SIGTERM).unwrap();
+            assert_eq!(next_of(&signals, pid), Change::Killed(libc::SIGTERM));
+            let mut command = Command::new("sh");
+            command.args(["-c", "exit 7"]);
+            signals.restore_in(&mut command);
+            let pid = command.spawn().unwrap().id() as i32;
+            assert_eq!(next_of(&signals, pid), Change::Exited(7));
+            assert_eq!(change_of(pid).unwrap_err().raw_os_error(), Some(libc::ECHILD));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn who_sent_a_signal_is_known() {
+        thread::spawn(|| {
+            let signals = Signals::block().unwrap();
+            crate::signal::interrupt_thread(crate::cpu::thread_id(), libc::SIGUSR1).unwrap();
+            let arrived = signals.wait(Duration::from_secs(30)).unwrap();
+            let us = std::process::id() as i32;
+            assert_eq!(arrived, Some(Arrived { signal: libc::SIGUSR1, sender: Some(us) }));
+            signals.unblock();
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn ordinary_files_have_no_capabilities() {
+        assert!(!has_capabilities(Path::new("/bin/sh")) && !has_capabilities(Path::new("/nowhere")));
+    }
+}

@@ -1,0 +1,351 @@
+//! The report of the preload library: the Rust side of `abi/manylane_shim.h`, and the file behind it.
+//!
+//! The launcher makes the file ([`ReportFile::create`]) and reads it; the library maps it in its constructor
+//! ([`ReportFile::open`]). A slot is claimed by compare-and-exchange; after that its owner alone writes it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// First word of a report.
+pub const MAGIC: u32 = 0x4853_4c4d;
+/// Version of the layout.
+pub const VERSION: u32 = 1;
+/// Slots of receivers.
+pub const RECEIVERS: usize = 1024;
+/// Slots of reasons.
+pub const REASONS: usize = 32;
+/// In place of a lane's number: the receiver shares the program's own socket.
+pub const NO_LANE: u32 = u32::MAX;
+
+/// State of a slot: free.
+pub const FREE: u32 = 0;
+/// State of a slot: being filled.
+pub const CLAIMED: u32 = 1;
+/// State of a slot: in use.
+pub const OPEN: u32 = 2;
+/// State of a slot: its receiver ended; the counts stay until the slot is needed again.
+pub const ENDED: u32 = 3;
+
+/// Why a socket stays, or became again, a plain one. The numbers are indices of [`Report::reasons`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+#[allow(missing_docs, reason = "name() and why() say it")]
+pub enum Reason {
+    Connect = 0,
+    Reuseport = 1,
+    Option = 2,
+    Multicast = 3,
+    ErrorQueue = 4,
+    Passed = 5,
+    Exec = 6,
+    Pattern = 7,
+    SharedEpoll = 8,
+    NestedEpoll = 9,
+    Events = 10,
+    Signals = 11,
+    NoSocket = 12,
+    Full = 13,
+    Address = 14,
+    Ioctl = 15,
+    Shutdown = 16,
+}
+
+impl Reason {
+    /// All reasons, in the order of their numbers.
+    pub const ALL: [Self; 17] = [
+        Self::Connect,
+        Self::Reuseport,
+        Self::Option,
+        Self::Multicast,
+        Self::ErrorQueue,
+        Self::Passed,
+        Self::Exec,
+        Self::Pattern,
+        Self::SharedEpoll,
+        Self::NestedEpoll,
+        Self::Events,
+        Self::Signals,
+        Self::NoSocket,
+        Self::Full,
+        Self::Address,
+        Self::Ioctl,
+        Self::Shutdown,
+    ];
+
+    /// One word, for tables and documents.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.texts().0
+    }
+
+    /// What it means, for people.
+    #[must_use]
+    pub fn why(self) -> &'static str {
+        self.texts().1
+    }
+
+    fn texts(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Connect => ("connect", "the socket was connected to one peer"),
+            Self::Reuseport => ("reuseport", "the program shares the port by itself (SO_REUSEPORT)"),
+            Self::Option => ("option", "a socket option was set that a lane cannot mirror"),
+            Self::Multicast => ("multicast", "the socket joined a group: every lane would get a copy"),
+            Self::ErrorQueue => {
+                ("error-queue", "errors are asked for (IP_RECVERR): they reach one lane only")
+            }
+            Self::Passed => ("passed", "the descriptor was sent to another process (SCM_RIGHTS)"),
+            Self::Exec => ("exec", "the descriptor stays open in a program that was started"),
+            Self::Pattern => ("pattern", "not every thread that waits for the socket also receives"),
+            Self::SharedEpoll => ("shared-epoll", "several threads or processes wait on one epoll instance"),
+            Self::NestedEpoll => ("nested-epoll", "the socket is in an epoll instance inside another one"),
+            Self::Events => {
+                ("events", "EPOLLONESHOT, or a poll of more descriptors than can be looked through")
+            }
+            Self::Signals => {
+                ("signals", "signal handlers with and without SA_RESTART, and blocking receives")
+            }
+            Self::NoSocket => {
+                ("no-socket", "a lane's socket could not be opened or bound (descriptors, privileges)")
+            }
+            Self::Full => ("full", "a table of the library is full"),
+            Self::Address => ("address", "bound to a multicast or broadcast address"),
+            Self::Ioctl => ("ioctl", "an ioctl or fcntl was used that a lane cannot mirror"),
+            Self::Shutdown => ("shutdown", "the socket was shut down"),
+        }
+    }
+}
+
+/// A bound address (`struct mls_addr`).
+#[repr(C)]
+pub struct Addr {
+    family: AtomicU16,
+    port: AtomicU16,
+    pad: AtomicU32,
+    ip: [AtomicU8; 16],
+}
+
+impl Addr {
+    /// Writes `addr`.
+    pub fn set(&self, addr: &SocketAddr) {
+        let mut bytes = [0; 16];
+        match addr.ip() {
+            IpAddr::V4(ip) => bytes[..4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => bytes = ip.octets(),
+        }
+        for (to, from) in self.ip.iter().zip(bytes) {
+            to.store(from, Ordering::Relaxed);
+        }
+        self.port.store(addr.port().to_be(), Ordering::Relaxed);
+        let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        self.family.store(family as u16, Ordering::Relaxed);
+    }
+
+    /// The address; none if it was never written.
+    #[must_use]
+    pub fn read(&self) -> Option<SocketAddr> {
+        let mut bytes = [0; 16];
+        for (to, from) in bytes.iter_mut().zip(&self.ip) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        let port = u16::from_be(self.port.load(Ordering::Relaxed));
+        match i32::from(self.family.load(Ordering::Relaxed)) {
+            libc::AF_INET => {
+                let ip: [u8; 4] = [bytes[0], bytes[1], bytes[2], bytes[3]];
+                Some(SocketAddr::new(IpAddr::from(ip), port))
+            }
+            libc::AF_INET6 => Some(SocketAddr::new(IpAddr::from(bytes), port)),
+            _ => None,
+        }
+    }
+}
+
+/// What is said once (`struct mls_header`).
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub magic: AtomicU32,
+    /// [`VERSION`].
+    pub version: AtomicU32,
+    /// [`RECEIVERS`].
+    pub receivers: AtomicU32,
+    /// [`REASONS`].
+    pub reasons: AtomicU32,
+    /// Processes that loaded the library, or were forked by one that had.
+    pub processes: AtomicU32,
+    /// The last of those.
+    pub last_pid: AtomicU32,
+    /// Receivers that found no slot.
+    pub full: AtomicU32,
+    /// UDP sockets bound to a port that is taken.
+    pub sockets: AtomicU32,
+    pad: [AtomicU64; 4],
+}
+
+/// A thread that receives on a socket (`struct mls_receiver`). Written by that thread alone.
+#[repr(C)]
+pub struct Receiver {
+    /// [`FREE`], [`CLAIMED`], [`OPEN`] or [`ENDED`].
+    pub state: AtomicU32,
+    /// Its process.
+    pub pid: AtomicU32,
+    /// Its thread.
+    pub tid: AtomicU32,
+    /// Its lane now; [`NO_LANE`] if none.
+    pub lane: AtomicU32,
+    /// The address that the socket is bound to.
+    pub addr: Addr,
+    /// Datagrams handed to the program.
+    pub rx_datagrams: AtomicU64,
+    /// Their bytes.
+    pub rx_bytes: AtomicU64,
+    /// Calls of the program that brought something.
+    pub rx_batches: AtomicU64,
+    /// Datagrams sent.
+    pub tx_datagrams: AtomicU64,
+    /// Their bytes.
+    pub tx_bytes: AtomicU64,
+    /// Calls of the program that sent something.
+    pub tx_batches: AtomicU64,
+    /// Of `rx_datagrams`, those from a lane that was not its own.
+    pub helped: AtomicU64,
+    pad: [AtomicU64; 4],
+}
+
+/// How often a reason sent a socket back to plain (`struct mls_reason`).
+#[repr(C)]
+pub struct ReasonSlot {
+    /// How often.
+    pub count: AtomicU64,
+    /// In which process last.
+    pub last_pid: AtomicU32,
+    pad: AtomicU32,
+    /// For which socket last.
+    pub last_addr: Addr,
+    pad1: [AtomicU64; 3],
+}
+
+/// The whole file (`struct mls_report`).
+#[repr(C)]
+pub struct Report {
+    /// What is said once.
+    pub header: Header,
+    /// By [`Reason`].
+    pub reasons: [ReasonSlot; REASONS],
+    /// Receivers, in the order in which they came.
+    pub receivers: [Receiver; RECEIVERS],
+}
+
+const _: () = assert!(size_of::<Addr>() == 24);
+const _: () = assert!(size_of::<Header>() == 64);
+const _: () = assert!(offset_of!(Header, processes) == 16);
+const _: () = assert!(offset_of!(Header, sockets) == 28);
+const _: () = assert!(size_of::<ReasonSlot>() == 64);
+const _: () = assert!(offset_of!(ReasonSlot, last_addr) == 16);
+const _: () = assert!(size_of::<Receiver>() == 128);
+const _: () = assert!(offset_of!(Receiver, addr) == 16);
+const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
+const _: () = assert!(offset_of!(Receiver, helped) == 88);
+const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
+const _: () = assert!(Reason::ALL.len() <= REASONS);
+
+/// A report, mapped shared for the life of the process.
+#[derive(Clone, Copy)]
+pub struct ReportFile {
+    report: &'static Report,
+}
+
+impl ReportFile {
+    /// Makes the file at `path` (mode 0666: a server may have dropped its privileges before it starts another of
+    /// its programs) and maps it. It must not exist yet.
+    ///
+    /// # Errors
+    /// What opening, sizing and mapping report.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o666).open(path)?;
+        file.set_len(size_of::<Report>() as u64)?;
+        let this = Self::map(&file)?;
+        let header = &this.report.header;
+        header.version.store(VERSION, Ordering::Relaxed);
+        header.receivers.store(RECEIVERS as u32, Ordering::Relaxed);
+        header.reasons.store(REASONS as u32, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok(this)
+    }
+
+    /// Maps a file that [`create`](Self::create) made.
+    ///
+    /// # Errors
+    /// What opening and mapping report; `InvalidData` if it is no report of this version.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        if file.metadata()?.len() != size_of::<Report>() as u64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not the size of a report"));
+        }
+        let this = Self::map(&file)?;
+        let header = &this.report.header;
+        if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION
+        {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no report of this version"));
+        }
+        Ok(this)
+    }
+
+    /// The report, which changes as others write it.
+    #[must_use]
+    pub fn report(&self) -> &'static Report {
+        self.report
+    }
+
+    fn map(file: &File) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<Report>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the mapping is page-aligned, as long as a Report (both callers made sure of the file's length) and
+        // never unmapped. Report is made of atomics only, for which any bytes are a value and which others may write.
+        Ok(Self { report: unsafe { &*at.cast::<Report>() } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_back_through_another_mapping() {
+        let path = std::env::temp_dir().join(format!("manylane-report-{}", std::process::id()));
+        let ours = ReportFile::create(&path).unwrap();
+        let theirs = ReportFile::open(&path).unwrap();
+        let addr: SocketAddr = "[2001:db8::1]:53".parse().unwrap();
+        ours.report().receivers[7].addr.set(&addr);
+        assert_eq!(theirs.report().receivers[7].addr.read(), Some(addr));
+        assert_eq!(theirs.report().receivers[8].addr.read(), None);
+        std::fs::write(&path, b"short").unwrap();
+        assert_eq!(ReportFile::open(&path).err().map(|err| err.kind()), Some(io::ErrorKind::InvalidData));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn reasons_have_their_numbers_and_names_of_their_own() {
+        for (at, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, at);
+            assert!(Reason::ALL[..at].iter().all(|other| other.name() != reason.name()));
+        }
+    }
+}

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Random calls on UDP sockets under 'manylane run', against a model: stress.sh SECONDS [SEED]
+#
+# MANYLANE is the program. A run that fails says its seed; another run with that
+# seed makes the same choices, though not in the same order of threads.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+seconds=${1:?stress.sh SECONDS [SEED]}
+shift
+program=${MANYLANE:-$root/target/debug/manylane}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cc -O1 -g -Wall -Wextra -Werror -pthread -o "$folder/stress" "$root"/crates/manylane-cli/tests/stress/*.c
+"$program" run -- "$folder/stress" "$seconds" "$@"
