@@ -66,7 +66,7 @@ fn loopback_a_child_that_is_killed_takes_nothing_with_it() {
 
 #[test]
 fn loopback_more_threads_than_lanes_share_them() {
-    for pattern in ["block", "level", "leave", "fork"] {
+    for pattern in ["block", "leave", "fork"] {
         let program = build("receivers");
         let args = [pattern, "12", &DATAGRAMS.to_string()];
         let with = laned(&program, &args, &[("MANYLANE_LANES", "3")]);
