@@ -36,6 +36,8 @@ use crate::{mirror, real, report, signals, start, steer};
 pub(crate) const COMES_BACK: u32 = 2;
 /// Looks that find some thread that does not come back, before the socket is left alone.
 const TRIES: u32 = 4000;
+/// Of those, the ones that are made at each receive.
+const EAGER: u32 = 256;
 /// Lanes that a socket gets at least when they have to be made in advance.
 const IN_ADVANCE: usize = 4;
 
@@ -57,6 +59,13 @@ pub(crate) fn bound_waits(shared: &Shared, fd: c_int) {
 fn unbound_waits(shared: &Shared, fd: c_int) {
     mirror::set_timeout(fd, shared.timeout_us.load(Ordering::Relaxed));
     shared.bounded.store(0, Ordering::Release);
+}
+
+/// Whether to look if it is time for lanes: at first always, later now and then. Of many threads that are woken for one
+/// datagram, the kernel lets those go on sleeping that come too late, so that the last one may take long to prove itself.
+#[inline]
+pub(crate) fn is_worth_a_look(shared: &Shared, member: &Member) -> bool {
+    shared.tries.load(Ordering::Relaxed) < EAGER || member.beat.load(Ordering::Relaxed) % 32 < 2
 }
 
 /// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for lanes.

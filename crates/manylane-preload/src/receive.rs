@@ -179,7 +179,10 @@ fn receive(
         }
         let mode = shared.mode();
         let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
-        if (mode == LEARN || without) && receives + 1 >= lanes::COMES_BACK {
+        if (mode == LEARN || without)
+            && receives + 1 >= lanes::COMES_BACK
+            && lanes::is_worth_a_look(shared, member)
+        {
             lanes::consider(sock, shared, fd);
         }
     }

