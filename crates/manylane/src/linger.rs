@@ -6,7 +6,8 @@
 //! still handled at once; it is what comes right behind it that waits, for the pause at most.
 //!
 //! 1. Now and then a pause is tried. It is kept up while the batches after it are larger than one message.
-//! 2. After a full batch there is no pause: more is waiting.
+//! 2. After a full batch there is no pause: more is waiting. Should it turn out that nothing was (drivers hand over as many
+//!    frames at a time as a batch has), the pause that is owed follows, instead of a sleep until the next datagram.
 //! 3. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
 //!
 //! Decided from the sizes of batches alone; the clock is read once a pause.
@@ -83,6 +84,12 @@ impl Linger {
         Self { longest, pause: longest, batch, most, gathered: 0, on: false, since_tried: 0 }
     }
 
+    /// Whether the last batch was full: the next receive shall not sleep, since a pause may be due.
+    #[inline]
+    pub(crate) fn is_owed(&self) -> bool {
+        self.gathered > 0
+    }
+
     /// What to do after a receive that brought `messages`: how long to pause, if at all.
     #[inline]
     pub(crate) fn after(&mut self, messages: usize) -> Option<Duration> {
@@ -101,7 +108,7 @@ impl Linger {
             self.since_tried += 1;
             if self.since_tried >= TRY_EVERY {
                 self.since_tried = 0;
-                self.on = messages > 0;
+                self.on = queued > 0;
             }
         }
         (self.on && self.pause >= SHORTEST.min(self.longest)).then_some(self.pause)
@@ -152,6 +159,23 @@ mod tests {
         assert_eq!(linger.after(3), Some(PAUSE));
         assert_eq!(linger.after(0), None);
         assert_eq!(linger.after(3), None);
+    }
+
+    #[test]
+    fn full_batches_behind_which_there_is_nothing_are_followed_by_the_pause_they_are_owed() {
+        let mut linger = Linger::new(PAUSE, 64, ROOM);
+        let mut after_full = || {
+            assert_eq!((linger.after(64), linger.is_owed()), (None, true));
+            let pause = linger.after(0);
+            assert!(!linger.is_owed());
+            pause
+        };
+        assert!((1..TRY_EVERY).all(|_| after_full().is_none()));
+        assert!((0..5).all(|_| after_full() == Some(PAUSE)));
+        // Silence ends it.
+        assert_eq!(linger.after(0), None);
+        let mut never = Linger::new(Duration::ZERO, 64, ROOM);
+        assert_eq!((never.after(64), never.is_owed()), (None, false));
     }
 
     #[test]

@@ -165,7 +165,8 @@ where
     let mut linger = Linger::new(shared.linger(), lane.capabilities().batch, shared.room(lane));
     let mut errors = 0;
     while !lane.is_leaving() {
-        let taken = match lane.take_timeout(idle) {
+        let most = if linger.is_owed() { Duration::ZERO } else { idle };
+        let taken = match lane.take_timeout(most) {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal()?,
             Ok(taken) => taken,
             // One failed receive is counted; only a socket that keeps failing ends the lane.

@@ -84,8 +84,9 @@ fn take(
     let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
     let mut controls = (work == Work::Echo).then(|| BackControls::of(&ring));
     let mut delivered = 0;
+    let mut wait = Wait::First;
     loop {
-        let messages = ring.recv(socket.as_fd(), Wait::First)?;
+        let messages = ring.recv(socket.as_fd(), wait)?;
         if messages == 0 && post.is_over() {
             return Ok(());
         }
@@ -95,9 +96,14 @@ fn take(
             ring.send_back(socket.as_fd(), controls);
         }
         post.seat.show(delivered);
-        // Where threads share a core, waits for a larger batch, unless more is waiting.
-        if !pause.is_zero() && messages < ring.capacity() {
-            tick::sleep(pause);
+        // Waits for a larger batch, unless more is waiting: which behind a full one the next call will tell.
+        wait = Wait::First;
+        if !pause.is_zero() {
+            if messages == ring.capacity() {
+                wait = Wait::Never;
+            } else {
+                tick::sleep(pause);
+            }
         }
     }
 }

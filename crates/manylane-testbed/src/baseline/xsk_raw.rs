@@ -110,12 +110,19 @@ fn work(
         watch.add(socket, token as u64)?;
     }
     let mut delivered = 0;
+    // The last batch was full, so that there was no pause after it.
+    let mut is_owed = false;
     while !post.is_over() {
         let mut most = 0;
         for socket in &mut share {
             let taken = take(socket, batch)?;
             delivered += u64::from(taken);
             most = most.max(taken);
+        }
+        if most == 0 && is_owed {
+            is_owed = false;
+            tick::sleep(pause);
+            continue;
         }
         if most == 0 {
             let idle = if share.iter().any(RawXsk::is_sending) { BUSY } else { IDLE };
@@ -124,6 +131,7 @@ fn work(
             continue;
         }
         post.seat.show(delivered);
+        is_owed = !pause.is_zero() && most == batch;
         if !pause.is_zero() && most < batch {
             tick::sleep(pause);
         }
