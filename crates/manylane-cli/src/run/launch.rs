@@ -127,7 +127,8 @@ impl Running {
     fn pass_on(&mut self, arrived: Arrived) {
         let is_ours = match arrived.signal {
             SIGCHLD => true,
-            SIGCONT => std::mem::take(&mut self.resumed),
+            // A program that is stopped is meant by it, whatever has resumed us.
+            SIGCONT => std::mem::take(&mut self.resumed) && state_of(self.pid) != Some('T'),
             _ => false,
         };
         let has_it = match arrived.sender {
@@ -168,10 +169,19 @@ fn descends_from(mut pid: i32, ancestor: i32) -> bool {
 }
 
 fn parent_of(pid: i32) -> Option<i32> {
+    stat_of(pid)?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The kernel's letter for what it does; T if it is stopped.
+fn state_of(pid: i32) -> Option<char> {
+    stat_of(pid)?.trim_start().chars().next()
+}
+
+/// What the kernel says of a process, from its state on.
+fn stat_of(pid: i32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before it is in parentheses and may have anything in it.
-    let (_, behind) = stat.rsplit_once(')')?;
-    behind.split_whitespace().nth(1)?.parse().ok()
+    stat.rsplit_once(')').map(|(_, behind)| behind.to_owned())
 }
 
 /// Our children.
