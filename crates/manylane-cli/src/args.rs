@@ -213,7 +213,7 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
-    /// How lanes talk to the kernel: auto, mmsg or xdp [default: auto]
+    /// How lanes talk to the kernel: auto or mmsg; xdp not yet [default: auto]
     #[arg(long)]
     pub(crate) engine: Option<Engine>,
     /// Which lane gets a datagram, as for `manylane echo` [default: flow]
@@ -225,7 +225,7 @@ pub(crate) struct RunArgs {
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse::ports)]
     pub(crate) ports: Option<String>,
-    /// Datagrams that one system call may take behind the program's back; 1 for none
+    /// Datagrams that one system call may take behind the program's back: 1, and no more as yet
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)

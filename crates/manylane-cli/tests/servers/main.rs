@@ -15,6 +15,7 @@ mod node;
 mod place;
 mod python;
 mod rsyslog;
+mod script;
 mod server;
 
 use std::path::PathBuf;

@@ -1,10 +1,7 @@
 //! Servers in Python: one thread receives, others or none answer. There is one receiver: nothing to be gained, nothing
 //! to be lost.
 
-use crate::load::Load;
-use crate::place::Place;
-use crate::server::Server;
-use crate::words;
+use crate::script::{self, Ran};
 
 const THREADING: &str = r#"
 import socketserver, sys
@@ -52,32 +49,12 @@ for pid in children:
     os.waitpid(pid, 0)
 "#;
 
-fn compare(test: &str, program: &str) -> crate::server::Report {
-    let place = Place::new(test);
-    let program = place.file("server.py", program);
-    let load = Load { flows: 32, each: 60 };
-    let request = |n: usize| format!("request {n}").into_bytes();
-    let answer = |n: usize| request(n).into_iter().rev().chain(*b"!").collect::<Vec<u8>>();
-    let mut expected: Vec<_> = (0..load.count() as usize).map(answer).collect();
-    expected.sort();
-    let mut found = None;
-    for with in [None, Some(&[][..])] {
-        let addr = place.free();
-        let arguments = [program.as_str(), &addr.port().to_string()];
-        let mut server = Server::start(&place, &words("python3", &arguments), with);
-        assert_eq!(server.answer(&place, addr, &request(7)), answer(7));
-        assert!(load.ask(&place, addr, request) == expected, "answers differ");
-        let (_, report) = server.end();
-        if let Some(report) = report {
-            assert_eq!(report.received(addr), load.count() + 1, "{report:?}");
-            found = Some((report, addr));
-        }
-    }
-    let (report, addr) = found.unwrap();
+fn compare(test: &str, program: &str) {
+    let Ran { addr, report, answered, .. } = script::compare(test, "python3", program);
+    assert_eq!(report.received(addr), answered, "{report:?}");
     // More receivers than one have lanes.
     let lanes = report.lanes(addr);
     assert_eq!(lanes, if test.ends_with("forking") { 4 } else { lanes.min(1) }, "{report:?}");
-    report
 }
 
 #[test]

@@ -1,0 +1,45 @@
+//! Servers that are a few lines of a language with a runtime of its own: each answers with the request turned around.
+
+use std::net::SocketAddr;
+use std::process::ExitStatus;
+
+use crate::load::Load;
+use crate::place::Place;
+use crate::server::{Report, Server};
+use crate::words;
+
+/// How a script has run.
+pub(crate) struct Ran {
+    /// Where it was under `manylane run`.
+    pub(crate) addr: SocketAddr,
+    /// Alone, and under `manylane run`.
+    pub(crate) ended: Vec<ExitStatus>,
+    pub(crate) report: Report,
+    /// Requests that were answered.
+    pub(crate) answered: u64,
+}
+
+/// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the answers. It gets the port as its
+/// argument.
+pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> Ran {
+    let place = Place::new(test);
+    let file = place.file("server", script);
+    let load = Load { flows: 32, each: 60 };
+    let request = |n: usize| format!("request {n}").into_bytes();
+    let answer = |n: usize| request(n).into_iter().rev().chain(*b"!").collect::<Vec<u8>>();
+    let mut expected: Vec<_> = (0..load.count() as usize).map(answer).collect();
+    expected.sort();
+    let (mut ran, mut ended) = (None, Vec::new());
+    for with in [None, Some(&[][..])] {
+        let addr = place.free();
+        let arguments = [file.as_str(), &addr.port().to_string()];
+        let mut server = Server::start(&place, &words(interpreter, &arguments), with);
+        assert_eq!(server.answer(&place, addr, &request(7)), answer(7));
+        assert!(load.ask(&place, addr, request) == expected, "answers differ");
+        let (status, report) = server.end();
+        ended.push(status);
+        ran = report.map(|report| (addr, report));
+    }
+    let (addr, report) = ran.unwrap();
+    Ran { addr, ended, report, answered: load.count() + 1 }
+}
