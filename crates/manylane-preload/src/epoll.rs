@@ -313,10 +313,13 @@ fn sliced(
     native: impl Fn() -> c_int,
 ) -> c_int {
     claim(epoll);
+    // Something may be there that the kernel does not tell of again (EPOLLET): then the next round waits for a slice.
+    let mut in_vain = false;
     loop {
         let any = begin(epoll, epfd);
-        let due =
-            any && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
+        let due = any
+            && !in_vain
+            && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
         let slice = if due { Duration::ZERO } else { until.slice() };
         let answer = if any {
             let ms = c_int::try_from(slice.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
@@ -335,10 +338,11 @@ fn sliced(
             return answer;
         }
         // After a slice, and before the program is told that there is nothing.
-        let found = elsewhere(epoll, events, count, !slice.is_zero());
+        let found = elsewhere(epoll, events, count);
         if found > 0 || until.left() == Some(Duration::ZERO) {
             return found;
         }
+        in_vain = slice.is_zero();
     }
 }
 
@@ -394,14 +398,14 @@ fn move_to(item: &Item, sock: &Sock, epfd: c_int, fd: c_int, lane: usize) {
 }
 
 /// Tells of sockets that have something in a lane that is not watched.
-fn elsewhere(epoll: &Epoll, events: *mut epoll_event, count: c_int, looks: bool) -> c_int {
+fn elsewhere(epoll: &Epoll, events: *mut epoll_event, count: c_int) -> c_int {
     let mut found = 0;
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
         let wanted = item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32;
         let fd = item.fd.load(Ordering::Relaxed);
         let lane = item.lane.load(Ordering::Relaxed) as usize;
-        if wanted == 0 || found >= count || !wait::elsewhere(sock, shared, fd, lane, looks) {
+        if wanted == 0 || found >= count || !wait::elsewhere(sock, shared, fd, lane) {
             continue;
         }
         let event = epoll_event { events: wanted, u64: item.data.load(Ordering::Relaxed) };

@@ -14,7 +14,8 @@
 //!
 //! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
 //! sleeps. An owner that is waiting but never returns (killed, stopped) stands still: its beat does not change, and
-//! after some looks its lane counts as uncovered. No queue is closed before it is empty, and none while the program
+//! after some looks (`PATIENCE`, a slice apart) its lane counts as uncovered, and what it holds goes first. Who is never without
+//! datagrams of its own looks, too, once in some receives. No queue is closed before it is empty, and none while the program
 //! has the socket.
 
 use std::net::SocketAddr;
@@ -30,7 +31,7 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{mirror, real, report, signals, start, steer};
+use crate::{mirror, process, real, report, signals, start, steer};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -40,6 +41,9 @@ const TRIES: u32 = 4000;
 const EAGER: u32 = 256;
 /// Lanes that a socket gets at least when they have to be made in advance.
 const IN_ADVANCE: usize = 4;
+
+/// Looks, a slice apart, at an owner that does not move, before its lane is taken from it.
+const PATIENCE: u32 = 8;
 
 /// Sockets that this is done for: a program with more is no server that forks its receivers.
 const SOCKETS_IN_ADVANCE: usize = 64;
@@ -238,9 +242,7 @@ fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
 
 /// Whether a thread can be seen to exist no more: its process is gone.
 fn is_gone(who: u64) -> bool {
-    let pid = (who >> 32) as libc::pid_t;
-    // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
-    unsafe { libc::kill(pid, 0) != 0 && real::errno() == libc::ESRCH }
+    process::is_gone((who >> 32) as libc::pid_t)
 }
 
 /// Takes a member's lane out of steering and frees its place. What the lane holds stays within everybody's reach.
@@ -276,12 +278,15 @@ pub(crate) fn member_leaves(sock: &Sock, shared: &Shared, at: usize) {
 
 /// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove itself again.
 #[cold]
-pub(crate) fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
+fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
+    // Before anything newer, and with or without the lock: who has it may be gone, too, or stopped.
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
     let Some(guard) = lock(&shared.lock, false) else { return };
     if shared.mode() != LANED {
         return;
     }
     let fd = group(sock);
+    shared.still[lane].store(0, Ordering::Relaxed);
     let owner = shared.owner[lane].load(Ordering::Relaxed) as usize;
     let Some(member) = shared.members.get(owner.wrapping_sub(1)) else { return };
     if is_gone(member.who.load(Ordering::Relaxed)) {
@@ -295,6 +300,7 @@ pub(crate) fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
         return;
     }
     steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
+    // What came on the way there.
     shared.first.fetch_or(1 << lane, Ordering::AcqRel);
 }
 
@@ -449,24 +455,36 @@ pub(crate) fn close(sock: &Sock) {
     sock.give_back();
 }
 
-/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. `looks` says that this is asked
-/// after a slice: an owner whose beat stands still over many of those is gone.
+/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. An owner whose beat stands still over
+/// `PATIENCE` slices is gone. `now` is from `now_ms`.
 #[inline]
-pub(crate) fn is_covered(sock: &Sock, shared: &Shared, lane: usize, looks: bool) -> bool {
+pub(crate) fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
     let Some(owner) = shared.owner_of(lane) else { return false };
     let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
-    if looks {
-        let patience = 4 * shared.members_now.load(Ordering::Relaxed) + 4;
+    let last = shared.looked[lane].load(Ordering::Relaxed);
+    // One look counts in each slice, however many look and however often; none counts for more, however long all were
+    // stopped before it.
+    if now.wrapping_sub(last) >= SLICE_MS as u32
+        && shared.looked[lane].compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
         let beat = owner.beat.load(Ordering::Relaxed);
         if shared.seen[lane].swap(beat, Ordering::Relaxed) != beat {
             shared.still[lane].store(0, Ordering::Relaxed);
-        } else if shared.still[lane].fetch_add(1, Ordering::Relaxed) > patience {
-            shared.still[lane].store(0, Ordering::Relaxed);
+        } else if shared.still[lane].fetch_add(1, Ordering::Relaxed) >= PATIENCE {
             orphan(sock, shared, lane);
-            return false;
         }
     }
-    waits
+    // Should the lane not be taken from it (somebody has the lock), what it holds is in reach all the same.
+    waits && shared.still[lane].load(Ordering::Relaxed) <= PATIENCE
+}
+
+/// Milliseconds from the clock of the kernel's ticks, which costs no system call.
+#[inline]
+pub(crate) fn now_ms() -> u32 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
 }
 
 /// One more beat of the calling thread.

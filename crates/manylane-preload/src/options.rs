@@ -161,7 +161,7 @@ fn lane_to_measure(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
         }
     }
     if shared.mode() == LANED {
-        let has = ready(sock, shared, fd, uncovered(sock, shared, Some(own), false));
+        let has = ready(sock, shared, fd, uncovered(sock, shared, Some(own)));
         if has != 0 {
             lane = has.trailing_zeros() as usize;
         }

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use libc::{c_char, c_int, c_void, pid_t, uid_t};
 use manylane_sys::shim::Reason;
 
-use crate::calls::call;
+use crate::calls::{self, call};
 use crate::sock::{LANED, Sock};
 use crate::table::{self, Entry};
-use crate::{lanes, me, report};
+use crate::{lanes, me, real, report};
 
 type Args = *const *const c_char;
 
@@ -118,4 +118,24 @@ pub(crate) fn posix_spawnp(
 ) -> c_int {
     before_exec();
     call::posix_spawnp(pid, path, actions, attributes, args, env)
+}
+
+/// Whether a process is gone: nobody has its number, or it has ended and its parent has not asked for it yet.
+#[cold]
+pub(crate) fn is_gone(pid: pid_t) -> bool {
+    let errno = real::errno();
+    // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
+    let mut gone = unsafe { libc::kill(pid, 0) != 0 } && real::errno() == libc::ESRCH;
+    if !gone {
+        // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.
+        let watch = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as c_int;
+        if watch >= 0 {
+            let mut at = [libc::pollfd { fd: watch, events: libc::POLLIN, revents: 0 }];
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            gone = calls::ppoll_raw(&mut at, Some(now), std::ptr::null()) > 0;
+            call::close(watch);
+        }
+    }
+    real::set_errno(errno);
+    gone
 }

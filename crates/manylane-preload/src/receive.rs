@@ -211,6 +211,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     /// The answer, and whether it came from a lane that is not the caller's.
     fn run(&self) -> (isize, bool) {
         let mut until = None;
+        let mut rounds = Rounds::default();
         loop {
             let nonblock =
                 self.flags & MSG_DONTWAIT != 0 || self.shared.nonblock.load(Ordering::Relaxed) != 0;
@@ -260,6 +261,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 }
                 _ => return ((self.op)(self.fd, 0), false),
             }
+            rounds.rest();
         }
     }
 
@@ -319,7 +321,11 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         {
             return Some((answer, own != Some(lane)));
         }
-        // 2. What is older than the lanes.
+        // Whoever finds datagrams in its own lane each time looks now and then, too, if the others' owners are there.
+        if self.member.beat.load(Ordering::Relaxed) % 16 < 2 {
+            uncovered(self.sock, self.shared, own);
+        }
+        // 2. What is older than the lanes, or was left behind in one.
         let first = self.shared.first.load(Ordering::Acquire);
         if first != 0 {
             for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
@@ -335,7 +341,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             if let Got::Answer(answer) = self.try_lane(own) {
                 return Some((answer, false));
             }
-            if let Got::Answer(answer) = self.help(Some(own), false) {
+            if let Got::Answer(answer) = self.help(Some(own)) {
                 return Some((answer, true));
             }
             if nonblock {
@@ -346,7 +352,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         match self.wait_on(own, until) {
             Got::Answer(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
             // The slice is over, or the program's own time: a last look at the others in either case.
-            outcome => match (self.help(Some(own), true), outcome) {
+            outcome => match (self.help(Some(own)), outcome) {
                 (Got::Answer(answer), _) => Some((answer, true)),
                 (Got::Nothing, Got::Answer(_)) => {
                     real::set_errno(EAGAIN);
@@ -359,7 +365,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
 
     /// A thread without a lane takes from all of them.
     fn as_guest(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
-        if let Got::Answer(answer) = self.help(None, false) {
+        if let Got::Answer(answer) = self.help(None) {
             return Some((answer, true));
         }
         if nonblock {
@@ -377,21 +383,19 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         if ready < 0 {
             return (!self.waits_on(until)).then_some((-1, false));
         }
-        if ready == 0 {
-            real::set_errno(EAGAIN);
-            if !self.waits_on(until) {
-                return Some((-1, false));
-            }
+        real::set_errno(EAGAIN);
+        if ready == 0 && !self.waits_on(until) {
+            return Some((-1, false));
         }
         None
     }
 
     /// Looks at the lanes that are nobody's business at the moment, and takes from one that has something. A guest
     /// looks at all.
-    fn help(&self, own: Option<usize>, looks: bool) -> Got {
+    fn help(&self, own: Option<usize>) -> Got {
         let errno = real::errno();
         let mask = match own {
-            Some(own) => uncovered(self.sock, self.shared, Some(own), looks),
+            Some(own) => uncovered(self.sock, self.shared, Some(own)),
             None => lanes::lanes_mask(self.shared),
         };
         if mask != 0 {
@@ -425,11 +429,44 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     }
 }
 
+/// Waits of one call that brought nothing. Each is to last for a slice; where that is not so (a poll that tells of what cannot
+/// be received, a socket that somebody else made non-blocking), the thread sleeps all the same.
+#[derive(Default)]
+struct Rounds {
+    count: u32,
+    since: Option<Instant>,
+}
+
+impl Rounds {
+    /// Waits that are measured together.
+    const SOME: u32 = 16;
+
+    #[inline]
+    fn rest(&mut self) {
+        // What a signal interrupts may be short.
+        if real::errno() != EAGAIN {
+            return;
+        }
+        self.count += 1;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.count < Self::SOME {
+            return;
+        }
+        let slice = Duration::from_millis(SLICE_MS as u64);
+        if since.elapsed() < slice * Self::SOME / 4 {
+            let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
+            call::ppoll(std::ptr::null_mut(), 0, &raw const slice, std::ptr::null());
+        }
+        *self = Self::default();
+    }
+}
+
 /// A bit for each lane that holds what its owner is not waiting for: see `lanes.rs`.
-pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>, looks: bool) -> u64 {
+pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
+    let now = lanes::now_ms();
     let lanes = shared.lanes.load(Ordering::Acquire) as usize;
     (0..lanes.min(MAX_LANES))
-        .filter(|lane| Some(*lane) != own && !lanes::is_covered(sock, shared, *lane, looks))
+        .filter(|lane| Some(*lane) != own && !lanes::is_covered(sock, shared, *lane, now))
         .fold(0, |mask, lane| mask | 1 << lane)
 }
 

@@ -99,9 +99,11 @@ pub(crate) struct Shared {
     pub(crate) steered: AtomicU64,
     /// Member of each lane, and one; 0 if none.
     pub(crate) owner: [AtomicU32; MAX_LANES],
-    /// The beat of the owner when somebody last looked, and how often it had not changed since.
+    /// The beat of the owner when somebody last looked, how often it had not changed since, and when that was counted
+    /// last (milliseconds).
     pub(crate) seen: [AtomicU32; MAX_LANES],
     pub(crate) still: [AtomicU32; MAX_LANES],
+    pub(crate) looked: [AtomicU32; MAX_LANES],
     pub(crate) members: [Member; MAX_MEMBERS],
 }
 
@@ -129,7 +131,7 @@ impl Shared {
         for word in [&self.timeout_us, &self.first, &self.retired, &self.steered] {
             word.store(0, Ordering::Relaxed);
         }
-        for word in self.owner.iter().chain(&self.seen).chain(&self.still) {
+        for word in self.owner.iter().chain(&self.seen).chain(&self.still).chain(&self.looked) {
             word.store(0, Ordering::Relaxed);
         }
         for member in &self.members {

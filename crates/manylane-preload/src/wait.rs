@@ -75,19 +75,13 @@ pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
     }
 }
 
-/// Whether something is there for the caller in another lane than the one it watches. `looks`: after a slice.
-pub(crate) fn elsewhere(
-    sock: &'static Sock,
-    shared: &Shared,
-    fd: c_int,
-    watched: usize,
-    looks: bool,
-) -> bool {
+/// Whether something is there for the caller in another lane than the one it watches.
+pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
     let mut mask = retired | older;
     if shared.mode() == LANED {
-        mask |= uncovered(sock, shared, Some(watched), looks);
+        mask |= uncovered(sock, shared, Some(watched));
     }
     let has = ready(sock, shared, fd, mask);
     // What is empty now need not be emptied first any more: the next wait must not look for it again.
@@ -231,6 +225,8 @@ pub(crate) fn sliced(
     let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; MOST];
     let copy = &mut copy[..fds.len()];
     let mut first = true;
+    // What was found is gone: the next round waits for a slice.
+    let mut in_vain = false;
     loop {
         let mut any = false;
         for (from, to) in fds.iter().zip(copy.iter_mut()) {
@@ -243,8 +239,8 @@ pub(crate) fn sliced(
         }
         let slice = until.slice();
         // Before a wait: only where the answer would be "nothing", or what is there is older than any lane's.
-        let now = any && (slice.is_zero() || !first || has_leftovers(fds));
-        let found = now && look(fds, copy, !first);
+        let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
+        let found = now && look(fds, copy);
         let answer = match (any, found) {
             (false, _) => native(fds),
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
@@ -263,7 +259,8 @@ pub(crate) fn sliced(
         }
         first = false;
         let late = until.left().is_some_and(|left| left.is_zero());
-        if answer > 0 || found || (late && look(fds, copy, true)) {
+        in_vain = found && answer == 0;
+        if answer > 0 || (late && look(fds, copy)) {
             return hand_over(fds, copy);
         }
         if late {
@@ -279,12 +276,12 @@ fn has_leftovers(fds: &[pollfd]) -> bool {
 
 /// Whether some socket has something in a lane that is not watched; the copy then asks about that lane, and holds the
 /// kernel's answer.
-fn look(fds: &[pollfd], copy: &mut [pollfd], looks: bool) -> bool {
+fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     let mut any = false;
     for (from, to) in fds.iter().zip(copy.iter_mut()) {
         let Some((sock, shared)) = managed(from) else { continue };
         let watched = watched(sock, shared);
-        if elsewhere(sock, shared, from.fd, watched, looks) {
+        if elsewhere(sock, shared, from.fd, watched) {
             // The wait is then for the lane that has it.
             if let Some(lane) = lane_with(sock, shared, from.fd, watched) {
                 to.fd = sock.fd_of(lane, from.fd);
@@ -311,7 +308,7 @@ fn lane_with(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) ->
     }
     let mut mask = shared.retired.load(Ordering::Acquire);
     if shared.mode() == LANED {
-        mask |= uncovered(sock, shared, Some(watched), false) | shared.first.load(Ordering::Acquire);
+        mask |= uncovered(sock, shared, Some(watched)) | shared.first.load(Ordering::Acquire);
     }
     let has = ready(sock, shared, fd, mask);
     (has != 0).then(|| has.trailing_zeros() as usize)

@@ -218,11 +218,13 @@ static void settle(struct actor *actor)
 	all->quiet = false;
 }
 
-static void child(uint32_t number, int before)
+static void child(uint32_t number, int before, pid_t parent)
 {
 	struct actor actor = actor_of(number, 0);
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != parent)
+		_exit(1);
 	while (act(&actor, 1000))
 		actor.favourite = draw(&actor, SOCKETS);
 	end_actor(&actor);
@@ -242,8 +244,10 @@ int main(int argc, char **argv)
 				(uint64_t)time(NULL) << 20 ^ (uint64_t)getpid();
 	pthread_t receivers[THREADS], senders[SENDERS];
 	int before = count_descriptors(), status;
+	pid_t self = getpid();
 	struct actor actor;
 
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	/* A failure kills the group. */
 	setpgid(0, 0);
 	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
@@ -258,7 +262,7 @@ int main(int argc, char **argv)
 	for (uint32_t at = 0; at < CHILDREN; at++) {
 		children[at] = fork();
 		if (!children[at])
-			child(THREADS + at, before);
+			child(THREADS + at, before, self);
 	}
 	for (uintptr_t at = 0; at < THREADS; at++)
 		CHECK(!pthread_create(&receivers[at], NULL, keep, (void *)at),

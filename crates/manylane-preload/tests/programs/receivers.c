@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -330,9 +331,12 @@ int main(int argc, char **argv)
 	unsigned i, once = 0, never = 0, often = 0;
 	socklen_t len = sizeof(address);
 	int forked, nonblock;
+	pid_t self = getpid();
 
 	if (argc != 4)
 		return 2;
+	/* Nobody outlives the test. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	pattern = argv[1];
 	receivers = atoi(argv[2]);
 	datagrams = atoi(argv[3]);
@@ -368,7 +372,9 @@ int main(int argc, char **argv)
 		for (i = 0; i < receivers; i++) {
 			children[i] = fork();
 			if (children[i] == 0) {
-				receiver(NULL);
+				prctl(PR_SET_PDEATHSIG, SIGKILL);
+				if (getppid() == self)
+					receiver(NULL);
 				_exit(0);
 			}
 		}

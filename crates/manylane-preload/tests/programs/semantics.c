@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
@@ -375,6 +376,8 @@ int main(void)
 	socklen_t len = sizeof(address);
 	int i, before, replied;
 
+	/* Nobody outlives the test. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	setvbuf(stdout, NULL, _IONBF, 0);
 	/* What the test was started with is not its business. */
 	close_range(100, ~0u, 0);

@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -170,6 +171,8 @@ static void turn(const char *what)
 						 EPOLL_CTL_ADD, inner, &event));
 	} else if (!strcmp(what, "user")) {
 		printf("user: %d\n", setuid(65534));
+		/* Another user is not killed with the parent by an old wish. */
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 	} else if (!strcmp(what, "fork")) {
 		pid_t pid = fork();
 
@@ -187,6 +190,8 @@ int main(int argc, char **argv)
 
 	if (argc < 2)
 		return 2;
+	/* Nobody outlives the test. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	server = socket(AF_INET, SOCK_DGRAM, 0);
 	address.sin_family = AF_INET;
 	if (bind(server, (void *)&address, sizeof(address)) ||

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Four processes receive on one UDP socket, and two of them come to harm:
+ *
+ *	survivors PATTERN HARM
+ *
+ * What was sent to them before, and all that is sent afterwards, has to reach
+ * the others, once; and who waits for more may not use the processor for it.
+ *
+ * HARM: "waiting" and "busy" are killed in a wait, and between two receives;
+ * with "reaped" nothing is left of the first kind. "stopped" come back later.
+ * "load" are killed in a wait, and the others then never wait for long.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FLOWS 16
+#define RECEIVERS 4
+#define HARMED 2
+#define STOP 0xffffffffu
+#define HANG 0xfffffffeu
+#define MOST 100000
+
+struct state {
+	_Atomic unsigned received;
+	_Atomic unsigned wrong;
+	_Atomic unsigned each[RECEIVERS];
+	_Atomic unsigned hung;
+	_Atomic int who_hangs[RECEIVERS];
+	_Atomic unsigned char seen[MOST];
+};
+
+static struct state *state;
+static int server, ports[FLOWS];
+static unsigned sent;
+static const char *pattern, *harm;
+static pid_t children[RECEIVERS];
+static struct sockaddr_in address;
+
+static void die(const char *what)
+{
+	perror(what);
+	exit(1);
+}
+
+/* What a receiver does with a datagram; says whether it is to end. */
+static int take(unsigned nth, unsigned number)
+{
+	if (number == STOP)
+		return 1;
+	if (number == HANG) {
+		unsigned at = state->hung++;
+
+		/* The first ones are harmed here. */
+		if (at < HARMED) {
+			state->who_hangs[at] = nth;
+			for (;;)
+				pause();
+		}
+		return 0;
+	}
+	if (number >= MOST)
+		state->wrong++;
+	else
+		state->seen[number]++;
+	state->each[nth]++;
+	state->received++;
+	return 0;
+}
+
+static void receiver(unsigned nth)
+{
+	struct pollfd at = { .fd = server, .events = POLLIN };
+	struct epoll_event event = { .events = EPOLLIN };
+	int epoll = -1;
+
+	if (!strcmp(pattern, "epoll")) {
+		epoll = epoll_create1(0);
+		if (epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event))
+			die("epoll_ctl");
+	}
+	for (;;) {
+		unsigned data[2];
+		ssize_t len;
+
+		int count = 1;
+
+		if (!strcmp(pattern, "poll"))
+			count = poll(&at, 1, -1);
+		if (epoll >= 0)
+			count = epoll_wait(epoll, &event, 1, -1);
+		/* To be stopped and to go on interrupts a wait for events. */
+		if (count != 1 && errno != EINTR)
+			state->wrong++;
+		/* Never to the end: the next wait finds something at once. */
+		len = recv(server, data, sizeof(data), 0);
+		if (len < 0 && (errno == EAGAIN || errno == EINTR))
+			continue;
+		if (len != sizeof(data))
+			die("recv");
+		if (take(nth, data[0]))
+			return;
+	}
+}
+
+static void send_one(unsigned flow, unsigned number)
+{
+	unsigned data[2] = { number, 0 };
+
+	if (sendto(ports[flow % FLOWS], data, sizeof(data), 0,
+		   (void *)&address, sizeof(address)) != sizeof(data))
+		die("sendto");
+}
+
+static void burst(void)
+{
+	unsigned flow;
+
+	for (flow = 0; flow < FLOWS; flow++)
+		send_one(flow, sent++);
+}
+
+/* Everything that was sent has come, or does not come any more. */
+static int settle(void)
+{
+	unsigned waited;
+
+	for (waited = 0; state->received < sent && waited < 50000; waited++)
+		usleep(100);
+	return state->received >= sent;
+}
+
+static void warm_up(void)
+{
+	unsigned i, ready;
+
+	do {
+		for (i = 0; i < 20; i++) {
+			burst();
+			settle();
+		}
+		ready = 0;
+		for (i = 0; i < RECEIVERS; i++)
+			ready += state->each[i] >= 50;
+	} while (ready < RECEIVERS && sent < MOST / 2);
+}
+
+static void to(unsigned first, unsigned end, int signal)
+{
+	unsigned i;
+
+	for (i = first; i < end; i++)
+		kill(children[i], signal);
+}
+
+/* Those that are harmed come first. */
+static void swap(unsigned one, unsigned other)
+{
+	pid_t pid = children[one];
+
+	children[one] = children[other];
+	children[other] = pid;
+}
+
+static void hang(void)
+{
+	unsigned flow = 0;
+	int first, second;
+
+	while (state->hung < HARMED) {
+		send_one(flow++, HANG);
+		usleep(1000);
+	}
+	usleep(50000);
+	first = state->who_hangs[0];
+	second = state->who_hangs[1];
+	swap(0, first);
+	swap(1, second == 0 ? first : second);
+}
+
+/* Processor time of those that are left, in microseconds. */
+static long used(unsigned first)
+{
+	long sum = 0;
+	unsigned i;
+
+	for (i = first; i < RECEIVERS; i++) {
+		struct timespec time;
+		clockid_t clock;
+
+		if (clock_getcpuclockid(children[i], &clock) ||
+		    clock_gettime(clock, &time))
+			die("clock");
+		sum += time.tv_sec * 1000000 + time.tv_nsec / 1000;
+	}
+	return sum;
+}
+
+static void do_harm(void)
+{
+	unsigned i, before;
+
+	if (!strcmp(harm, "busy"))
+		hang();
+	/* Nobody takes what now comes to the lanes of all. */
+	to(0, RECEIVERS, SIGSTOP);
+	for (i = 0; i < RECEIVERS; i++)
+		waitpid(children[i], NULL, WUNTRACED);
+	burst();
+	burst();
+	usleep(300000);
+	if (strcmp(harm, "stopped"))
+		to(0, HARMED, SIGKILL);
+	if (!strcmp(harm, "reaped"))
+		for (i = 0; i < HARMED; i++)
+			waitpid(children[i], NULL, 0);
+	before = sent;
+	to(HARMED, RECEIVERS, SIGCONT);
+	if (strcmp(harm, "load"))
+		return;
+	/* No wait lasts for a slice, until everything from before has come. */
+	for (i = 0; i < 2000; i++) {
+		unsigned at, missing = 0;
+
+		burst();
+		usleep(5000);
+		for (at = 0; at < before; at++)
+			missing += state->seen[at] == 0;
+		if (!missing)
+			return;
+	}
+}
+
+int main(int argc, char **argv)
+{
+	unsigned i, once = 0, never = 0, often = 0;
+	socklen_t len = sizeof(address);
+	int poll_like;
+	pid_t self = getpid();
+	long idle;
+
+	if (argc != 3)
+		return 2;
+	pattern = argv[1];
+	harm = argv[2];
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE,
+		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	poll_like = strcmp(pattern, "block");
+	server = socket(AF_INET, SOCK_DGRAM | (poll_like ? SOCK_NONBLOCK : 0),
+			0);
+	address.sin_family = AF_INET;
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
+		die("bind");
+	for (i = 0; i < FLOWS; i++)
+		ports[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (i = 0; i < RECEIVERS; i++) {
+		children[i] = fork();
+		if (children[i] == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			if (getppid() == self)
+				receiver(i);
+			_exit(0);
+		}
+	}
+	warm_up();
+	do_harm();
+	for (i = 0; i < 200 && settle(); i++)
+		burst();
+	settle();
+	idle = used(HARMED);
+	usleep(500000);
+	idle = used(HARMED) - idle;
+	if (!strcmp(harm, "stopped")) {
+		to(0, HARMED, SIGCONT);
+		for (i = 0; i < 200 && settle(); i++)
+			burst();
+		settle();
+	}
+	for (i = 0; i < sent; i++) {
+		once += state->seen[i] == 1;
+		never += state->seen[i] == 0;
+		often += state->seen[i] > 1;
+	}
+	/* Waits that are waits cost some microseconds each. */
+	printf("all came once: %s, wrong %u, idle: %s\n",
+	       once == sent ? "yes" : "no", state->wrong,
+	       idle < 150000 ? "yes" : "no");
+	fprintf(stderr, "%s %s: once %u never %u often %u of %u, %ld us\n",
+		pattern, harm, once, never, often, sent, idle);
+	to(0, RECEIVERS, SIGKILL);
+	for (i = 0; i < RECEIVERS; i++)
+		waitpid(children[i], NULL, 0);
+	return 0;
+}
