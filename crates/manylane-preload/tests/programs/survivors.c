@@ -232,12 +232,16 @@ static void do_harm(void)
 	to(HARMED, RECEIVERS, SIGCONT);
 	if (strcmp(harm, "load"))
 		return;
-	/* No wait lasts for a slice, until everything from before has come. */
-	for (i = 0; i < 2000; i++) {
+	/*
+	 * No wait lasts for a slice, until everything from before has come. The
+	 * queues of the dead must hold what comes until they are noticed: some
+	 * 270 datagrams each.
+	 */
+	for (i = 0; i < 600; i++) {
 		unsigned at, missing = 0;
 
 		burst();
-		usleep(5000);
+		usleep(12000);
 		for (at = 0; at < before; at++)
 			missing += state->seen[at] == 0;
 		if (!missing)
