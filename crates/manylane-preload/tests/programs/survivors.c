@@ -121,8 +121,8 @@ static void send_one(unsigned flow, unsigned number)
 {
 	unsigned data[2] = { number, 0 };
 
-	if (sendto(ports[flow % FLOWS], data, sizeof(data), 0,
-		   (void *)&address, sizeof(address)) != sizeof(data))
+	if (sendto(ports[flow % FLOWS], data, sizeof(data), 0, (void *)&address,
+		   sizeof(address)) != sizeof(data))
 		die("sendto");
 }
 
