@@ -44,6 +44,7 @@ pub use config::{Builder, Engine};
 pub use counters::{Counters, LaneCounters, LaneId};
 pub use error::{Error, ErrorKind, Result};
 pub use io::Capabilities;
+pub use io::xdp::lending::Lender;
 pub use io::xdp::XdpQueue;
 pub use lane::{Lane, Received};
 pub use outbox::{Flushed, Outbox};
