@@ -31,7 +31,7 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{mirror, process, real, report, signals, start, steer};
+use crate::{loan, mirror, process, queues, real, report, signals, start, steer};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -131,6 +131,7 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     // What is queued in the program's own socket is older than what any lane gets: it goes first.
     shared.first.store(1, Ordering::Release);
     shared.mode.store(LANED, Ordering::Release);
+    queues::spread(shared);
     None
 }
 
@@ -203,6 +204,7 @@ fn assign(shared: &Shared, fd: c_int, full: bool) {
     if steered != shared.steered.load(Ordering::Relaxed) {
         steer_to(shared, fd, steered);
     }
+    queues::spread(shared);
 }
 
 /// More threads than lanes: some share one, as all would share the program's own socket. The kernel wakes one of them for
@@ -256,6 +258,7 @@ fn leave(shared: &Shared, fd: c_int, at: usize, _guard: &Guard<'_>) {
             steer_to(shared, fd, steered);
             shared.first.fetch_or(1 << lane, Ordering::AcqRel);
         }
+        queues::spread(shared);
     }
     report::end(member);
     member.state.store(0, Ordering::Relaxed);
@@ -302,6 +305,7 @@ fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
     steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
     // What came on the way there.
     shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+    queues::spread(shared);
 }
 
 /// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
@@ -321,6 +325,7 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
 }
 
 fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    loan::close(sock, shared);
     let others = lanes_mask(shared) & !1;
     if others == 0 {
         shared.mode.store(PLAIN, Ordering::SeqCst);
@@ -401,7 +406,8 @@ pub(crate) fn open_in_advance() {
         |sock: &&Sock| sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED));
     for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
         let (Some(shared), Some(fd)) = (sock.shared(), any_fd(sock)) else { continue };
-        if let Some(_guard) = lock(&shared.lock, true) {
+        if let Some(guard) = lock(&shared.lock, true) {
+            loan::in_advance(sock, shared, fd, &guard);
             open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
         }
     }
@@ -425,7 +431,7 @@ pub(crate) fn signals_are_mixed() {
             .iter()
             .take(joined)
             .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
-        if matches!(shared.mode(), LEARN | LANED)
+        if (matches!(shared.mode(), LEARN | LANED) || queues::are_open(shared))
             && blocks
             && let Some(fd) = any_fd(sock)
         {
@@ -452,6 +458,7 @@ pub(crate) fn close(sock: &Sock) {
         crate::calls::call::close(fd);
         sock.set_lane_fd(lane, None);
     }
+    loan::give_back(sock);
     sock.give_back();
 }
 

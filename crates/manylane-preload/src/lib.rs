@@ -20,6 +20,7 @@
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
 //! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back; why nothing is out of reach |
 //! | `open.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its options, its steering |
+//! | `loan.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
 //! | `report.rs` | what the launcher reads |
 
 #![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
@@ -27,7 +28,9 @@
 mod calls;
 mod descriptors;
 mod epoll;
+mod frames;
 mod lanes;
+mod loan;
 mod lock;
 mod me;
 mod memory;
@@ -35,6 +38,7 @@ mod mirror;
 mod open;
 mod options;
 mod process;
+mod queues;
 mod real;
 mod receive;
 mod report;

@@ -3,7 +3,8 @@
 //!
 //! | variable | value | default |
 //! |---|---|---|
-//! | `MANYLANE_ENGINE` | `auto`, `mmsg` | `auto` |
+//! | `MANYLANE_ENGINE` | `auto`, `mmsg`, `xdp` | `auto`, which is `mmsg` |
+//! | `MANYLANE_LENDER` | descriptor of the launcher that lends queues, for `xdp` | none |
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
@@ -11,6 +12,8 @@
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
 
 use std::path::PathBuf;
+
+use manylane_sys::lend::VARIABLE;
 
 use crate::sock::MAX_LANES;
 use crate::steer::Policy;
@@ -27,6 +30,8 @@ pub(crate) struct Settings {
     /// Ports that are taken; none: all.
     ports: Vec<(u16, u16)>,
     pub(crate) report: Option<PathBuf>,
+    /// Who is asked for queues; only with engine `xdp`.
+    pub(crate) lender: Option<libc::c_int>,
 }
 
 impl Settings {
@@ -41,6 +46,7 @@ impl Settings {
             lanes: (4 * cpus).clamp(2, MAX_LANES),
             ports: Vec::new(),
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
+            lender: None,
         };
         let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
             if let Some(value) = var(name).filter(|value| !value.is_empty())
@@ -49,7 +55,15 @@ impl Settings {
                 complain(name, &value, known);
             }
         };
-        take("MANYLANE_ENGINE", "auto, mmsg", &mut |text| matches!(text, "auto" | "mmsg").then_some(()));
+        let lender = var(VARIABLE).and_then(|text| text.parse().ok());
+        take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
+            "auto" | "mmsg" => Some(()),
+            "xdp" => {
+                settings.lender = Some(lender?);
+                Some(())
+            }
+            _ => None,
+        });
         let steerings = "flow, round-robin, cpu, random, least-loaded";
         take("MANYLANE_STEERING", steerings, &mut |text| {
             settings.steering = Policy::parse(text)?;

@@ -9,6 +9,7 @@ use libc::c_int;
 use crate::epoll::Epoll;
 use crate::settings::Settings;
 use crate::sock::Sock;
+use crate::table::{self, Entry};
 use crate::{calls, me, process, report};
 
 static READY: AtomicBool = AtomicBool::new(false);
@@ -49,6 +50,10 @@ extern "C" fn start() {
         cpus,
         |name, value, known| say(&format!("{name}={value}: {known} would be understood; ignored")),
     );
+    if let Some(channel) = settings.lender {
+        // Of the program's descriptors it is none, but what the program starts inherits it.
+        table::set(channel, Entry::Hidden);
+    }
     _ = SETTINGS.set(settings);
     report::start();
     me::start();

@@ -21,6 +21,7 @@ use libc::xdp_desc;
 
 use super::core::Bell as _;
 use super::lent::{FRAME, size_of_memory};
+use super::outgoing::METADATA;
 use super::ring::{Consumer, Producer};
 use super::socket::{AllRings, Maps, Socket};
 use crate::lend::Terms;
@@ -34,13 +35,17 @@ const TRIES: u32 = 200;
 /// Looks before it is given up: the holder is stopped, or waits for its turn on a busy machine.
 const LOOKS: u32 = 20;
 
+/// Bytes of a frame before what is sent, which the kernel reads as what it is told of the packet (`METADATA`).
+const BEFORE: usize = 64;
+const _: () = assert!(BEFORE >= METADATA);
+
 /// Behind the frames of a queue's memory.
 #[repr(C, align(4096))]
 pub(super) struct Control {
     /// Process (above) and thread that use the queue; 0 if none.
     lock: AtomicU64,
-    /// Packets that were no frames of ours.
-    invalid: AtomicU64,
+    /// Packets that nobody got: broken ones.
+    refused: AtomicU64,
     /// How many of `free` there are.
     free_count: AtomicU32,
     /// Frames that are nowhere else, as numbers.
@@ -102,10 +107,10 @@ impl Borrowed {
         !Consumer::resume(self.rings.rx).is_empty()
     }
 
-    /// Packets that were no frames of ours, by whoever came across them.
+    /// Packets that nobody got, of all who share the queue: broken ones.
     #[must_use]
-    pub fn invalid(&self) -> u64 {
-        self.control().invalid.load(Ordering::Relaxed)
+    pub fn refused(&self) -> u64 {
+        self.control().refused.load(Ordering::Relaxed)
     }
 
     /// Whether packets wait to be sent, and the kernel may not have been told.
@@ -228,7 +233,7 @@ impl<'a> Held<'a> {
             }
             // No frame of ours, or one of several pieces, which were not asked for.
             self.rx.release();
-            self.queue.control().invalid.fetch_add(1, Ordering::Relaxed);
+            self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
             if addr < frames {
                 self.give_back(addr);
             }
@@ -241,6 +246,12 @@ impl<'a> Held<'a> {
         let Some(desc) = self.rx.take() else { return };
         self.rx.release();
         self.give_back(desc.addr as usize);
+    }
+
+    /// As [`pass`](Self::pass), for a packet that nobody gets, which is counted.
+    pub fn refuse(&mut self) {
+        self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
+        self.pass();
     }
 
     /// Gives the frame that `addr` lies in to the kernel, or to the free ones where the fill ring is full.
@@ -271,12 +282,12 @@ impl<'a> Held<'a> {
     #[inline]
     pub fn send(&mut self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let Some(frame) = self.take_free() else { return false };
-        let addr = frame as usize * FRAME as usize;
+        let addr = frame as usize * FRAME as usize + BEFORE;
         // SAFETY: a free frame is in no ring, and who has the lock is the only one with a way to it: the slice is the only
         // one, and ends before the frame goes anywhere. `take_free` has checked that it lies in the memory.
         let room =
-            unsafe { std::slice::from_raw_parts_mut(self.queue.memory.as_ptr().add(addr), FRAME as usize) };
-        let len = write(room).filter(|len| (1..=FRAME as usize).contains(len));
+            unsafe { std::slice::from_raw_parts_mut(self.queue.memory.as_ptr().add(addr), FRAME as usize - BEFORE) };
+        let len = write(room).filter(|len| (1..=FRAME as usize - BEFORE).contains(len));
         let mut tx = Producer::resume(self.queue.rings.tx);
         if let Some(len) = len
             && tx.put(xdp_desc { addr: addr as u64, len: len as u32, options: 0 })

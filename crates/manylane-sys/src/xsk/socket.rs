@@ -365,7 +365,7 @@ unsafe impl Send for Map {}
 // SAFETY: a shared map has nothing that could be called.
 unsafe impl Sync for Map {}
 
-const DESC: usize = size_of::<libc::xdp_desc>();
+const DESC: usize = size_of::<xdp_desc>();
 
 impl Map {
     fn new(socket: &Socket, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Self> {
