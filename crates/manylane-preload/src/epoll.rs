@@ -48,6 +48,8 @@ pub(crate) struct Epoll {
     lock: AtomicU32,
     /// Items that there are.
     count: AtomicU32,
+    /// Items behind these were never used.
+    top: AtomicU32,
     /// It is in another one.
     nested: AtomicU32,
     /// The thread that waits on it.
@@ -88,6 +90,7 @@ impl Epoll {
         epoll.refs.store(1, Ordering::Relaxed);
         epoll.lock.store(0, Ordering::Relaxed);
         epoll.count.store(0, Ordering::Relaxed);
+        epoll.top.store(0, Ordering::Relaxed);
         epoll.nested.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
@@ -107,7 +110,8 @@ impl Epoll {
     }
 
     fn items(&self) -> impl Iterator<Item = (&Item, &'static Sock)> {
-        self.items.iter().filter_map(|item| {
+        let top = self.top.load(Ordering::Acquire) as usize;
+        self.items[..top.min(MAX_ITEMS)].iter().filter_map(|item| {
             let index = item.sock.load(Ordering::Acquire).checked_sub(1)?;
             let sock = Sock::at(index);
             (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
@@ -266,13 +270,14 @@ pub(crate) fn fallen(sock: &'static Sock) {
 }
 
 fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
-    let free = |item: &&Item| {
+    let free = |item: &Item| {
         let sock = item.sock.load(Ordering::Relaxed);
         sock == 0
             || Sock::at(sock - 1).generation.load(Ordering::Relaxed)
                 != item.generation.load(Ordering::Relaxed)
     };
-    let Some(item) = epoll.items.iter().find(free) else { return false };
+    let Some(at) = epoll.items.iter().position(free) else { return false };
+    let item = &epoll.items[at];
     if item.sock.load(Ordering::Relaxed) == 0 {
         epoll.count.fetch_add(1, Ordering::AcqRel);
     }
@@ -282,6 +287,7 @@ fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> boo
     item.events.store(events, Ordering::Relaxed);
     item.data.store(data, Ordering::Relaxed);
     item.sock.store(sock.index() + 1, Ordering::Release);
+    epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
     true
 }
 
