@@ -31,7 +31,7 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{loan, mirror, process, queues, real, report, signals, start, steer};
+use crate::{alone, epoll, loan, mirror, process, queues, real, report, signals, start, steer};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -320,11 +320,14 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
     {
         plain(sock, shared, fd, &guard);
         report::count_reason(reason, local_addr(fd));
+        drop(guard);
+        epoll::fallen(sock);
     }
     real::set_errno(errno);
 }
 
 fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    alone::leave(sock);
     loan::close(sock, shared);
     let others = lanes_mask(shared) & !1;
     if others == 0 {
@@ -415,7 +418,7 @@ pub(crate) fn open_in_advance() {
 }
 
 /// Any of the program's descriptors for a socket.
-fn any_fd(sock: &Sock) -> Option<c_int> {
+pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     let index = sock.index();
     table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Sock(index)).map(|(fd, _)| fd)
 }
@@ -442,6 +445,7 @@ pub(crate) fn signals_are_mixed() {
 
 /// Frees the places of this process's threads: it closes the socket.
 pub(crate) fn close(sock: &Sock) {
+    alone::leave(sock);
     if let Some(shared) = sock.shared()
         && let Some(guard) = lock(&shared.lock, true)
     {

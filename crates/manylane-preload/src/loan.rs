@@ -29,7 +29,7 @@ use manylane_sys::xsk::Borrowed;
 use crate::lock::{Guard, lock};
 use crate::sock::{LANED, LEARN, SINGLE, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{lanes, memory, mirror, open, queues, real, report, start};
+use crate::{alone, lanes, memory, mirror, open, queues, real, report, start};
 
 pub(crate) const NONE: u32 = 0;
 pub(crate) const LENT: u32 = 1;
@@ -205,6 +205,8 @@ fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
         return;
     }
     queues::spread(shared);
+    // Who went straight through looks at queues from now on.
+    alone::leave(sock);
     shared.loan.store(OPEN, Ordering::Release);
     queues::report_lanes(shared);
 }

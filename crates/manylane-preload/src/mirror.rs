@@ -202,13 +202,17 @@ pub(crate) fn concerns_frames(level: c_int, name: c_int) -> bool {
 
 /// Hops that packets have, and whether routers may cut them up.
 pub(crate) fn headers(fd: c_int) -> (u8, bool) {
-    let number = |level, name| {
-        read(fd, level, name).map(|(value, _)| i32::from_ne_bytes([value[0], value[1], value[2], value[3]]))
-    };
-    let hops = number(libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS).or_else(|| number(libc::SOL_IP, libc::IP_TTL));
-    let discover = number(libc::SOL_IP, libc::IP_MTU_DISCOVER).unwrap_or(libc::IP_PMTUDISC_WANT);
+    let hops = number(fd, libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS);
+    let hops = hops.or_else(|| number(fd, libc::SOL_IP, libc::IP_TTL));
+    let discover = number(fd, libc::SOL_IP, libc::IP_MTU_DISCOVER).unwrap_or(libc::IP_PMTUDISC_WANT);
     let forbids = matches!(discover, libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_DO | libc::IP_PMTUDISC_PROBE);
     (hops.and_then(|hops| u8::try_from(hops).ok()).filter(|hops| *hops > 0).unwrap_or(64), !forbids)
+}
+
+/// An option whose value is a number.
+pub(crate) fn number(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let (value, len) = read(fd, level, name)?;
+    (len == size_of::<c_int>()).then(|| c_int::from_ne_bytes([value[0], value[1], value[2], value[3]]))
 }
 
 /// Sets an option whose value is a number.

@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 use crate::calls::{self, call};
 use crate::sock::{LANED, Sock};
 use crate::table::{self, Entry};
-use crate::{lanes, me, real, report};
+use crate::{alone, lanes, me, real, report};
 
 type Args = *const *const c_char;
 
@@ -24,11 +24,13 @@ pub(crate) extern "C" fn before_fork() {
             shared.forked.store(1, Ordering::Release);
         }
     }
+    alone::leave_all();
 }
 
 /// In the child of a fork: what threads of the parent remembered is not the child's.
 pub(crate) extern "C" fn in_child() {
     me::start();
+    alone::leave_all();
     report::count_process();
 }
 

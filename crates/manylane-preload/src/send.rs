@@ -10,9 +10,12 @@ use crate::calls::call;
 use crate::receive::is_managed;
 use crate::frames::Out;
 use crate::sock::{LANED, Member, Sock};
-use crate::{lanes, me, queues, report, table};
+use crate::{alone, lanes, me, queues, report, table};
 
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::send(fd, from, len, flags));
+    }
     let at = place(fd);
     done(&at, call::send(at.fd, from, len, flags | at.more))
 }
@@ -25,6 +28,9 @@ pub(crate) fn sendto(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::sendto(fd, from, len, flags, to, tolen));
+    }
     let at = place(fd);
     if at.frames {
         let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
@@ -36,6 +42,9 @@ pub(crate) fn sendto(
 }
 
 pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::sendmsg(fd, message, flags));
+    }
     let at = place(fd);
     if at.member.is_none() {
         give_away(message);
@@ -75,6 +84,9 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 }
 
 pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::write(fd, from, len));
+    }
     let at = place(fd);
     // Only send(2) takes the flag that a lane of a non-blocking socket needs; for UDP it is the same otherwise.
     let sent = if at.fd == fd { call::write(fd, from, len) } else { call::send(at.fd, from, len, at.more) };

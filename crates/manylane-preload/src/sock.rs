@@ -163,6 +163,10 @@ pub(crate) struct Sock {
     pub(crate) spoilt: AtomicU32,
     /// The program's own receive timeout in microseconds, set before it was bound.
     pub(crate) timeout_us: AtomicU64,
+    /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `alone.rs`.
+    pub(crate) alone: AtomicI32,
+    /// There was such a descriptor.
+    pub(crate) was_alone: AtomicU32,
     shared: AtomicPtr<Shared>,
     loan: AtomicPtr<Loan>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
@@ -213,6 +217,8 @@ impl Sock {
         sock.refs.store(1, Ordering::Relaxed);
         sock.spoilt.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
+        sock.alone.store(0, Ordering::Relaxed);
+        sock.was_alone.store(0, Ordering::Relaxed);
         Some(sock)
     }
 
