@@ -38,7 +38,7 @@ pub(crate) const DRAINING: u32 = 3;
 pub(crate) const CLOSED: u32 = 4;
 
 /// The launcher answers within milliseconds; it may have to open devices, on a machine that is busy.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Loans that a process has in its life: what is mapped stays so.
 const LOANS: u32 = 64;
 

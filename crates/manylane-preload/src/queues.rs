@@ -17,6 +17,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -245,7 +246,10 @@ pub(crate) fn send(
     let Some(loan) = sock.loan() else { return by_kernel() };
     let lane = usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0);
     let sent = out.len().zip(out.peer(loan.is_v6)).and_then(|(len, peer)| {
-        let pair = Pair::new(loan.local, peer.ip())?;
+        // A wildcard of IPv6 is one of IPv4, too.
+        let any = loan.local.is_unspecified() && peer.is_ipv4();
+        let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { loan.local };
+        let pair = Pair::new(local, peer.ip())?;
         let hop = next_hop(loan, &pair)?;
         let head = if peer.is_ipv4() { 28 } else { 48 };
         if len + head > hop.mtu as usize {
@@ -255,9 +259,9 @@ pub(crate) fn send(
         let all = of_lanes(sock, shared, 1 << lane).chain(of_lanes(sock, shared, u64::MAX));
         let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.ifindex)?;
         let sent = hold(queue)?.send(|room| out.write(room, len, peer, &hop, loan, id));
-        sent.then_some((len, number, queue))
+        sent.then_some((len, number))
     });
-    let Some((len, number, queue)) = sent else { return by_kernel() };
+    let Some((len, number)) = sent else { return by_kernel() };
     report::by_frames(member, 0, 1);
     later(loan, number);
     // While more waits, the program comes back for it, and its replies go together.
@@ -265,7 +269,6 @@ pub(crate) fn send(
     if !waits || PENDING.with(|pending| pending.count.get()) >= TOGETHER {
         flush();
     }
-    _ = queue;
     Some(len as isize)
 }
 

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use manylane_sys::process;
 
 use self::launch::{End, Running};
@@ -81,6 +81,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         command.env("LD_PRELOAD", find::preload(env::var_os("LD_PRELOAD"), &library));
     }
     if args.exec {
+        ensure!(!lender::is_wanted(args), "engine xdp needs a launcher that stays: leave out --exec");
         let err = command.exec();
         return Ok(refused(file, &err));
     }

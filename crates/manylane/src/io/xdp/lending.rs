@@ -193,6 +193,10 @@ impl Lender {
     fn hear_program(&mut self) {
         let mut fds = Fds::default();
         let message = Message::receive(self.channel.as_fd(), &mut fds);
+        if matches!(message, Ok(None)) {
+            // All programs have closed it: nobody asks any more.
+            _ = self.watch.remove(&self.channel);
+        }
         let mut fds = fds.into_iter().flatten();
         let (Ok(Some(Message::Ask)), Some(end), Some(socket)) = (message, fds.next(), fds.next()) else {
             return;
@@ -222,12 +226,14 @@ impl Lender {
         };
         let all = self.routes.local_addresses();
         let wanted = addr.ip().to_canonical();
+        let mut reached = false;
         for lent in &mut self.devices {
             // A wildcard is reached over each of them, an address over those that have it.
             let index = lent.device.index;
             if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
                 continue;
             }
+            reached = true;
             let Ok(number) = lent.device.register(&[]) else { continue };
             let before = loan.members.len();
             for queue in 0..lent.device.queues() {
@@ -247,7 +253,7 @@ impl Lender {
             }
         }
         if loan.members.is_empty() {
-            return Err(io::Error::from_raw_os_error(if self.devices.is_empty() { ENODEV } else { ENOSPC }));
+            return Err(io::Error::from_raw_os_error(if reached { ENOSPC } else { ENODEV }));
         }
         Ok(loan)
     }
