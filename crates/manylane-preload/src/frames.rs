@@ -55,7 +55,14 @@ impl Into {
     /// Puts the datagram number `nth` of the call where the program wants it; what the call would return for it.
     ///
     /// The pointers are the program's, in its own call: the kernel would write to the same places.
-    pub(crate) fn put(&self, nth: usize, peer: SocketAddr, payload: &[u8], is_v6: bool, flags: c_int) -> isize {
+    pub(crate) fn put(
+        &self,
+        nth: usize,
+        peer: SocketAddr,
+        payload: &[u8],
+        is_v6: bool,
+        flags: c_int,
+    ) -> isize {
         let whole = payload.len() as isize;
         let kept = match *self {
             Self::Bytes { to, len, from, fromlen } => {
@@ -114,13 +121,7 @@ fn address(peer: SocketAddr, is_v6: bool) -> ([u8; size_of::<libc::sockaddr_in6>
 }
 
 /// Fills one message, and says how much of the payload it took.
-fn put_message(
-    message: *mut msghdr,
-    peer: SocketAddr,
-    payload: &[u8],
-    is_v6: bool,
-    flags: c_int,
-) -> usize {
+fn put_message(message: *mut msghdr, peer: SocketAddr, payload: &[u8], is_v6: bool, flags: c_int) -> usize {
     // SAFETY: the program's message, which the kernel would read and write here; nobody else of ours has a reference to it.
     let Some(message) = (unsafe { message.as_mut() }) else { return 0 };
     if !message.msg_name.is_null() {
@@ -224,7 +225,8 @@ impl Out {
         id: u16,
     ) -> Option<usize> {
         let source = SocketAddr::new(hop.source, loan.port);
-        let plan = UdpFrame { ttl: loan.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
+        let plan =
+            UdpFrame { ttl: loan.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
         let (head, rest) = room.split_at_mut_checked(plan.len())?;
         let payload = rest.get_mut(..len)?;
         let mut done = 0;
@@ -234,7 +236,11 @@ impl Out {
             let part = piece.iov_len.min(len - done);
             // SAFETY: the program's memory of that length, which the kernel would read; the frame has room for the sum.
             unsafe {
-                ptr::copy_nonoverlapping(piece.iov_base.cast_const().cast(), payload[done..].as_mut_ptr(), part);
+                ptr::copy_nonoverlapping(
+                    piece.iov_base.cast_const().cast(),
+                    payload[done..].as_mut_ptr(),
+                    part,
+                );
             }
             done += part;
         }

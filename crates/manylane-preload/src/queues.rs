@@ -187,12 +187,7 @@ fn take(
 }
 
 /// What the calling thread has peeked at: the same again, of the same queue.
-pub(crate) fn receive_peeked(
-    sock: &'static Sock,
-    peeked: usize,
-    flags: c_int,
-    into: &Into,
-) -> Option<isize> {
+pub(crate) fn receive_peeked(sock: &'static Sock, peeked: usize, flags: c_int, into: &Into) -> Option<isize> {
     let (lane, number) = (peeked & 0xff, (peeked >> 8).checked_sub(1)?);
     let loan = sock.loan()?;
     let queue = loan.queues.get(number)?.as_ref()?;

@@ -7,8 +7,8 @@ use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, sock
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
-use crate::receive::is_managed;
 use crate::frames::Out;
+use crate::receive::is_managed;
 use crate::sock::{LANED, Member, Sock};
 use crate::{alone, lanes, me, queues, report, table};
 

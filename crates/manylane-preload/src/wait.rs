@@ -380,9 +380,9 @@ fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
 
 /// Whether the queues of a lane that is watched have something.
 fn has_frames(fds: &[pollfd]) -> bool {
-    fds.iter().filter_map(managed).any(|(sock, shared)| {
-        queues::ready(sock, shared, 1 << watched(sock, shared)) != 0
-    })
+    fds.iter()
+        .filter_map(managed)
+        .any(|(sock, shared)| queues::ready(sock, shared, 1 << watched(sock, shared)) != 0)
 }
 
 /// Says of entries that they can be read because of queues, which the kernel was not asked about: those of the lanes that

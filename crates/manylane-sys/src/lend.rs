@@ -152,12 +152,7 @@ pub fn pair(patience: Duration) -> io::Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0; 2];
     // SAFETY: the kernel writes two descriptors.
     check(unsafe {
-        libc::socketpair(
-            libc::AF_UNIX,
-            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
-            0,
-            fds.as_mut_ptr(),
-        )
+        libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr())
     })?;
     // SAFETY: the descriptors are new and belong to nobody else.
     let [ours, theirs] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });

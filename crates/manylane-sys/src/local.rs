@@ -174,9 +174,8 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
     // SAFETY: the kernel reads the message and the control buffer through the header; all live across the call, and
     // nothing is written to through the pointer that was cast to a mutable one.
     // The kernel's call itself: the preload library stands before the C library's, and looks for descriptors that are sent.
-    let sent = unsafe {
-        libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
-    };
+    let sent =
+        unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

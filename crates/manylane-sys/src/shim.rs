@@ -126,10 +126,13 @@ impl Reason {
             Self::NoQueue => {
                 ("no-queue", "engine xdp: no device in use has its address, or a queue to spare for it")
             }
-            Self::Control => {
-                ("control", "engine xdp: options ask for what only the kernel's socket gives (control messages, TOS, marks)")
+            Self::Control => (
+                "control",
+                "engine xdp: options ask for what only the kernel's socket gives (control messages, TOS, marks)",
+            ),
+            Self::Lender => {
+                ("lender", "engine xdp: the launcher lent no queues (it is gone, or has no descriptors left)")
             }
-            Self::Lender => ("lender", "engine xdp: the launcher lent no queues (it is gone, or has no descriptors left)"),
         }
     }
 }

@@ -229,7 +229,9 @@ impl<'a> Held<'a> {
                 // SAFETY: the bytes are within one frame of the memory (just checked), which stays mapped as long as the
                 // queue is borrowed. The kernel has written them before it put the descriptor in, and writes to the frame
                 // again only after `pass` has given it back, which needs this slice to be gone. Any bytes are values.
-                return Some(unsafe { std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len) });
+                return Some(unsafe {
+                    std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len)
+                });
             }
             // No frame of ours, or one of several pieces, which were not asked for.
             self.rx.release();
@@ -285,8 +287,9 @@ impl<'a> Held<'a> {
         let addr = frame as usize * FRAME as usize + BEFORE;
         // SAFETY: a free frame is in no ring, and who has the lock is the only one with a way to it: the slice is the only
         // one, and ends before the frame goes anywhere. `take_free` has checked that it lies in the memory.
-        let room =
-            unsafe { std::slice::from_raw_parts_mut(self.queue.memory.as_ptr().add(addr), FRAME as usize - BEFORE) };
+        let room = unsafe {
+            std::slice::from_raw_parts_mut(self.queue.memory.as_ptr().add(addr), FRAME as usize - BEFORE)
+        };
         let len = write(room).filter(|len| (1..=FRAME as usize - BEFORE).contains(len));
         let mut tx = Producer::resume(self.queue.rings.tx);
         if let Some(len) = len

@@ -109,7 +109,12 @@ impl Socket {
     /// Maps all rings of a socket that is bound: those that its queue has once, too (any socket of the queue has them,
     /// Linux 5.10). The memory is theirs as long as the maps are, and who makes a producer or consumer of it is the only one
     /// of all processes.
-    pub(super) fn all_rings(&self, shared: u32, ring: u32, tx_ring: u32) -> io::Result<(AllRings, [Maps; 2])> {
+    pub(super) fn all_rings(
+        &self,
+        shared: u32,
+        ring: u32,
+        tx_ring: u32,
+    ) -> io::Result<(AllRings, [Maps; 2])> {
         let (offsets, flags) = self.offsets()?;
         let word = size_of::<u64>();
         let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, shared, word)?;

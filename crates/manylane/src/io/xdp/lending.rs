@@ -476,9 +476,8 @@ fn attach(routes: &Routes, names: Option<&[String]>) -> Result<Vec<LentDevice>> 
     let mut devices = Vec::new();
     if let Some(names) = names {
         for name in names {
-            let index = manylane_sys::netns::device_index(name).map_err(|err| {
-                Error::with(ErrorKind::Config, format!("there is no device {name}"), err)
-            })?;
+            let index = manylane_sys::netns::device_index(name)
+                .map_err(|err| Error::with(ErrorKind::Config, format!("there is no device {name}"), err))?;
             devices.push(LentDevice { device: open(index)?, queues: Vec::new() });
         }
         return Ok(devices);
