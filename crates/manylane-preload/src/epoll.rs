@@ -45,7 +45,7 @@ struct Item {
 pub(crate) struct Epoll {
     used: AtomicU32,
     refs: AtomicU32,
-    lock: AtomicU32,
+    lock: AtomicU64,
     /// Items that there are.
     count: AtomicU32,
     /// It is in another one.
@@ -92,6 +92,12 @@ impl Epoll {
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
         Some(at as u32)
+    }
+
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+    pub(crate) fn in_child() {
+        let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
+        used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
     }
 
     /// One descriptor more.
