@@ -317,8 +317,9 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
     {
         let _change = mend::begin(shared, mend::falling(reason), &guard);
         points::pass("falling");
-        plain(sock, shared, fd, &guard);
         report::count_reason(reason, local_addr(fd));
+        mend::counted(shared, &guard);
+        plain(sock, shared, fd, &guard);
     }
     real::set_errno(errno);
 }
@@ -347,12 +348,14 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
     }
     shared.retired.store(others, Ordering::Release);
     points::pass("retired");
-    shared.mode.store(PLAIN, Ordering::SeqCst);
-    points::pass("plain");
+    // Without a lane, a member takes from all of them until the mode has changed.
     for member in &shared.members {
         member.lane.store(-1, Ordering::Relaxed);
         report::lane(member, -1);
     }
+    points::pass("nobody's");
+    shared.mode.store(PLAIN, Ordering::SeqCst);
+    points::pass("plain");
 }
 
 /// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.

@@ -28,10 +28,19 @@ use crate::{lanes, life, process, real, report};
 pub(crate) const OWNERS: u32 = 1;
 /// The socket falls back, for the reason whose number is added.
 const FALLING: u32 = 0x100;
+/// The reason is in the report.
+const COUNTED: u32 = 0x200;
 
 /// What is written down when a socket falls back.
 pub(crate) fn falling(reason: Reason) -> u32 {
     FALLING + reason as u32
+}
+
+/// The reason that the socket falls back for is in the report.
+pub(crate) fn counted(shared: &Shared, _guard: &Guard<'_>) {
+    if shared.change.load(Ordering::Relaxed) & FALLING != 0 {
+        shared.change.fetch_or(COUNTED, Ordering::AcqRel);
+    }
 }
 
 /// A change that is being made. It counts as made when this is dropped.
@@ -83,9 +92,11 @@ fn finish(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
         change => {
             // Without a descriptor (it is just being closed here) somebody else does it.
             let Some(fd) = lanes::any_fd(sock) else { return };
+            if let Some(reason) = Reason::ALL.into_iter().find(|reason| falling(*reason) == change) {
+                report::count_reason(reason, lanes::local_addr(fd));
+                counted(shared, guard);
+            }
             lanes::plain(sock, shared, fd, guard);
-            let reason = Reason::ALL.into_iter().find(|reason| falling(*reason) == change);
-            report::count_reason(reason.unwrap_or(Reason::Pattern), lanes::local_addr(fd));
         }
     }
     shared.change.store(0, Ordering::Release);
