@@ -13,7 +13,8 @@ fn rest(case: &str) {
     let with = laned(&program, &[case], &[("MANYLANE_LANES", "8"), ("LD_PRELOAD", &both)]);
     assert_eq!(with.output, "waits: yes\nturns: yes\n", "{case}");
     assert_eq!(with.reasons(), [""; 0], "{case}");
-    assert!(with.lanes() >= 2, "{case}");
+    // Who is away for long may have lost its lane by then.
+    assert!(with.lanes() >= 1, "{case}");
 }
 
 #[test]
