@@ -20,7 +20,7 @@ use crate::memory::{self, Atomics};
 use crate::sock::Sock;
 use crate::table::{self, Entry};
 use crate::wait::{self, Until, Watch};
-use crate::{descriptors, lanes, me, real};
+use crate::{descriptors, lanes, me, pace, real};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.
 const MAX_EPOLLS: usize = 1024;
@@ -321,18 +321,23 @@ fn sliced(
     claim(epoll);
     // Something may be there that the kernel does not tell of again (EPOLLET): then the next round waits for a slice.
     let mut in_vain = false;
+    let mut first = true;
     loop {
         let any = begin(epoll, epfd);
         let due = any
             && !in_vain
             && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
-        let slice = if due { Duration::ZERO } else { until.slice() };
-        let answer = if any {
-            let ms = c_int::try_from(slice.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+        let wait = |time: Duration| {
+            let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
             call::epoll_pwait(epfd, events, count, ms, mask)
-        } else {
-            native()
         };
+        let slice = if due { Duration::ZERO } else { until.slice() };
+        let answer = match any {
+            true if first && !due => pause(epoll, until, mask, wait).unwrap_or_else(|| wait(until.slice())),
+            true => wait(slice),
+            false => native(),
+        };
+        first = false;
         let errno = real::errno();
         for (_, sock) in epoll.items() {
             if let Some(shared) = sock.shared() {
@@ -350,6 +355,23 @@ fn sliced(
         }
         in_vain = slice.is_zero();
     }
+}
+
+/// A pause before a wait, if one pays: see `pace.rs`. Other descriptors of the instance are not looked at meanwhile.
+fn pause(
+    epoll: &Epoll,
+    until: Until,
+    mask: *const sigset_t,
+    wait: impl Fn(Duration) -> c_int,
+) -> Option<c_int> {
+    let (item, sock) = epoll.items().find(|(_, sock)| sock.shared().is_some_and(pace::pays))?;
+    let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
+    let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+    let rest = |time: timespec| {
+        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, mask);
+        (answer < 0).then_some(answer)
+    };
+    pace::before_sleep(lane, until.left(), look, rest)
 }
 
 /// The calling thread is the one that waits on the instance; if another one was before, its sockets are plain.

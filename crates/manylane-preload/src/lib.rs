@@ -16,6 +16,7 @@
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
 //! | `receive.rs` | receiving: which lane |
 //! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
+//! | `pace.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs` | sending: from which lane |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
 //! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back |
@@ -38,6 +39,7 @@ mod mend;
 mod mirror;
 mod open;
 mod options;
+mod pace;
 mod points;
 mod process;
 mod reach;

@@ -17,7 +17,7 @@ use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
-use crate::{lanes, me, mend, real, report, signals, table};
+use crate::{lanes, me, mend, pace, real, report, signals, table};
 
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recv(fd, to, len, flags | more);
@@ -179,6 +179,9 @@ fn receive(
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
         let mode = shared.mode();
+        if mode == LANED {
+            pace::took(datagrams);
+        }
         let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
         if (mode == LEARN || without)
             && receives + 1 >= lanes::COMES_BACK
@@ -279,12 +282,36 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         Got::Answer(answer)
     }
 
-    /// Waits on a lane for a slice at most.
-    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+    /// The program's own timeout counts from the first wait of a call.
+    fn start_clock(&self, until: &mut Option<Instant>) {
         let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
         if timeout > 0 && until.is_none() {
             *until = Some(Instant::now() + Duration::from_micros(timeout));
         }
+    }
+
+    /// A pause before a wait on the caller's own lane, if one pays: see `pace.rs`. What it brought, if it brought anything.
+    fn pause(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
+        self.start_clock(until);
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let lane = self.sock.fd_of(own, self.fd);
+        let look = || match self.try_lane(own) {
+            Got::Answer(answer) => Some(answer),
+            Got::Nothing => None,
+        };
+        let rest = |time: timespec| {
+            self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
+            let ended = call::ppoll(std::ptr::null_mut(), 0, &raw const time, std::ptr::null());
+            self.member.state.store(BUSY, Ordering::Release);
+            lanes::beat(self.member);
+            (ended < 0 && !self.waits_on(until)).then_some(-1)
+        };
+        pace::before_sleep(lane, left, look, rest)
+    }
+
+    /// Waits on a lane for a slice at most.
+    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+        self.start_clock(until);
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
         let answer = (self.op)(self.sock.fd_of(lane, self.fd), 0);
         self.member.state.store(BUSY, Ordering::Release);
@@ -350,6 +377,11 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 return Some((-1, false));
             }
         }
+        if pace::pays(self.shared)
+            && let Some(answer) = self.pause(own, until)
+        {
+            return Some((answer, false));
+        }
         match self.wait_on(own, until) {
             Got::Answer(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
             // The slice is over, or the program's own time: a last look at the others in either case.
@@ -373,10 +405,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             real::set_errno(EAGAIN);
             return Some((-1, false));
         }
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        if timeout > 0 && until.is_none() {
-            *until = Some(Instant::now() + Duration::from_micros(timeout));
-        }
+        self.start_clock(until);
         let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, lanes::lanes_mask(self.shared));
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
         let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null());

@@ -3,6 +3,7 @@
 //! A wait for a socket with lanes is a wait for the caller's own lane, in slices; after each slice the lanes whose owners
 //! do not wait are looked at. With one receiving thread it is the program's own call.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::open::SLICE_MS;
 use crate::reach::uncovered;
 use crate::receive::{is_managed, ready};
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{lanes, me, mend, table};
+use crate::{lanes, me, mend, pace, table};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -247,7 +248,11 @@ pub(crate) fn sliced(
             (false, _) => native(fds),
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
             // The C library's own: a thread can be cancelled in it.
-            (true, false) => call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(slice), mask),
+            (true, false) => {
+                (if first { pause(fds, copy, until, mask) } else { None }).unwrap_or_else(|| {
+                    call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(until.slice()), mask)
+                })
+            }
         };
         for at in fds.iter() {
             if let Some(sock) = table::sock(at.fd)
@@ -270,6 +275,36 @@ pub(crate) fn sliced(
             return 0;
         }
     }
+}
+
+/// A pause before a wait, if one pays: see `pace.rs`. Descriptors that are none of our sockets end it.
+fn pause(fds: &[pollfd], copy: &mut [pollfd], until: Until, mask: *const sigset_t) -> Option<c_int> {
+    let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| pace::pays(shared));
+    let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
+    let copy = Cell::from_mut(copy).as_slice_of_cells();
+    let count = copy.len() as nfds_t;
+    let at = copy.as_ptr().cast_mut().cast::<pollfd>();
+    let look = || {
+        let now = timespec_of(Duration::ZERO);
+        let answer = call::ppoll(at, count, &raw const now, mask);
+        (answer != 0).then_some(answer)
+    };
+    let rest = |time: timespec| {
+        if fds.iter().all(|at| at.fd < 0 || pays(at)) {
+            let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
+            return (answer < 0).then_some(answer);
+        }
+        // What is negative is passed over: sockets with lanes are turned, and turned back.
+        let turn = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
+        fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| turn(to));
+        let answer = call::ppoll(at, count, &raw const time, mask);
+        fds.iter()
+            .zip(copy)
+            .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
+            .for_each(|(_, to)| turn(to));
+        (answer < 0).then_some(answer)
+    };
+    pace::before_sleep(lane, until.left(), look, rest)
 }
 
 fn has_leftovers(fds: &[pollfd]) -> bool {

@@ -10,12 +10,13 @@
 //!    frames at a time as a batch has), the pause that is owed follows, instead of a sleep until the next datagram.
 //! 3. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
 //!
-//! Decided from the sizes of batches alone; the clock is read once a pause.
+//! Decided from the sizes of batches alone; the clock is read once a pause. The library's lanes and those of the preload
+//! library decide alike, which is why this is here.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use manylane_sys::{cpu, tick};
+use crate::{cpu, tick};
 
 /// A pause is tried after so many batches without one.
 const TRY_EVERY: u32 = 16;
@@ -28,7 +29,8 @@ const SHARE_OF_ROOM: usize = 4;
 
 /// How long lanes pause where `lanes` share `cores`, if the user does not say: each core wakes about every
 /// 100 µs, however many lanes share it, but each lane at least every millisecond.
-pub(crate) fn default_pause(lanes: usize, cores: usize) -> Duration {
+#[must_use]
+pub fn default_pause(lanes: usize, cores: usize) -> Duration {
     match lanes.div_ceil(cores.max(1)) {
         0 | 1 => Duration::ZERO,
         sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
@@ -44,12 +46,15 @@ const FRAMES_PAUSE: (Duration, Duration) = (Duration::from_micros(50), Duration:
 /// waking up for each would be most of the work, and what a wake-up costs is not the same everywhere: about a
 /// microsecond on bare metal, and ten or more in a virtual machine. So it is measured, once a process, in about a
 /// millisecond.
-pub(crate) fn pause_for_frames() -> Duration {
+#[must_use]
+pub fn pause_for_frames() -> Duration {
     static PAUSE: OnceLock<Duration> = OnceLock::new();
     *PAUSE.get_or_init(|| pause_at(cost_of_waking()))
 }
 
-fn pause_at(cost: Duration) -> Duration {
+/// How long to pause where a wake-up costs so much CPU time.
+#[must_use]
+pub fn pause_at(cost: Duration) -> Duration {
     let (shortest, longest) = FRAMES_PAUSE;
     (cost * TIMES_THE_COST).clamp(shortest, longest)
 }
@@ -63,8 +68,8 @@ fn cost_of_waking() -> Duration {
 }
 
 /// The decision of one lane.
-#[derive(Debug)]
-pub(crate) struct Linger {
+#[derive(Clone, Copy, Debug)]
+pub struct Linger {
     longest: Duration,
     pause: Duration,
     batch: usize,
@@ -79,20 +84,40 @@ pub(crate) struct Linger {
 impl Linger {
     /// A lane that takes at most `batch` messages at once, pauses for at most `longest` (zero for never), and has
     /// room for `room` messages in its receive buffer.
-    pub(crate) fn new(longest: Duration, batch: usize, room: usize) -> Self {
+    #[must_use]
+    pub fn new(longest: Duration, batch: usize, room: usize) -> Self {
         let most = (room / SHARE_OF_ROOM).max(WORTH);
         Self { longest, pause: longest, batch, most, gathered: 0, on: false, since_tried: 0 }
     }
 
     /// Whether the last batch was full: the next receive shall not sleep, since a pause may be due.
     #[inline]
-    pub(crate) fn is_owed(&self) -> bool {
+    #[must_use]
+    pub fn is_owed(&self) -> bool {
         self.gathered > 0
+    }
+
+    /// Whether the next [`after`](Self::after) may be answered by a pause.
+    #[inline]
+    #[must_use]
+    pub fn may_pause(&self) -> bool {
+        !self.longest.is_zero() && (self.on || self.since_tried + 1 >= TRY_EVERY)
+    }
+
+    /// The longest pause.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    /// Another longest pause, which is the next one, too.
+    pub fn set_longest(&mut self, longest: Duration) {
+        (self.longest, self.pause) = (longest, longest);
     }
 
     /// What to do after a receive that brought `messages`: how long to pause, if at all.
     #[inline]
-    pub(crate) fn after(&mut self, messages: usize) -> Option<Duration> {
+    pub fn after(&mut self, messages: usize) -> Option<Duration> {
         if self.longest.is_zero() {
             return None;
         }
@@ -150,6 +175,22 @@ mod tests {
         assert_eq!(linger.after(2), Some(PAUSE));
         assert_eq!(linger.after(1), None);
         assert_eq!(linger.after(5), None);
+    }
+
+    #[test]
+    fn a_pause_is_announced() {
+        let mut linger = Linger::new(PAUSE, 64, ROOM);
+        for messages in [1, 5, 2, 1].into_iter().cycle().take(100) {
+            let may = linger.may_pause();
+            let pause = linger.after(messages);
+            assert!(may || pause.is_none());
+        }
+        let mut linger = lingering(ROOM);
+        assert!(linger.may_pause());
+        linger.set_longest(2 * PAUSE);
+        assert_eq!(linger.after(2), Some(2 * PAUSE));
+        linger.set_longest(Duration::ZERO);
+        assert_eq!((linger.may_pause(), linger.after(2)), (false, None));
     }
 
     #[test]
