@@ -115,11 +115,15 @@ impl Place {
         }
     }
 
+    fn slot(&self) -> Option<&'static Receiver> {
+        // SAFETY: null, or a slot of the report, which stays mapped.
+        unsafe { self.slot.load(Ordering::Relaxed).as_ref() }
+    }
+
     /// A receive brought so much.
     #[inline]
     pub(crate) fn received(&self, (datagrams, bytes): (u64, isize)) {
-        // SAFETY: null, or a slot of the report, which stays mapped.
-        if let Some(slot) = unsafe { self.slot.load(Ordering::Relaxed).as_ref() } {
+        if let Some(slot) = self.slot() {
             report::count_received(slot, datagrams, bytes.max(0) as u64);
         }
     }
@@ -127,11 +131,10 @@ impl Place {
     /// A send brought so many bytes on their way, or failed.
     #[inline]
     pub(crate) fn sent(&self, sent: isize) -> isize {
-        if sent >= 0 {
-            // SAFETY: null, or a slot of the report, which stays mapped.
-            if let Some(slot) = unsafe { self.slot.load(Ordering::Relaxed).as_ref() } {
-                report::count_sent(slot, 1, sent as u64);
-            }
+        if sent >= 0
+            && let Some(slot) = self.slot()
+        {
+            report::count_sent(slot, 1, sent as u64);
         }
         sent
     }

@@ -329,6 +329,7 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
 
 /// All steps of falling back. Each may be done twice: who finishes what somebody died over does them all.
 pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    alone::leave(sock);
     let others = lanes_mask(shared) & !1;
     if others == 0 {
         shared.mode.store(PLAIN, Ordering::SeqCst);
