@@ -352,7 +352,7 @@ int main(int argc, char **argv)
 {
 	pthread_t threads[WORKERS];
 	socklen_t len = sizeof(address);
-	int i, before, early, is_queued, one_flow;
+	int i, ready, before = 0, early, is_queued, one_flow;
 
 	if (argc < 2)
 		return 2;
@@ -375,10 +375,15 @@ int main(int argc, char **argv)
 	for (i = 0; i < WORKERS; i++)
 		pthread_create(&threads[i], NULL, worker,
 			       (void *)(unsigned long)i);
-	for (before = 0;
-	     before < 100 || !received[0] || !received[1] || !received[2];
-	     before++)
+	/* Until each has received so often that it has a queue of its own. One
+	 * whose queue gets none of the flows may never have. */
+	do {
 		burst();
+		before++;
+		for (i = 0, ready = 0; i < WORKERS; i++)
+			ready += received[i] >= (is_queued ? 50 : 1);
+	} while (before < 100 ||
+		 (ready < WORKERS && !(is_queued && before > 3000)));
 	if (is_queued) {
 		queued(argv[1]);
 	} else {
