@@ -229,7 +229,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
     /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never
-    /// [default: 50 to 500, by what a wake-up costs here]
+    /// [default: 50 to 500, by what a pause costs here]
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=20_000))]
     pub(crate) linger: Option<u32>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)

@@ -24,7 +24,7 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{life, mend, mirror, real, report, signals, start, steer};
+use crate::{alone, epoll, life, mend, mirror, real, report, signals, start, steer};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -315,17 +315,21 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
         && let Some(guard) = mend::lock(sock, shared, true)
         && !matches!(shared.mode(), UNBOUND | PLAIN)
     {
-        let _change = mend::begin(shared, mend::falling(reason), &guard);
+        let change = mend::begin(shared, mend::falling(reason), &guard);
         points::pass("falling");
         report::count_reason(reason, local_addr(fd));
         mend::counted(shared, &guard);
         plain(sock, shared, fd, &guard);
+        drop(change);
+        drop(guard);
+        epoll::fallen(sock);
     }
     real::set_errno(errno);
 }
 
 /// All steps of falling back. Each may be done twice: who finishes what somebody died over does them all.
 pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    alone::leave(sock);
     let others = lanes_mask(shared) & !1;
     if others == 0 {
         shared.mode.store(PLAIN, Ordering::SeqCst);
@@ -457,6 +461,7 @@ pub(crate) fn signals_are_mixed() {
 
 /// Frees the places of this process's threads: it closes the socket.
 pub(crate) fn close(sock: &Sock) {
+    alone::leave(sock);
     if let Some(shared) = sock.shared()
         && let Some(guard) = mend::lock(sock, shared, true)
     {

@@ -16,6 +16,7 @@
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
 //! | `receive.rs` | receiving: which lane |
 //! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
+//! | `alone.rs` | a program with one receiver goes straight through |
 //! | `pace.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs` | sending: from which lane |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
@@ -27,6 +28,7 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
 
+mod alone;
 mod calls;
 mod descriptors;
 mod epoll;

@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::lock::Quiet;
 use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
-use crate::{lanes, life, report};
+use crate::{alone, lanes, life, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
@@ -61,6 +61,11 @@ pub(crate) fn start() {
 /// clone that the C library did not see, it says nothing true.
 pub(crate) fn is_ours() -> bool {
     PID.load(Ordering::Relaxed) == std::process::id()
+}
+
+/// Whether the end of a thread is seen.
+pub(crate) fn ends_are_seen() -> bool {
+    KEY.load(Ordering::Relaxed) != 0
 }
 
 impl Me {
@@ -151,8 +156,9 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.slot.store(report::claim(who, lanes::local_addr(fd)), Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
         // The second one: from now on every wait has a bound. The mode changes after the bound is there.
-        if !shared.is_alone(at) && shared.mode() == SINGLE {
+        if !shared.is_alone(&shared.members[at]) && shared.mode() == SINGLE {
             lanes::bound_waits(shared, fd);
+            alone::leave_and_settle(sock);
             _ = shared.mode.compare_exchange(SINGLE, LEARN, Ordering::SeqCst, Ordering::Relaxed);
         }
         let key = KEY.load(Ordering::Relaxed);
@@ -173,6 +179,9 @@ extern "C" fn thread_ends(_: *mut c_void) {
     let who = who();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };
+        if alone::of(sock).is_some() {
+            alone::leave(sock);
+        }
         for (at, member) in shared.members.iter().enumerate() {
             if member.who.load(Ordering::Relaxed) == who {
                 lanes::member_leaves(sock, shared, at);

@@ -20,15 +20,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use libc::{c_int, timespec};
-use manylane_sys::linger::{self, Linger};
+use manylane_sys::linger::Linger;
 use manylane_sys::{cpu, tick};
 
 use crate::sock::{LANED, Shared};
 use crate::start;
 
+/// A pause lasts for so many times what it costs the thread that pauses: at most half a percent of a core goes into pauses. The
+/// interrupt and the scheduler, which nobody counts here, cost several times as much, and so does the system call by
+/// system call of a program that takes one datagram at a time: pauses that bring two or three datagrams save nothing.
+const TIMES_THE_COST: u32 = 200;
+const SHORTEST: Duration = Duration::from_micros(50);
+const LONGEST: Duration = Duration::from_micros(500);
+
 /// Pauses that are measured, and how long they are.
 const MEASURED: u32 = 16;
-const FIRST: Duration = Duration::from_micros(50);
+const FIRST: Duration = Duration::from_micros(200);
 
 /// Nanoseconds that the measured pauses cost this process, and how many there were.
 static COST: AtomicU64 = AtomicU64::new(0);
@@ -65,7 +72,10 @@ fn longest() -> Duration {
     }
     match SAMPLES.load(Ordering::Relaxed) {
         samples if samples < MEASURED => FIRST,
-        samples => linger::pause_at(Duration::from_nanos(COST.load(Ordering::Relaxed) / u64::from(samples))),
+        samples => {
+            let cost = Duration::from_nanos(COST.load(Ordering::Relaxed) / u64::from(samples));
+            (cost * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
+        }
     }
 }
 
@@ -80,8 +90,10 @@ pub(crate) fn before_sleep<T>(
     rest: impl FnOnce(timespec) -> Option<T>,
 ) -> Option<T> {
     PACE.with(|pace| {
-        let mut linger =
-            pace.linger.get().unwrap_or_else(|| Linger::new(longest(), usize::MAX, room_of(lane)));
+        let mut linger = pace
+            .linger
+            .get()
+            .unwrap_or_else(|| Linger::new(longest(), usize::MAX, room_of(lane)).on_average());
         // What no pause could be made of costs no look.
         let may = linger.may_pause() && left.is_none_or(|left| left > linger.longest());
         if may && let Some(found) = look() {

@@ -9,7 +9,7 @@ use crate::calls::{self, call};
 use crate::epoll::Epoll;
 use crate::sock::{LANED, Sock};
 use crate::table::{self, Entry};
-use crate::{lanes, me, mend, real, report};
+use crate::{alone, lanes, me, mend, real, report};
 
 type Args = *const *const c_char;
 
@@ -27,12 +27,14 @@ pub(crate) extern "C" fn before_fork() {
             shared.forked.store(1, Ordering::Release);
         }
     }
+    alone::leave_all();
 }
 
 /// In the child of a fork: what threads of the parent remembered is not the child's.
 pub(crate) extern "C" fn in_child() {
     me::start();
     Epoll::in_child();
+    alone::leave_all();
     report::count_process();
 }
 

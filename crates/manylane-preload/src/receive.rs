@@ -17,7 +17,7 @@ use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
-use crate::{lanes, me, mend, pace, real, report, signals, table};
+use crate::{alone, lanes, me, mend, pace, real, report, signals, table};
 
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recv(fd, to, len, flags | more);
@@ -41,7 +41,7 @@ pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t 
 }
 
 pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    if len == 0 || table::sock(fd).is_none() {
+    if len == 0 || (alone::find(fd).is_none() && table::sock(fd).is_none()) {
         return call::read(fd, to, len);
     }
     receive(fd, 0, |fd, more| call::recv(fd, to, len, more), |got| (1, got))
@@ -91,6 +91,14 @@ pub(crate) fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
+    if flags & (MSG_DONTWAIT | MSG_WAITFORONE) != 0
+        && let Some(alone) = alone::find(fd)
+    {
+        let op = |fd, _| call::recvmmsg(fd, messages, count, flags, timeout) as isize;
+        if let Some(got) = straight(alone, fd, flags, op, |got| sum(messages, 0, got)) {
+            return got as c_int;
+        }
+    }
     let managed = table::sock(fd).and_then(Sock::shared).is_some_and(is_managed);
     if !managed || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
         return call::recvmmsg(fd, messages, count, flags, timeout);
@@ -109,13 +117,7 @@ pub(crate) fn recvmmsg(
             let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
             call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
         };
-        let bytes = |got: isize| {
-            let filled = fill as usize..fill as usize + got.max(0) as usize;
-            // SAFETY: the kernel has just filled these messages of the program's array.
-            let bytes: u64 =
-                filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
-            (got as u64, bytes as isize)
-        };
+        let bytes = |got| sum(messages, fill, got);
         let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
         let got = receive(fd, flags | more, |fd, extra| op(fd, extra | more), bytes);
         if got < 0 {
@@ -130,6 +132,14 @@ pub(crate) fn recvmmsg(
             return done as c_int;
         }
     }
+}
+
+/// Datagrams and bytes of `got` messages behind the first `fill`.
+fn sum(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
+    let filled = fill as usize..fill as usize + got.max(0) as usize;
+    // SAFETY: the kernel has just filled these messages of the program's array.
+    let bytes: u64 = filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
+    (got as u64, bytes as isize)
 }
 
 fn is_nonblocking(shared: &'static Shared) -> bool {
@@ -162,6 +172,55 @@ fn receive(
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
+    if let Some(alone) = alone::find(fd)
+        && let Some(answer) = straight(alone, fd, flags, &op, &size)
+    {
+        return answer;
+    }
+    the_long_way(fd, flags, op, size)
+}
+
+/// The one receiver of a socket: the program's own call. No answer when that has changed, and the call has to be made again.
+#[inline]
+fn straight(
+    alone: &alone::Place,
+    fd: c_int,
+    flags: c_int,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> Option<isize> {
+    if !alone.begin() {
+        return None;
+    }
+    let answer = op(fd, 0);
+    alone.end();
+    if answer >= 0 {
+        if flags & (MSG_PEEK | MSG_ERRQUEUE | MSG_OOB) == 0 {
+            alone.received(size(answer));
+        }
+        return Some(answer);
+    }
+    // While it waited, a second receiver came: what ended the wait may be the bound that waits have since then.
+    let goes_on = || match real::errno() {
+        EAGAIN => true,
+        EINTR => signals::restarts() && has_no_timeout(fd),
+        _ => false,
+    };
+    let again = !alone.is_mine() && goes_on();
+    (!again).then_some(answer)
+}
+
+fn has_no_timeout(fd: c_int) -> bool {
+    let shared = table::sock(fd).and_then(Sock::shared);
+    shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
+}
+
+fn the_long_way(
+    fd: c_int,
+    flags: c_int,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> isize {
     let Some(sock) = table::sock(fd) else { return op(fd, 0) };
     let Some(shared) = sock.shared() else { return op(fd, 0) };
     if !is_managed(shared) || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 {
@@ -179,6 +238,9 @@ fn receive(
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
         let mode = shared.mode();
+        if mode == SINGLE {
+            alone::arm(sock, shared, member, fd);
+        }
         if mode == LANED {
             pace::took(datagrams);
         }

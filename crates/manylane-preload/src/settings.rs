@@ -8,7 +8,7 @@
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
 //! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back; 1: none | 1, and as yet nothing else has an effect |
-//! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | what a wake-up costs here, 20 times: 50 to 500 |
+//! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
 
 use std::path::PathBuf;

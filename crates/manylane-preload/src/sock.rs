@@ -143,12 +143,13 @@ impl Shared {
         }
     }
 
-    /// Whether the member at `at`, which has just taken its place, is the only one.
-    pub(crate) fn is_alone(&self, at: usize) -> bool {
-        // Of two that come at a time, one at least sees the other: each has taken its place before it looks.
+    /// Whether `member`, which has taken its place and is counted in `joined`, is the only one.
+    pub(crate) fn is_alone(&self, member: &Member) -> bool {
+        // Of two that come at a time, one at least sees the other: each has taken its place, and counts, before it looks.
         fence(Ordering::SeqCst);
-        let mut others = self.members.iter().enumerate().filter(|(other, _)| *other != at);
-        others.all(|(_, member)| member.who.load(Ordering::Relaxed) == 0)
+        let joined = self.joined.load(Ordering::Relaxed) as usize;
+        let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
+        others.all(|other| other.who.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -165,6 +166,10 @@ pub(crate) struct Sock {
     pub(crate) spoilt: AtomicU32,
     /// The program's own receive timeout in microseconds, set before it was bound.
     pub(crate) timeout_us: AtomicU64,
+    /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `alone.rs`.
+    pub(crate) alone: AtomicI32,
+    /// There was such a descriptor.
+    pub(crate) was_alone: AtomicU32,
     shared: AtomicPtr<Shared>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
@@ -214,6 +219,8 @@ impl Sock {
         sock.refs.store(1, Ordering::Relaxed);
         sock.spoilt.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
+        sock.alone.store(0, Ordering::Relaxed);
+        sock.was_alone.store(0, Ordering::Relaxed);
         Some(sock)
     }
 

@@ -15,7 +15,7 @@ use crate::open::SLICE_MS;
 use crate::reach::uncovered;
 use crate::receive::{is_managed, ready};
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{lanes, me, mend, pace, table};
+use crate::{alone, epoll, lanes, me, mend, pace, table};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -30,7 +30,16 @@ pub(crate) enum Watch {
 }
 
 /// The calling thread is about to wait for `sock`.
+#[inline]
 pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
+    // Its one receiver: no more is to be known.
+    if alone::of(sock).is_some_and(alone::Place::begin) {
+        return Watch::Native;
+    }
+    begin_to_watch(sock, shared, fd)
+}
+
+fn begin_to_watch(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
     if !is_managed(shared) {
         return Watch::Native;
     }
@@ -71,6 +80,9 @@ pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
 /// The calling thread has waited for `sock`.
 #[inline]
 pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
+    if let Some(alone) = alone::of(sock) {
+        return alone.end();
+    }
     if let Some(member) = me::known(sock, shared) {
         member.state.store(BUSY, Ordering::Release);
         lanes::beat(member);
@@ -196,6 +208,7 @@ fn ours<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     }
     // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    fds.iter().filter_map(|at| epoll::is_nested_now(at.fd)).for_each(epoll::nested);
     let any = fds.iter().any(|at| managed(at).is_some());
     if any && fds.len() > MOST {
         for at in fds.iter() {
@@ -220,6 +233,22 @@ fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
 
 /// poll(2) over descriptors of which some are sockets to look after; `native` is the program's own call.
 pub(crate) fn sliced(
+    fds: &mut [pollfd],
+    until: Until,
+    mask: *const sigset_t,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> c_int {
+    // Alone with every socket: the program's own call.
+    let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).is_some_and(alone::Place::begin);
+    if fds.iter().filter_map(managed).all(alone) {
+        let answer = native(fds);
+        fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
+        return answer;
+    }
+    in_slices(fds, until, mask, native)
+}
+
+fn in_slices(
     fds: &mut [pollfd],
     until: Until,
     mask: *const sigset_t,

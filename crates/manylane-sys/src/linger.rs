@@ -22,6 +22,10 @@ use crate::{cpu, tick};
 const TRY_EVERY: u32 = 16;
 /// Messages that a batch after a pause must bring for the pause to be worth its own wake-up.
 const WORTH: usize = 2;
+/// The same on the average, where every message costs system calls of its own: two or three then save nothing.
+const WORTH_ON_AVERAGE: usize = 3;
+/// What averages are counted in.
+const PARTS: usize = 8;
 /// Below this a pause costs more than it saves.
 const SHORTEST: Duration = Duration::from_micros(25);
 /// A pause may let this share of the receive buffer fill; the rest is for bursts.
@@ -52,9 +56,7 @@ pub fn pause_for_frames() -> Duration {
     *PAUSE.get_or_init(|| pause_at(cost_of_waking()))
 }
 
-/// How long to pause where a wake-up costs so much CPU time.
-#[must_use]
-pub fn pause_at(cost: Duration) -> Duration {
+fn pause_at(cost: Duration) -> Duration {
     let (shortest, longest) = FRAMES_PAUSE;
     (cost * TIMES_THE_COST).clamp(shortest, longest)
 }
@@ -79,6 +81,8 @@ pub struct Linger {
     gathered: usize,
     on: bool,
     since_tried: u32,
+    /// Messages of a batch on the average, in [`PARTS`]; 0 before the first. None: the last batch alone decides.
+    average: Option<usize>,
 }
 
 impl Linger {
@@ -87,7 +91,14 @@ impl Linger {
     #[must_use]
     pub fn new(longest: Duration, batch: usize, room: usize) -> Self {
         let most = (room / SHARE_OF_ROOM).max(WORTH);
-        Self { longest, pause: longest, batch, most, gathered: 0, on: false, since_tried: 0 }
+        Self { longest, pause: longest, batch, most, gathered: 0, on: false, since_tried: 0, average: None }
+    }
+
+    /// Decides by the average of the last batches from now on: traffic that comes by chance brings a small one now and then.
+    #[must_use]
+    pub fn on_average(mut self) -> Self {
+        self.average = Some(0);
+        self
     }
 
     /// Whether the last batch was full: the next receive shall not sleep, since a pause may be due.
@@ -127,16 +138,24 @@ impl Linger {
         }
         let queued = std::mem::take(&mut self.gathered) + messages;
         if self.on {
-            self.on = queued >= WORTH;
+            self.on = self.is_worth_it(queued);
             self.adapt(queued);
         } else {
             self.since_tried += 1;
             if self.since_tried >= TRY_EVERY {
                 self.since_tried = 0;
                 self.on = queued > 0;
+                self.average = self.average.map(|_| 0);
             }
         }
         (self.on && self.pause >= SHORTEST.min(self.longest)).then_some(self.pause)
+    }
+
+    fn is_worth_it(&mut self, queued: usize) -> bool {
+        let Some(average) = &mut self.average else { return queued >= WORTH };
+        let queued = queued.min(self.most);
+        *average = if *average == 0 { queued * PARTS } else { *average - *average / 4 + queued * PARTS / 4 };
+        *average >= WORTH_ON_AVERAGE * PARTS
     }
 
     fn adapt(&mut self, queued: usize) {
@@ -175,6 +194,25 @@ mod tests {
         assert_eq!(linger.after(2), Some(PAUSE));
         assert_eq!(linger.after(1), None);
         assert_eq!(linger.after(5), None);
+    }
+
+    #[test]
+    fn on_average_a_small_batch_ends_nothing_and_silence_does() {
+        let mut linger = Linger::new(PAUSE, usize::MAX, ROOM).on_average();
+        let mut start = || {
+            while linger.after(1).is_none() {}
+            linger
+        };
+        // One at a time is not worth the first pause.
+        assert_eq!(start().after(1), None);
+        let mut steady = start();
+        assert!([5, 1, 4, 0, 6, 3].into_iter().all(|messages| steady.after(messages) == Some(PAUSE)));
+        assert!((0..4).any(|_| steady.after(0).is_none()));
+        // However large a batch was, silence ends it soon.
+        let mut burst = Linger::new(PAUSE, usize::MAX, 400).on_average();
+        while burst.after(1).is_none() {}
+        burst.after(1_000_000);
+        assert!((0..16).any(|_| burst.after(0).is_none()));
     }
 
     #[test]
