@@ -381,9 +381,8 @@ int main(int argc, char **argv)
 		burst();
 		before++;
 		for (i = 0, ready = 0; i < WORKERS; i++)
-			ready += received[i] >= (is_queued ? 50 : 1);
-	} while (before < 100 ||
-		 (ready < WORKERS && !(is_queued && before > 3000)));
+			ready += received[i] >= 50;
+	} while (before < 100 || (ready < WORKERS && before < 3000));
 	if (is_queued) {
 		queued(argv[1]);
 	} else {
