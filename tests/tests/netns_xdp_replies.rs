@@ -46,8 +46,7 @@ enum How {
     Nothing = b'0' as isize,
 }
 
-const ALL: [How; 7] =
-    [How::Whole, How::Part, How::Copy, How::Longer, How::Built, How::Thrice, How::Nothing];
+const ALL: [How; 7] = [How::Whole, How::Part, How::Copy, How::Longer, How::Built, How::Thrice, How::Nothing];
 
 impl How {
     fn of(payload: &[u8]) -> Self {

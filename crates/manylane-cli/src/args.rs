@@ -228,6 +228,10 @@ pub(crate) struct RunArgs {
     /// Datagrams that one system call may take behind the program's back: 1, and no more as yet
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
+    /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never
+    /// [default: 50 to 500, by what a pause costs here]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=20_000))]
+    pub(crate) linger: Option<u32>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
     pub(crate) stats: Option<f64>,

@@ -158,6 +158,12 @@ fn write(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> c_int {
     call::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as socklen_t)
 }
 
+/// An option whose value is a number.
+pub(crate) fn number(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let (value, len) = read(fd, level, name)?;
+    (len == size_of::<c_int>()).then(|| c_int::from_ne_bytes([value[0], value[1], value[2], value[3]]))
+}
+
 /// Sets an option whose value is a number.
 pub(crate) fn set_number(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
     let at = (&raw const value).cast::<c_void>();

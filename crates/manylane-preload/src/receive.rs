@@ -13,10 +13,11 @@ use libc::{
 
 use crate::calls::{self, call};
 use crate::open::SLICE_MS;
+use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
-use crate::{lanes, me, real, report, signals, table};
+use crate::{alone, lanes, me, mend, pace, real, report, signals, table};
 
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recv(fd, to, len, flags | more);
@@ -40,7 +41,7 @@ pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t 
 }
 
 pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    if len == 0 || table::sock(fd).is_none() {
+    if len == 0 || (alone::find(fd).is_none() && table::sock(fd).is_none()) {
         return call::read(fd, to, len);
     }
     receive(fd, 0, |fd, more| call::recv(fd, to, len, more), |got| (1, got))
@@ -90,6 +91,14 @@ pub(crate) fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
+    if flags & (MSG_DONTWAIT | MSG_WAITFORONE) != 0
+        && let Some(alone) = alone::find(fd)
+    {
+        let op = |fd, _| call::recvmmsg(fd, messages, count, flags, timeout) as isize;
+        if let Some(got) = straight(alone, fd, flags, op, |got| sum(messages, 0, got)) {
+            return got as c_int;
+        }
+    }
     let managed = table::sock(fd).and_then(Sock::shared).is_some_and(is_managed);
     if !managed || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
         return call::recvmmsg(fd, messages, count, flags, timeout);
@@ -108,13 +117,7 @@ pub(crate) fn recvmmsg(
             let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
             call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
         };
-        let bytes = |got: isize| {
-            let filled = fill as usize..fill as usize + got.max(0) as usize;
-            // SAFETY: the kernel has just filled these messages of the program's array.
-            let bytes: u64 =
-                filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
-            (got as u64, bytes as isize)
-        };
+        let bytes = |got| sum(messages, fill, got);
         let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
         let got = receive(fd, flags | more, |fd, extra| op(fd, extra | more), bytes);
         if got < 0 {
@@ -129,6 +132,14 @@ pub(crate) fn recvmmsg(
             return done as c_int;
         }
     }
+}
+
+/// Datagrams and bytes of `got` messages behind the first `fill`.
+fn sum(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
+    let filled = fill as usize..fill as usize + got.max(0) as usize;
+    // SAFETY: the kernel has just filled these messages of the program's array.
+    let bytes: u64 = filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
+    (got as u64, bytes as isize)
 }
 
 fn is_nonblocking(shared: &'static Shared) -> bool {
@@ -161,6 +172,55 @@ fn receive(
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
+    if let Some(alone) = alone::find(fd)
+        && let Some(answer) = straight(alone, fd, flags, &op, &size)
+    {
+        return answer;
+    }
+    the_long_way(fd, flags, op, size)
+}
+
+/// The one receiver of a socket: the program's own call. No answer when that has changed, and the call has to be made again.
+#[inline]
+fn straight(
+    alone: &alone::Place,
+    fd: c_int,
+    flags: c_int,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> Option<isize> {
+    if !alone.begin() {
+        return None;
+    }
+    let answer = op(fd, 0);
+    alone.end();
+    if answer >= 0 {
+        if flags & (MSG_PEEK | MSG_ERRQUEUE | MSG_OOB) == 0 {
+            alone.received(size(answer));
+        }
+        return Some(answer);
+    }
+    // While it waited, a second receiver came: what ended the wait may be the bound that waits have since then.
+    let goes_on = || match real::errno() {
+        EAGAIN => true,
+        EINTR => signals::restarts() && has_no_timeout(fd),
+        _ => false,
+    };
+    let again = !alone.is_mine() && goes_on();
+    (!again).then_some(answer)
+}
+
+fn has_no_timeout(fd: c_int) -> bool {
+    let shared = table::sock(fd).and_then(Sock::shared);
+    shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
+}
+
+fn the_long_way(
+    fd: c_int,
+    flags: c_int,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> isize {
     let Some(sock) = table::sock(fd) else { return op(fd, 0) };
     let Some(shared) = sock.shared() else { return op(fd, 0) };
     if !is_managed(shared) || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 {
@@ -178,6 +238,12 @@ fn receive(
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
         let mode = shared.mode();
+        if mode == SINGLE {
+            alone::arm(sock, shared, member, fd);
+        }
+        if mode == LANED {
+            pace::took(datagrams);
+        }
         let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
         if (mode == LEARN || without)
             && receives + 1 >= lanes::COMES_BACK
@@ -240,7 +306,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 LEARN if nonblock => return ((self.op)(self.fd, 0), false),
                 LEARN => match self.wait_on(0, &mut until) {
                     Got::Answer(answer) => return (answer, false),
-                    Got::Nothing => {}
+                    Got::Nothing => mend::look(self.sock, self.shared),
                 },
                 LANED => {
                     if let Some(answer) = self.laned(nonblock, &mut until) {
@@ -278,12 +344,36 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         Got::Answer(answer)
     }
 
-    /// Waits on a lane for a slice at most.
-    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+    /// The program's own timeout counts from the first wait of a call.
+    fn start_clock(&self, until: &mut Option<Instant>) {
         let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
         if timeout > 0 && until.is_none() {
             *until = Some(Instant::now() + Duration::from_micros(timeout));
         }
+    }
+
+    /// A pause before a wait on the caller's own lane, if one pays: see `pace.rs`. What it brought, if it brought anything.
+    fn pause(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
+        self.start_clock(until);
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let lane = self.sock.fd_of(own, self.fd);
+        let look = || match self.try_lane(own) {
+            Got::Answer(answer) => Some(answer),
+            Got::Nothing => None,
+        };
+        let rest = |time: timespec| {
+            self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
+            let ended = call::ppoll(std::ptr::null_mut(), 0, &raw const time, std::ptr::null());
+            self.member.state.store(BUSY, Ordering::Release);
+            lanes::beat(self.member);
+            (ended < 0 && !self.waits_on(until)).then_some(-1)
+        };
+        pace::before_sleep(lane, left, look, rest)
+    }
+
+    /// Waits on a lane for a slice at most.
+    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+        self.start_clock(until);
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
         let answer = (self.op)(self.sock.fd_of(lane, self.fd), 0);
         self.member.state.store(BUSY, Ordering::Release);
@@ -349,6 +439,11 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 return Some((-1, false));
             }
         }
+        if pace::pays(self.shared)
+            && let Some(answer) = self.pause(own, until)
+        {
+            return Some((answer, false));
+        }
         match self.wait_on(own, until) {
             Got::Answer(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
             // The slice is over, or the program's own time: a last look at the others in either case.
@@ -372,10 +467,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             real::set_errno(EAGAIN);
             return Some((-1, false));
         }
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        if timeout > 0 && until.is_none() {
-            *until = Some(Instant::now() + Duration::from_micros(timeout));
-        }
+        self.start_clock(until);
         let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, lanes::lanes_mask(self.shared));
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
         let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null());
@@ -396,7 +488,10 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         let errno = real::errno();
         let mask = match own {
             Some(own) => uncovered(self.sock, self.shared, Some(own)),
-            None => lanes::lanes_mask(self.shared),
+            None => {
+                mend::look(self.sock, self.shared);
+                lanes::lanes_mask(self.shared)
+            }
         };
         if mask != 0 {
             let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, mask);
@@ -459,15 +554,6 @@ impl Rounds {
         }
         *self = Self::default();
     }
-}
-
-/// A bit for each lane that holds what its owner is not waiting for: see `lanes.rs`.
-pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
-    let now = lanes::now_ms();
-    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
-    (0..lanes.min(MAX_LANES))
-        .filter(|lane| Some(*lane) != own && !lanes::is_covered(sock, shared, *lane, now))
-        .fold(0, |mask, lane| mask | 1 << lane)
 }
 
 /// What ppoll(2) is asked about the lanes of `mask`, in their order, and how many there are.

@@ -97,9 +97,7 @@ fn add(cell: &AtomicU64, n: u64) {
 #[inline]
 pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool) {
     let Some(slot) = slot_of(member) else { return };
-    add(&slot.rx_datagrams, datagrams);
-    add(&slot.rx_bytes, bytes);
-    add(&slot.rx_batches, 1);
+    count_received(slot, datagrams, bytes);
     if helped {
         add(&slot.helped, datagrams);
     }
@@ -108,7 +106,25 @@ pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool
 /// A call of the program sent datagrams.
 #[inline]
 pub(crate) fn sent(member: &Member, datagrams: u64, bytes: u64) {
-    let Some(slot) = slot_of(member) else { return };
+    if let Some(slot) = slot_of(member) {
+        count_sent(slot, datagrams, bytes);
+    }
+}
+
+/// Where a member is counted; null if nowhere.
+pub(crate) fn slot_at(member: &Member) -> *mut Receiver {
+    slot_of(member).map_or(std::ptr::null_mut(), |slot| std::ptr::from_ref(slot).cast_mut())
+}
+
+#[inline]
+pub(crate) fn count_received(slot: &Receiver, datagrams: u64, bytes: u64) {
+    add(&slot.rx_datagrams, datagrams);
+    add(&slot.rx_bytes, bytes);
+    add(&slot.rx_batches, 1);
+}
+
+#[inline]
+pub(crate) fn count_sent(slot: &Receiver, datagrams: u64, bytes: u64) {
     add(&slot.tx_datagrams, datagrams);
     add(&slot.tx_bytes, bytes);
     add(&slot.tx_batches, 1);

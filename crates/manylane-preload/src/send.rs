@@ -9,9 +9,12 @@ use manylane_sys::shim::Reason;
 use crate::calls::call;
 use crate::receive::is_managed;
 use crate::sock::{LANED, Member};
-use crate::{lanes, me, report, table};
+use crate::{alone, lanes, me, report, table};
 
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::send(fd, from, len, flags));
+    }
     let at = place(fd);
     done(&at, call::send(at.fd, from, len, flags | at.more))
 }
@@ -24,11 +27,17 @@ pub(crate) fn sendto(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::sendto(fd, from, len, flags, to, tolen));
+    }
     let at = place(fd);
     done(&at, call::sendto(at.fd, from, len, flags | at.more, to, tolen))
 }
 
 pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::sendmsg(fd, message, flags));
+    }
     let at = place(fd);
     if at.member.is_none() {
         give_away(message);
@@ -54,6 +63,9 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 }
 
 pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::write(fd, from, len));
+    }
     let at = place(fd);
     // Only send(2) takes the flag that a lane of a non-blocking socket needs; for UDP it is the same otherwise.
     let sent = if at.fd == fd { call::write(fd, from, len) } else { call::send(at.fd, from, len, at.more) };

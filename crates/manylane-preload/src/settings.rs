@@ -8,15 +8,20 @@
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
 //! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back; 1: none | 1, and as yet nothing else has an effect |
+//! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use crate::open::SLICE_MS;
 use crate::sock::MAX_LANES;
 use crate::steer::Policy;
 
 /// Ranges of ports that can be named.
 const MAX_RANGES: usize = 32;
+/// Longest pause, in microseconds: a slice.
+const MAX_LINGER: u64 = SLICE_MS as u64 * 1000;
 
 /// What was asked for, checked.
 #[derive(Clone, Debug)]
@@ -26,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) lanes: usize,
     /// Ports that are taken; none: all.
     ports: Vec<(u16, u16)>,
+    /// The pause before a sleep; none: as long as suits the machine.
+    pub(crate) linger: Option<Duration>,
     pub(crate) report: Option<PathBuf>,
 }
 
@@ -40,6 +47,7 @@ impl Settings {
             steering: Policy::Flow,
             lanes: (4 * cpus).clamp(2, MAX_LANES),
             ports: Vec::new(),
+            linger: None,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
         };
         let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
@@ -61,6 +69,11 @@ impl Settings {
         });
         take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {
             settings.ports = ranges(text)?;
+            Some(())
+        });
+        take("MANYLANE_LINGER", "microseconds from 0 to 20000", &mut |text| {
+            let pause = text.parse().ok().filter(|pause| *pause <= MAX_LINGER)?;
+            settings.linger = Some(Duration::from_micros(pause));
             Some(())
         });
         // Several datagrams a call, behind the program's back, are to come.
@@ -120,9 +133,11 @@ mod tests {
             ("MANYLANE_STEERING", "rr"),
             ("MANYLANE_BATCH", "16"),
             ("MANYLANE_ENGINE", "dpdk"),
+            ("MANYLANE_LINGER", "20001"),
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
-        assert!(settings.takes(9) && settings.lanes == 8);
+        assert!(settings.takes(9) && settings.lanes == 8 && settings.linger.is_none());
+        assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.linger, Some(Duration::ZERO));
     }
 }

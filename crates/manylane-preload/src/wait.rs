@@ -3,6 +3,7 @@
 //! A wait for a socket with lanes is a wait for the caller's own lane, in slices; after each slice the lanes whose owners
 //! do not wait are looked at. With one receiving thread it is the program's own call.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,9 +12,10 @@ use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
 use crate::open::SLICE_MS;
-use crate::receive::{is_managed, ready, uncovered};
+use crate::reach::uncovered;
+use crate::receive::{is_managed, ready};
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{lanes, me, table};
+use crate::{alone, epoll, lanes, me, mend, pace, table};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -28,7 +30,16 @@ pub(crate) enum Watch {
 }
 
 /// The calling thread is about to wait for `sock`.
+#[inline]
 pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
+    // Its one receiver: no more is to be known.
+    if alone::of(sock).is_some_and(alone::Place::begin) {
+        return Watch::Native;
+    }
+    begin_to_watch(sock, shared, fd)
+}
+
+fn begin_to_watch(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
     if !is_managed(shared) {
         return Watch::Native;
     }
@@ -69,6 +80,9 @@ pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
 /// The calling thread has waited for `sock`.
 #[inline]
 pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
+    if let Some(alone) = alone::of(sock) {
+        return alone.end();
+    }
     if let Some(member) = me::known(sock, shared) {
         member.state.store(BUSY, Ordering::Release);
         lanes::beat(member);
@@ -77,6 +91,7 @@ pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
 
 /// Whether something is there for the caller in another lane than the one it watches.
 pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
+    mend::look(sock, shared);
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
     let mut mask = retired | older;
@@ -193,6 +208,7 @@ fn ours<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     }
     // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    fds.iter().filter_map(|at| epoll::is_nested_now(at.fd)).for_each(epoll::nested);
     let any = fds.iter().any(|at| managed(at).is_some());
     if any && fds.len() > MOST {
         for at in fds.iter() {
@@ -222,6 +238,22 @@ pub(crate) fn sliced(
     mask: *const sigset_t,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> c_int {
+    // Alone with every socket: the program's own call.
+    let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).is_some_and(alone::Place::begin);
+    if fds.iter().filter_map(managed).all(alone) {
+        let answer = native(fds);
+        fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
+        return answer;
+    }
+    in_slices(fds, until, mask, native)
+}
+
+fn in_slices(
+    fds: &mut [pollfd],
+    until: Until,
+    mask: *const sigset_t,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> c_int {
     let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; MOST];
     let copy = &mut copy[..fds.len()];
     let mut first = true;
@@ -245,7 +277,11 @@ pub(crate) fn sliced(
             (false, _) => native(fds),
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
             // The C library's own: a thread can be cancelled in it.
-            (true, false) => call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(slice), mask),
+            (true, false) => {
+                (if first { pause(fds, copy, until, mask) } else { None }).unwrap_or_else(|| {
+                    call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(until.slice()), mask)
+                })
+            }
         };
         for at in fds.iter() {
             if let Some(sock) = table::sock(at.fd)
@@ -268,6 +304,36 @@ pub(crate) fn sliced(
             return 0;
         }
     }
+}
+
+/// A pause before a wait, if one pays: see `pace.rs`. Descriptors that are none of our sockets end it.
+fn pause(fds: &[pollfd], copy: &mut [pollfd], until: Until, mask: *const sigset_t) -> Option<c_int> {
+    let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| pace::pays(shared));
+    let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
+    let copy = Cell::from_mut(copy).as_slice_of_cells();
+    let count = copy.len() as nfds_t;
+    let at = copy.as_ptr().cast_mut().cast::<pollfd>();
+    let look = || {
+        let now = timespec_of(Duration::ZERO);
+        let answer = call::ppoll(at, count, &raw const now, mask);
+        (answer != 0).then_some(answer)
+    };
+    let rest = |time: timespec| {
+        if fds.iter().all(|at| at.fd < 0 || pays(at)) {
+            let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
+            return (answer < 0).then_some(answer);
+        }
+        // What is negative is passed over: sockets with lanes are turned, and turned back.
+        let turn = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
+        fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| turn(to));
+        let answer = call::ppoll(at, count, &raw const time, mask);
+        fds.iter()
+            .zip(copy)
+            .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
+            .for_each(|(_, to)| turn(to));
+        (answer < 0).then_some(answer)
+    };
+    pace::before_sleep(lane, until.left(), look, rest)
 }
 
 fn has_leftovers(fds: &[pollfd]) -> bool {

@@ -2,7 +2,8 @@
 //!
 //! All `unsafe` of the project but the preload library's is in this crate. The rule for what is here: memory
 //! that the kernel reads or writes becomes a checked view once, at the edge; what leaves the crate is slices,
-//! addresses and numbers. Nothing here decides anything: policy, counters and fallbacks are the library's.
+//! addresses and numbers. Nothing here decides anything, but for [`linger`], which two libraries share: policy, counters and
+//! fallbacks are theirs.
 //!
 //! | module | holds |
 //! |---|---|
@@ -15,6 +16,7 @@
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
 //! | [`netns`] | network namespaces and devices, for tests |
+//! | [`linger`] | whether a lane pauses for a larger batch, and for how long |
 //! | [`tick`] | sleeping to a common beat |
 //! | [`packet`] | sending whole frames, for tests |
 //! | [`process`] | standing for a child: its signals, its end |
@@ -33,6 +35,7 @@ pub mod capture;
 pub mod control;
 pub mod cpu;
 pub mod device;
+pub mod linger;
 pub mod local;
 pub mod map;
 pub mod measure;

@@ -29,7 +29,6 @@ mod error;
 mod holder;
 mod io;
 mod lane;
-mod linger;
 mod outbox;
 mod placement;
 mod probe;

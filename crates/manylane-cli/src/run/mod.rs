@@ -104,6 +104,7 @@ fn settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_BATCH", args.batch.map(|batch| batch.to_string()));
+    add("MANYLANE_LINGER", args.linger.map(|pause| pause.to_string()));
     all
 }
 
