@@ -9,7 +9,7 @@
 //!
 //! A second receiver must know whether the first one is in a wait that has no bound. The first says so in its member's
 //! state with plain stores; no barrier orders them with its look at the place. Instead the second one, once for each socket,
-//! takes the place away and then makes all CPUs pass a barrier (`settle`): after it the first one either has
+//! takes the place away and then makes all CPUs pass a barrier (`everywhere`): after it the first one either has
 //! seen that the place is gone, or its state can be seen. Only then does the mode change (`me::join`).
 //!
 //! A place is taken away ([`leave`]) when a second thread joins, when the thread ends (another one may get its thread
@@ -151,9 +151,12 @@ pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_i
 }
 
 fn may_have(shared: &Shared) -> bool {
+    let joined = shared.joined.load(Ordering::SeqCst) as usize;
+    let members =
+        || shared.members.iter().take(joined).filter(|member| member.who.load(Ordering::SeqCst) != 0);
     shared.mode.load(Ordering::SeqCst) == SINGLE
-        && shared.members_now.load(Ordering::SeqCst) == 1
         && shared.forked.load(Ordering::SeqCst) == 0
+        && members().nth(1).is_none()
 }
 
 #[cold]
@@ -193,7 +196,7 @@ pub(crate) fn leave_and_settle(sock: &Sock) {
     leave(sock);
     // Otherwise nobody can be on the way.
     if sock.was_alone.load(Ordering::SeqCst) != 0 {
-        barrier::settle();
+        barrier::everywhere();
     }
     real::set_errno(errno);
 }
