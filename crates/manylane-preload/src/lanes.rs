@@ -315,11 +315,14 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
         && let Some(guard) = mend::lock(sock, shared, true)
         && !matches!(shared.mode(), UNBOUND | PLAIN)
     {
-        let _change = mend::begin(shared, mend::falling(reason), &guard);
+        let change = mend::begin(shared, mend::falling(reason), &guard);
         points::pass("falling");
         report::count_reason(reason, local_addr(fd));
         mend::counted(shared, &guard);
         plain(sock, shared, fd, &guard);
+        drop(change);
+        drop(guard);
+        epoll::fallen(sock);
     }
     real::set_errno(errno);
 }
@@ -357,7 +360,6 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
     points::pass("nobody's");
     shared.mode.store(PLAIN, Ordering::SeqCst);
     points::pass("plain");
-    epoll::fallen(sock);
 }
 
 /// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.

@@ -156,7 +156,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.slot.store(report::claim(who, lanes::local_addr(fd)), Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
         // The second one: from now on every wait has a bound. The mode changes after the bound is there.
-        if !shared.is_alone(at) && shared.mode() == SINGLE {
+        if !shared.is_alone(&shared.members[at]) && shared.mode() == SINGLE {
             lanes::bound_waits(shared, fd);
             alone::leave_and_settle(sock);
             _ = shared.mode.compare_exchange(SINGLE, LEARN, Ordering::SeqCst, Ordering::Relaxed);

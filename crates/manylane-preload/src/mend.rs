@@ -21,7 +21,7 @@ use libc::pid_t;
 use manylane_sys::shim::Reason;
 
 use crate::lock::{self, Guard};
-use crate::sock::{LANED, LEARN, MAX_LANES, Member, Shared, Sock};
+use crate::sock::{LANED, LEARN, MAX_LANES, Member, PLAIN, Shared, Sock};
 use crate::{lanes, life, process, real, report};
 
 /// Owners of lanes change.
@@ -89,6 +89,8 @@ fn take_over(sock: &Sock, shared: &Shared) {
 fn finish(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     match shared.change.load(Ordering::Acquire) {
         OWNERS => owners(sock, shared, guard),
+        // The mode is the last step.
+        _ if shared.mode() == PLAIN => {}
         change => {
             // Without a descriptor (it is just being closed here) somebody else does it.
             let Some(fd) = lanes::any_fd(sock) else { return };

@@ -33,8 +33,8 @@ pub(crate) extern "C" fn before_fork() {
 /// In the child of a fork: what threads of the parent remembered is not the child's.
 pub(crate) extern "C" fn in_child() {
     me::start();
-    alone::leave_all();
     Epoll::in_child();
+    alone::leave_all();
     report::count_process();
 }
 

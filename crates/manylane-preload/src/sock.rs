@@ -143,12 +143,13 @@ impl Shared {
         }
     }
 
-    /// Whether the member at `at`, which has just taken its place, is the only one.
-    pub(crate) fn is_alone(&self, at: usize) -> bool {
-        // Of two that come at a time, one at least sees the other: each has taken its place before it looks.
+    /// Whether `member`, which has taken its place and is counted in `joined`, is the only one.
+    pub(crate) fn is_alone(&self, member: &Member) -> bool {
+        // Of two that come at a time, one at least sees the other: each has taken its place, and counts, before it looks.
         fence(Ordering::SeqCst);
-        let mut others = self.members.iter().enumerate().filter(|(other, _)| *other != at);
-        others.all(|(_, member)| member.who.load(Ordering::Relaxed) == 0)
+        let joined = self.joined.load(Ordering::Relaxed) as usize;
+        let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
+        others.all(|other| other.who.load(Ordering::Relaxed) == 0)
     }
 }
 

@@ -5,9 +5,10 @@
  *	receivers PATTERN RECEIVERS DATAGRAMS
  *
  * The client sends numbered datagrams from 16 ports, at most 32 of them on
- * their way; each receiver marks what it gets. Then as many words "stop" follow
- * as there are receivers; a receiver that gets one ends. What is printed is
- * the same on every run: how many numbers came once, never, more than once.
+ * their way, and slowly until each receiver has got some; each receiver marks
+ * what it gets. Then as many words "stop" follow as there are receivers; a
+ * receiver that gets one ends. What is printed is the same on every run: how
+ * many numbers came once, never, more than once.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,6 +32,7 @@
 
 #define FLOWS 16
 #define WINDOW 32
+#define BURST 8
 #define STOP 0xffffffffu
 #define MOST 200000
 
@@ -38,6 +40,7 @@ struct state {
 	_Atomic unsigned received;
 	_Atomic unsigned stopped;
 	_Atomic unsigned wrong;
+	_Atomic unsigned got[64];
 	_Atomic unsigned char seen[MOST];
 };
 
@@ -49,6 +52,7 @@ static pid_t children[64];
 static sem_t work, done;
 static _Atomic int finished;
 static struct sockaddr_in address;
+static __thread unsigned self;
 
 static void die(const char *what)
 {
@@ -74,6 +78,7 @@ static int take(const unsigned char *data, ssize_t len)
 		state->wrong++;
 	else
 		state->seen[number]++;
+	state->got[self]++;
 	state->received++;
 	return 0;
 }
@@ -246,6 +251,7 @@ static void *receiver(void *arg)
 {
 	unsigned nth = (unsigned)(unsigned long)arg;
 
+	self = nth;
 	if (!strcmp(pattern, "leave"))
 		leaving(nth);
 	else if (!strcmp(pattern, "messages"))
@@ -281,6 +287,27 @@ static void send_to(int from, unsigned number)
 		die("sendto");
 }
 
+/*
+ * Of those that are woken for one datagram, one gets it, and the others may go
+ * on sleeping for as long as somebody else is always quicker. So there are
+ * moments in which all are asleep, until everybody has got some; with a bound,
+ * since not in every pattern everybody receives.
+ */
+static void slowly(unsigned sent)
+{
+	unsigned nth, waited;
+
+	if (sent >= datagrams / 2 || sent % BURST)
+		return;
+	for (nth = 0; nth < receivers && state->got[nth] >= 3; nth++)
+		;
+	if (nth == receivers)
+		return;
+	for (waited = 0; state->received < sent && waited < 20000; waited++)
+		usleep(100);
+	usleep(1000);
+}
+
 static void client(void)
 {
 	int ports[FLOWS];
@@ -293,6 +320,7 @@ static void client(void)
 			usleep(100);
 			waited++;
 		}
+		slowly(i);
 		if (!strcmp(pattern, "connect") && i == datagrams / 2) {
 			/* All that follows comes from the peer. */
 			struct sockaddr_in peer = { .sin_family = AF_INET };
@@ -331,7 +359,7 @@ int main(int argc, char **argv)
 	unsigned i, once = 0, never = 0, often = 0;
 	socklen_t len = sizeof(address);
 	int forked, nonblock;
-	pid_t self = getpid();
+	pid_t parent = getpid();
 
 	if (argc != 4)
 		return 2;
@@ -373,8 +401,8 @@ int main(int argc, char **argv)
 			children[i] = fork();
 			if (children[i] == 0) {
 				prctl(PR_SET_PDEATHSIG, SIGKILL);
-				if (getppid() == self)
-					receiver(NULL);
+				if (getppid() == parent)
+					receiver((void *)(unsigned long)i);
 				_exit(0);
 			}
 		}
