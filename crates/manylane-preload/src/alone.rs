@@ -9,7 +9,7 @@
 //!
 //! A second receiver must know whether the first one is in a wait that has no bound. The first says so in its member's
 //! state with plain stores; no barrier orders them with its look at the place. Instead the second one, once for each socket,
-//! takes the place away and then makes all CPUs pass a barrier (`settle`): after it the first one either has
+//! takes the place away and then makes all CPUs pass a barrier (`everywhere`): after it the first one either has
 //! seen that the place is gone, or its state can be seen. Only then does the mode change (`me::join`).
 //!
 //! A place is taken away ([`leave`]) when a second thread joins, when the thread ends (another one may get its thread
@@ -145,15 +145,18 @@ impl Place {
 #[inline]
 pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let comes_back = member.receives.load(Ordering::Relaxed) >= lanes::COMES_BACK;
-    if comes_back && may_have(shared, member) {
+    if comes_back && may_have(shared) {
         give(sock, shared, member, fd);
     }
 }
 
-fn may_have(shared: &Shared, member: &Member) -> bool {
+fn may_have(shared: &Shared) -> bool {
+    let joined = shared.joined.load(Ordering::SeqCst) as usize;
+    let members =
+        || shared.members.iter().take(joined).filter(|member| member.who.load(Ordering::SeqCst) != 0);
     shared.mode.load(Ordering::SeqCst) == SINGLE
-        && shared.is_alone(member)
         && shared.forked.load(Ordering::SeqCst) == 0
+        && members().nth(1).is_none()
 }
 
 #[cold]
@@ -171,7 +174,7 @@ fn give(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     place.thread.store(thread_pointer(), Ordering::SeqCst);
     // Either whoever ends this sees the place, or we see what ended it.
     fence(Ordering::SeqCst);
-    if !may_have(shared, member) || table::entry(fd) != Entry::Sock(sock.index()) {
+    if !may_have(shared) || table::entry(fd) != Entry::Sock(sock.index()) {
         sock.alone.store(0, Ordering::SeqCst);
         place.thread.store(0, Ordering::SeqCst);
     }
@@ -193,7 +196,7 @@ pub(crate) fn leave_and_settle(sock: &Sock) {
     leave(sock);
     // Otherwise nobody can be on the way.
     if sock.was_alone.load(Ordering::SeqCst) != 0 {
-        barrier::settle();
+        barrier::everywhere();
     }
     real::set_errno(errno);
 }

@@ -260,7 +260,7 @@ pub(crate) fn is_nested_now(fd: c_int) -> Option<&'static Epoll> {
 
 /// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
 /// sleeps. (Other processes' threads move their entries when they return from a slice.)
-pub(crate) fn fallen(sock: &'static Sock) {
+pub(crate) fn fallen(sock: &Sock) {
     let all = || Epoll::all().iter().enumerate();
     for (index, epoll) in all().filter(|(_, epoll)| epoll.used.load(Ordering::Acquire) == 1) {
         let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
+use manylane_sys::barrier;
 
 use crate::epoll::Epoll;
 use crate::settings::Settings;
@@ -54,6 +55,8 @@ extern "C" fn start() {
     life::start();
     points::start();
     me::start();
+    // Now, while there is one thread.
+    barrier::register();
     // SAFETY: the handlers are functions of ours that take nothing.
     let handlers = unsafe { libc::pthread_atfork(Some(process::before_fork), None, Some(process::in_child)) };
     if handlers != 0 {
