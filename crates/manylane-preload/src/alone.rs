@@ -9,7 +9,7 @@
 //!
 //! A second receiver must know whether the first one is in a wait that has no bound. The first says so in its member's
 //! state with plain stores; no barrier orders them with its look at the place. Instead the second one, once for each socket,
-//! takes the place away and then makes all CPUs pass a barrier (`settle`): after it the first one either has
+//! takes the place away and then makes all CPUs pass a barrier (`everywhere`): after it the first one either has
 //! seen that the place is gone, or its state can be seen. Only then does the mode change (`me::join`).
 //!
 //! A place is taken away ([`leave`]) when a second thread joins, when the thread ends (another one may get its thread
@@ -115,11 +115,15 @@ impl Place {
         }
     }
 
+    fn slot(&self) -> Option<&'static Receiver> {
+        // SAFETY: null, or a slot of the report, which stays mapped.
+        unsafe { self.slot.load(Ordering::Relaxed).as_ref() }
+    }
+
     /// A receive brought so much.
     #[inline]
     pub(crate) fn received(&self, (datagrams, bytes): (u64, isize)) {
-        // SAFETY: null, or a slot of the report, which stays mapped.
-        if let Some(slot) = unsafe { self.slot.load(Ordering::Relaxed).as_ref() } {
+        if let Some(slot) = self.slot() {
             report::count_received(slot, datagrams, bytes.max(0) as u64);
         }
     }
@@ -127,9 +131,8 @@ impl Place {
     /// A send brought so many bytes on their way, or failed.
     #[inline]
     pub(crate) fn sent(&self, sent: isize) -> isize {
-        // SAFETY: as above.
         if sent >= 0
-            && let Some(slot) = unsafe { self.slot.load(Ordering::Relaxed).as_ref() }
+            && let Some(slot) = self.slot()
         {
             report::count_sent(slot, 1, sent as u64);
         }
@@ -151,9 +154,12 @@ fn may_have(shared: &Shared) -> bool {
     if queues::are_open(shared) {
         return false;
     }
+    let joined = shared.joined.load(Ordering::SeqCst) as usize;
+    let members =
+        || shared.members.iter().take(joined).filter(|member| member.who.load(Ordering::SeqCst) != 0);
     shared.mode.load(Ordering::SeqCst) == SINGLE
-        && shared.members_now.load(Ordering::SeqCst) == 1
         && shared.forked.load(Ordering::SeqCst) == 0
+        && members().nth(1).is_none()
 }
 
 #[cold]
@@ -193,7 +199,7 @@ pub(crate) fn leave_and_settle(sock: &Sock) {
     leave(sock);
     // Otherwise nobody can be on the way.
     if sock.was_alone.load(Ordering::SeqCst) != 0 {
-        barrier::settle();
+        barrier::everywhere();
     }
     real::set_errno(errno);
 }

@@ -46,7 +46,7 @@ struct Item {
 pub(crate) struct Epoll {
     used: AtomicU32,
     refs: AtomicU32,
-    lock: AtomicU32,
+    lock: AtomicU64,
     /// Items that there are.
     count: AtomicU32,
     /// Items behind these were never used.
@@ -98,6 +98,12 @@ impl Epoll {
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
         Some(at as u32)
+    }
+
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+    pub(crate) fn in_child() {
+        let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
+        used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
     }
 
     /// One descriptor more.
@@ -257,7 +263,7 @@ pub(crate) fn is_nested_now(fd: c_int) -> Option<&'static Epoll> {
 
 /// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
 /// sleeps. (Other processes' threads move their entries when they return from a slice.)
-pub(crate) fn fallen(sock: &'static Sock) {
+pub(crate) fn fallen(sock: &Sock) {
     let all = || Epoll::all().iter().enumerate();
     for (index, epoll) in all().filter(|(_, epoll)| epoll.used.load(Ordering::Acquire) == 1) {
         let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
@@ -442,7 +448,7 @@ fn with_queues(
             return -1;
         }
     }
-    if fds[0].revents != 0 || some && looks % KERNELS_TURN == 0 {
+    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNELS_TURN) {
         queues::flush();
         found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
         if found < 0 {

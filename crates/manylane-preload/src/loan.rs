@@ -26,10 +26,10 @@ use manylane_sys::shared::Shared as SharedMemory;
 use manylane_sys::shim::Reason;
 use manylane_sys::xsk::Borrowed;
 
-use crate::lock::{Guard, lock};
+use crate::lock::Guard;
 use crate::sock::{LANED, LEARN, SINGLE, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, lanes, memory, mirror, open, queues, real, report, start};
+use crate::{alone, lanes, memory, mend, mirror, open, queues, real, report, start};
 
 pub(crate) const NONE: u32 = 0;
 pub(crate) const LENT: u32 = 1;
@@ -75,7 +75,7 @@ pub(crate) fn is_due(shared: &Shared) -> bool {
 #[cold]
 pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) {
     let errno = real::errno();
-    if let Some(guard) = lock(&shared.lock, true)
+    if let Some(guard) = mend::lock(sock, shared, true)
         && matches!(shared.mode(), SINGLE | LEARN | LANED)
     {
         if shared.loan.load(Ordering::Acquire) == NONE {

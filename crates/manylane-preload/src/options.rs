@@ -8,7 +8,8 @@ use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
-use crate::receive::{is_managed, ready, uncovered};
+use crate::reach::uncovered;
+use crate::receive::{is_managed, ready};
 use crate::sock::{LANED, Shared, Sock};
 use crate::{lanes, me, mirror, queues, real, table};
 

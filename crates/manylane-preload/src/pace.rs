@@ -52,10 +52,11 @@ thread_local! {
     static PACE: Pace = const { Pace { linger: Cell::new(None), taken: Cell::new(0) } };
 }
 
-/// Whether a wait for this socket may be worth a pause.
+/// Whether a wait for this socket may be worth a pause: two lanes at least have owners.
 #[inline]
 pub(crate) fn pays(shared: &Shared) -> bool {
-    (shared.mode() == LANED && shared.members_now.load(Ordering::Relaxed) > 1) || queues::are_open(shared)
+    let owned = |owner: &&AtomicU32| owner.load(Ordering::Relaxed) != 0;
+    (shared.mode() == LANED && shared.owner.iter().filter(owned).nth(1).is_some()) || queues::are_open(shared)
 }
 
 /// The calling thread has received so many datagrams from lanes.

@@ -16,10 +16,11 @@ use manylane_sys::lend::QUEUES;
 use crate::calls::{self, call};
 use crate::frames::Into;
 use crate::open::SLICE_MS;
+use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
-use crate::{alone, lanes, loan, me, pace, queues, real, report, signals, table};
+use crate::{alone, lanes, loan, me, mend, pace, queues, real, report, signals, table};
 
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recv(fd, to, len, flags | more);
@@ -330,7 +331,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 LEARN if nonblock => return ((self.op)(self.fd, 0), false),
                 LEARN => match self.wait_on(0, &mut until) {
                     Got::Answer(answer) => return (answer, false),
-                    Got::Nothing => {}
+                    Got::Nothing => mend::look(self.sock, self.shared),
                 },
                 LANED => {
                     if let Some(answer) = self.laned(nonblock, &mut until) {
@@ -362,7 +363,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             return self.try_kernel(lane);
         }
         // Its companion has a turn, too, should the queues never be empty.
-        if self.member.beat.load(Ordering::Relaxed) % queues::TURN == 0
+        if self.member.beat.load(Ordering::Relaxed).is_multiple_of(queues::TURN)
             && let Got::Answer(answer) = self.try_kernel(lane)
         {
             return Got::Answer(answer);
@@ -594,7 +595,10 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         let errno = real::errno();
         let mask = match own {
             Some(own) => uncovered(self.sock, self.shared, Some(own)),
-            None => lanes::lanes_mask(self.shared),
+            None => {
+                mend::look(self.sock, self.shared);
+                lanes::lanes_mask(self.shared)
+            }
         };
         if mask != 0 {
             let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, mask);
@@ -670,15 +674,6 @@ impl Rounds {
         }
         *self = Self::default();
     }
-}
-
-/// A bit for each lane that holds what its owner is not waiting for: see `lanes.rs`.
-pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
-    let now = lanes::now_ms();
-    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
-    (0..lanes.min(MAX_LANES))
-        .filter(|lane| Some(*lane) != own && !lanes::is_covered(sock, shared, *lane, now))
-        .fold(0, |mask, lane| mask | 1 << lane)
 }
 
 /// What ppoll(2) is asked about the lanes of `mask`, in their order, and how many there are.

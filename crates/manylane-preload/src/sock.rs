@@ -17,7 +17,7 @@
 //! - PLAIN: the kernel's socket, as if the library were not there; lanes that were are first emptied.
 
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use libc::c_int;
 use manylane_sys::lend::QUEUES;
@@ -69,6 +69,8 @@ pub(crate) struct Member {
     pub(crate) slot: AtomicU32,
     /// It found something in a lane of somebody else: where there was something, there may be more.
     pub(crate) helps: AtomicU32,
+    /// Tells whether its thread is alive: `life.rs`; 0 while that is not known.
+    pub(crate) life: AtomicU64,
 }
 
 /// What all processes know of a socket.
@@ -76,7 +78,9 @@ pub(crate) struct Member {
 pub(crate) struct Shared {
     pub(crate) mode: AtomicU32,
     /// Guards what changes modes and lanes: `lock.rs`.
-    pub(crate) lock: AtomicU32,
+    pub(crate) lock: AtomicU64,
+    /// The change that who has the lock is at; who finds one that is not its own finishes it: `mend.rs`.
+    pub(crate) change: AtomicU32,
     /// The program made it non-blocking.
     pub(crate) nonblock: AtomicU32,
     /// The kernel's receive timeout is ours (a slice), not the program's.
@@ -87,9 +91,8 @@ pub(crate) struct Shared {
     pub(crate) lanes: AtomicU32,
     /// A fork gave the socket to another process: lanes that do not exist yet could not be reached by all.
     pub(crate) forked: AtomicU32,
-    /// Members that there ever were, and those there are.
+    /// Places of members that were ever taken.
     pub(crate) joined: AtomicU32,
-    pub(crate) members_now: AtomicU32,
     /// Looks at whether lanes can be made, in vain.
     pub(crate) tries: AtomicU32,
     pub(crate) port: AtomicU32,
@@ -132,7 +135,7 @@ impl Shared {
     /// Back to the state of a fresh mapping, but for the lock.
     pub(crate) fn reset(&self) {
         let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
-        for word in words.into_iter().chain([&self.members_now, &self.tries, &self.port]) {
+        for word in words.into_iter().chain([&self.change, &self.tries, &self.port]) {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.timeout_us, &self.first, &self.retired, &self.steered] {
@@ -145,8 +148,18 @@ impl Shared {
             word.store(0, Ordering::Relaxed);
         }
         for member in &self.members {
+            member.life.store(0, Ordering::Relaxed);
             member.who.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Whether `member`, which has taken its place and is counted in `joined`, is the only one.
+    pub(crate) fn is_alone(&self, member: &Member) -> bool {
+        // Of two that come at a time, one at least sees the other: each has taken its place, and counts, before it looks.
+        fence(Ordering::SeqCst);
+        let joined = self.joined.load(Ordering::Relaxed) as usize;
+        let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
+        others.all(|other| other.who.load(Ordering::Relaxed) == 0)
     }
 }
 

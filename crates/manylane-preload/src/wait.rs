@@ -13,9 +13,10 @@ use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
 use crate::open::SLICE_MS;
-use crate::receive::{is_managed, ready, uncovered};
+use crate::reach::uncovered;
+use crate::receive::{is_managed, ready};
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{alone, epoll, lanes, me, pace, queues, table};
+use crate::{alone, epoll, lanes, me, mend, pace, queues, table};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -91,6 +92,7 @@ pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
 
 /// Whether something is there for the caller in another lane than the one it watches.
 pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
+    mend::look(sock, shared);
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
     if queues::has_leftovers(sock, shared) {
