@@ -6,7 +6,7 @@
 //! | the writer | takes questions ([`questions`](Hops::questions)), asks the kernel, [`put`](Hops::put)s and [`forget`](Hops::forget)s; says with each [`beat`](Hops::beat) that it is there |
 //!
 //! A place is two cache lines that a reader can tell to be of one piece (a sequence number, odd while it is written). A pair
-//! has [`WAYS`] places next to each other; when all are taken, the oldest goes. A question has one place for its pair: what
+//! has eight places next to each other; when all are taken, the oldest goes. A question has one place for its pair: what
 //! finds it taken is asked for by the next datagram. Where the writer is gone the beat stands still, and nothing is believed
 //! any more.
 

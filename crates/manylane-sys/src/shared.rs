@@ -49,7 +49,7 @@ unsafe impl Send for Bytes {}
 unsafe impl Sync for Bytes {}
 
 impl Bytes {
-    /// Maps all of `fd`, which [`file`] made in whatever process, and which has to have `len` bytes.
+    /// Maps all of `fd`, which [`file()`] made in whatever process, and which has to have `len` bytes.
     ///
     /// # Errors
     /// `InvalidData` if it has not, or could become shorter; what `mmap(2)` reports.
@@ -114,7 +114,7 @@ impl<T: Atomics> Shared<T> {
     /// Makes one, all zero, and the file by which others [`open`](Self::open) it.
     ///
     /// # Errors
-    /// What [`file`] and [`Bytes::map`] report.
+    /// What [`file()`] and [`Bytes::map`] report.
     pub fn create(name: &CStr) -> io::Result<(Self, OwnedFd)> {
         let fd = file(name, size_of::<T>())?;
         let this = Self::open(std::os::fd::AsFd::as_fd(&fd))?;
