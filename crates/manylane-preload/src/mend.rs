@@ -6,12 +6,12 @@
 //!
 //! | change | left at | finished by |
 //! |---|---|---|
-//! | lanes are opened | any step | nobody has to: they are, only before a fork, and end with their process |
+//! | lanes are opened | any step | nobody: after a fork none are, and before it they end with the process |
 //! | lanes are given, or left | a lane whose owner does not have it | a member that has it inherits; else it is nobody's |
 //! | | steering not as the owners are | steering to the lanes with owners; the others are emptied first |
 //! | the first lanes are given | mode LEARN, and owners | mode LANED: steering may be in force already |
 //! | | mode LEARN, no owner | nothing: nobody was steered to |
-//! | falling back | any step | all steps once more: each may be done twice |
+//! | falling back | any step but the last, which is the mode | all steps once more: each may be done twice |
 //!
 //! Undoing would need as much, and would leave datagrams in lanes that nobody looks at in mode LEARN.
 

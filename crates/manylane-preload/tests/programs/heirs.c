@@ -245,9 +245,11 @@ int main(int argc, char **argv)
 		;
 	change(argv[2]);
 	falls = !strcmp(argv[2], "fall") || !strcmp(argv[2], "own");
-	for (i = 0; i < 200 || (falls && !is_plain()); i++)
-		if (sent >= MOST - 2 * FLOWS || !burst())
-			break;
+	for (i = 0; i < 200 && burst(); i++)
+		;
+	/* Traffic that somebody looks after, until it is through. */
+	for (i = 0; falls && !is_plain() && i < 1000 && burst(); i++)
+		usleep(20000);
 	if (!strcmp(argv[2], "go"))
 		wait_for(2);
 	for (i = 0; i < sent; i++) {

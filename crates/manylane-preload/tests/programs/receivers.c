@@ -33,6 +33,8 @@
 #define FLOWS 16
 #define WINDOW 32
 #define BURST 8
+#define ENOUGH 3
+#define POLITE 1000
 #define STOP 0xffffffffu
 #define MOST 200000
 
@@ -41,6 +43,7 @@ struct state {
 	_Atomic unsigned stopped;
 	_Atomic unsigned wrong;
 	_Atomic unsigned got[64];
+	_Atomic unsigned politeness;
 	_Atomic unsigned char seen[MOST];
 };
 
@@ -58,6 +61,32 @@ static void die(const char *what)
 {
 	perror(what);
 	exit(1);
+}
+
+static int everybody_has_got_some(void)
+{
+	unsigned nth;
+
+	for (nth = 0; nth < receivers; nth++) {
+		if (state->got[nth] < ENOUGH)
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * Of those that are woken for one datagram, one gets it, and the others may go
+ * on sleeping for as long as somebody else is always quicker. So who has got
+ * some stands back while others have not; with a bound, since not in every
+ * pattern everybody receives.
+ */
+static void stand_back(void)
+{
+	if (state->got[self] < ENOUGH || state->politeness >= POLITE ||
+	    everybody_has_got_some())
+		return;
+	state->politeness++;
+	usleep(500);
 }
 
 /* Marks a datagram; says whether the receiver is to end. */
@@ -80,6 +109,7 @@ static int take(const unsigned char *data, ssize_t len)
 		state->seen[number]++;
 	state->got[self]++;
 	state->received++;
+	stand_back();
 	return 0;
 }
 
@@ -287,21 +317,12 @@ static void send_to(int from, unsigned number)
 		die("sendto");
 }
 
-/*
- * Of those that are woken for one datagram, one gets it, and the others may go
- * on sleeping for as long as somebody else is always quicker. So there are
- * moments in which all are asleep, until everybody has got some; with a bound,
- * since not in every pattern everybody receives.
- */
+/* Meanwhile there are moments in which all are asleep. */
 static void slowly(unsigned sent)
 {
-	unsigned nth, waited;
+	unsigned waited;
 
-	if (sent >= datagrams / 2 || sent % BURST)
-		return;
-	for (nth = 0; nth < receivers && state->got[nth] >= 3; nth++)
-		;
-	if (nth == receivers)
+	if (sent >= datagrams / 2 || sent % BURST || everybody_has_got_some())
 		return;
 	for (waited = 0; state->received < sent && waited < 20000; waited++)
 		usleep(100);
