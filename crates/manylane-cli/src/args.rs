@@ -213,9 +213,13 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
-    /// How lanes talk to the kernel: auto or mmsg; xdp not yet [default: auto]
+    /// How lanes talk to the kernel: auto (mmsg), mmsg, or xdp: frames of the devices, past the kernel's stack. For xdp this
+    /// needs root, the program does not [default: auto]
     #[arg(long)]
     pub(crate) engine: Option<Engine>,
+    /// Devices whose frames the program gets with engine xdp, such as eth0,eth1 [default: all that are up]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) interfaces: Option<Vec<String>>,
     /// Which lane gets a datagram, as for `manylane echo` [default: flow]
     #[arg(long, value_name = "POLICY")]
     pub(crate) steering: Option<Steering>,
@@ -250,7 +254,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "exec")]
     pub(crate) follow: bool,
     /// Become the program instead of waiting for it: nobody stands between it and who started it, and there is no report
-    #[arg(long, conflicts_with_all = ["stats", "json"])]
+    #[arg(long, conflicts_with_all = ["stats", "json", "interfaces"])]
     pub(crate) exec: bool,
 }
 

@@ -25,7 +25,7 @@ use manylane_sys::shim::Receiver;
 
 use crate::sock::{BUSY, Member, SINGLE, Shared, Sock, UNBOUNDED};
 use crate::table::{self, Entry};
-use crate::{lanes, real, report};
+use crate::{lanes, queues, real, report};
 
 /// Descriptors below this number can have a place.
 const PLACES: usize = 1024;
@@ -156,6 +156,9 @@ pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_i
 }
 
 fn may_have(shared: &Shared) -> bool {
+    if queues::are_open(shared) {
+        return false;
+    }
     let joined = shared.joined.load(Ordering::SeqCst) as usize;
     let members =
         || shared.members.iter().take(joined).filter(|member| member.who.load(Ordering::SeqCst) != 0);

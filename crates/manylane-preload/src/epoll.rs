@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, EPOLLRDNORM};
-use libc::{c_int, epoll_event, sigset_t, timespec};
+use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
+use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
@@ -20,7 +21,7 @@ use crate::memory::{self, Atomics};
 use crate::sock::Sock;
 use crate::table::{self, Entry};
 use crate::wait::{self, Until, Watch};
-use crate::{alone, descriptors, lanes, me, pace, real};
+use crate::{alone, descriptors, lanes, me, pace, queues, real};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.
 const MAX_EPOLLS: usize = 1024;
@@ -52,6 +53,8 @@ pub(crate) struct Epoll {
     top: AtomicU32,
     /// It is in another one.
     nested: AtomicU32,
+    /// Waits with queues, to give the kernel its turn.
+    looks: AtomicU32,
     /// The thread that waits on it.
     waiter: AtomicU64,
     items: [Item; MAX_ITEMS],
@@ -372,7 +375,11 @@ fn sliced(
         let due = any
             && !in_vain
             && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
+        let with_frames = any && epoll.items().any(|(_, sock)| sock.shared().is_some_and(queues::are_open));
         let wait = |time: Duration| {
+            if with_frames {
+                return with_queues(epoll, epfd, events, count, time, mask);
+            }
             let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
             call::epoll_pwait(epfd, events, count, ms, mask)
         };
@@ -400,6 +407,71 @@ fn sliced(
         }
         in_vain = slice.is_zero();
     }
+}
+
+/// Entries between two looks of the kernel's while queues always have something.
+const KERNELS_TURN: u32 = 8;
+
+/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches. The kernel watches the program's entries
+/// as ever; queues are looked at here, and the instance is waited for with them. While they have something, the kernel is
+/// asked for the rest now and then.
+fn with_queues(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    slice: Duration,
+    mask: *const sigset_t,
+) -> c_int {
+    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES];
+    fds[0].fd = epfd;
+    let mut used = 1;
+    let has_frames = |item: &Item, sock: &'static Sock| {
+        let lane = item.lane.load(Ordering::Relaxed);
+        sock.shared().is_some_and(|shared| queues::ready(sock, shared, 1 << lane) != 0)
+    };
+    let is_wanted = |item: &Item| item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32;
+    for (item, sock) in epoll.items().filter(|(item, _)| is_wanted(item) != 0) {
+        let lane = item.lane.load(Ordering::Relaxed);
+        if let Some(shared) = sock.shared() {
+            used = queues::append(sock, shared, 1 << lane, &mut fds, used);
+        }
+    }
+    let frames = || epoll.items().any(|(item, sock)| is_wanted(item) != 0 && has_frames(item, sock));
+    let mut found = 0;
+    let looks = epoll.looks.fetch_add(1, Ordering::Relaxed);
+    let some = frames();
+    if !some {
+        queues::flush();
+        let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
+        if call::ppoll(fds.as_mut_ptr(), used as libc::nfds_t, &raw const time, mask) < 0 {
+            return -1;
+        }
+    }
+    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNELS_TURN) {
+        queues::flush();
+        found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
+        if found < 0 {
+            return found;
+        }
+    }
+    for (item, sock) in epoll.items() {
+        let wanted = is_wanted(item);
+        if wanted == 0 || !has_frames(item, sock) {
+            continue;
+        }
+        let data = item.data.load(Ordering::Relaxed);
+        // SAFETY: the program's array of `count` events, of which `found` are filled; an event may be at any address.
+        let told = (0..found as usize).map(|nth| unsafe { &mut *events.wrapping_add(nth) });
+        if let Some(event) = told.into_iter().find(|event| { event.u64 } == data) {
+            event.events |= wanted;
+        } else if found < count {
+            // SAFETY: as above.
+            unsafe { events.wrapping_add(found as usize).write(epoll_event { events: wanted, u64: data }) };
+            found += 1;
+        }
+    }
+    found
 }
 
 /// A pause before a wait, if one pays: see `pace.rs`. Other descriptors of the instance are not looked at meanwhile.

@@ -24,7 +24,7 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, epoll, life, mend, mirror, real, report, signals, start, steer};
+use crate::{alone, epoll, life, loan, mend, mirror, queues, real, report, signals, start, steer};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -127,6 +127,7 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     shared.first.store(1, Ordering::Release);
     points::pass("first set");
     shared.mode.store(LANED, Ordering::Release);
+    queues::spread(shared);
     None
 }
 
@@ -200,6 +201,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     if steered != shared.steered.load(Ordering::Relaxed) {
         steer_to(shared, fd, steered);
     }
+    queues::spread(shared);
 }
 
 /// Whether a place is a member's that is not known to be dead.
@@ -271,6 +273,7 @@ pub(crate) fn leave(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
             past(shared, fd, lane);
             points::pass("steered past");
         }
+        queues::spread(shared);
     }
     report::end(member);
     member.state.store(0, Ordering::Relaxed);
@@ -330,6 +333,7 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
 /// All steps of falling back. Each may be done twice: who finishes what somebody died over does them all.
 pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     alone::leave(sock);
+    loan::close(sock, shared);
     let others = lanes_mask(shared) & !1;
     if others == 0 {
         shared.mode.store(PLAIN, Ordering::SeqCst);
@@ -426,7 +430,8 @@ pub(crate) fn open_in_advance() {
         |sock: &&Sock| sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED));
     for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
         let (Some(shared), Some(fd)) = (sock.shared(), any_fd(sock)) else { continue };
-        if let Some(_guard) = mend::lock(sock, shared, true) {
+        if let Some(guard) = mend::lock(sock, shared, true) {
+            loan::in_advance(sock, shared, fd, &guard);
             open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
         }
     }
@@ -450,7 +455,7 @@ pub(crate) fn signals_are_mixed() {
             .iter()
             .take(joined)
             .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
-        if matches!(shared.mode(), LEARN | LANED)
+        if (matches!(shared.mode(), LEARN | LANED) || queues::are_open(shared))
             && blocks
             && let Some(fd) = any_fd(sock)
         {
@@ -478,6 +483,7 @@ pub(crate) fn close(sock: &Sock) {
         crate::calls::call::close(fd);
         sock.set_lane_fd(lane, None);
     }
+    loan::give_back(sock);
     sock.give_back();
 }
 

@@ -24,6 +24,7 @@
 //! | `reach.rs` | which lanes others must look at: why nothing is out of reach |
 //! | `life.rs`, `mend.rs`, `points.rs` | who is alive; what the living do for the dead; where tests have somebody die |
 //! | `open.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its options, its steering |
+//! | `loan.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
 //! | `report.rs` | what the launcher reads |
 
 #![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
@@ -32,8 +33,10 @@ mod alone;
 mod calls;
 mod descriptors;
 mod epoll;
+mod frames;
 mod lanes;
 mod life;
+mod loan;
 mod lock;
 mod me;
 mod memory;
@@ -44,6 +47,7 @@ mod options;
 mod pace;
 mod points;
 mod process;
+mod queues;
 mod reach;
 mod real;
 mod receive;

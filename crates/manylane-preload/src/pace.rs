@@ -24,7 +24,7 @@ use manylane_sys::linger::Linger;
 use manylane_sys::{cpu, tick};
 
 use crate::sock::{LANED, Shared};
-use crate::start;
+use crate::{queues, start};
 
 /// A pause lasts for so many times what it costs the thread that pauses: at most half a percent of a core goes into pauses. The
 /// interrupt and the scheduler, which nobody counts here, cost several times as much, and so does the system call by
@@ -56,7 +56,7 @@ thread_local! {
 #[inline]
 pub(crate) fn pays(shared: &Shared) -> bool {
     let owned = |owner: &&AtomicU32| owner.load(Ordering::Relaxed) != 0;
-    shared.mode() == LANED && shared.owner.iter().filter(owned).nth(1).is_some()
+    (shared.mode() == LANED && shared.owner.iter().filter(owned).nth(1).is_some()) || queues::are_open(shared)
 }
 
 /// The calling thread has received so many datagrams from lanes.

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 
 use crate::open::SLICE_MS;
 use crate::sock::{LANED, MAX_LANES, Shared, Sock, WAITS_ON};
-use crate::{lanes, life, mend, report};
+use crate::{lanes, life, mend, queues, report};
 
 /// Looks, a slice apart, at an owner that does not move, before its lane is taken from it.
 const PATIENCE: u32 = 8;
@@ -82,6 +82,7 @@ fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
         return;
     }
     lanes::steer_past(sock, shared, lane);
+    queues::spread(shared);
 }
 
 /// Milliseconds from the clock of the kernel's ticks, which costs no system call.

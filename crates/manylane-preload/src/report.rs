@@ -65,6 +65,9 @@ pub(crate) fn claim(who: u64, addr: Option<SocketAddr>) -> u32 {
             for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.helped] {
                 count.store(0, Ordering::Relaxed);
             }
+            for count in [&slot.rx_frames, &slot.tx_frames] {
+                count.store(0, Ordering::Relaxed);
+            }
             for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
                 count.store(0, Ordering::Relaxed);
             }
@@ -101,6 +104,14 @@ pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool
     if helped {
         add(&slot.helped, datagrams);
     }
+}
+
+/// Of what was received and sent, so many datagrams were frames.
+#[inline]
+pub(crate) fn by_frames(member: &Member, received: u64, sent: u64) {
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.rx_frames, received);
+    add(&slot.tx_frames, sent);
 }
 
 /// A call of the program sent datagrams.

@@ -3,7 +3,8 @@
 //!
 //! | variable | value | default |
 //! |---|---|---|
-//! | `MANYLANE_ENGINE` | `auto`, `mmsg` | `auto` |
+//! | `MANYLANE_ENGINE` | `auto`, `mmsg`, `xdp` | `auto`, which is `mmsg` |
+//! | `MANYLANE_LENDER` | descriptor of the launcher that lends queues, for `xdp` | none |
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
@@ -13,6 +14,8 @@
 
 use std::path::PathBuf;
 use std::time::Duration;
+
+use manylane_sys::lend::VARIABLE;
 
 use crate::open::SLICE_MS;
 use crate::sock::MAX_LANES;
@@ -34,6 +37,8 @@ pub(crate) struct Settings {
     /// The pause before a sleep; none: as long as suits the machine.
     pub(crate) linger: Option<Duration>,
     pub(crate) report: Option<PathBuf>,
+    /// Who is asked for queues; only with engine `xdp`.
+    pub(crate) lender: Option<libc::c_int>,
 }
 
 impl Settings {
@@ -49,6 +54,7 @@ impl Settings {
             ports: Vec::new(),
             linger: None,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
+            lender: None,
         };
         let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
             if let Some(value) = var(name).filter(|value| !value.is_empty())
@@ -57,7 +63,15 @@ impl Settings {
                 complain(name, &value, known);
             }
         };
-        take("MANYLANE_ENGINE", "auto, mmsg", &mut |text| matches!(text, "auto" | "mmsg").then_some(()));
+        let lender = var(VARIABLE).and_then(|text| text.parse().ok());
+        take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
+            "auto" | "mmsg" => Some(()),
+            "xdp" => {
+                settings.lender = Some(lender?);
+                Some(())
+            }
+            _ => None,
+        });
         let steerings = "flow, round-robin, cpu, random, least-loaded";
         take("MANYLANE_STEERING", steerings, &mut |text| {
             settings.steering = Policy::parse(text)?;

@@ -20,7 +20,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use libc::c_int;
+use manylane_sys::lend::QUEUES;
 
+use crate::loan::Loan;
 use crate::memory::{self, Atomics};
 
 /// Lanes that a socket can have: bits of a word.
@@ -100,6 +102,11 @@ pub(crate) struct Shared {
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
+    /// What queues the socket has: `loan.rs`.
+    pub(crate) loan: AtomicU32,
+    pub(crate) queue_count: AtomicU32,
+    /// The lane of each queue.
+    pub(crate) queue_lane: [AtomicU32; QUEUES],
     /// Member of each lane, and one; 0 if none.
     pub(crate) owner: [AtomicU32; MAX_LANES],
     /// The beat of the owner when somebody last looked, how often it had not changed since, and when that was counted
@@ -132,6 +139,9 @@ impl Shared {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.timeout_us, &self.first, &self.retired, &self.steered] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&self.loan, &self.queue_count].into_iter().chain(&self.queue_lane) {
             word.store(0, Ordering::Relaxed);
         }
         for word in self.owner.iter().chain(&self.seen).chain(&self.still).chain(&self.looked) {
@@ -171,6 +181,7 @@ pub(crate) struct Sock {
     /// There was such a descriptor.
     pub(crate) was_alone: AtomicU32,
     shared: AtomicPtr<Shared>,
+    loan: AtomicPtr<Loan>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
 }
@@ -252,6 +263,18 @@ impl Sock {
             self.shared.store(fresh.as_ptr().cast_mut(), Ordering::Release);
         }
         self.shared()
+    }
+
+    /// The queues that this process has for it.
+    #[inline]
+    pub(crate) fn loan(&self) -> Option<&'static Loan> {
+        // SAFETY: null, or one that `set_loan` was given, which lives for ever.
+        unsafe { self.loan.load(Ordering::Acquire).as_ref() }
+    }
+
+    pub(crate) fn set_loan(&self, loan: Option<&'static Loan>) {
+        let at = loan.map_or(ptr::null_mut(), |loan| ptr::from_ref(loan).cast_mut());
+        self.loan.store(at, Ordering::Release);
     }
 
     /// The descriptor of a lane, where the program's own is `fd`.

@@ -10,6 +10,7 @@ use manylane_sys::barrier;
 use crate::epoll::Epoll;
 use crate::settings::Settings;
 use crate::sock::Sock;
+use crate::table::{self, Entry};
 use crate::{calls, life, me, points, process, report};
 
 static READY: AtomicBool = AtomicBool::new(false);
@@ -50,6 +51,10 @@ extern "C" fn start() {
         cpus,
         |name, value, known| say(&format!("{name}={value}: {known} would be understood; ignored")),
     );
+    if let Some(channel) = settings.lender {
+        // Of the program's descriptors it is none, but what the program starts inherits it.
+        table::set(channel, Entry::Hidden);
+    }
     _ = SETTINGS.set(settings);
     report::start();
     life::start();

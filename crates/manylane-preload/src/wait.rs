@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
+use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
@@ -15,7 +16,7 @@ use crate::open::SLICE_MS;
 use crate::reach::uncovered;
 use crate::receive::{is_managed, ready};
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{alone, epoll, lanes, me, mend, pace, table};
+use crate::{alone, epoll, lanes, me, mend, pace, queues, table};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -48,7 +49,7 @@ fn begin_to_watch(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
     if kind & POLLS == 0 {
         member.kind.store(kind | POLLS, Ordering::Relaxed);
     }
-    if shared.mode() == SINGLE {
+    if shared.mode() == SINGLE && !queues::are_open(shared) {
         // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
         member.state.swap(UNBOUNDED, Ordering::SeqCst);
         if shared.mode.load(Ordering::SeqCst) == SINGLE {
@@ -94,6 +95,9 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
     mend::look(sock, shared);
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
+    if queues::has_leftovers(sock, shared) {
+        return true;
+    }
     let mut mask = retired | older;
     if shared.mode() == LANED {
         mask |= uncovered(sock, shared, Some(watched));
@@ -118,6 +122,7 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
 /// Whether a look at other lanes is due before a wait: they hold what is older, or had something the last time.
 pub(crate) fn is_look_due(sock: &'static Sock, shared: &Shared) -> bool {
     shared.retired.load(Ordering::Acquire) | shared.first.load(Ordering::Acquire) != 0
+        || queues::has_leftovers(sock, shared)
         || me::known(sock, shared).is_some_and(|member| member.helps.load(Ordering::Relaxed) != 0)
 }
 
@@ -254,35 +259,46 @@ fn in_slices(
     mask: *const sigset_t,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> c_int {
-    let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; MOST];
-    let copy = &mut copy[..fds.len()];
+    // Behind the program's entries, the queues of the lanes.
+    let mut all = [pollfd { fd: -1, events: 0, revents: 0 }; MOST + QUEUES];
     let mut first = true;
     // What was found is gone: the next round waits for a slice.
     let mut in_vain = false;
     loop {
         let mut any = false;
-        for (from, to) in fds.iter().zip(copy.iter_mut()) {
-            *to = *from;
+        let mut count = fds.len();
+        for (nth, from) in fds.iter().enumerate() {
+            all[nth] = *from;
             let Some((sock, shared)) = managed(from) else { continue };
             if let Watch::Sliced(lane) = begin(sock, shared, from.fd) {
                 any = true;
-                to.fd = sock.fd_of(lane, from.fd);
+                all[nth].fd = sock.fd_of(lane, from.fd);
+                count = queues::append(sock, shared, 1 << lane, &mut all, count);
             }
         }
+        queues::flush();
+        let has_queues = count > fds.len();
+        let frames = has_queues && has_frames(fds);
+        let copy = &mut all[..fds.len()];
         let slice = until.slice();
         // Before a wait: only where the answer would be "nothing", or what is there is older than any lane's.
         let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
         let found = now && look(fds, copy);
-        let answer = match (any, found) {
+        let mut answer = match (any, found || frames) {
             (false, _) => native(fds),
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
             // The C library's own: a thread can be cancelled in it.
             (true, false) => {
-                (if first { pause(fds, copy, until, mask) } else { None }).unwrap_or_else(|| {
-                    call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(until.slice()), mask)
+                let paused = if first { pause(fds, copy, until, mask) } else { None };
+                paused.unwrap_or_else(|| {
+                    call::ppoll(all.as_mut_ptr(), count as nfds_t, &timespec_of(until.slice()), mask)
                 })
             }
         };
+        let copy = &mut all[..fds.len()];
+        if any && answer >= 0 {
+            answer = add_frames(fds, copy, found);
+        }
         for at in fds.iter() {
             if let Some(sock) = table::sock(at.fd)
                 && let Some(shared) = sock.shared()
@@ -297,6 +313,7 @@ fn in_slices(
         let late = until.left().is_some_and(|left| left.is_zero());
         in_vain = found && answer == 0;
         if answer > 0 || (late && look(fds, copy)) {
+            add_frames(fds, copy, late);
             return hand_over(fds, copy);
         }
         if late {
@@ -348,6 +365,7 @@ fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
         let Some((sock, shared)) = managed(from) else { continue };
         let watched = watched(sock, shared);
         if elsewhere(sock, shared, from.fd, watched) {
+            any |= queues::has_leftovers(sock, shared);
             // The wait is then for the lane that has it.
             if let Some(lane) = lane_with(sock, shared, from.fd, watched) {
                 to.fd = sock.fd_of(lane, from.fd);
@@ -357,9 +375,33 @@ fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     }
     if any {
         let now = timespec_of(Duration::ZERO);
-        any = calls::ppoll_raw(copy, Some(now), std::ptr::null()) > 0;
+        any = calls::ppoll_raw(copy, Some(now), std::ptr::null()) > 0 || add_frames(fds, copy, true) > 0;
     }
     any
+}
+
+/// Whether the queues of a lane that is watched have something.
+fn has_frames(fds: &[pollfd]) -> bool {
+    fds.iter()
+        .filter_map(managed)
+        .any(|(sock, shared)| queues::ready(sock, shared, 1 << watched(sock, shared)) != 0)
+}
+
+/// Says of entries that they can be read because of queues, which the kernel was not asked about: those of the lanes that
+/// are watched, and if `wide`, of all that the caller would take from. How many entries have something to say then.
+fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
+    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+        let Some((sock, shared)) = managed(from) else { continue };
+        let own = watched(sock, shared);
+        let mut mask = 1 << own;
+        if wide && shared.mode() == LANED {
+            mask |= uncovered(sock, shared, Some(own));
+        }
+        if queues::ready(sock, shared, mask) != 0 || queues::has_leftovers(sock, shared) {
+            to.revents |= from.events & (POLLIN | POLLRDNORM);
+        }
+    }
+    copy.iter().filter(|at| at.revents != 0).count() as c_int
 }
 
 fn watched(sock: &'static Sock, shared: &Shared) -> usize {

@@ -26,6 +26,9 @@
 //! | [`barrier`] | waiting until no packet is between two states of steering |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`capture`] | rings of frames in memory that another process looks at |
+//! | [`lend`] | what is said of queues that one process lends others |
+//! | [`hops`] | next hops in memory that processes share |
+//! | [`shared`] | memory that processes share |
 //! | [`local`] | local sockets that carry messages and descriptors |
 //! | [`shim`] | the report that the preload library writes and the launcher reads |
 
@@ -35,6 +38,8 @@ pub mod capture;
 pub mod control;
 pub mod cpu;
 pub mod device;
+pub mod hops;
+pub mod lend;
 pub mod linger;
 pub mod local;
 pub mod map;
@@ -44,6 +49,7 @@ pub mod netns;
 pub mod packet;
 pub mod process;
 pub mod raw_xsk;
+pub mod shared;
 pub mod shim;
 pub mod signal;
 pub mod sock;

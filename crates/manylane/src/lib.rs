@@ -44,6 +44,7 @@ pub use counters::{Counters, LaneCounters, LaneId};
 pub use error::{Error, ErrorKind, Result};
 pub use io::Capabilities;
 pub use io::xdp::XdpQueue;
+pub use io::xdp::lending::Lender;
 pub use lane::{Lane, Received};
 pub use outbox::{Flushed, Outbox};
 pub use placement::Placement;
