@@ -65,6 +65,12 @@ pub(crate) fn is_wanted() -> bool {
     start::settings().is_some_and(|settings| settings.lender.is_some())
 }
 
+/// Whether a socket has no queues yet, and may get some.
+#[inline]
+pub(crate) fn is_due(shared: &Shared) -> bool {
+    shared.loan.load(Ordering::Acquire) < OPEN && is_wanted()
+}
+
 /// A member has come back to receive: it gets queues, if there are any.
 #[cold]
 pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) {

@@ -252,9 +252,9 @@ fn the_long_way(
         let receives = member.receives.load(Ordering::Relaxed);
         if receives < lanes::COMES_BACK {
             member.receives.store(receives + 1, Ordering::Relaxed);
-            if receives + 1 == lanes::COMES_BACK && loan::is_wanted() {
-                loan::begin(sock, shared, fd);
-            }
+        }
+        if receives + 1 >= lanes::COMES_BACK && loan::is_due(shared) {
+            loan::begin(sock, shared, fd);
         }
         let mode = shared.mode();
         if mode == SINGLE {

@@ -193,16 +193,28 @@ fn text(report: &Report) -> String {
     if report.receivers.len() > ROWS {
         _ = write!(text, "\nand {} more that received less (--json has them)", report.receivers.len() - ROWS);
     }
+    let by_xdp = report
+        .receivers
+        .iter()
+        .fold((0, 0), |sum, one| (sum.0 + one.received_by_xdp, sum.1 + one.sent_by_xdp));
+    if by_xdp != (0, 0) {
+        _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
+    }
     if report.left_out > 0 {
         _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
     }
     for fallback in &report.fallbacks {
         let times = if fallback.count == 1 { String::new() } else { format!(", {} times", fallback.count) };
         let socket = if fallback.socket.is_empty() { "a socket" } else { &fallback.socket };
-        _ = write!(text, "\nno lanes{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
+        // Without queues, a socket has its lanes as with engine mmsg.
+        let what = if QUEUES.contains(&fallback.reason) { "no queues" } else { "no lanes" };
+        _ = write!(text, "\n{what}{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
     }
     text
 }
+
+/// Reasons that are about the queues of engine xdp alone.
+const QUEUES: [&str; 3] = ["no-queue", "control", "lender"];
 
 /// Rows of the table, at most: a server may have had thousands of sockets, one after the other.
 const ROWS: usize = 40;
