@@ -56,7 +56,11 @@ enum mls_reason_id {
 	MLS_ADDRESS = 14,  /* bound to a multicast or broadcast address */
 	MLS_IOCTL = 15,	   /* an ioctl or fcntl that a lane cannot mirror */
 	MLS_SHUTDOWN = 16, /* shutdown() */
-	MLS_REASONS_USED = 17,
+	/* Engine xdp: the socket has its lanes, and no queues. */
+	MLS_NO_QUEUE = 17, /* no device has its address, or a queue to spare */
+	MLS_CONTROL = 18, /* options that only the kernel's socket honours */
+	MLS_LENDER = 19, /* the launcher lent none */
+	MLS_REASONS_USED = 20,
 };
 
 /* A bound address; family 0 if there is none. */
@@ -93,7 +97,9 @@ struct mls_receiver {
 	__u64 tx_bytes;
 	__u64 tx_batches;
 	__u64 helped; /* of rx_datagrams, from a lane that was not its own */
-	__u64 pad[4];
+	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
+	__u64 tx_frames;
+	__u64 pad[2];
 };
 
 struct mls_reason {
@@ -121,6 +127,7 @@ MLS_ASSERT(sizeof(struct mls_receiver) == 128);
 MLS_ASSERT(offsetof(struct mls_receiver, addr) == 16);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
 MLS_ASSERT(offsetof(struct mls_receiver, helped) == 88);
+MLS_ASSERT(offsetof(struct mls_receiver, rx_frames) == 96);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);
 
 #endif /* MANYLANE_SHIM_H */

@@ -3,8 +3,8 @@
 """What a request costs an unmodified server, alone and under `manylane run`: bench-run.py [options]
 
 Interleaved rounds at one rate, at which nobody loses anything; medians with their spread. One JSON document
-(manylane.bench.run.v1) on standard output, progress on standard error. The server and its requests are on loopback, on
-processors of their own: CPU time is that of the server's threads (schedstat), softirqs are the sender's and in total_cpu_ns.
+(manylane.bench.run.v1) on standard output, progress on standard error. The server and its requests are on loopback, or
+between two network namespaces (--address, --server-in; this script runs in the one that asks), on processors of their own: CPU time is that of the server's threads (schedstat), softirqs are the sender's and in total_cpu_ns.
 """
 
 import argparse
@@ -26,7 +26,11 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+ADDRESS = "127.0.0.1"
+
+
 def free_port():
+    """One that is free here, and to all probability there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
@@ -40,7 +44,7 @@ class Memcached:
 
     def command(self):
         port = str(self.port)
-        return ["memcached", "-U", port, "-p", port, "-l", "127.0.0.1", "-t", str(self.threads), "-u", "root"]
+        return ["memcached", "-U", port, "-p", port, "-l", ADDRESS, "-t", str(self.threads), "-u", "root"]
 
     def prepare(self, ask):
         stored = ask(struct.pack("!4H", 1, 0, 1, 0) + b"set key 0 0 10\r\n0123456789\r\n")
@@ -61,7 +65,7 @@ class Nsd:
         self.configuration = os.path.join(folder, "nsd.conf")
         with open(self.configuration, "w") as out:
             out.write(
-                f'server:\n ip-address: 127.0.0.1@{self.port}\n server-count: {threads}\n username: ""\n chroot: ""\n'
+                f'server:\n ip-address: {ADDRESS}@{self.port}\n server-count: {threads}\n username: ""\n chroot: ""\n'
                 f' zonesdir: "{folder}"\n pidfile: "{folder}/nsd.pid"\n database: ""\n zonelistfile: "{folder}/zone.list"\n'
                 f' xfrdfile: "{folder}/xfrd.state"\n reuseport: {self.reuseport}\n rrl-ratelimit: 0\n'
                 f'remote-control:\n control-enable: no\nzone:\n name: example.test\n zonefile: "{zone}"\n'
@@ -114,13 +118,13 @@ class Running:
         if how:
             command = [args.manylane, "run", "--quiet", "--json", self.report, *how, "--", *command]
         self.child = subprocess.Popen(
-            ["taskset", "-c", args.server_cpus, *command],
+            [*args.server_in.split(), "taskset", "-c", args.server_cpus, *command],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )
         self.how = how
         try:
             self.client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            self.client.connect(("127.0.0.1", self.server.port))
+            self.client.connect((ADDRESS, self.server.port))
             self.client.settimeout(2)
             self.server.prepare(self.ask)
             self.answer = self.ask(self.server.request)
@@ -140,7 +144,7 @@ class Running:
                 time.sleep(0.02)
 
     def measure(self, args, rate, seconds):
-        command = ["taskset", "-c", args.sender_cpus, args.manylane, "send", f"127.0.0.1:{self.server.port}"]
+        command = ["taskset", "-c", args.sender_cpus, args.manylane, "send", f"{ADDRESS}:{self.server.port}"]
         command += ["--payload", "hex:" + self.server.request.hex(), "--expect", "hex:" + self.answer.hex()]
         command += ["--rate", str(int(rate)), "--duration", f"{seconds}s", "--flows", str(args.flows), "--json"]
         cpu, idle, start = cpu_ns(self.child.pid), idle_ns(), time.monotonic_ns()
@@ -179,7 +183,7 @@ class Running:
             return 0, []
         with open(self.report) as report:
             document = json.load(report)
-        address = f"127.0.0.1:{self.server.port}"
+        address = f"{ADDRESS}:{self.server.port}"
         lanes = {row["lane"] for row in document["rows"] if row["socket"] == address and row["lane"] is not None}
         return len(lanes), [one["reason"] for one in document["fallbacks"]]
 
@@ -215,10 +219,13 @@ def main():
     parser.add_argument("--rate", type=float, help="requests per second [0.7 of the lowest no-loss rate]")
     parser.add_argument("--lowest", type=float, default=10_000, help="where the search for the no-loss rate begins")
     parser.add_argument("--flows", type=int, default=64)
+    parser.add_argument("--address", default=ADDRESS, help="of the server")
+    parser.add_argument("--server-in", default="", help="what the server is started by, such as 'ip netns exec NAME'")
     parser.add_argument("--server-cpus", default="0")
     parser.add_argument("--sender-cpus", default="1")
     args = parser.parse_args()
     args.manylane = os.path.abspath(args.manylane)
+    globals()["ADDRESS"] = args.address
     variants = [("alone", None)] + [("run " + how, how.split()) for how in args.how or ["--engine mmsg"]]
 
     notes, rate = [], args.rate

@@ -213,9 +213,13 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
-    /// How lanes talk to the kernel: auto or mmsg; xdp not yet [default: auto]
+    /// How lanes talk to the kernel: auto (mmsg), mmsg, or xdp: frames of the devices, past the kernel's stack. For xdp this
+    /// needs root, the program does not [default: auto]
     #[arg(long)]
     pub(crate) engine: Option<Engine>,
+    /// Devices whose frames the program gets with engine xdp, such as eth0,eth1 [default: all that are up]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) interfaces: Option<Vec<String>>,
     /// Which lane gets a datagram, as for `manylane echo` [default: flow]
     #[arg(long, value_name = "POLICY")]
     pub(crate) steering: Option<Steering>,
@@ -228,6 +232,10 @@ pub(crate) struct RunArgs {
     /// Datagrams that one system call may take behind the program's back: 1, and no more as yet
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
+    /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never
+    /// [default: 50 to 500, by what a pause costs here]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=20_000))]
+    pub(crate) linger: Option<u32>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
     pub(crate) stats: Option<f64>,
@@ -246,7 +254,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "exec")]
     pub(crate) follow: bool,
     /// Become the program instead of waiting for it: nobody stands between it and who started it, and there is no report
-    #[arg(long, conflicts_with_all = ["stats", "json"])]
+    #[arg(long, conflicts_with_all = ["stats", "json", "interfaces"])]
     pub(crate) exec: bool,
 }
 

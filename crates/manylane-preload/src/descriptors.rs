@@ -9,7 +9,7 @@ use crate::calls::call;
 use crate::sock::Sock;
 use crate::start::refuse;
 use crate::table::{self, Entry};
-use crate::{epoll, lanes, me, open, options, real};
+use crate::{epoll, lanes, loan, me, open, options, real};
 
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let fd = call::socket(domain, kind, protocol);
@@ -153,6 +153,9 @@ pub(crate) fn dup(fd: c_int) -> c_int {
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
+    if is_lent(to) {
+        return refuse(libc::EBUSY);
+    }
     make_room(fd, to);
     let new = call::dup2(fd, to);
     if new >= 0 && fd != to {
@@ -161,7 +164,15 @@ pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
     new
 }
 
+/// Whether a number belongs to queues on loan, which cannot move.
+fn is_lent(to: c_int) -> bool {
+    table::entry(to) == Entry::Hidden && me::is_ours() && loan::has(to)
+}
+
 pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    if is_lent(to) {
+        return refuse(libc::EBUSY);
+    }
     make_room(fd, to);
     let new = call::dup3(fd, to, flags);
     if new >= 0 {

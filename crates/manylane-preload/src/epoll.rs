@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, EPOLLRDNORM};
-use libc::{c_int, epoll_event, sigset_t, timespec};
+use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
+use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
@@ -20,7 +21,7 @@ use crate::memory::{self, Atomics};
 use crate::sock::Sock;
 use crate::table::{self, Entry};
 use crate::wait::{self, Until, Watch};
-use crate::{descriptors, lanes, me, real};
+use crate::{alone, descriptors, lanes, me, pace, queues, real};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.
 const MAX_EPOLLS: usize = 1024;
@@ -45,11 +46,15 @@ struct Item {
 pub(crate) struct Epoll {
     used: AtomicU32,
     refs: AtomicU32,
-    lock: AtomicU32,
+    lock: AtomicU64,
     /// Items that there are.
     count: AtomicU32,
+    /// Items behind these were never used.
+    top: AtomicU32,
     /// It is in another one.
     nested: AtomicU32,
+    /// Waits with queues, to give the kernel its turn.
+    looks: AtomicU32,
     /// The thread that waits on it.
     waiter: AtomicU64,
     items: [Item; MAX_ITEMS],
@@ -88,10 +93,17 @@ impl Epoll {
         epoll.refs.store(1, Ordering::Relaxed);
         epoll.lock.store(0, Ordering::Relaxed);
         epoll.count.store(0, Ordering::Relaxed);
+        epoll.top.store(0, Ordering::Relaxed);
         epoll.nested.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
         Some(at as u32)
+    }
+
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+    pub(crate) fn in_child() {
+        let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
+        used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
     }
 
     /// One descriptor more.
@@ -107,7 +119,8 @@ impl Epoll {
     }
 
     fn items(&self) -> impl Iterator<Item = (&Item, &'static Sock)> {
-        self.items.iter().filter_map(|item| {
+        let top = self.top.load(Ordering::Acquire) as usize;
+        self.items[..top.min(MAX_ITEMS)].iter().filter_map(|item| {
             let index = item.sock.load(Ordering::Acquire).checked_sub(1)?;
             let sock = Sock::at(index);
             (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
@@ -175,11 +188,7 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         return call::epoll_ctl(epfd, op, fd, event);
     }
     if let (Entry::Epoll(inner), EPOLL_CTL_ADD) = (entry, op) {
-        let inner = Epoll::at(inner);
-        inner.nested.store(1, Ordering::Release);
-        inner.items().for_each(|(item, sock)| {
-            lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
-        });
+        nested(Epoll::at(inner));
     }
     let (Entry::Sock(index), true) = (entry, me::is_ours()) else {
         return call::epoll_ctl(epfd, op, fd, event);
@@ -236,14 +245,48 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     }
 }
 
+/// An instance is waited for as a descriptor, with others, in a wait without a bound: it has to watch the programs' own sockets.
+#[cold]
+pub(crate) fn nested(epoll: &'static Epoll) {
+    epoll.nested.store(1, Ordering::Release);
+    for (item, sock) in epoll.items() {
+        lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
+    }
+}
+
+/// Whether a wait for the instance behind `fd` as a descriptor would change anything.
+#[inline]
+pub(crate) fn is_nested_now(fd: c_int) -> Option<&'static Epoll> {
+    let epoll = table::epoll(fd)?;
+    (epoll.nested.load(Ordering::Acquire) == 0).then_some(epoll)
+}
+
+/// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
+/// sleeps. (Other processes' threads move their entries when they return from a slice.)
+pub(crate) fn fallen(sock: &Sock) {
+    let all = || Epoll::all().iter().enumerate();
+    for (index, epoll) in all().filter(|(_, epoll)| epoll.used.load(Ordering::Acquire) == 1) {
+        let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
+        if !epoll.items().any(|(item, at)| ptr::eq(at, sock) && moved(item)) {
+            continue;
+        }
+        let entry = Entry::Epoll(index as u32);
+        let Some((epfd, _)) = table::known(0, u32::MAX).find(|(_, at)| *at == entry) else { continue };
+        for (item, at) in epoll.items().filter(|(_, at)| ptr::eq(*at, sock)) {
+            move_to(epoll, item, at, epfd, 0);
+        }
+    }
+}
+
 fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
-    let free = |item: &&Item| {
+    let free = |item: &Item| {
         let sock = item.sock.load(Ordering::Relaxed);
         sock == 0
             || Sock::at(sock - 1).generation.load(Ordering::Relaxed)
                 != item.generation.load(Ordering::Relaxed)
     };
-    let Some(item) = epoll.items.iter().find(free) else { return false };
+    let Some(at) = epoll.items.iter().position(free) else { return false };
+    let item = &epoll.items[at];
     if item.sock.load(Ordering::Relaxed) == 0 {
         epoll.count.fetch_add(1, Ordering::AcqRel);
     }
@@ -253,6 +296,7 @@ fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> boo
     item.events.store(events, Ordering::Relaxed);
     item.data.store(data, Ordering::Relaxed);
     item.sock.store(sock.index() + 1, Ordering::Release);
+    epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
     true
 }
 
@@ -312,21 +356,40 @@ fn sliced(
     mask: *const sigset_t,
     native: impl Fn() -> c_int,
 ) -> c_int {
+    // Alone with every socket: the program's own call.
+    if epoll.items().all(|(_, sock)| alone::of(sock).is_some_and(alone::Place::begin)) {
+        let answer = native();
+        for (_, sock) in epoll.items() {
+            if let Some(shared) = sock.shared() {
+                wait::end(sock, shared);
+            }
+        }
+        return answer;
+    }
     claim(epoll);
     // Something may be there that the kernel does not tell of again (EPOLLET): then the next round waits for a slice.
     let mut in_vain = false;
+    let mut first = true;
     loop {
         let any = begin(epoll, epfd);
         let due = any
             && !in_vain
             && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
-        let slice = if due { Duration::ZERO } else { until.slice() };
-        let answer = if any {
-            let ms = c_int::try_from(slice.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+        let with_frames = any && epoll.items().any(|(_, sock)| sock.shared().is_some_and(queues::are_open));
+        let wait = |time: Duration| {
+            if with_frames {
+                return with_queues(epoll, epfd, events, count, time, mask);
+            }
+            let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
             call::epoll_pwait(epfd, events, count, ms, mask)
-        } else {
-            native()
         };
+        let slice = if due { Duration::ZERO } else { until.slice() };
+        let answer = match any {
+            true if first && !due => pause(epoll, until, mask, wait).unwrap_or_else(|| wait(until.slice())),
+            true => wait(slice),
+            false => native(),
+        };
+        first = false;
         let errno = real::errno();
         for (_, sock) in epoll.items() {
             if let Some(shared) = sock.shared() {
@@ -344,6 +407,88 @@ fn sliced(
         }
         in_vain = slice.is_zero();
     }
+}
+
+/// Entries between two looks of the kernel's while queues always have something.
+const KERNELS_TURN: u32 = 8;
+
+/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches. The kernel watches the program's entries
+/// as ever; queues are looked at here, and the instance is waited for with them. While they have something, the kernel is
+/// asked for the rest now and then.
+fn with_queues(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    slice: Duration,
+    mask: *const sigset_t,
+) -> c_int {
+    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES];
+    fds[0].fd = epfd;
+    let mut used = 1;
+    let has_frames = |item: &Item, sock: &'static Sock| {
+        let lane = item.lane.load(Ordering::Relaxed);
+        sock.shared().is_some_and(|shared| queues::ready(sock, shared, 1 << lane) != 0)
+    };
+    let is_wanted = |item: &Item| item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32;
+    for (item, sock) in epoll.items().filter(|(item, _)| is_wanted(item) != 0) {
+        let lane = item.lane.load(Ordering::Relaxed);
+        if let Some(shared) = sock.shared() {
+            used = queues::append(sock, shared, 1 << lane, &mut fds, used);
+        }
+    }
+    let frames = || epoll.items().any(|(item, sock)| is_wanted(item) != 0 && has_frames(item, sock));
+    let mut found = 0;
+    let looks = epoll.looks.fetch_add(1, Ordering::Relaxed);
+    let some = frames();
+    if !some {
+        queues::flush();
+        let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
+        if call::ppoll(fds.as_mut_ptr(), used as libc::nfds_t, &raw const time, mask) < 0 {
+            return -1;
+        }
+    }
+    if fds[0].revents != 0 || some && looks % KERNELS_TURN == 0 {
+        queues::flush();
+        found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
+        if found < 0 {
+            return found;
+        }
+    }
+    for (item, sock) in epoll.items() {
+        let wanted = is_wanted(item);
+        if wanted == 0 || !has_frames(item, sock) {
+            continue;
+        }
+        let data = item.data.load(Ordering::Relaxed);
+        // SAFETY: the program's array of `count` events, of which `found` are filled; an event may be at any address.
+        let told = (0..found as usize).map(|nth| unsafe { &mut *events.wrapping_add(nth) });
+        if let Some(event) = told.into_iter().find(|event| { event.u64 } == data) {
+            event.events |= wanted;
+        } else if found < count {
+            // SAFETY: as above.
+            unsafe { events.wrapping_add(found as usize).write(epoll_event { events: wanted, u64: data }) };
+            found += 1;
+        }
+    }
+    found
+}
+
+/// A pause before a wait, if one pays: see `pace.rs`. Other descriptors of the instance are not looked at meanwhile.
+fn pause(
+    epoll: &Epoll,
+    until: Until,
+    mask: *const sigset_t,
+    wait: impl Fn(Duration) -> c_int,
+) -> Option<c_int> {
+    let (item, sock) = epoll.items().find(|(_, sock)| sock.shared().is_some_and(pace::pays))?;
+    let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
+    let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+    let rest = |time: timespec| {
+        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, mask);
+        (answer < 0).then_some(answer)
+    };
+    pace::before_sleep(lane, until.left(), look, rest)
 }
 
 /// The calling thread is the one that waits on the instance; if another one was before, its sockets are plain.
@@ -375,18 +520,28 @@ fn begin(epoll: &Epoll, epfd: c_int) -> bool {
                 lane
             }
         };
-        if item.lane.load(Ordering::Relaxed) as usize != lane
-            && let Some(_guard) = lock(&epoll.lock, true)
-        {
-            move_to(item, sock, epfd, fd, lane);
+        if item.lane.load(Ordering::Relaxed) as usize != lane {
+            move_to(epoll, item, sock, epfd, lane);
         }
     }
     any
 }
 
 /// Watches another lane: level and edge both tell what is there already, so that nothing is missed.
-fn move_to(item: &Item, sock: &Sock, epfd: c_int, fd: c_int, lane: usize) {
-    let from = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, fd);
+fn move_to(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
+    let Some(_guard) = lock(&epoll.lock, true) else { return };
+    let before = item.lane.load(Ordering::Relaxed) as usize;
+    // Another thread that waits on the instance may have been here, or have taken the entry out.
+    if before == lane || item.sock.load(Ordering::Acquire) != sock.index() + 1 {
+        return;
+    }
+    let added = item.fd.load(Ordering::Relaxed);
+    // The program may have closed the descriptor that it added, and go on with another one for the same socket.
+    let fd = match table::entry(added) == Entry::Sock(sock.index()) {
+        true => added,
+        false => lanes::any_fd(sock).unwrap_or(added),
+    };
+    let from = sock.fd_of(before, fd);
     let to = sock.fd_of(lane, fd);
     let mut event =
         epoll_event { events: item.events.load(Ordering::Relaxed), u64: item.data.load(Ordering::Relaxed) };

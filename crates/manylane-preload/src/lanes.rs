@@ -5,18 +5,10 @@
 //! Lanes are made when every thread that ever waited for the socket has come back to receive again, and each wait
 //! has had a bound since there were two of them: `consider`. Threads that come later prove the same before they get one.
 //!
-//! # Why nothing is out of reach
+//! # How a change survives who makes it
 //!
-//! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel. If the owner does not wait,
-//! the lane is *uncovered*, and then:
-//! - a receive that would say EAGAIN looks at every uncovered lane first;
-//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at every uncovered lane.
-//!
-//! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
-//! sleeps. An owner that is waiting but never returns (killed, stopped) stands still: its beat does not change, and
-//! after some looks (`PATIENCE`, a slice apart) its lane counts as uncovered, and what it holds goes first. Who is never without
-//! datagrams of its own looks, too, once in some receives. No queue is closed before it is empty, and none while the program
-//! has the socket.
+//! Every change is made under the lock, and written down before it is begun: [`mend`]. What order its steps have is what
+//! makes it possible to finish it from the middle.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -25,13 +17,14 @@ use libc::c_int;
 use manylane_sys::barrier;
 use manylane_sys::shim::Reason;
 
-use crate::lock::{Guard, lock};
+use crate::lock::Guard;
 use crate::open::{self, SLICE_MS};
+use crate::points;
 use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{mirror, process, real, report, signals, start, steer};
+use crate::{alone, epoll, life, loan, mend, mirror, queues, real, report, signals, start, steer};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -41,9 +34,6 @@ const TRIES: u32 = 4000;
 const EAGER: u32 = 256;
 /// Lanes that a socket gets at least when they have to be made in advance.
 const IN_ADVANCE: usize = 4;
-
-/// Looks, a slice apart, at an owner that does not move, before its lane is taken from it.
-const PATIENCE: u32 = 8;
 
 /// Sockets that this is done for: a program with more is no server that forks its receivers.
 const SOCKETS_IN_ADVANCE: usize = 64;
@@ -77,7 +67,7 @@ pub(crate) fn is_worth_a_look(shared: &Shared, member: &Member) -> bool {
 pub(crate) fn consider(sock: &'static Sock, shared: &Shared, fd: c_int) {
     let errno = real::errno();
     let mut give_up = None;
-    if let Some(guard) = lock(&shared.lock, false) {
+    if let Some(guard) = mend::lock(sock, shared, false) {
         match shared.mode() {
             LEARN => give_up = make(sock, shared, fd, &guard),
             LANED => give_lanes(sock, shared, fd, &guard),
@@ -98,8 +88,11 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     let mut blocks = false;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     for (at, member) in shared.members.iter().enumerate().take(joined) {
-        let who = member.who.load(Ordering::Acquire);
-        if who == 0 {
+        if member.who.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        if life::is_dead(member.life.load(Ordering::Acquire)) {
+            leave(shared, fd, at, guard);
             continue;
         }
         // SeqCst on both sides: either we see that it waits without a bound, or it sees that the mode has changed.
@@ -109,7 +102,7 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
         blocks |= kind & BLOCKS != 0;
         let waits_in_receive = kind == BLOCKS && state == WAITS_ON;
         if state == UNBOUNDED || !(comes_back || waits_in_receive) {
-            if is_gone(who) {
+            if mend::is_gone(member) {
                 leave(shared, fd, at, guard);
                 continue;
             }
@@ -127,10 +120,14 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     if shared.lanes.load(Ordering::Relaxed) < 2 {
         return Some(Reason::NoSocket);
     }
+    let _change = mend::begin(shared, mend::OWNERS, guard);
     assign(shared, fd, full);
+    points::pass("lanes given");
     // What is queued in the program's own socket is older than what any lane gets: it goes first.
     shared.first.store(1, Ordering::Release);
+    points::pass("first set");
     shared.mode.store(LANED, Ordering::Release);
+    queues::spread(shared);
     None
 }
 
@@ -166,7 +163,7 @@ pub(crate) fn lanes_mask(shared: &Shared) -> u64 {
 }
 
 /// Steers to the lanes whose bits are set.
-fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
+pub(crate) fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
     let policy = start::settings().map_or(steer::Policy::Flow, |settings| settings.steering);
     let done = open::attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::program(policy, lanes));
     if done {
@@ -176,14 +173,14 @@ fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
 }
 
 /// Gives a lane to each member that comes back and has none, as far as there are any; then steers to those.
-fn assign(shared: &Shared, fd: c_int, full: bool) {
+pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
     let mut steered = 0;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     for (at, member) in shared.members.iter().enumerate().take(joined) {
         let comes_back = member.receives.load(Ordering::Relaxed) >= COMES_BACK;
-        if member.who.load(Ordering::Acquire) == 0 || member.lane.load(Ordering::Relaxed) >= 0 || !comes_back
-        {
+        let lane = member.lane.load(Ordering::Relaxed);
+        if !is_there(member) || lane >= 0 || !comes_back {
             continue;
         }
         let free = (0..lanes).find(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0);
@@ -191,6 +188,7 @@ fn assign(shared: &Shared, fd: c_int, full: bool) {
         let Some(lane) = free.or_else(|| full.then(|| least_shared(shared, lanes))) else { break };
         if free.is_some() {
             shared.owner[lane].store(at as u32 + 1, Ordering::Release);
+            points::pass("owner named");
         }
         member.lane.store(lane as c_int, Ordering::Release);
         report::lane(member, lane as c_int);
@@ -202,6 +200,29 @@ fn assign(shared: &Shared, fd: c_int, full: bool) {
     }
     if steered != shared.steered.load(Ordering::Relaxed) {
         steer_to(shared, fd, steered);
+    }
+    queues::spread(shared);
+}
+
+/// Whether a place is a member's that is not known to be dead.
+fn is_there(member: &Member) -> bool {
+    member.who.load(Ordering::Acquire) != 0 && !life::is_dead(member.life.load(Ordering::Acquire))
+}
+
+/// Lanes without an owner go to members that share the lane of another one, as far as there are such.
+pub(crate) fn part(shared: &Shared) {
+    let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for free in (0..lanes).filter(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0) {
+        let sharer = shared.members.iter().take(joined).position(|member| {
+            let lane = usize::try_from(member.lane.load(Ordering::Relaxed)).ok();
+            let owner = lane.and_then(|lane| shared.owner_of(lane));
+            is_there(member) && owner.is_some_and(|owner| !std::ptr::eq(owner, member))
+        });
+        let Some(at) = sharer else { return };
+        shared.owner[free].store(at as u32 + 1, Ordering::Release);
+        shared.members[at].lane.store(free as c_int, Ordering::Release);
+        report::lane(&shared.members[at], free as c_int);
     }
 }
 
@@ -216,92 +237,75 @@ fn least_shared(shared: &Shared, lanes: usize) -> usize {
 }
 
 /// A lane has lost its owner: another member that shares it takes over. Whether there was one.
-fn inherit(shared: &Shared, lane: usize) -> bool {
+pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
     let joined = shared.joined.load(Ordering::Acquire) as usize;
-    let heir = shared.members.iter().take(joined).position(|member| {
-        member.who.load(Ordering::Relaxed) != 0 && member.lane.load(Ordering::Relaxed) == lane as c_int
-    });
+    let has = |member: &Member| member.lane.load(Ordering::Relaxed) == lane as c_int && is_there(member);
+    let heir = shared.members.iter().take(joined).position(has);
     shared.owner[lane].store(heir.map_or(0, |at| at as u32 + 1), Ordering::Release);
     heir.is_some()
 }
 
 /// Mode LANED: lanes for those who came later.
-fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
     let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
     let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     let without = shared.members.iter().take(joined).filter(|member| {
-        member.who.load(Ordering::Acquire) != 0
+        is_there(member)
             && member.lane.load(Ordering::Relaxed) < 0
             && member.receives.load(Ordering::Relaxed) >= COMES_BACK
     });
     let wanted = owned + without.count();
     let full = !open_up_to(sock, shared, fd, wanted.min(limit)) || wanted > limit;
+    let _change = mend::begin(shared, mend::OWNERS, guard);
     assign(shared, fd, full);
 }
 
-/// Whether a thread can be seen to exist no more: its process is gone.
-fn is_gone(who: u64) -> bool {
-    process::is_gone((who >> 32) as libc::pid_t)
-}
-
 /// Takes a member's lane out of steering and frees its place. What the lane holds stays within everybody's reach.
-fn leave(shared: &Shared, fd: c_int, at: usize, _guard: &Guard<'_>) {
+pub(crate) fn leave(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
+    let _change = mend::begin(shared, mend::OWNERS, guard);
     let member = &shared.members[at];
     let lane = member.lane.swap(-1, Ordering::AcqRel);
+    points::pass("lane left");
     if let Ok(lane) = usize::try_from(lane) {
         let owned = shared.owner[lane].load(Ordering::Relaxed) as usize == at + 1;
-        let steered = shared.steered.load(Ordering::Relaxed) & !(1 << lane);
         if owned && !inherit(shared, lane) && shared.mode() == LANED {
-            steer_to(shared, fd, steered);
-            shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+            past(shared, fd, lane);
+            points::pass("steered past");
         }
+        queues::spread(shared);
     }
     report::end(member);
     member.state.store(0, Ordering::Relaxed);
+    // Who takes the place next has proved nothing, and is not known to be dead.
+    member.receives.store(0, Ordering::Relaxed);
+    member.life.store(0, Ordering::Relaxed);
     member.who.store(0, Ordering::Release);
-    shared.members_now.fetch_sub(1, Ordering::AcqRel);
+}
+
+/// Nothing more comes to a lane, and what it holds goes before all else: also what arrived on the way there.
+fn past(shared: &Shared, fd: c_int, lane: usize) {
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+    steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+}
+
+/// [`past`], for a lane of `sock` that nobody owns any more. Under the lock.
+pub(crate) fn steer_past(sock: &Sock, shared: &Shared, lane: usize) {
+    past(shared, group(sock), lane);
 }
 
 /// Any socket of the group: what steering is set on. Without a lane there is nothing to steer. Only under the lock: lanes
 /// may just be being made.
-fn group(sock: &Sock) -> c_int {
+pub(crate) fn group(sock: &Sock) -> c_int {
     sock.lane_fds().next().map_or(-1, |(_, fd)| fd)
 }
 
 /// A member's thread ends.
 pub(crate) fn member_leaves(sock: &Sock, shared: &Shared, at: usize) {
-    if let Some(guard) = lock(&shared.lock, true) {
+    if let Some(guard) = mend::lock(sock, shared, true) {
         leave(shared, group(sock), at, &guard);
     }
-}
-
-/// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove itself again.
-#[cold]
-fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
-    // Before anything newer, and with or without the lock: who has it may be gone, too, or stopped.
-    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
-    let Some(guard) = lock(&shared.lock, false) else { return };
-    if shared.mode() != LANED {
-        return;
-    }
-    let fd = group(sock);
-    shared.still[lane].store(0, Ordering::Relaxed);
-    let owner = shared.owner[lane].load(Ordering::Relaxed) as usize;
-    let Some(member) = shared.members.get(owner.wrapping_sub(1)) else { return };
-    if is_gone(member.who.load(Ordering::Relaxed)) {
-        leave(shared, fd, owner - 1, &guard);
-        return;
-    }
-    member.receives.store(0, Ordering::Relaxed);
-    member.lane.store(-1, Ordering::Release);
-    report::lane(member, -1);
-    if inherit(shared, lane) {
-        return;
-    }
-    steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
-    // What came on the way there.
-    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
 }
 
 /// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
@@ -311,16 +315,25 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
     let errno = real::errno();
     _ = sock.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
     if let Some(shared) = sock.shared()
-        && let Some(guard) = lock(&shared.lock, true)
+        && let Some(guard) = mend::lock(sock, shared, true)
         && !matches!(shared.mode(), UNBOUND | PLAIN)
     {
-        plain(sock, shared, fd, &guard);
+        let change = mend::begin(shared, mend::falling(reason), &guard);
+        points::pass("falling");
         report::count_reason(reason, local_addr(fd));
+        mend::counted(shared, &guard);
+        plain(sock, shared, fd, &guard);
+        drop(change);
+        drop(guard);
+        epoll::fallen(sock);
     }
     real::set_errno(errno);
 }
 
-fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+/// All steps of falling back. Each may be done twice: who finishes what somebody died over does them all.
+pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    alone::leave(sock);
+    loan::close(sock, shared);
     let others = lanes_mask(shared) & !1;
     if others == 0 {
         shared.mode.store(PLAIN, Ordering::SeqCst);
@@ -330,30 +343,46 @@ fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
         return;
     }
     steer_to(shared, fd, 1);
+    points::pass("steered to one");
     // What is between steering and a queue arrives there before this returns.
     barrier::settle();
-    sock.lane_fds().for_each(|(_, lane)| open::cut_off(lane));
+    for (_, lane) in sock.lane_fds() {
+        open::cut_off(lane);
+        points::pass("cut off");
+    }
     mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
     if shared.bounded.load(Ordering::Acquire) == 0 {
         bound_waits(shared, fd);
     }
     shared.retired.store(others, Ordering::Release);
-    shared.mode.store(PLAIN, Ordering::SeqCst);
+    points::pass("retired");
+    // Without a lane, a member takes from all of them until the mode has changed.
     for member in &shared.members {
         member.lane.store(-1, Ordering::Relaxed);
         report::lane(member, -1);
     }
+    points::pass("nobody's");
+    shared.mode.store(PLAIN, Ordering::SeqCst);
+    points::pass("plain");
 }
 
 /// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.
 #[cold]
 pub(crate) fn emptied(shared: &Shared, fd: c_int, lane: usize) {
+    let errno = real::errno();
     let bit = 1 << lane;
-    if shared.retired.fetch_and(!bit, Ordering::AcqRel) == bit {
-        let errno = real::errno();
-        unbound_waits(shared, fd);
-        real::set_errno(errno);
+    let mut retired = shared.retired.load(Ordering::Acquire);
+    while retired & bit != 0 {
+        if retired == bit {
+            // Before anybody takes the socket for the kernel's: a bound of ours would be seen.
+            unbound_waits(shared, fd);
+        }
+        match shared.retired.compare_exchange(retired, retired & !bit, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(now) => retired = now,
+        }
     }
+    real::set_errno(errno);
 }
 
 /// A socket was bound: whether it can have lanes is known now.
@@ -401,7 +430,8 @@ pub(crate) fn open_in_advance() {
         |sock: &&Sock| sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED));
     for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
         let (Some(shared), Some(fd)) = (sock.shared(), any_fd(sock)) else { continue };
-        if let Some(_guard) = lock(&shared.lock, true) {
+        if let Some(guard) = mend::lock(sock, shared, true) {
+            loan::in_advance(sock, shared, fd, &guard);
             open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
         }
     }
@@ -409,7 +439,7 @@ pub(crate) fn open_in_advance() {
 }
 
 /// Any of the program's descriptors for a socket.
-fn any_fd(sock: &Sock) -> Option<c_int> {
+pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     let index = sock.index();
     table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Sock(index)).map(|(fd, _)| fd)
 }
@@ -425,7 +455,7 @@ pub(crate) fn signals_are_mixed() {
             .iter()
             .take(joined)
             .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
-        if matches!(shared.mode(), LEARN | LANED)
+        if (matches!(shared.mode(), LEARN | LANED) || queues::are_open(shared))
             && blocks
             && let Some(fd) = any_fd(sock)
         {
@@ -436,8 +466,9 @@ pub(crate) fn signals_are_mixed() {
 
 /// Frees the places of this process's threads: it closes the socket.
 pub(crate) fn close(sock: &Sock) {
+    alone::leave(sock);
     if let Some(shared) = sock.shared()
-        && let Some(guard) = lock(&shared.lock, true)
+        && let Some(guard) = mend::lock(sock, shared, true)
     {
         let fd = group(sock);
         let pid = u64::from(std::process::id());
@@ -452,39 +483,8 @@ pub(crate) fn close(sock: &Sock) {
         crate::calls::call::close(fd);
         sock.set_lane_fd(lane, None);
     }
+    loan::give_back(sock);
     sock.give_back();
-}
-
-/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. An owner whose beat stands still over
-/// `PATIENCE` slices is gone. `now` is from `now_ms`.
-#[inline]
-pub(crate) fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
-    let Some(owner) = shared.owner_of(lane) else { return false };
-    let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
-    let last = shared.looked[lane].load(Ordering::Relaxed);
-    // One look counts in each slice, however many look and however often; none counts for more, however long all were
-    // stopped before it.
-    if now.wrapping_sub(last) >= SLICE_MS as u32
-        && shared.looked[lane].compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    {
-        let beat = owner.beat.load(Ordering::Relaxed);
-        if shared.seen[lane].swap(beat, Ordering::Relaxed) != beat {
-            shared.still[lane].store(0, Ordering::Relaxed);
-        } else if shared.still[lane].fetch_add(1, Ordering::Relaxed) >= PATIENCE {
-            orphan(sock, shared, lane);
-        }
-    }
-    // Should the lane not be taken from it (somebody has the lock), what it holds is in reach all the same.
-    waits && shared.still[lane].load(Ordering::Relaxed) <= PATIENCE
-}
-
-/// Milliseconds from the clock of the kernel's ticks, which costs no system call.
-#[inline]
-pub(crate) fn now_ms() -> u32 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
 }
 
 /// One more beat of the calling thread.

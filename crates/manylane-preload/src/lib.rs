@@ -16,25 +16,39 @@
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
 //! | `receive.rs` | receiving: which lane |
 //! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
+//! | `alone.rs` | a program with one receiver goes straight through |
+//! | `pace.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs` | sending: from which lane |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
-//! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back; why nothing is out of reach |
+//! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back |
+//! | `reach.rs` | which lanes others must look at: why nothing is out of reach |
+//! | `life.rs`, `mend.rs`, `points.rs` | who is alive; what the living do for the dead; where tests have somebody die |
 //! | `open.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its options, its steering |
+//! | `loan.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
 //! | `report.rs` | what the launcher reads |
 
 #![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
 
+mod alone;
 mod calls;
 mod descriptors;
 mod epoll;
+mod frames;
 mod lanes;
+mod life;
+mod loan;
 mod lock;
 mod me;
 mod memory;
+mod mend;
 mod mirror;
 mod open;
 mod options;
+mod pace;
+mod points;
 mod process;
+mod queues;
+mod reach;
 mod real;
 mod receive;
 mod report;

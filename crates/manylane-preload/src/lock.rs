@@ -1,39 +1,70 @@
 //! The lock around what changes modes and lanes. Never taken to receive or to send on a lane.
 //!
 //! Signals are blocked while it is held, so that no handler of the same thread can meet it taken; a thread elsewhere
-//! holds it for some system calls at most. A process that dies with it leaves it taken: who wants it gives up after a
-//! while, and the socket stays as it is.
+//! holds it for some system calls at most. It holds the life (`life.rs`) of who has it: a lock of the dead is as good as
+//! open, and what they had begun is finished by the next one (`mend.rs`). A holder that is stopped may come back: who wants
+//! the lock gives up after a while, and the socket stays as it is.
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::life;
+use crate::me;
+
 /// Yields before sleeping, and sleeps before giving up: the holder may be waiting for a grace period, or for its turn on a
-/// machine that is busy. Only one that died takes longer than these 5 s.
+/// machine that is busy. Only one that is stopped takes longer than these 5 s.
 const YIELDS: u32 = 100;
 const SLEEPS: u32 = 10_000;
 const SLEEP: Duration = Duration::from_micros(500);
 
-/// The lock, held.
-pub(crate) struct Guard<'a> {
-    word: &'a AtomicU32,
-    before: libc::sigset_t,
+/// Held by a thread without a life, of which nobody will know that it died.
+const SOMEBODY: u64 = u64::MAX;
+
+/// No signal reaches the calling thread until this is dropped.
+pub(crate) struct Quiet(libc::sigset_t);
+
+impl Quiet {
+    pub(crate) fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigfillset fills `all`, and pthread_sigmask fills `before`: neither fails with these arguments.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            Self(before.assume_init())
+        }
+    }
 }
 
-/// Takes the lock, unless somebody else has it and `wait` says not to wait.
-pub(crate) fn lock(word: &AtomicU32, wait: bool) -> Option<Guard<'_>> {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigfillset fills `all`, and pthread_sigmask fills `before`: neither fails with these arguments.
-    let before = unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        before.assume_init()
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // SAFETY: the set is one that pthread_sigmask gave.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// The lock, held.
+pub(crate) struct Guard<'a> {
+    word: &'a AtomicU64,
+    /// Dropped after the lock was opened.
+    _quiet: Quiet,
+}
+
+/// Takes the lock, unless somebody else who is alive has it and `wait` says not to wait.
+pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
+    let quiet = Quiet::new();
+    let mine = match me::life() {
+        0 => SOMEBODY,
+        token => token,
     };
-    let guard = Guard { word, before };
     for attempt in 0..if wait { YIELDS + SLEEPS } else { 1 } {
-        if word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return Some(guard);
+        let holder = word.load(Ordering::Relaxed);
+        // A token is never used twice: who is seen dead here and is in the word below is the same.
+        if (holder == 0 || life::is_dead(holder))
+            && word.compare_exchange(holder, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            return Some(Guard { word, _quiet: quiet });
         }
         if wait && attempt < YIELDS {
             std::thread::yield_now();
@@ -41,19 +72,18 @@ pub(crate) fn lock(word: &AtomicU32, wait: bool) -> Option<Guard<'_>> {
             std::thread::sleep(SLEEP);
         }
     }
-    restore(&guard.before);
-    std::mem::forget(guard);
     None
 }
 
-fn restore(before: &libc::sigset_t) {
-    // SAFETY: the set is one that pthread_sigmask gave.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+/// Whether somebody died with the lock.
+#[inline]
+pub(crate) fn is_of_the_dead(word: &AtomicU64) -> bool {
+    let holder = word.load(Ordering::Relaxed);
+    holder != 0 && life::is_dead(holder)
 }
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
         self.word.store(0, Ordering::Release);
-        restore(&self.before);
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::{c_int, c_void};
 use manylane_sys::shim::Reason;
 
+use crate::lock::Quiet;
 use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
-use crate::{lanes, report};
+use crate::{alone, lanes, life, queues, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
@@ -22,6 +23,8 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 struct Me {
     epoch: Cell<u32>,
     who: Cell<u64>,
+    /// By what others know that the thread is alive; 0 if it has none yet, all ones if there is none for it.
+    life: Cell<u64>,
     /// Socket and one, its generation, the member.
     places: [Cell<(u32, u32, u32)>; REMEMBERED],
     /// A lane that the thread peeked at, or measured, and its socket and one: what it receives next comes from there.
@@ -34,6 +37,7 @@ thread_local! {
         Me {
             epoch: Cell::new(0),
             who: Cell::new(0),
+            life: Cell::new(0),
             places: [const { Cell::new((0, 0, 0)) }; REMEMBERED],
             peeked: Cell::new((0, 0)),
         }
@@ -59,6 +63,11 @@ pub(crate) fn is_ours() -> bool {
     PID.load(Ordering::Relaxed) == std::process::id()
 }
 
+/// Whether the end of a thread is seen.
+pub(crate) fn ends_are_seen() -> bool {
+    KEY.load(Ordering::Relaxed) != 0
+}
+
 impl Me {
     /// After a fork the child is somebody else.
     #[cold]
@@ -68,6 +77,7 @@ impl Me {
         self.who.set(u64::from(std::process::id()) << 32 | u64::from(tid));
         self.places.iter().for_each(|place| place.set((0, 0, 0)));
         self.peeked.set((0, 0));
+        self.life.set(0);
         self.epoch.set(epoch);
     }
 
@@ -85,6 +95,19 @@ impl Me {
 #[inline]
 pub(crate) fn who() -> u64 {
     ME.with(Me::who)
+}
+
+/// By what others know that the calling thread is alive; 0 if they cannot. Signals are blocked.
+pub(crate) fn life() -> life::Token {
+    const NONE: u64 = u64::MAX;
+    ME.with(|me| {
+        let who = me.who();
+        if me.life.get() == 0 {
+            let token = life::take(who as u32);
+            me.life.set(if token == 0 { NONE } else { token });
+        }
+        if me.life.get() == NONE { 0 } else { me.life.get() }
+    })
 }
 
 /// The calling thread's place in `sock`, if it has one and remembers it.
@@ -127,11 +150,15 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.kind.store(0, Ordering::Relaxed);
         member.helps.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);
+        let quiet = Quiet::new();
+        member.life.store(life(), Ordering::Release);
+        drop(quiet);
         member.slot.store(report::claim(who, lanes::local_addr(fd)), Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
         // The second one: from now on every wait has a bound. The mode changes after the bound is there.
-        if shared.members_now.fetch_add(1, Ordering::AcqRel) >= 1 && shared.mode() == SINGLE {
+        if !shared.is_alone(&shared.members[at]) && shared.mode() == SINGLE {
             lanes::bound_waits(shared, fd);
+            alone::leave_and_settle(sock);
             _ = shared.mode.compare_exchange(SINGLE, LEARN, Ordering::SeqCst, Ordering::Relaxed);
         }
         let key = KEY.load(Ordering::Relaxed);
@@ -149,9 +176,13 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
 
 /// A thread ends: its lanes are orphans from now on, out of steering, emptied by the others.
 extern "C" fn thread_ends(_: *mut c_void) {
+    queues::flush();
     let who = who();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };
+        if alone::of(sock).is_some() {
+            alone::leave(sock);
+        }
         for (at, member) in shared.members.iter().enumerate() {
             if member.who.load(Ordering::Relaxed) == who {
                 lanes::member_leaves(sock, shared, at);

@@ -158,6 +158,63 @@ fn write(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> c_int {
     call::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as socklen_t)
 }
 
+/// Options that a frame cannot honour unless they are zero: what comes with a datagram, and how one is sent.
+const KERNELS: [(c_int, c_int); 21] = [
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW),
+    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW),
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+    (libc::SOL_SOCKET, libc::SO_MARK),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE),
+    (libc::SOL_SOCKET, libc::SO_NO_CHECK),
+    (libc::SOL_IP, libc::IP_PKTINFO),
+    (libc::SOL_IP, libc::IP_RECVTOS),
+    (libc::SOL_IP, libc::IP_RECVTTL),
+    (libc::SOL_IP, libc::IP_RECVORIGDSTADDR),
+    (libc::SOL_IP, libc::IP_TOS),
+    (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO),
+    (libc::SOL_IPV6, libc::IPV6_RECVTCLASS),
+    (libc::SOL_IPV6, libc::IPV6_RECVHOPLIMIT),
+    (libc::SOL_IPV6, libc::IPV6_TCLASS),
+    (libc::SOL_UDP, libc::UDP_SEGMENT),
+    (libc::SOL_UDP, libc::UDP_GRO),
+    (libc::SOL_UDP, UDP_NO_CHECK6_TX),
+];
+
+/// Whether the datagrams of a socket have to come and go by the kernel's (engine `xdp`).
+pub(crate) fn needs_kernel(fd: c_int) -> bool {
+    let is_set = |(level, name): &(c_int, c_int)| {
+        read(fd, *level, *name).is_some_and(|(value, len)| value.iter().take(len).any(|byte| *byte != 0))
+    };
+    KERNELS.iter().any(is_set)
+}
+
+/// Whether an option, set later, or the hops that packets have, would have to be in frames.
+pub(crate) fn concerns_frames(level: c_int, name: c_int) -> bool {
+    KERNELS.contains(&(level, name))
+        || matches!(
+            (level, name),
+            (libc::SOL_IP, libc::IP_TTL | libc::IP_MTU_DISCOVER) | (libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS)
+        )
+}
+
+/// Hops that packets have, and whether routers may cut them up.
+pub(crate) fn headers(fd: c_int) -> (u8, bool) {
+    let hops = number(fd, libc::SOL_IPV6, libc::IPV6_UNICAST_HOPS);
+    let hops = hops.or_else(|| number(fd, libc::SOL_IP, libc::IP_TTL));
+    let discover = number(fd, libc::SOL_IP, libc::IP_MTU_DISCOVER).unwrap_or(libc::IP_PMTUDISC_WANT);
+    let forbids = matches!(discover, libc::IP_PMTUDISC_WANT | libc::IP_PMTUDISC_DO | libc::IP_PMTUDISC_PROBE);
+    (hops.and_then(|hops| u8::try_from(hops).ok()).filter(|hops| *hops > 0).unwrap_or(64), !forbids)
+}
+
+/// An option whose value is a number.
+pub(crate) fn number(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let (value, len) = read(fd, level, name)?;
+    (len == size_of::<c_int>()).then(|| c_int::from_ne_bytes([value[0], value[1], value[2], value[3]]))
+}
+
 /// Sets an option whose value is a number.
 pub(crate) fn set_number(fd: c_int, level: c_int, name: c_int, value: c_int) -> bool {
     let at = (&raw const value).cast::<c_void>();

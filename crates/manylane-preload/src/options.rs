@@ -8,9 +8,10 @@ use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
-use crate::receive::{is_managed, ready, uncovered};
+use crate::reach::uncovered;
+use crate::receive::{is_managed, ready};
 use crate::sock::{LANED, Shared, Sock};
-use crate::{lanes, me, mirror, real, table};
+use crate::{lanes, me, mirror, queues, real, table};
 
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -27,6 +28,9 @@ pub(crate) fn setsockopt(
     let Some(sock) = table::sock(fd) else { return call::setsockopt(fd, level, name, value, len) };
     if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
         return set_timeout(sock, fd, name, value, len);
+    }
+    if mirror::concerns_frames(level, name) && sock.shared().is_some_and(queues::are_open) {
+        lanes::fall_back(sock, fd, Reason::Control);
     }
     if let Some(reason) = mirror::spoils(level, name).filter(|_| !is_zero(value, len)) {
         // Before the option is in force: what it changes must not meet lanes.
@@ -134,7 +138,19 @@ pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
             done
         }
         libc::FIONREAD if is_managed(shared) => {
+            let own = me::known(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
+            let mask = if queues::are_draining(shared) { u64::MAX } else { 1 << own.max(0) };
+            if let Some(len) = queues::measure(sock, shared, mask) {
+                // SAFETY: the program's number, which the kernel would write here.
+                unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
+                return 0;
+            }
             let lane = lane_to_measure(sock, shared, fd);
+            if let Some(len) = queues::measure(sock, shared, 1 << lane) {
+                // SAFETY: as above.
+                unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
+                return 0;
+            }
             me::peek(sock, lane);
             call::ioctl(sock.fd_of(lane, fd), request, arg)
         }

@@ -6,9 +6,10 @@ use libc::{c_char, c_int, c_void, pid_t, uid_t};
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
+use crate::epoll::Epoll;
 use crate::sock::{LANED, Sock};
 use crate::table::{self, Entry};
-use crate::{lanes, me, real, report};
+use crate::{alone, lanes, me, mend, real, report};
 
 type Args = *const *const c_char;
 
@@ -21,14 +22,19 @@ pub(crate) extern "C" fn before_fork() {
     lanes::open_in_advance();
     for sock in Sock::in_use() {
         if let Some(shared) = sock.shared() {
+            // Under the lock: who opens lanes has it, and must not go on with it after the fork.
+            let _guard = mend::lock(sock, shared, true);
             shared.forked.store(1, Ordering::Release);
         }
     }
+    alone::leave_all();
 }
 
 /// In the child of a fork: what threads of the parent remembered is not the child's.
 pub(crate) extern "C" fn in_child() {
     me::start();
+    Epoll::in_child();
+    alone::leave_all();
     report::count_process();
 }
 

@@ -11,16 +11,21 @@ use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, pollfd, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 
+use manylane_sys::lend::QUEUES;
+
 use crate::calls::{self, call};
+use crate::frames::Into;
 use crate::open::SLICE_MS;
+use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
-use crate::{lanes, me, real, report, signals, table};
+use crate::{alone, lanes, loan, me, mend, pace, queues, real, report, signals, table};
 
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recv(fd, to, len, flags | more);
-    receive(fd, flags, op, |got| (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) }))
+    let into = bytes(to, len);
+    receive(fd, flags, into, op, |got| (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) }))
 }
 
 pub(crate) fn recvfrom(
@@ -32,18 +37,21 @@ pub(crate) fn recvfrom(
     fromlen: *mut socklen_t,
 ) -> ssize_t {
     // A receive that brings nothing leaves the length alone, so that a second try finds it as the program set it.
-    receive(fd, flags, |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen), |got| (1, got))
+    let into = Into::Bytes { to, len, from, fromlen };
+    let op = |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen);
+    receive(fd, flags, into, op, |got| (1, got))
 }
 
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    receive(fd, flags, |fd, more| call::recvmsg(fd, message, flags | more), |got| (1, got))
+    let op = |fd, more| call::recvmsg(fd, message, flags | more);
+    receive(fd, flags, Into::Message(message), op, |got| (1, got))
 }
 
 pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    if len == 0 || table::sock(fd).is_none() {
+    if len == 0 || (alone::find(fd).is_none() && table::sock(fd).is_none()) {
         return call::read(fd, to, len);
     }
-    receive(fd, 0, |fd, more| call::recv(fd, to, len, more), |got| (1, got))
+    receive(fd, 0, bytes(to, len), |fd, more| call::recv(fd, to, len, more), |got| (1, got))
 }
 
 pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
@@ -57,7 +65,12 @@ pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
         message.msg_iovlen = count as usize;
         call::recvmsg(fd, &raw mut message, more)
     };
-    receive(fd, 0, op, |got| (1, got))
+    receive(fd, 0, Into::Pieces { to, count: count as usize }, op, |got| (1, got))
+}
+
+/// A buffer without an address.
+fn bytes(to: *mut c_void, len: size_t) -> Into {
+    Into::Bytes { to, len, from: std::ptr::null_mut(), fromlen: std::ptr::null_mut() }
 }
 
 pub(crate) fn recv_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
@@ -90,6 +103,14 @@ pub(crate) fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
+    if flags & (MSG_DONTWAIT | MSG_WAITFORONE) != 0
+        && let Some(alone) = alone::find(fd)
+    {
+        let op = |fd, _| call::recvmmsg(fd, messages, count, flags, timeout) as isize;
+        if let Some(got) = straight(alone, fd, flags, op, |got| sum(messages, 0, got)) {
+            return got as c_int;
+        }
+    }
     let managed = table::sock(fd).and_then(Sock::shared).is_some_and(is_managed);
     if !managed || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
         return call::recvmmsg(fd, messages, count, flags, timeout);
@@ -108,15 +129,11 @@ pub(crate) fn recvmmsg(
             let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
             call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
         };
-        let bytes = |got: isize| {
-            let filled = fill as usize..fill as usize + got.max(0) as usize;
-            // SAFETY: the kernel has just filled these messages of the program's array.
-            let bytes: u64 =
-                filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
-            (got as u64, bytes as isize)
-        };
+        let bytes = |got| sum(messages, fill, got);
         let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
-        let got = receive(fd, flags | more, |fd, extra| op(fd, extra | more), bytes);
+        let at = messages.wrapping_add(fill as usize);
+        let into = Into::Messages { to: at, count: (count - fill) as usize };
+        let got = receive(fd, flags | more, into, |fd, extra| op(fd, extra | more), bytes);
         if got < 0 {
             return if done > 0 { done as c_int } else { -1 };
         }
@@ -131,6 +148,14 @@ pub(crate) fn recvmmsg(
     }
 }
 
+/// Datagrams and bytes of `got` messages behind the first `fill`.
+fn sum(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
+    let filled = fill as usize..fill as usize + got.max(0) as usize;
+    // SAFETY: the kernel has just filled these messages of the program's array.
+    let bytes: u64 = filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
+    (got as u64, bytes as isize)
+}
+
 fn is_nonblocking(shared: &'static Shared) -> bool {
     shared.nonblock.load(Ordering::Relaxed) != 0
 }
@@ -140,7 +165,7 @@ fn is_nonblocking(shared: &'static Shared) -> bool {
 pub(crate) fn is_managed(shared: &Shared) -> bool {
     match shared.mode() {
         UNBOUND => false,
-        PLAIN => shared.retired.load(Ordering::Acquire) != 0,
+        PLAIN => shared.retired.load(Ordering::Acquire) != 0 || queues::are_draining(shared),
         _ => true,
     }
 }
@@ -153,11 +178,62 @@ enum Got {
     Nothing,
 }
 
-/// Receives for the program. `op` does it on a descriptor, with further flags; `size` says how many datagrams and bytes
-/// an answer means.
+/// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a frame would go; `size` says
+/// how many datagrams and bytes an answer means.
 fn receive(
     fd: c_int,
     flags: c_int,
+    into: Into,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> isize {
+    if let Some(alone) = alone::find(fd)
+        && let Some(answer) = straight(alone, fd, flags, &op, &size)
+    {
+        return answer;
+    }
+    the_long_way(fd, flags, into, op, size)
+}
+
+/// The one receiver of a socket: the program's own call. No answer when that has changed, and the call has to be made again.
+#[inline]
+fn straight(
+    alone: &alone::Place,
+    fd: c_int,
+    flags: c_int,
+    op: impl Fn(c_int, c_int) -> isize,
+    size: impl Fn(isize) -> (u64, isize),
+) -> Option<isize> {
+    if !alone.begin() {
+        return None;
+    }
+    let answer = op(fd, 0);
+    alone.end();
+    if answer >= 0 {
+        if flags & (MSG_PEEK | MSG_ERRQUEUE | MSG_OOB) == 0 {
+            alone.received(size(answer));
+        }
+        return Some(answer);
+    }
+    // While it waited, a second receiver came: what ended the wait may be the bound that waits have since then.
+    let goes_on = || match real::errno() {
+        EAGAIN => true,
+        EINTR => signals::restarts() && has_no_timeout(fd),
+        _ => false,
+    };
+    let again = !alone.is_mine() && goes_on();
+    (!again).then_some(answer)
+}
+
+fn has_no_timeout(fd: c_int) -> bool {
+    let shared = table::sock(fd).and_then(Sock::shared);
+    shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
+}
+
+fn the_long_way(
+    fd: c_int,
+    flags: c_int,
+    into: Into,
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
@@ -168,7 +244,7 @@ fn receive(
     }
     let Some(member) = me::member(sock, shared, fd) else { return op(fd, 0) };
     lanes::beat(member);
-    let call = Call { sock, shared, member, fd, flags, op };
+    let call = Call { sock, shared, member, fd, flags, into, op };
     let (answer, helped) = call.run();
     if answer >= 0 && flags & MSG_PEEK == 0 {
         let (datagrams, bytes) = size(answer);
@@ -176,8 +252,17 @@ fn receive(
         let receives = member.receives.load(Ordering::Relaxed);
         if receives < lanes::COMES_BACK {
             member.receives.store(receives + 1, Ordering::Relaxed);
+            if receives + 1 == lanes::COMES_BACK && loan::is_wanted() {
+                loan::begin(sock, shared, fd);
+            }
         }
         let mode = shared.mode();
+        if mode == SINGLE {
+            alone::arm(sock, shared, member, fd);
+        }
+        if mode == LANED || queues::are_open(shared) {
+            pace::took(datagrams);
+        }
         let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
         if (mode == LEARN || without)
             && receives + 1 >= lanes::COMES_BACK
@@ -204,6 +289,7 @@ struct Call<'a, Op> {
     /// The program's descriptor: lane 0.
     fd: c_int,
     flags: c_int,
+    into: Into,
     op: Op,
 }
 
@@ -222,6 +308,11 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 }
             }
             match self.shared.mode() {
+                SINGLE | LEARN if queues::are_open(self.shared) => {
+                    if let Some(answer) = self.with_queues(nonblock, &mut until) {
+                        return (answer, false);
+                    }
+                }
                 SINGLE if nonblock => return ((self.op)(self.fd, 0), false),
                 SINGLE => {
                     // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
@@ -240,7 +331,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 LEARN if nonblock => return ((self.op)(self.fd, 0), false),
                 LEARN => match self.wait_on(0, &mut until) {
                     Got::Answer(answer) => return (answer, false),
-                    Got::Nothing => {}
+                    Got::Nothing => mend::look(self.sock, self.shared),
                 },
                 LANED => {
                     if let Some(answer) = self.laned(nonblock, &mut until) {
@@ -265,9 +356,81 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         }
     }
 
-    /// One try on a lane, without waiting.
+    /// One try on a lane, without waiting: its queues, if it has any, and its kernel socket.
     #[inline]
     fn try_lane(&self, lane: usize) -> Got {
+        if !queues::are_open(self.shared) {
+            return self.try_kernel(lane);
+        }
+        // Its companion has a turn, too, should the queues never be empty.
+        if self.member.beat.load(Ordering::Relaxed) % queues::TURN == 0
+            && let Got::Answer(answer) = self.try_kernel(lane)
+        {
+            return Got::Answer(answer);
+        }
+        if let Some(answer) = queues::receive(self.sock, self.shared, lane, self.flags, &self.into) {
+            return Got::Answer(answer);
+        }
+        queues::flush();
+        self.try_kernel(lane)
+    }
+
+    /// One try on what was peeked at.
+    fn try_peeked(&self, peeked: usize) -> Got {
+        match queues::receive_peeked(self.sock, peeked, self.flags, &self.into) {
+            Some(answer) => Got::Answer(answer),
+            None => self.try_kernel(peeked & 0xff),
+        }
+    }
+
+    /// One receiver, or several that have no lanes of their own yet, with queues: all are those of lane 0.
+    fn with_queues(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<isize> {
+        if let Some(peeked) = me::take_peeked(self.sock)
+            && let Got::Answer(answer) = self.try_peeked(peeked)
+        {
+            return Some(answer);
+        }
+        if let Got::Answer(answer) = self.try_lane(0) {
+            return Some(answer);
+        }
+        if nonblock {
+            real::set_errno(EAGAIN);
+            return Some(-1);
+        }
+        if let Some(answer) = self.pause(0, until) {
+            return Some(answer);
+        }
+        match self.wait_on(0, until) {
+            Got::Answer(answer) => Some(answer),
+            Got::Nothing => None,
+        }
+    }
+
+    /// Waits for a lane's queues and its kernel socket for a slice at most; what a receive on the socket would have returned.
+    fn wait_for_queues(&self, lane: usize) -> isize {
+        if let Got::Answer(answer) = self.try_lane(lane) {
+            return answer;
+        }
+        queues::flush();
+        let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES];
+        fds[0].fd = self.sock.fd_of(lane, self.fd);
+        let count = queues::append(self.sock, self.shared, 1 << lane, &mut fds, 1);
+        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
+        if call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null()) < 0 {
+            return -1;
+        }
+        match self.try_lane(lane) {
+            Got::Answer(answer) => answer,
+            Got::Nothing => {
+                real::set_errno(EAGAIN);
+                -1
+            }
+        }
+    }
+
+    /// One try on a lane's kernel socket, without waiting.
+    #[inline]
+    fn try_kernel(&self, lane: usize) -> Got {
         let answer = (self.op)(self.sock.fd_of(lane, self.fd), MSG_DONTWAIT);
         if answer < 0 && real::errno() == EAGAIN {
             return Got::Nothing;
@@ -278,18 +441,47 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         Got::Answer(answer)
     }
 
-    /// Waits on a lane for a slice at most.
-    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+    /// The program's own timeout counts from the first wait of a call.
+    fn start_clock(&self, until: &mut Option<Instant>) {
         let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
         if timeout > 0 && until.is_none() {
             *until = Some(Instant::now() + Duration::from_micros(timeout));
         }
+    }
+
+    /// A pause before a wait on the caller's own lane, if one pays: see `pace.rs`. What it brought, if it brought anything.
+    fn pause(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
+        self.start_clock(until);
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let lane = self.sock.fd_of(own, self.fd);
+        let look = || match self.try_lane(own) {
+            Got::Answer(answer) => Some(answer),
+            Got::Nothing => None,
+        };
+        let rest = |time: timespec| {
+            self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
+            let ended = call::ppoll(std::ptr::null_mut(), 0, &raw const time, std::ptr::null());
+            self.member.state.store(BUSY, Ordering::Release);
+            lanes::beat(self.member);
+            (ended < 0 && !self.waits_on(until)).then_some(-1)
+        };
+        pace::before_sleep(lane, left, look, rest)
+    }
+
+    /// Waits on a lane for a slice at most.
+    fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+        self.start_clock(until);
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
-        let answer = (self.op)(self.sock.fd_of(lane, self.fd), 0);
+        let with_queues = queues::are_open(self.shared);
+        let answer = if with_queues {
+            self.wait_for_queues(lane)
+        } else {
+            (self.op)(self.sock.fd_of(lane, self.fd), 0)
+        };
         self.member.state.store(BUSY, Ordering::Release);
         lanes::beat(self.member);
         if answer >= 0 {
-            if self.flags & MSG_PEEK != 0 {
+            if self.flags & MSG_PEEK != 0 && !with_queues {
                 me::peek(self.sock, lane);
             }
             return Got::Answer(answer);
@@ -317,9 +509,9 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
         // 1. What was peeked at.
         if let Some(lane) = me::take_peeked(self.sock)
-            && let Got::Answer(answer) = self.try_lane(lane)
+            && let Got::Answer(answer) = self.try_peeked(lane)
         {
-            return Some((answer, own != Some(lane)));
+            return Some((answer, own != Some(lane & 0xff)));
         }
         // Whoever finds datagrams in its own lane each time looks now and then, too, if the others' owners are there.
         if self.member.beat.load(Ordering::Relaxed) % 16 < 2 {
@@ -329,7 +521,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         let first = self.shared.first.load(Ordering::Acquire);
         if first != 0 {
             for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
-                match self.try_lane(lane) {
+                match self.try_kernel(lane) {
                     Got::Answer(answer) => return Some((answer, own != Some(lane))),
                     Got::Nothing => _ = self.shared.first.fetch_and(!(1 << lane), Ordering::AcqRel),
                 }
@@ -348,6 +540,11 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 real::set_errno(EAGAIN);
                 return Some((-1, false));
             }
+        }
+        if pace::pays(self.shared)
+            && let Some(answer) = self.pause(own, until)
+        {
+            return Some((answer, false));
         }
         match self.wait_on(own, until) {
             Got::Answer(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
@@ -372,11 +569,13 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             real::set_errno(EAGAIN);
             return Some((-1, false));
         }
-        let timeout = self.shared.timeout_us.load(Ordering::Relaxed);
-        if timeout > 0 && until.is_none() {
-            *until = Some(Instant::now() + Duration::from_micros(timeout));
-        }
-        let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, lanes::lanes_mask(self.shared));
+        self.start_clock(until);
+        let all = lanes::lanes_mask(self.shared);
+        let (lane_fds, count) = lane_polls(self.sock, self.shared, self.fd, all);
+        let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; MAX_LANES + QUEUES];
+        fds[..count].copy_from_slice(&lane_fds[..count]);
+        queues::flush();
+        let count = queues::append(self.sock, self.shared, all, &mut fds, count);
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
         let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null());
         lanes::beat(self.member);
@@ -396,14 +595,20 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         let errno = real::errno();
         let mask = match own {
             Some(own) => uncovered(self.sock, self.shared, Some(own)),
-            None => lanes::lanes_mask(self.shared),
+            None => {
+                mend::look(self.sock, self.shared);
+                lanes::lanes_mask(self.shared)
+            }
         };
         if mask != 0 {
             let (mut fds, count) = lane_polls(self.sock, self.shared, self.fd, mask);
             let now = timespec { tv_sec: 0, tv_nsec: 0 };
-            if calls::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) > 0 {
+            let frames = queues::ready(self.sock, self.shared, mask);
+            if calls::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) > 0 || frames != 0 {
                 let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
-                for (lane, _) in lanes.zip(&fds).filter(|(_, at)| at.revents != 0) {
+                for (lane, _) in
+                    lanes.zip(&fds).filter(|(lane, at)| at.revents != 0 || frames & 1 << lane != 0)
+                {
                     if let Got::Answer(answer) = self.try_lane(lane) {
                         self.member.helps.store(1, Ordering::Relaxed);
                         return Got::Answer(answer);
@@ -418,9 +623,19 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
 
     /// Mode PLAIN: what lanes still hold goes first; it is older.
     fn empty_retired(&self) -> Option<isize> {
+        if queues::are_draining(self.shared) {
+            if let Some(peeked) = me::take_peeked(self.sock)
+                && let Got::Answer(answer) = self.try_peeked(peeked)
+            {
+                return Some(answer);
+            }
+            if let Some(answer) = queues::drain(self.sock, self.shared, self.flags, &self.into) {
+                return Some(answer);
+            }
+        }
         let retired = self.shared.retired.load(Ordering::Acquire);
         for lane in (0..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
-            match self.try_lane(lane) {
+            match self.try_kernel(lane) {
                 Got::Answer(answer) => return Some(answer),
                 Got::Nothing => lanes::emptied(self.shared, self.fd, lane),
             }
@@ -461,15 +676,6 @@ impl Rounds {
     }
 }
 
-/// A bit for each lane that holds what its owner is not waiting for: see `lanes.rs`.
-pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
-    let now = lanes::now_ms();
-    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
-    (0..lanes.min(MAX_LANES))
-        .filter(|lane| Some(*lane) != own && !lanes::is_covered(sock, shared, *lane, now))
-        .fold(0, |mask, lane| mask | 1 << lane)
-}
-
 /// What ppoll(2) is asked about the lanes of `mask`, in their order, and how many there are.
 pub(crate) fn lane_polls(
     sock: &Sock,
@@ -487,15 +693,17 @@ pub(crate) fn lane_polls(
 }
 
 /// A bit for each lane of `mask` that has something.
-pub(crate) fn ready(sock: &Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
+pub(crate) fn ready(sock: &'static Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
     if mask == 0 {
         return 0;
     }
+    let frames = queues::ready(sock, shared, mask);
     let (mut fds, count) = lane_polls(sock, shared, fd, mask);
     let now = timespec { tv_sec: 0, tv_nsec: 0 };
     if calls::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) <= 0 {
-        return 0;
+        return frames;
     }
     let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
-    lanes.zip(&fds).filter(|(_, at)| at.revents & libc::POLLIN != 0).fold(0, |all, (lane, _)| all | 1 << lane)
+    let readable = lanes.zip(&fds).filter(|(_, at)| at.revents & libc::POLLIN != 0);
+    readable.fold(frames, |all, (lane, _)| all | 1 << lane)
 }

@@ -65,6 +65,9 @@ pub(crate) fn claim(who: u64, addr: Option<SocketAddr>) -> u32 {
             for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.helped] {
                 count.store(0, Ordering::Relaxed);
             }
+            for count in [&slot.rx_frames, &slot.tx_frames] {
+                count.store(0, Ordering::Relaxed);
+            }
             for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
                 count.store(0, Ordering::Relaxed);
             }
@@ -97,18 +100,42 @@ fn add(cell: &AtomicU64, n: u64) {
 #[inline]
 pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool) {
     let Some(slot) = slot_of(member) else { return };
-    add(&slot.rx_datagrams, datagrams);
-    add(&slot.rx_bytes, bytes);
-    add(&slot.rx_batches, 1);
+    count_received(slot, datagrams, bytes);
     if helped {
         add(&slot.helped, datagrams);
     }
 }
 
+/// Of what was received and sent, so many datagrams were frames.
+#[inline]
+pub(crate) fn by_frames(member: &Member, received: u64, sent: u64) {
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.rx_frames, received);
+    add(&slot.tx_frames, sent);
+}
+
 /// A call of the program sent datagrams.
 #[inline]
 pub(crate) fn sent(member: &Member, datagrams: u64, bytes: u64) {
-    let Some(slot) = slot_of(member) else { return };
+    if let Some(slot) = slot_of(member) {
+        count_sent(slot, datagrams, bytes);
+    }
+}
+
+/// Where a member is counted; null if nowhere.
+pub(crate) fn slot_at(member: &Member) -> *mut Receiver {
+    slot_of(member).map_or(std::ptr::null_mut(), |slot| std::ptr::from_ref(slot).cast_mut())
+}
+
+#[inline]
+pub(crate) fn count_received(slot: &Receiver, datagrams: u64, bytes: u64) {
+    add(&slot.rx_datagrams, datagrams);
+    add(&slot.rx_bytes, bytes);
+    add(&slot.rx_batches, 1);
+}
+
+#[inline]
+pub(crate) fn count_sent(slot: &Receiver, datagrams: u64, bytes: u64) {
     add(&slot.tx_datagrams, datagrams);
     add(&slot.tx_bytes, bytes);
     add(&slot.tx_batches, 1);

@@ -6,7 +6,7 @@ use libc::{c_int, fd_set, pollfd, sigset_t, timespec, timeval};
 use crate::calls::call;
 use crate::receive::is_managed;
 use crate::wait::{self, Until};
-use crate::{real, table};
+use crate::{epoll, real, table};
 
 /// Descriptors that a set holds.
 const SET: usize = libc::FD_SETSIZE;
@@ -82,6 +82,9 @@ fn gather(
 ) -> Option<usize> {
     // Sets longer than the C library's own are not looked through.
     let count = usize::try_from(count).ok().filter(|count| *count <= SET)?;
+    let instances =
+        (0..count).filter(|fd| is_set(read, *fd)).filter_map(|fd| epoll::is_nested_now(fd as c_int));
+    instances.for_each(epoll::nested);
     let ours = |fd: usize| table::sock(fd as c_int).and_then(|sock| sock.shared()).is_some_and(is_managed);
     if !(0..count).any(|fd| is_set(read, fd) && ours(fd)) {
         return None;

@@ -7,11 +7,15 @@ use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, sock
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
+use crate::frames::Out;
 use crate::receive::is_managed;
-use crate::sock::{LANED, Member};
-use crate::{lanes, me, report, table};
+use crate::sock::{LANED, Member, Sock};
+use crate::{alone, lanes, me, queues, report, table};
 
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::send(fd, from, len, flags));
+    }
     let at = place(fd);
     done(&at, call::send(at.fd, from, len, flags | at.more))
 }
@@ -24,15 +28,34 @@ pub(crate) fn sendto(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::sendto(fd, from, len, flags, to, tolen));
+    }
     let at = place(fd);
+    if at.frames {
+        let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
+        if let Some(sent) = by_frames(&at, &Out::pieces(&raw const piece, 1, to, tolen), flags) {
+            return done(&at, sent);
+        }
+    }
     done(&at, call::sendto(at.fd, from, len, flags | at.more, to, tolen))
 }
 
 pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::sendmsg(fd, message, flags));
+    }
     let at = place(fd);
     if at.member.is_none() {
         give_away(message);
     }
+    if at.frames
+        && let Some(out) = Out::message(message)
+        && let Some(sent) = by_frames(&at, &out, flags)
+    {
+        return done(&at, sent);
+    }
+    queues::flush();
     done(&at, call::sendmsg(at.fd, message, flags | at.more))
 }
 
@@ -44,7 +67,14 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
             give_away(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
         }
     }
-    let sent = call::sendmmsg(at.fd, messages, count, flags | at.more);
+    let first = if at.frames { many_by_frames(&at, messages, count, flags) } else { 0 };
+    let mut sent = first as c_int;
+    if first < count || count == 0 {
+        queues::flush();
+        let rest = messages.wrapping_add(first as usize);
+        let more = call::sendmmsg(at.fd, rest, count - first, flags | at.more);
+        sent = if more < 0 && first > 0 { sent } else { sent.saturating_add(more) };
+    }
     if let (Some(member), true) = (at.member, sent > 0) {
         // SAFETY: the kernel has just filled the lengths of these messages of the program's array.
         let bytes = (0..sent as usize).map(|nth| u64::from(unsafe { (*messages.wrapping_add(nth)).msg_len }));
@@ -54,6 +84,9 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
 }
 
 pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    if let Some(alone) = alone::find(fd) {
+        return alone.sent(call::write(fd, from, len));
+    }
     let at = place(fd);
     // Only send(2) takes the flag that a lane of a non-blocking socket needs; for UDP it is the same otherwise.
     let sent = if at.fd == fd { call::write(fd, from, len) } else { call::send(at.fd, from, len, at.more) };
@@ -74,8 +107,31 @@ pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     done(&at, sent)
 }
 
+/// Sends a datagram as a frame, if that can be.
+#[inline]
+fn by_frames(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
+    let (sock, member) = at.sock.zip(at.member)?;
+    queues::send(sock, sock.shared()?, member, out, flags)
+}
+
+/// Sends the first of several messages as frames, up to one that cannot go that way; how many.
+fn many_by_frames(at: &Place, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_uint {
+    for nth in 0..count {
+        let message = messages.wrapping_add(nth as usize);
+        // SAFETY: the program's array of `count` messages.
+        let header = unsafe { &raw const (*message).msg_hdr };
+        let Some(sent) = Out::message(header).and_then(|out| by_frames(at, &out, flags)) else { return nth };
+        // SAFETY: as above; the kernel would write here.
+        unsafe { (*message).msg_len = sent as c_uint };
+    }
+    count
+}
+
 /// Where a datagram leaves.
 struct Place {
+    /// There are queues, which it may leave by.
+    frames: bool,
+    sock: Option<&'static Sock>,
     fd: c_int,
     /// A lane's socket is never non-blocking: what the program set on its own is asked for with each call.
     more: c_int,
@@ -84,7 +140,7 @@ struct Place {
 
 #[inline]
 fn place(fd: c_int) -> Place {
-    let own = Place { fd, more: 0, member: None };
+    let own = Place { fd, more: 0, member: None, frames: false, sock: None };
     let Some(sock) = table::sock(fd) else { return own };
     let Some(shared) = sock.shared() else { return own };
     if !is_managed(shared) {
@@ -93,12 +149,13 @@ fn place(fd: c_int) -> Place {
     // A thread that only sends has no lane, and needs none.
     let Some(member) = me::known(sock, shared) else { return own };
     let lane = member.lane.load(Ordering::Acquire);
+    let own = Place { frames: queues::are_open(shared), sock: Some(sock), ..own };
     if shared.mode() != LANED || lane < 1 {
         return Place { member: Some(member), ..own };
     }
     let nonblock = shared.nonblock.load(Ordering::Relaxed) != 0;
     let more = if nonblock { libc::MSG_DONTWAIT } else { 0 };
-    Place { fd: sock.fd_of(lane as usize, fd), more, member: Some(member) }
+    Place { fd: sock.fd_of(lane as usize, fd), more, member: Some(member), ..own }
 }
 
 #[inline]

@@ -3,20 +3,28 @@
 //!
 //! | variable | value | default |
 //! |---|---|---|
-//! | `MANYLANE_ENGINE` | `auto`, `mmsg` | `auto` |
+//! | `MANYLANE_ENGINE` | `auto`, `mmsg`, `xdp` | `auto`, which is `mmsg` |
+//! | `MANYLANE_LENDER` | descriptor of the launcher that lends queues, for `xdp` | none |
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
 //! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back; 1: none | 1, and as yet nothing else has an effect |
+//! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use manylane_sys::lend::VARIABLE;
+
+use crate::open::SLICE_MS;
 use crate::sock::MAX_LANES;
 use crate::steer::Policy;
 
 /// Ranges of ports that can be named.
 const MAX_RANGES: usize = 32;
+/// Longest pause, in microseconds: a slice.
+const MAX_LINGER: u64 = SLICE_MS as u64 * 1000;
 
 /// What was asked for, checked.
 #[derive(Clone, Debug)]
@@ -26,7 +34,11 @@ pub(crate) struct Settings {
     pub(crate) lanes: usize,
     /// Ports that are taken; none: all.
     ports: Vec<(u16, u16)>,
+    /// The pause before a sleep; none: as long as suits the machine.
+    pub(crate) linger: Option<Duration>,
     pub(crate) report: Option<PathBuf>,
+    /// Who is asked for queues; only with engine `xdp`.
+    pub(crate) lender: Option<libc::c_int>,
 }
 
 impl Settings {
@@ -40,7 +52,9 @@ impl Settings {
             steering: Policy::Flow,
             lanes: (4 * cpus).clamp(2, MAX_LANES),
             ports: Vec::new(),
+            linger: None,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
+            lender: None,
         };
         let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
             if let Some(value) = var(name).filter(|value| !value.is_empty())
@@ -49,7 +63,15 @@ impl Settings {
                 complain(name, &value, known);
             }
         };
-        take("MANYLANE_ENGINE", "auto, mmsg", &mut |text| matches!(text, "auto" | "mmsg").then_some(()));
+        let lender = var(VARIABLE).and_then(|text| text.parse().ok());
+        take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
+            "auto" | "mmsg" => Some(()),
+            "xdp" => {
+                settings.lender = Some(lender?);
+                Some(())
+            }
+            _ => None,
+        });
         let steerings = "flow, round-robin, cpu, random, least-loaded";
         take("MANYLANE_STEERING", steerings, &mut |text| {
             settings.steering = Policy::parse(text)?;
@@ -61,6 +83,11 @@ impl Settings {
         });
         take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {
             settings.ports = ranges(text)?;
+            Some(())
+        });
+        take("MANYLANE_LINGER", "microseconds from 0 to 20000", &mut |text| {
+            let pause = text.parse().ok().filter(|pause| *pause <= MAX_LINGER)?;
+            settings.linger = Some(Duration::from_micros(pause));
             Some(())
         });
         // Several datagrams a call, behind the program's back, are to come.
@@ -120,9 +147,11 @@ mod tests {
             ("MANYLANE_STEERING", "rr"),
             ("MANYLANE_BATCH", "16"),
             ("MANYLANE_ENGINE", "dpdk"),
+            ("MANYLANE_LINGER", "20001"),
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
-        assert!(settings.takes(9) && settings.lanes == 8);
+        assert!(settings.takes(9) && settings.lanes == 8 && settings.linger.is_none());
+        assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.linger, Some(Duration::ZERO));
     }
 }

@@ -17,10 +17,12 @@
 //! - PLAIN: the kernel's socket, as if the library were not there; lanes that were are first emptied.
 
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use libc::c_int;
+use manylane_sys::lend::QUEUES;
 
+use crate::loan::Loan;
 use crate::memory::{self, Atomics};
 
 /// Lanes that a socket can have: bits of a word.
@@ -67,6 +69,8 @@ pub(crate) struct Member {
     pub(crate) slot: AtomicU32,
     /// It found something in a lane of somebody else: where there was something, there may be more.
     pub(crate) helps: AtomicU32,
+    /// Tells whether its thread is alive: `life.rs`; 0 while that is not known.
+    pub(crate) life: AtomicU64,
 }
 
 /// What all processes know of a socket.
@@ -74,7 +78,9 @@ pub(crate) struct Member {
 pub(crate) struct Shared {
     pub(crate) mode: AtomicU32,
     /// Guards what changes modes and lanes: `lock.rs`.
-    pub(crate) lock: AtomicU32,
+    pub(crate) lock: AtomicU64,
+    /// The change that who has the lock is at; who finds one that is not its own finishes it: `mend.rs`.
+    pub(crate) change: AtomicU32,
     /// The program made it non-blocking.
     pub(crate) nonblock: AtomicU32,
     /// The kernel's receive timeout is ours (a slice), not the program's.
@@ -85,9 +91,8 @@ pub(crate) struct Shared {
     pub(crate) lanes: AtomicU32,
     /// A fork gave the socket to another process: lanes that do not exist yet could not be reached by all.
     pub(crate) forked: AtomicU32,
-    /// Members that there ever were, and those there are.
+    /// Places of members that were ever taken.
     pub(crate) joined: AtomicU32,
-    pub(crate) members_now: AtomicU32,
     /// Looks at whether lanes can be made, in vain.
     pub(crate) tries: AtomicU32,
     pub(crate) port: AtomicU32,
@@ -97,6 +102,11 @@ pub(crate) struct Shared {
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
+    /// What queues the socket has: `loan.rs`.
+    pub(crate) loan: AtomicU32,
+    pub(crate) queue_count: AtomicU32,
+    /// The lane of each queue.
+    pub(crate) queue_lane: [AtomicU32; QUEUES],
     /// Member of each lane, and one; 0 if none.
     pub(crate) owner: [AtomicU32; MAX_LANES],
     /// The beat of the owner when somebody last looked, how often it had not changed since, and when that was counted
@@ -125,18 +135,31 @@ impl Shared {
     /// Back to the state of a fresh mapping, but for the lock.
     pub(crate) fn reset(&self) {
         let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
-        for word in words.into_iter().chain([&self.members_now, &self.tries, &self.port]) {
+        for word in words.into_iter().chain([&self.change, &self.tries, &self.port]) {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.timeout_us, &self.first, &self.retired, &self.steered] {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&self.loan, &self.queue_count].into_iter().chain(&self.queue_lane) {
             word.store(0, Ordering::Relaxed);
         }
         for word in self.owner.iter().chain(&self.seen).chain(&self.still).chain(&self.looked) {
             word.store(0, Ordering::Relaxed);
         }
         for member in &self.members {
+            member.life.store(0, Ordering::Relaxed);
             member.who.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Whether `member`, which has taken its place and is counted in `joined`, is the only one.
+    pub(crate) fn is_alone(&self, member: &Member) -> bool {
+        // Of two that come at a time, one at least sees the other: each has taken its place, and counts, before it looks.
+        fence(Ordering::SeqCst);
+        let joined = self.joined.load(Ordering::Relaxed) as usize;
+        let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
+        others.all(|other| other.who.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -153,7 +176,12 @@ pub(crate) struct Sock {
     pub(crate) spoilt: AtomicU32,
     /// The program's own receive timeout in microseconds, set before it was bound.
     pub(crate) timeout_us: AtomicU64,
+    /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `alone.rs`.
+    pub(crate) alone: AtomicI32,
+    /// There was such a descriptor.
+    pub(crate) was_alone: AtomicU32,
     shared: AtomicPtr<Shared>,
+    loan: AtomicPtr<Loan>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
 }
@@ -202,6 +230,8 @@ impl Sock {
         sock.refs.store(1, Ordering::Relaxed);
         sock.spoilt.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
+        sock.alone.store(0, Ordering::Relaxed);
+        sock.was_alone.store(0, Ordering::Relaxed);
         Some(sock)
     }
 
@@ -233,6 +263,18 @@ impl Sock {
             self.shared.store(fresh.as_ptr().cast_mut(), Ordering::Release);
         }
         self.shared()
+    }
+
+    /// The queues that this process has for it.
+    #[inline]
+    pub(crate) fn loan(&self) -> Option<&'static Loan> {
+        // SAFETY: null, or one that `set_loan` was given, which lives for ever.
+        unsafe { self.loan.load(Ordering::Acquire).as_ref() }
+    }
+
+    pub(crate) fn set_loan(&self, loan: Option<&'static Loan>) {
+        let at = loan.map_or(ptr::null_mut(), |loan| ptr::from_ref(loan).cast_mut());
+        self.loan.store(at, Ordering::Release);
     }
 
     /// The descriptor of a lane, where the program's own is `fd`.

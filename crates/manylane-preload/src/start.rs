@@ -5,11 +5,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
+use manylane_sys::barrier;
 
 use crate::epoll::Epoll;
 use crate::settings::Settings;
 use crate::sock::Sock;
-use crate::{calls, me, process, report};
+use crate::table::{self, Entry};
+use crate::{calls, life, me, points, process, report};
 
 static READY: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -49,9 +51,17 @@ extern "C" fn start() {
         cpus,
         |name, value, known| say(&format!("{name}={value}: {known} would be understood; ignored")),
     );
+    if let Some(channel) = settings.lender {
+        // Of the program's descriptors it is none, but what the program starts inherits it.
+        table::set(channel, Entry::Hidden);
+    }
     _ = SETTINGS.set(settings);
     report::start();
+    life::start();
+    points::start();
     me::start();
+    // Now, while there is one thread.
+    barrier::register();
     // SAFETY: the handlers are functions of ours that take nothing.
     let handlers = unsafe { libc::pthread_atfork(Some(process::before_fork), None, Some(process::in_child)) };
     if handlers != 0 {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use libc::c_int;
 
+use crate::alone;
 use crate::epoll::Epoll;
 use crate::memory::{self, Atomics};
 use crate::sock::Sock;
@@ -101,6 +102,7 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
         Entry::Hidden => HIDDEN,
     };
     page(fd)?.0[number % PAGE].store(word, Ordering::Release);
+    alone::forget(fd);
     Some(before)
 }
 

@@ -3,17 +3,20 @@
 //! A wait for a socket with lanes is a wait for the caller's own lane, in slices; after each slice the lanes whose owners
 //! do not wait are looked at. With one receiving thread it is the program's own call.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
+use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
 use crate::open::SLICE_MS;
-use crate::receive::{is_managed, ready, uncovered};
+use crate::reach::uncovered;
+use crate::receive::{is_managed, ready};
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{lanes, me, table};
+use crate::{alone, epoll, lanes, me, mend, pace, queues, table};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -28,7 +31,16 @@ pub(crate) enum Watch {
 }
 
 /// The calling thread is about to wait for `sock`.
+#[inline]
 pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
+    // Its one receiver: no more is to be known.
+    if alone::of(sock).is_some_and(alone::Place::begin) {
+        return Watch::Native;
+    }
+    begin_to_watch(sock, shared, fd)
+}
+
+fn begin_to_watch(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
     if !is_managed(shared) {
         return Watch::Native;
     }
@@ -37,7 +49,7 @@ pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
     if kind & POLLS == 0 {
         member.kind.store(kind | POLLS, Ordering::Relaxed);
     }
-    if shared.mode() == SINGLE {
+    if shared.mode() == SINGLE && !queues::are_open(shared) {
         // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
         member.state.swap(UNBOUNDED, Ordering::SeqCst);
         if shared.mode.load(Ordering::SeqCst) == SINGLE {
@@ -69,6 +81,9 @@ pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
 /// The calling thread has waited for `sock`.
 #[inline]
 pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
+    if let Some(alone) = alone::of(sock) {
+        return alone.end();
+    }
     if let Some(member) = me::known(sock, shared) {
         member.state.store(BUSY, Ordering::Release);
         lanes::beat(member);
@@ -77,8 +92,12 @@ pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
 
 /// Whether something is there for the caller in another lane than the one it watches.
 pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
+    mend::look(sock, shared);
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
+    if queues::has_leftovers(sock, shared) {
+        return true;
+    }
     let mut mask = retired | older;
     if shared.mode() == LANED {
         mask |= uncovered(sock, shared, Some(watched));
@@ -103,6 +122,7 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
 /// Whether a look at other lanes is due before a wait: they hold what is older, or had something the last time.
 pub(crate) fn is_look_due(sock: &'static Sock, shared: &Shared) -> bool {
     shared.retired.load(Ordering::Acquire) | shared.first.load(Ordering::Acquire) != 0
+        || queues::has_leftovers(sock, shared)
         || me::known(sock, shared).is_some_and(|member| member.helps.load(Ordering::Relaxed) != 0)
 }
 
@@ -193,6 +213,7 @@ fn ours<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     }
     // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
+    fds.iter().filter_map(|at| epoll::is_nested_now(at.fd)).for_each(epoll::nested);
     let any = fds.iter().any(|at| managed(at).is_some());
     if any && fds.len() > MOST {
         for at in fds.iter() {
@@ -222,31 +243,62 @@ pub(crate) fn sliced(
     mask: *const sigset_t,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> c_int {
-    let mut copy = [pollfd { fd: -1, events: 0, revents: 0 }; MOST];
-    let copy = &mut copy[..fds.len()];
+    // Alone with every socket: the program's own call.
+    let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).is_some_and(alone::Place::begin);
+    if fds.iter().filter_map(managed).all(alone) {
+        let answer = native(fds);
+        fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
+        return answer;
+    }
+    in_slices(fds, until, mask, native)
+}
+
+fn in_slices(
+    fds: &mut [pollfd],
+    until: Until,
+    mask: *const sigset_t,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> c_int {
+    // Behind the program's entries, the queues of the lanes.
+    let mut all = [pollfd { fd: -1, events: 0, revents: 0 }; MOST + QUEUES];
     let mut first = true;
     // What was found is gone: the next round waits for a slice.
     let mut in_vain = false;
     loop {
         let mut any = false;
-        for (from, to) in fds.iter().zip(copy.iter_mut()) {
-            *to = *from;
+        let mut count = fds.len();
+        for (nth, from) in fds.iter().enumerate() {
+            all[nth] = *from;
             let Some((sock, shared)) = managed(from) else { continue };
             if let Watch::Sliced(lane) = begin(sock, shared, from.fd) {
                 any = true;
-                to.fd = sock.fd_of(lane, from.fd);
+                all[nth].fd = sock.fd_of(lane, from.fd);
+                count = queues::append(sock, shared, 1 << lane, &mut all, count);
             }
         }
+        queues::flush();
+        let has_queues = count > fds.len();
+        let frames = has_queues && has_frames(fds);
+        let copy = &mut all[..fds.len()];
         let slice = until.slice();
         // Before a wait: only where the answer would be "nothing", or what is there is older than any lane's.
         let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
         let found = now && look(fds, copy);
-        let answer = match (any, found) {
+        let mut answer = match (any, found || frames) {
             (false, _) => native(fds),
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
             // The C library's own: a thread can be cancelled in it.
-            (true, false) => call::ppoll(copy.as_mut_ptr(), copy.len() as nfds_t, &timespec_of(slice), mask),
+            (true, false) => {
+                let paused = if first { pause(fds, copy, until, mask) } else { None };
+                paused.unwrap_or_else(|| {
+                    call::ppoll(all.as_mut_ptr(), count as nfds_t, &timespec_of(until.slice()), mask)
+                })
+            }
         };
+        let copy = &mut all[..fds.len()];
+        if any && answer >= 0 {
+            answer = add_frames(fds, copy, found);
+        }
         for at in fds.iter() {
             if let Some(sock) = table::sock(at.fd)
                 && let Some(shared) = sock.shared()
@@ -261,6 +313,7 @@ pub(crate) fn sliced(
         let late = until.left().is_some_and(|left| left.is_zero());
         in_vain = found && answer == 0;
         if answer > 0 || (late && look(fds, copy)) {
+            add_frames(fds, copy, late);
             return hand_over(fds, copy);
         }
         if late {
@@ -268,6 +321,36 @@ pub(crate) fn sliced(
             return 0;
         }
     }
+}
+
+/// A pause before a wait, if one pays: see `pace.rs`. Descriptors that are none of our sockets end it.
+fn pause(fds: &[pollfd], copy: &mut [pollfd], until: Until, mask: *const sigset_t) -> Option<c_int> {
+    let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| pace::pays(shared));
+    let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
+    let copy = Cell::from_mut(copy).as_slice_of_cells();
+    let count = copy.len() as nfds_t;
+    let at = copy.as_ptr().cast_mut().cast::<pollfd>();
+    let look = || {
+        let now = timespec_of(Duration::ZERO);
+        let answer = call::ppoll(at, count, &raw const now, mask);
+        (answer != 0).then_some(answer)
+    };
+    let rest = |time: timespec| {
+        if fds.iter().all(|at| at.fd < 0 || pays(at)) {
+            let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
+            return (answer < 0).then_some(answer);
+        }
+        // What is negative is passed over: sockets with lanes are turned, and turned back.
+        let turn = |to: &Cell<pollfd>| to.set(pollfd { fd: !to.get().fd, ..to.get() });
+        fds.iter().zip(copy).filter(|(from, _)| pays(from)).for_each(|(_, to)| turn(to));
+        let answer = call::ppoll(at, count, &raw const time, mask);
+        fds.iter()
+            .zip(copy)
+            .filter(|(from, to)| from.fd >= 0 && to.get().fd < 0)
+            .for_each(|(_, to)| turn(to));
+        (answer < 0).then_some(answer)
+    };
+    pace::before_sleep(lane, until.left(), look, rest)
 }
 
 fn has_leftovers(fds: &[pollfd]) -> bool {
@@ -282,6 +365,7 @@ fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
         let Some((sock, shared)) = managed(from) else { continue };
         let watched = watched(sock, shared);
         if elsewhere(sock, shared, from.fd, watched) {
+            any |= queues::has_leftovers(sock, shared);
             // The wait is then for the lane that has it.
             if let Some(lane) = lane_with(sock, shared, from.fd, watched) {
                 to.fd = sock.fd_of(lane, from.fd);
@@ -291,9 +375,33 @@ fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     }
     if any {
         let now = timespec_of(Duration::ZERO);
-        any = calls::ppoll_raw(copy, Some(now), std::ptr::null()) > 0;
+        any = calls::ppoll_raw(copy, Some(now), std::ptr::null()) > 0 || add_frames(fds, copy, true) > 0;
     }
     any
+}
+
+/// Whether the queues of a lane that is watched have something.
+fn has_frames(fds: &[pollfd]) -> bool {
+    fds.iter()
+        .filter_map(managed)
+        .any(|(sock, shared)| queues::ready(sock, shared, 1 << watched(sock, shared)) != 0)
+}
+
+/// Says of entries that they can be read because of queues, which the kernel was not asked about: those of the lanes that
+/// are watched, and if `wide`, of all that the caller would take from. How many entries have something to say then.
+fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
+    for (from, to) in fds.iter().zip(copy.iter_mut()) {
+        let Some((sock, shared)) = managed(from) else { continue };
+        let own = watched(sock, shared);
+        let mut mask = 1 << own;
+        if wide && shared.mode() == LANED {
+            mask |= uncovered(sock, shared, Some(own));
+        }
+        if queues::ready(sock, shared, mask) != 0 || queues::has_leftovers(sock, shared) {
+            to.revents |= from.events & (POLLIN | POLLRDNORM);
+        }
+    }
+    copy.iter().filter(|at| at.revents != 0).count() as c_int
 }
 
 fn watched(sock: &'static Sock, shared: &Shared) -> usize {

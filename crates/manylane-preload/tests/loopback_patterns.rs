@@ -11,11 +11,15 @@ use support::{Outcome, build, laned, plain};
 const DATAGRAMS: u64 = 6000;
 
 fn both(pattern: &str, receivers: u64) -> Outcome {
+    both_with(pattern, receivers, &[])
+}
+
+fn both_with(pattern: &str, receivers: u64, more: &[(&str, &str)]) -> Outcome {
     let program = build("receivers");
     let args = [pattern, &receivers.to_string(), &DATAGRAMS.to_string()];
     let expected = format!("once {DATAGRAMS} never 0 often 0 wrong 0\n");
     assert_eq!(plain(&program, &args).output, expected, "{pattern} without the library");
-    let with = laned(&program, &args, &[("MANYLANE_LANES", "8")]);
+    let with = laned(&program, &args, &[&[("MANYLANE_LANES", "8")], more].concat());
     assert_eq!(with.output, expected, "{pattern} with the library");
     with
 }
@@ -84,6 +88,16 @@ fn loopback_receivers_of_many_messages_get_lanes() {
     let with = both("messages", 4);
     assert_eq!((with.reasons(), with.lanes()), (vec![], 4));
     assert!(with.received() >= DATAGRAMS + 4);
+}
+
+#[test]
+fn loopback_pauses_lose_nothing() {
+    for pattern in ["block", "level", "edge", "poll", "select", "fork", "messages"] {
+        let with = both_with(pattern, 4, &[("MANYLANE_LINGER", "1000")]);
+        assert_eq!(with.reasons(), [""; 0], "{pattern}");
+        // A thread that is slow to start may find that others had all there was.
+        assert!((2..=4).contains(&with.lanes()), "{pattern}: {} lanes", with.lanes());
+    }
 }
 
 #[test]

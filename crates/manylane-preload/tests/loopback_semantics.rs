@@ -11,8 +11,10 @@ fn loopback_lanes_whose_owners_are_away_hide_nothing() {
     let program = build("semantics");
     let without = plain(&program, &[]);
     assert!(!without.output.contains(": no"), "{}", without.output);
-    for steering in ["flow", "random", "cpu"] {
-        let with = laned(&program, &[], &[("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8")]);
+    // Pauses as they come, none, and long ones.
+    for (steering, linger) in [("flow", ""), ("random", "0"), ("cpu", "20000")] {
+        let vars = [("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", linger)];
+        let with = laned(&program, &[], &vars);
         assert_eq!(with.output, without.output, "{steering}");
         // Until errors were asked for, there were lanes: the main thread took from those of others.
         assert_eq!(with.reasons(), ["error-queue"], "{steering}");

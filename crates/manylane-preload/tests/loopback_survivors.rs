@@ -39,3 +39,13 @@ fn loopback_receivers_that_are_stopped_come_back() {
 fn loopback_what_the_killed_leave_is_found_by_those_who_never_wait_long() {
     survive("load");
 }
+
+#[test]
+fn loopback_what_the_killed_leave_is_found_by_those_who_wait_in_between() {
+    survive("pauses");
+}
+
+#[test]
+fn loopback_receivers_killed_under_load_leave_nothing_behind() {
+    survive("running");
+}

@@ -20,6 +20,26 @@ pub fn grace_period() -> io::Result<()> {
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration, since Linux 4.14.
+const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
+const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
+
+/// Makes [`everywhere`] fast, if the kernel can. In a process with one thread it costs next to nothing; with several, as
+/// long as a grace period.
+pub fn register() {
+    // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) };
+}
+
+/// Makes every thread of the process pass a memory barrier: what others stored before, this one sees after, and the other way
+/// round. Some microseconds after [`register`], otherwise as long as [`settle`].
+pub fn everywhere() {
+    // SAFETY: as above.
+    if unsafe { libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) } < 0 {
+        settle();
+    }
+}
+
 /// [`grace_period`], or a pause of 50 ms where there is no such call: softirq work on one packet takes
 /// microseconds, so that the pause is far longer than any section it has to outlast.
 pub fn settle() {

@@ -2,7 +2,8 @@
 //!
 //! All `unsafe` of the project but the preload library's is in this crate. The rule for what is here: memory
 //! that the kernel reads or writes becomes a checked view once, at the edge; what leaves the crate is slices,
-//! addresses and numbers. Nothing here decides anything: policy, counters and fallbacks are the library's.
+//! addresses and numbers. Nothing here decides anything, but for [`linger`], which two libraries share: policy, counters and
+//! fallbacks are theirs.
 //!
 //! | module | holds |
 //! |---|---|
@@ -15,6 +16,7 @@
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
 //! | [`netns`] | network namespaces and devices, for tests |
+//! | [`linger`] | whether a lane pauses for a larger batch, and for how long |
 //! | [`tick`] | sleeping to a common beat |
 //! | [`packet`] | sending whole frames, for tests |
 //! | [`process`] | standing for a child: its signals, its end |
@@ -26,6 +28,9 @@
 //! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`capture`] | rings of frames in memory that another process looks at |
+//! | [`lend`] | what is said of queues that one process lends others |
+//! | [`hops`] | next hops in memory that processes share |
+//! | [`shared`] | memory that processes share |
 //! | [`local`] | local sockets that carry messages and descriptors |
 //! | [`shim`] | the report that the preload library writes and the launcher reads |
 
@@ -35,6 +40,9 @@ pub mod capture;
 pub mod control;
 pub mod cpu;
 pub mod device;
+pub mod hops;
+pub mod lend;
+pub mod linger;
 pub mod local;
 pub mod map;
 pub mod measure;
@@ -44,6 +52,7 @@ pub mod packet;
 pub mod process;
 pub mod raw_xsk;
 pub mod seccomp;
+pub mod shared;
 pub mod shim;
 pub mod signal;
 pub mod sock;

@@ -81,6 +81,18 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// `ECONNREFUSED` if nobody listens, `WouldBlock` if it takes too long.
 pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
     let socket = socket(0)?;
+    set_patience(std::os::fd::AsFd::as_fd(&socket), patience)?;
+    let (address, len) = address(name)?;
+    // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
+    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
+    Ok(socket)
+}
+
+/// Bounds how long each operation on a connection waits.
+///
+/// # Errors
+/// What `setsockopt(2)` reports.
+pub fn set_patience(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
     let limit = libc::timeval {
         tv_sec: patience.as_secs().min(1 << 30) as libc::time_t,
         tv_usec: libc::suseconds_t::from(patience.subsec_micros()),
@@ -88,12 +100,9 @@ pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let (value, len) = (&raw const limit, size_of_val(&limit) as libc::socklen_t);
         // SAFETY: the kernel reads `len` bytes of `limit`, which lives across the call.
-        check(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value.cast(), len) })?;
+        check(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, value.cast(), len) })?;
     }
-    let (address, len) = address(name)?;
-    // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
-    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
-    Ok(socket)
+    Ok(())
 }
 
 /// Who is on the other end (`SO_PEERCRED`).
@@ -164,7 +173,9 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
     }
     // SAFETY: the kernel reads the message and the control buffer through the header; all live across the call, and
     // nothing is written to through the pointer that was cast to a mutable one.
-    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
+    // The kernel's call itself: the preload library stands before the C library's, and looks for descriptors that are sent.
+    let sent =
+        unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -173,6 +184,20 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
 /// # Errors
 /// `WouldBlock` if nothing came; `InvalidData` for a message that is longer than the buffer or has too many descriptors.
 pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut fds = [const { None }; MOST_FDS];
+    let len = recv_into(fd, buffer, &mut fds)?;
+    Ok((len, fds.into_iter().flatten().collect()))
+}
+
+/// As [`recv`], without the heap: descriptors go into `fds`.
+///
+/// # Errors
+/// As for [`recv`].
+pub fn recv_into(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    fds: &mut [Option<OwnedFd>; MOST_FDS],
+) -> io::Result<usize> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: integers and pointers that may be null: all zeroes is a value.
@@ -186,7 +211,8 @@ pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<Own
     if len < 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut fds = Vec::new();
+    let mut places = fds.iter_mut();
+    let mut too_many = false;
     // SAFETY: the header is the one that the kernel filled in; it wrote whole messages, whose lengths say how many
     // descriptors follow. Each of those is new and belongs to nobody else, so that it is closed once, here or later.
     unsafe {
@@ -196,16 +222,20 @@ pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<Own
                 let bytes = ((*message).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
                 let data = libc::CMSG_DATA(message).cast::<libc::c_int>();
                 for at in 0..bytes / size_of::<libc::c_int>() {
-                    fds.push(OwnedFd::from_raw_fd(data.add(at).read_unaligned()));
+                    let new = OwnedFd::from_raw_fd(data.add(at).read_unaligned());
+                    match places.next() {
+                        Some(place) => *place = Some(new),
+                        None => too_many = true,
+                    }
                 }
             }
             message = libc::CMSG_NXTHDR(&raw const header, message);
         }
     }
-    if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+    if too_many || header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
         return Err(io::Error::new(ErrorKind::InvalidData, "a message is longer than it may be"));
     }
-    Ok((len as usize, fds))
+    Ok(len as usize)
 }
 
 #[cfg(all(test, not(miri)))]

@@ -54,11 +54,14 @@ pub enum Reason {
     Address = 14,
     Ioctl = 15,
     Shutdown = 16,
+    NoQueue = 17,
+    Control = 18,
+    Lender = 19,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -76,6 +79,9 @@ impl Reason {
         Self::Address,
         Self::Ioctl,
         Self::Shutdown,
+        Self::NoQueue,
+        Self::Control,
+        Self::Lender,
     ];
 
     /// One word, for tables and documents.
@@ -117,6 +123,16 @@ impl Reason {
             Self::Address => ("address", "bound to a multicast or broadcast address"),
             Self::Ioctl => ("ioctl", "an ioctl or fcntl was used that a lane cannot mirror"),
             Self::Shutdown => ("shutdown", "the socket was shut down"),
+            Self::NoQueue => {
+                ("no-queue", "engine xdp: no device in use has its address, or a queue to spare for it")
+            }
+            Self::Control => (
+                "control",
+                "engine xdp: options ask for what only the kernel's socket gives (control messages, TOS, marks)",
+            ),
+            Self::Lender => {
+                ("lender", "engine xdp: the launcher lent no queues (it is gone, or has no descriptors left)")
+            }
         }
     }
 }
@@ -214,7 +230,11 @@ pub struct Receiver {
     pub tx_batches: AtomicU64,
     /// Of `rx_datagrams`, those from a lane that was not its own.
     pub helped: AtomicU64,
-    pad: [AtomicU64; 4],
+    /// Of `rx_datagrams`, those that came as frames (engine `xdp`).
+    pub rx_frames: AtomicU64,
+    /// Of `tx_datagrams`, those that left as frames.
+    pub tx_frames: AtomicU64,
+    pad: [AtomicU64; 2],
 }
 
 /// How often a reason sent a socket back to plain (`struct mls_reason`).
@@ -251,6 +271,7 @@ const _: () = assert!(size_of::<Receiver>() == 128);
 const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
 const _: () = assert!(offset_of!(Receiver, helped) == 88);
+const _: () = assert!(offset_of!(Receiver, rx_frames) == 96);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
 const _: () = assert!(Reason::ALL.len() <= REASONS);
 

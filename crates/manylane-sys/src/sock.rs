@@ -47,6 +47,47 @@ pub fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
+/// What a lender has to know of a socket that a program handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct About {
+    /// It is a UDP socket.
+    pub is_udp: bool,
+    /// It takes no IPv4, or could not anyway.
+    pub only_v6: bool,
+    /// Its network namespace, as a number (Linux 5.14).
+    pub namespace: u64,
+}
+
+/// Looks at a socket of somebody else's.
+///
+/// # Errors
+/// What `getsockopt(2)` reports: `ENOTSOCK`; `ENOPROTOOPT` before Linux 5.14.
+pub fn about(fd: BorrowedFd<'_>) -> io::Result<About> {
+    /// Of asm-generic/socket.h.
+    const SO_NETNS_COOKIE: i32 = 71;
+    let number = |name| get_int(fd, libc::SOL_SOCKET, name);
+    let (kind, protocol) = (number(libc::SO_TYPE)?, number(libc::SO_PROTOCOL)?);
+    let only_v6 = match number(libc::SO_DOMAIN)? {
+        libc::AF_INET => false,
+        libc::AF_INET6 => get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0,
+        _ => return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
+    };
+    let mut namespace = 0_u64;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into `namespace`, which lives across the call.
+    check(unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut namespace).cast(),
+            &raw mut len,
+        )
+    })?;
+    let is_udp = (kind, protocol) == (libc::SOCK_DGRAM, libc::IPPROTO_UDP);
+    Ok(About { is_udp, only_v6, namespace })
+}
+
 fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel reads `len` bytes of `value`, which lives across the call.

@@ -9,17 +9,29 @@ use std::time::Duration;
 /// takes one timer interrupt for all, and wakes from idle once. The kernel's timer slack (50 µs unless the process
 /// changed it) is added, alike for all.
 pub fn sleep(period: Duration) {
-    let period = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes `now`, which lives across the call; this clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let elapsed = now.tv_sec.saturating_mul(SECOND).saturating_add(now.tv_nsec);
-    let next = elapsed.saturating_add(period - elapsed % period);
+    let (now, left) = to_beat(period);
+    let next = now.saturating_add(left);
     let at = libc::timespec { tv_sec: next / SECOND, tv_nsec: next % SECOND };
     // SAFETY: the kernel reads `at`, which lives across the call; no remainder is asked for.
     unsafe {
         libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, ptr::null_mut())
     };
+}
+
+/// How long [`sleep`] would sleep, for who sleeps by other means.
+#[must_use]
+pub fn left(period: Duration) -> Duration {
+    Duration::from_nanos(to_beat(period).1.unsigned_abs())
+}
+
+/// The time, and what is left until the next multiple of `period`, in nanoseconds.
+fn to_beat(period: Duration) -> (i64, i64) {
+    let period = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes `now`, which lives across the call; this clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let elapsed = now.tv_sec.saturating_mul(SECOND).saturating_add(now.tv_nsec);
+    (elapsed, period - elapsed % period)
 }
 
 /// Nanoseconds.
@@ -30,6 +42,16 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn what_is_left_is_more_than_nothing_and_a_period_at_most() {
+        let period = Duration::from_micros(10);
+        for _ in 0..1000 {
+            let left = left(period);
+            assert!(!left.is_zero() && left <= period, "{left:?}");
+        }
+        assert_eq!(left(Duration::ZERO), Duration::from_nanos(1));
+    }
 
     #[test]
     fn sleeps_to_a_multiple_of_the_period() {

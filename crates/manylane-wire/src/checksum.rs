@@ -86,6 +86,7 @@ impl Sum {
 
     /// The checksum: the complement of the sum.
     #[must_use]
+    #[inline]
     pub fn finish(self) -> u16 {
         !self.value()
     }

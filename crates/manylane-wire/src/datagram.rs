@@ -19,10 +19,9 @@ use crate::udp::{self, Udp};
 /// What a frame carries. It is small, and its addresses are as they are in the header: most receivers look at few of them.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Datagram {
-    /// Source and destination, one behind the other; what IPv4 does not fill is zero.
-    addresses: [u8; 32],
+    pub(crate) ends: Ends,
     /// Source and destination.
-    ports: [u8; 4],
+    pub(crate) ports: [u8; 4],
     /// Where the payload starts in the frame.
     pub at: u16,
     /// Bytes of payload. Padding behind it belongs to nobody.
@@ -31,7 +30,18 @@ pub struct Datagram {
     pub traffic_class: u8,
     /// What the checksums say.
     pub checksum: Checksum,
-    is_v6: bool,
+    /// Where IP starts in the frame; zero if its header has options.
+    pub(crate) link: u8,
+    /// The checksum of UDP, as received.
+    pub(crate) field: u16,
+}
+
+/// Between which addresses a datagram is.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ends {
+    /// Source and destination, one behind the other; what IPv4 does not fill is zero.
+    pub(crate) addresses: [u8; 32],
+    pub(crate) is_v6: bool,
 }
 
 /// What the checksums of a frame say.
@@ -94,7 +104,7 @@ impl Datagram {
     #[inline]
     pub fn source(&self) -> SocketAddr {
         let [a, b, ..] = self.ports;
-        SocketAddr::new(self.address(0), u16::from_be_bytes([a, b]))
+        SocketAddr::new(self.ends.address(0), u16::from_be_bytes([a, b]))
     }
 
     /// Where it was sent to.
@@ -102,16 +112,22 @@ impl Datagram {
     #[inline]
     pub fn destination(&self) -> SocketAddr {
         let [.., a, b] = self.ports;
-        SocketAddr::new(self.address(1), u16::from_be_bytes([a, b]))
+        SocketAddr::new(self.ends.address(1), u16::from_be_bytes([a, b]))
     }
 
+    /// The ports of sender and receiver.
+    #[must_use]
     #[inline]
-    fn address(&self, number: usize) -> IpAddr {
-        if self.is_v6 {
-            Ipv6Addr::from(chunk::<16, _>(&self.addresses, number * 16)).into()
-        } else {
-            Ipv4Addr::from(chunk::<4, _>(&self.addresses, number * 4)).into()
-        }
+    pub fn ports(&self) -> (u16, u16) {
+        let [a, b, c, d] = self.ports;
+        (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))
+    }
+
+    /// The addresses of both, to be compared.
+    #[must_use]
+    #[inline]
+    pub fn ends(&self) -> &Ends {
+        &self.ends
     }
 
     /// Reads a frame in which nothing is out of the ordinary. False if anything is.
@@ -146,9 +162,8 @@ impl Datagram {
         } else {
             Checksum::Wrong
         };
-        self.addresses = [0; 32];
-        self.addresses[..8].copy_from_slice(&head[IP + 12..UDP4]);
-        self.is_v6 = false;
+        self.ends = Ends::default();
+        self.ends.addresses[..8].copy_from_slice(&head[IP + 12..UDP4]);
         self.traffic_class = head[IP + 1];
         self.end(head, UDP4, length);
         true
@@ -174,8 +189,7 @@ impl Datagram {
         let protocol = ne32(&[0, udp::PROTOCOL, head[UDP6 + 4], head[UDP6 + 5]], 0);
         let pseudo = Sum::default().bytes(&addresses).eight(protocol.into());
         self.checksum = Checksum::of(pseudo, datagram, field);
-        self.addresses = addresses;
-        self.is_v6 = true;
+        self.ends = Ends { addresses, is_v6: true };
         self.traffic_class = head[IP] << 4 | head[IP + 1] >> 4;
         self.end(head, UDP6, length);
         true
@@ -185,6 +199,7 @@ impl Datagram {
     #[inline]
     fn end<const N: usize>(&mut self, head: &[u8; N], at: usize, length: usize) {
         self.ports = chunk(head, at);
+        (self.link, self.field) = (IP as u8, be16(head, at + udp::CHECKSUM));
         // Both come from fields of 16 bits, and frames are checked to have that many bytes.
         (self.at, self.len) = ((at + udp::HEADER) as u16, (length - udp::HEADER) as u16);
     }
@@ -235,15 +250,43 @@ impl Datagram {
         }
         let [[a, b], [c, d]] = [udp.source.to_be_bytes(), udp.destination.to_be_bytes()];
         let short = |length: usize| u16::try_from(length).map_err(|_| Error::TooLong(Layer::Udp));
+        let is_v6 = source.is_ipv6();
+        let has_options = at - link != if is_v6 { ipv6::HEADER } else { ipv4::HEADER };
         Ok(Self {
-            addresses,
+            ends: Ends { addresses, is_v6 },
             ports: [a, b, c, d],
             at: short(at + udp::HEADER)?,
             len: short(udp.payload.len())?,
             traffic_class,
             checksum,
-            is_v6: source.is_ipv6(),
+            // A header with two tags has 22 bytes.
+            link: if has_options { 0 } else { link as u8 },
+            field: udp.checksum,
         })
+    }
+}
+
+impl Ends {
+    /// Whether they are of IPv6.
+    #[must_use]
+    #[inline]
+    pub fn is_ipv6(&self) -> bool {
+        self.is_v6
+    }
+
+    #[inline]
+    fn address(&self, number: usize) -> IpAddr {
+        if self.is_v6 {
+            Ipv6Addr::from(chunk::<16, _>(&self.addresses, number * 16)).into()
+        } else {
+            Ipv4Addr::from(chunk::<4, _>(&self.addresses, number * 4)).into()
+        }
+    }
+}
+
+impl fmt::Debug for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entry(&self.address(0)).entry(&self.address(1)).finish()
     }
 }
 
@@ -279,23 +322,23 @@ impl Masked {
 }
 
 #[inline]
-fn be16<const N: usize>(head: &[u8; N], at: usize) -> u16 {
+pub(crate) fn be16<const N: usize>(head: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes(chunk(head, at))
 }
 
 #[inline]
-fn ne32<const N: usize>(head: &[u8; N], at: usize) -> u32 {
+pub(crate) fn ne32<const N: usize>(head: &[u8; N], at: usize) -> u32 {
     u32::from_ne_bytes(chunk(head, at))
 }
 
 #[inline]
-fn ne64<const N: usize>(head: &[u8; N], at: usize) -> u64 {
+pub(crate) fn ne64<const N: usize>(head: &[u8; N], at: usize) -> u64 {
     u64::from_ne_bytes(chunk(head, at))
 }
 
 /// Some bytes of a header that has them.
 #[inline]
-fn chunk<const M: usize, const N: usize>(head: &[u8; N], at: usize) -> [u8; M] {
+pub(crate) fn chunk<const M: usize, const N: usize>(head: &[u8; N], at: usize) -> [u8; M] {
     std::array::from_fn(|index| head[at + index])
 }
 
@@ -386,8 +429,13 @@ mod tests {
     /// The short way says nothing that the long way does not say.
     fn agree(frame: &[u8]) -> bool {
         // What was in its place before must not show.
-        let mut found =
-            Datagram { addresses: [0xaa; 32], ports: [0xbb; 4], is_v6: true, ..Datagram::default() };
+        let mut found = Datagram {
+            ends: Ends { addresses: [0xaa; 32], is_v6: true },
+            ports: [0xbb; 4],
+            link: 0xcc,
+            field: 0xdddd,
+            ..Datagram::default()
+        };
         let short = found.plain(frame);
         if short {
             assert_eq!(Ok(found), Datagram::layered(frame));

@@ -12,7 +12,7 @@
 //! | [`udp`] | UDP, checksum included |
 //! | [`checksum`] | the Internet checksum, and its update |
 //! | [`frame`] | a frame as a whole, layer by layer |
-//! | [`datagram`] | a received frame as one UDP datagram, checksums judged |
+//! | [`datagram`] | a received frame as one UDP datagram, checksums judged, and the headers of a reply to it |
 //!
 //! ```
 //! use manylane_wire::ethernet::Mac;
@@ -44,6 +44,7 @@ pub mod ethernet;
 pub mod frame;
 pub mod ipv4;
 pub mod ipv6;
+mod turn;
 pub mod udp;
 
 mod bytes;

@@ -115,6 +115,7 @@ pub fn write_head_unfinished(
 
 /// A checksum as UDP sends it: zero would say that there is none, so its other form is used.
 #[must_use]
+#[inline]
 pub fn on_the_wire(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }

@@ -6,10 +6,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use manylane_bpf::abi;
+use manylane_sys::linger;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::uring;
-use crate::linger;
 use crate::placement::Placement;
 use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
+use manylane_sys::linger::Linger;
 use manylane_sys::mmsg::Wait;
 use manylane_sys::tick;
 
@@ -14,7 +15,6 @@ use crate::batch::Batch;
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{Lane, Received};
-use crate::linger::Linger;
 use crate::outbox::Outbox;
 use crate::socket::{Shared, Socket};
 

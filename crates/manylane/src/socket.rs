@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
 use manylane_sys::sock::{self, Flag};
-use manylane_sys::{barrier, cpu};
+use manylane_sys::{barrier, cpu, linger};
 
 use crate::config::{Builder, Config, Engine};
 use crate::counters::{Cells, Counters, LaneCounters, LaneId};
@@ -25,7 +25,6 @@ use crate::io::mmsg::{self, Join, MmsgIo};
 use crate::io::uring::UringIo;
 use crate::io::xdp::{Plane, XdpQueue};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
-use crate::linger;
 use crate::placement;
 use crate::serve::Event;
 use crate::steer::{Slot, Steer, SteeringInForce};

@@ -7,12 +7,14 @@
 //! |---|---|
 //! | [`find`] | looks for the program and for the library |
 //! | [`reach`] | judges whether the library can be loaded into the program |
+//! | [`lender`] | opens devices for engine `xdp`, and lends the program their queues |
 //! | [`launch`] | starts it, passes signals on, learns how it ends |
 //! | [`report`] | reads what the library wrote down of lanes and fallbacks |
 //! | [`tell`] | says it: live, at the end, as JSON |
 
 mod find;
 mod launch;
+mod lender;
 mod reach;
 mod report;
 mod tell;
@@ -25,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use manylane_sys::process;
 
 use self::launch::{End, Running};
@@ -79,16 +81,22 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         command.env("LD_PRELOAD", find::preload(env::var_os("LD_PRELOAD"), &library));
     }
     if args.exec {
+        ensure!(!lender::is_wanted(args), "engine xdp needs a launcher that stays: leave out --exec");
         let err = command.exec();
         return Ok(refused(file, &err));
     }
     let shared = Shared::new()?;
     command.env("MANYLANE_REPORT", shared.path());
+    // Before the program: what is in the way is told, and it is not started.
+    let lender = if lender::is_wanted(args) { Some(lender::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open).transpose()?;
     let running = match Running::start(command, args.follow) {
         Ok(running) => running,
         Err(err) => return Ok(refused(file, &err)),
     };
+    if let Some(lender) = lender {
+        lender.start()?;
+    }
     let teller = Teller::new(shared, file, args);
     let end = tend(running, &teller, args, beyond.is_some())?;
     teller.end(end, json)?;
@@ -104,6 +112,7 @@ fn settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_BATCH", args.batch.map(|batch| batch.to_string()));
+    add("MANYLANE_LINGER", args.linger.map(|pause| pause.to_string()));
     all
 }
 

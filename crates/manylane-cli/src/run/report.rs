@@ -154,12 +154,16 @@ pub(super) struct Receiver {
     pub(super) receive_calls: u64,
     /// Of the received ones, those that came from the lane of another thread.
     pub(super) helped: u64,
+    /// Of the received ones, those that came past the kernel's stack (engine xdp).
+    pub(super) received_by_xdp: u64,
     /// Datagrams sent.
     pub(super) sent: u64,
     /// Their bytes.
     pub(super) sent_bytes: u64,
     /// Calls of the program that sent something.
     pub(super) send_calls: u64,
+    /// Of the sent ones, those that left past the kernel's stack.
+    pub(super) sent_by_xdp: u64,
 }
 
 impl Receiver {
@@ -174,6 +178,8 @@ impl Receiver {
             received_bytes: slot.rx_bytes.load(Relaxed),
             receive_calls: slot.rx_batches.load(Relaxed),
             helped: slot.helped.load(Relaxed),
+            received_by_xdp: slot.rx_frames.load(Relaxed),
+            sent_by_xdp: slot.tx_frames.load(Relaxed),
             sent: slot.tx_datagrams.load(Relaxed),
             sent_bytes: slot.tx_bytes.load(Relaxed),
             send_calls: slot.tx_batches.load(Relaxed),

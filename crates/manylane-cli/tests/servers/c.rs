@@ -9,7 +9,7 @@ use crate::server::{Report, Server};
 
 const SOURCE: &str = include_str!("server.c");
 
-fn build(place: &Place) -> PathBuf {
+pub(crate) fn build(place: &Place) -> PathBuf {
     let (code, program) = (place.file("server.c", SOURCE), place.folder().join("server"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(code);

@@ -36,7 +36,8 @@ impl Load {
         addr: SocketAddr,
         request: impl Fn(usize) -> Vec<u8> + Sync,
     ) -> Vec<Vec<u8>> {
-        let sockets: Vec<_> = (0..self.flows).map(|_| place.socket()).collect();
+        let from = if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" };
+        let sockets: Vec<_> = (0..self.flows).map(|_| place.socket_at(from)).collect();
         let mut answers: Vec<Vec<u8>> = thread::scope(|scope| {
             let flows = sockets.iter().enumerate().map(|(flow, socket)| {
                 let request = &request;

@@ -17,6 +17,7 @@ mod python;
 mod rsyslog;
 mod script;
 mod server;
+mod xdp;
 
 use std::path::PathBuf;
 use std::process::Command;

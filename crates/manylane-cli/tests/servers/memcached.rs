@@ -50,9 +50,12 @@ fn loopback_memcached() {
     }
     let place = Place::new("memcached");
     let (without, _) = serve(&place, None);
-    let (with, report) = serve(&place, Some(&[]));
-    assert!(without == with, "answers differ");
-    let (report, lanes) = report.unwrap();
-    assert_eq!(lanes, 4, "{report:?}");
-    assert_eq!(report.reasons(), [""; 0]);
+    // With pauses as they come, and with none.
+    for options in [&[][..], &["--linger", "0"]] {
+        let (with, report) = serve(&place, Some(options));
+        assert!(without == with, "answers differ: {options:?}");
+        let (report, lanes) = report.unwrap();
+        assert_eq!(lanes, 4, "{options:?}: {report:?}");
+        assert_eq!(report.reasons(), [""; 0], "{options:?}");
+    }
 }

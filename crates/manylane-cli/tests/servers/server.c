@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Answers each datagram with the same and a "!": server PORT HOW RECEIVERS.
+ * Answers each datagram with the same and a "!":
+ * server PORT HOW RECEIVERS [ADDRESS].
  * Receivers share one socket. Ends at SIGTERM with 0.
  */
 #define _GNU_SOURCE
@@ -98,8 +99,10 @@ int main(int argc, char **argv)
 	int receivers;
 	sigset_t set;
 
-	if (argc != 4)
-		errx(2, "usage: server PORT HOW RECEIVERS");
+	if (argc < 4 || argc > 5)
+		errx(2, "usage: server PORT HOW RECEIVERS [ADDRESS]");
+	if (argc == 5 && inet_aton(argv[4], &addr.sin_addr) != 1)
+		errx(2, "no address: %s", argv[4]);
 	addr.sin_port = htons(atoi(argv[1]));
 	how = argv[2];
 	receivers = atoi(argv[3]);

@@ -53,6 +53,16 @@ impl Server {
         Self { child, report: with.map(|_| report), log }
     }
 
+    /// Number of the process that was started: with lanes, the launcher's.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the process that was started has ended.
+    pub(crate) fn wait(&mut self) {
+        wait_for("the end of a process", || self.child.try_wait().unwrap().is_some());
+    }
+
     /// What it has said so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()

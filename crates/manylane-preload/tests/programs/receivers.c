@@ -5,9 +5,10 @@
  *	receivers PATTERN RECEIVERS DATAGRAMS
  *
  * The client sends numbered datagrams from 16 ports, at most 32 of them on
- * their way; each receiver marks what it gets. Then as many words "stop" follow
- * as there are receivers; a receiver that gets one ends. What is printed is
- * the same on every run: how many numbers came once, never, more than once.
+ * their way, and slowly until each receiver has got some; each receiver marks
+ * what it gets. Then as many words "stop" follow as there are receivers; a
+ * receiver that gets one ends. What is printed is the same on every run: how
+ * many numbers came once, never, more than once.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -31,6 +32,9 @@
 
 #define FLOWS 16
 #define WINDOW 32
+#define BURST 8
+#define ENOUGH 3
+#define POLITE 1000
 #define STOP 0xffffffffu
 #define MOST 200000
 
@@ -38,6 +42,8 @@ struct state {
 	_Atomic unsigned received;
 	_Atomic unsigned stopped;
 	_Atomic unsigned wrong;
+	_Atomic unsigned got[64];
+	_Atomic unsigned politeness;
 	_Atomic unsigned char seen[MOST];
 };
 
@@ -49,11 +55,38 @@ static pid_t children[64];
 static sem_t work, done;
 static _Atomic int finished;
 static struct sockaddr_in address;
+static __thread unsigned self;
 
 static void die(const char *what)
 {
 	perror(what);
 	exit(1);
+}
+
+static int everybody_has_got_some(void)
+{
+	unsigned nth;
+
+	for (nth = 0; nth < receivers; nth++) {
+		if (state->got[nth] < ENOUGH)
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * Of those that are woken for one datagram, one gets it, and the others may go
+ * on sleeping for as long as somebody else is always quicker. So who has got
+ * some stands back while others have not; with a bound, since not in every
+ * pattern everybody receives.
+ */
+static void stand_back(void)
+{
+	if (state->got[self] < ENOUGH || state->politeness >= POLITE ||
+	    everybody_has_got_some())
+		return;
+	state->politeness++;
+	usleep(500);
 }
 
 /* Marks a datagram; says whether the receiver is to end. */
@@ -74,7 +107,9 @@ static int take(const unsigned char *data, ssize_t len)
 		state->wrong++;
 	else
 		state->seen[number]++;
+	state->got[self]++;
 	state->received++;
+	stand_back();
 	return 0;
 }
 
@@ -246,6 +281,7 @@ static void *receiver(void *arg)
 {
 	unsigned nth = (unsigned)(unsigned long)arg;
 
+	self = nth;
 	if (!strcmp(pattern, "leave"))
 		leaving(nth);
 	else if (!strcmp(pattern, "messages"))
@@ -281,6 +317,18 @@ static void send_to(int from, unsigned number)
 		die("sendto");
 }
 
+/* Meanwhile there are moments in which all are asleep. */
+static void slowly(unsigned sent)
+{
+	unsigned waited;
+
+	if (sent >= datagrams / 2 || sent % BURST || everybody_has_got_some())
+		return;
+	for (waited = 0; state->received < sent && waited < 20000; waited++)
+		usleep(100);
+	usleep(1000);
+}
+
 static void client(void)
 {
 	int ports[FLOWS];
@@ -293,6 +341,7 @@ static void client(void)
 			usleep(100);
 			waited++;
 		}
+		slowly(i);
 		if (!strcmp(pattern, "connect") && i == datagrams / 2) {
 			/* All that follows comes from the peer. */
 			struct sockaddr_in peer = { .sin_family = AF_INET };
@@ -331,7 +380,7 @@ int main(int argc, char **argv)
 	unsigned i, once = 0, never = 0, often = 0;
 	socklen_t len = sizeof(address);
 	int forked, nonblock;
-	pid_t self = getpid();
+	pid_t parent = getpid();
 
 	if (argc != 4)
 		return 2;
@@ -373,8 +422,8 @@ int main(int argc, char **argv)
 			children[i] = fork();
 			if (children[i] == 0) {
 				prctl(PR_SET_PDEATHSIG, SIGKILL);
-				if (getppid() == self)
-					receiver(NULL);
+				if (getppid() == parent)
+					receiver((void *)(unsigned long)i);
 				_exit(0);
 			}
 		}

@@ -2,14 +2,17 @@
 /*
  * Something happens to a socket that three threads receive on:
  *
- *	turns WHAT
+ *	turns WHAT [early | queued]
  *
  * Prints how many datagrams came before and after it, which are all that were
- * sent.
+ * sent. With "queued" nobody receives while it happens; then one thread takes
+ * all that was sent before and after it, and has to get it in order.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/sockios.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -21,6 +24,7 @@
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,43 +36,95 @@ extern char **environ;
 
 static int server, clients[FLOWS];
 static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total, answered;
+static _Atomic unsigned received[WORKERS], total, answered, stamped;
+/* Workers that have a datagram are to wait, or one of them to go on. */
+static _Atomic int hold, drain;
+static _Atomic unsigned held, disorder;
+static unsigned short sent[FLOWS], last[FLOWS];
+
+struct word {
+	char kind;
+	unsigned char flow;
+	unsigned short number;
+};
+
+/* One thread alone: what it gets of a flow is newer than what it got before. */
+static void check(const struct word *word)
+{
+	if (word->number <= last[word->flow])
+		disorder++;
+	last[word->flow] = word->number;
+}
+
+static void wait_for_others(unsigned nth)
+{
+	held++;
+	while (hold && !(drain && nth == 0))
+		usleep(500);
+	held--;
+}
 
 static void *worker(void *arg)
 {
 	unsigned nth = (unsigned)(unsigned long)arg;
 
 	for (;;) {
-		char data[64];
+		struct word word;
+		char control[256];
 		struct sockaddr_in from;
-		struct iovec part = { data, sizeof(data) };
+		struct iovec part = { &word, sizeof(word) };
 		struct msghdr message = { .msg_name = &from,
 					  .msg_namelen = sizeof(from),
+					  .msg_control = control,
+					  .msg_controllen = sizeof(control),
 					  .msg_iov = &part,
 					  .msg_iovlen = 1 };
+		ssize_t len = recvmsg(server, &message, 0);
+		struct cmsghdr *first = CMSG_FIRSTHDR(&message);
 
-		if (recvmsg(server, &message, 0) < 0) {
+		if (len < 0) {
 			perror("worker");
 			exit(1);
 		}
-		if (data[0] == 'S')
+		/* Nothing: it was shut down. */
+		if (!len || word.kind == 'S')
 			return NULL;
+		stamped += first && first->cmsg_type == SCM_TIMESTAMP;
+		message.msg_control = NULL;
+		message.msg_controllen = 0;
 		if (sendmsg(server, &message, 0) > 0)
 			answered++;
+		if (drain && nth == 0 && word.kind == 'x')
+			check(&word);
 		received[nth]++;
 		total++;
+		if (hold && !(drain && nth == 0))
+			wait_for_others(nth);
 	}
+}
+
+static void send_one(char kind, int flow)
+{
+	struct word word = { kind, flow, kind == 'x' ? ++sent[flow] : 0 };
+
+	if (sendto(clients[flow], &word, sizeof(word), 0, (void *)&address,
+		   sizeof(address)) != sizeof(word))
+		perror("sendto");
+}
+
+static void send_all(int flows)
+{
+	int i;
+
+	for (i = 0; i < flows; i++)
+		send_one('x', i);
 }
 
 static void burst(void)
 {
 	unsigned want = total + FLOWS;
-	int i;
 
-	for (i = 0; i < FLOWS; i++)
-		if (sendto(clients[i], "x", 1, 0, (void *)&address,
-			   sizeof(address)) != 1)
-			perror("sendto");
+	send_all(FLOWS);
 	while (total < want)
 		usleep(50);
 }
@@ -134,14 +190,75 @@ static void start(void)
 	printf("started: %d\n", status);
 }
 
+/* Who shares an epoll instance. */
+static void *wait_for_events(void *epoll)
+{
+	struct epoll_event event;
+
+	epoll_wait((int)(long)epoll, &event, 1, 0);
+	return NULL;
+}
+
+static void epolls(const char *what)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int i, epoll = epoll_create1(0), outer = epoll_create1(0);
+	pthread_t other;
+
+	if (!strcmp(what, "events"))
+		event.events |= EPOLLONESHOT;
+	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
+	if (!strcmp(what, "nested-epoll"))
+		printf("nested: %d\n",
+		       epoll_ctl(outer, EPOLL_CTL_ADD, epoll, &event));
+	if (!strcmp(what, "shared-epoll")) {
+		wait_for_events((void *)(long)epoll);
+		pthread_create(&other, NULL, wait_for_events,
+			       (void *)(long)epoll);
+		pthread_join(other, NULL);
+	}
+	/* More of them than the library keeps for an instance. */
+	for (i = 0; !strcmp(what, "full") && i < 40; i++)
+		epoll_ctl(epoll, EPOLL_CTL_ADD, dup(server), &event);
+}
+
+/* Sockets of this process that have our port, and are not bound to "lo". */
+static int without_device(void)
+{
+	int fd, without = 0;
+
+	for (fd = 3; fd < 4096; fd++) {
+		struct sockaddr_in at = { 0 };
+		socklen_t len = sizeof(at);
+		char name[16] = "";
+
+		/* Past any library. */
+		if (syscall(SYS_getsockname, fd, &at, &len) ||
+		    at.sin_port != address.sin_port)
+			continue;
+		len = sizeof(name);
+		syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_BINDTODEVICE, name,
+			&len);
+		without += strcmp(name, "lo") != 0;
+	}
+	return without;
+}
+
+static int turn_on(int level, int option)
+{
+	int one = 1;
+
+	return setsockopt(server, level, option, &one, sizeof(one));
+}
+
 static void turn(const char *what)
 {
 	struct sigaction action = { .sa_handler = handler };
 	struct ip_mreq group = { .imr_multiaddr.s_addr = htonl(0xef010203),
 				 .imr_interface.s_addr =
 					 htonl(INADDR_LOOPBACK) };
-	int one = 1, inner;
-	struct epoll_event event = { .events = EPOLLIN };
+	struct sockaddr_in peer;
+	socklen_t len;
 
 	if (!strcmp(what, "broadcast")) {
 		broadcast();
@@ -157,18 +274,31 @@ static void turn(const char *what)
 		       setsockopt(server, SOL_IP, IP_ADD_MEMBERSHIP, &group,
 				  sizeof(group)));
 	} else if (!strcmp(what, "option")) {
-		printf("option: %d\n",
-		       setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one,
-				  sizeof(one)));
+		printf("option: %d\n", turn_on(SOL_SOCKET, SO_RXQ_OVFL));
+	} else if (!strcmp(what, "error-queue")) {
+		printf("option: %d\n", turn_on(SOL_IP, IP_RECVERR));
 	} else if (!strcmp(what, "reuseport")) {
-		printf("option: %d\n",
-		       setsockopt(server, SOL_SOCKET, SO_REUSEPORT, &one,
-				  sizeof(one)));
-	} else if (!strcmp(what, "nested-epoll")) {
-		inner = epoll_create1(0);
-		epoll_ctl(inner, EPOLL_CTL_ADD, server, &event);
-		printf("nested: %d\n", epoll_ctl(epoll_create1(0),
-						 EPOLL_CTL_ADD, inner, &event));
+		printf("option: %d\n", turn_on(SOL_SOCKET, SO_REUSEPORT));
+	} else if (!strcmp(what, "timestamp")) {
+		printf("option: %d\n", turn_on(SOL_SOCKET, SO_TIMESTAMP));
+	} else if (!strcmp(what, "device")) {
+		setsockopt(server, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
+		printf("without device: %d\n", without_device());
+	} else if (!strcmp(what, "ioctl")) {
+		struct timeval time;
+
+		ioctl(server, SIOCGSTAMP, &time);
+	} else if (!strcmp(what, "connect")) {
+		len = sizeof(peer);
+		getsockname(clients[0], (void *)&peer, &len);
+		peer.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		printf("connect: %d\n",
+		       connect(server, (void *)&peer, sizeof(peer)));
+	} else if (!strcmp(what, "shutdown")) {
+		printf("shutdown: %d\n", shutdown(server, SHUT_RDWR));
+	} else if (strstr(what, "epoll") || !strcmp(what, "events") ||
+		   !strcmp(what, "full")) {
+		epolls(what);
 	} else if (!strcmp(what, "user")) {
 		printf("user: %d\n", setuid(65534));
 		/* Another user is not killed with the parent by an old wish. */
@@ -182,14 +312,53 @@ static void turn(const char *what)
 	}
 }
 
+/* Few enough for one queue to hold them all. */
+static void queued(const char *what)
+{
+	unsigned want;
+	int i, flows = FLOWS;
+
+	hold = 1;
+	/* While workers take these, lanes may still come: they have no order. */
+	for (i = 0; i < FLOWS; i++)
+		send_one('h', i);
+	while (held < WORKERS)
+		usleep(50);
+	for (i = 0; i < 4; i++)
+		send_all(FLOWS);
+	want = 5 * FLOWS;
+	turn(what);
+	/* Only the peer gets through then, or nobody. */
+	if (!strcmp(what, "connect"))
+		flows = 1;
+	if (!strcmp(what, "shutdown"))
+		flows = 0;
+	for (i = 0; i < 4; i++)
+		send_all(flows);
+	want += 4 * flows;
+	printf("queued %u\n", want);
+	want += total - WORKERS;
+	/* Those that wait have had one each. */
+	drain = 1;
+	while (total < want)
+		usleep(50);
+	printf("out of order %u\n", disorder);
+	hold = 0;
+	while (held)
+		usleep(50);
+}
+
 int main(int argc, char **argv)
 {
 	pthread_t threads[WORKERS];
 	socklen_t len = sizeof(address);
-	int i, before;
+	int i, ready, before = 0, early, is_queued, one_flow;
 
 	if (argc < 2)
 		return 2;
+	early = argc > 2 && !strcmp(argv[2], "early");
+	is_queued = argc > 2 && !strcmp(argv[2], "queued");
+	one_flow = !strcmp(argv[1], "connect");
 	/* Nobody outlives the test. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	server = socket(AF_INET, SOCK_DGRAM, 0);
@@ -201,26 +370,36 @@ int main(int argc, char **argv)
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	/* Before anybody receives, for what is to be there from the start. */
-	if (argc > 2)
+	if (early)
 		turn(argv[1]);
 	for (i = 0; i < WORKERS; i++)
 		pthread_create(&threads[i], NULL, worker,
 			       (void *)(unsigned long)i);
-	for (before = 0;
-	     before < 100 || !received[0] || !received[1] || !received[2];
-	     before++)
+	/* Until each has received so often that it has a queue of its own. One
+	 * whose queue gets none of the flows may never have. */
+	do {
 		burst();
-	if (argc == 2)
-		turn(argv[1]);
-	for (i = 0; i < 100; i++)
-		burst();
+		before++;
+		for (i = 0, ready = 0; i < WORKERS; i++)
+			ready += received[i] >= 50;
+	} while (before < 100 || (ready < WORKERS && before < 3000));
+	if (is_queued) {
+		queued(argv[1]);
+	} else {
+		if (!early)
+			turn(argv[1]);
+		stamped = 0;
+		for (i = 0; i < 100; i++)
+			burst();
+		if (!strcmp(argv[1], "timestamp"))
+			printf("stamped %u\n", stamped);
+	}
 	printf("unanswered %u\n", total - answered);
 	for (i = 0; i < WORKERS; i++)
 		if (!strcmp(argv[1], "cancel"))
 			pthread_cancel(threads[i]);
 	for (i = 0; i < WORKERS; i++)
-		sendto(clients[i], "S", 1, 0, (void *)&address,
-		       sizeof(address));
+		send_one('S', one_flow ? 0 : i);
 	for (i = 0; i < WORKERS; i++)
 		pthread_join(threads[i], NULL);
 	close(server);

@@ -33,13 +33,22 @@ fn folder() -> &'static Path {
 
 /// Builds `tests/programs/NAME.c`.
 pub fn build(name: &str) -> PathBuf {
+    compile(name, name, &[])
+}
+
+/// Builds `tests/programs/NAME.c` as a library that a program can be started with.
+pub fn build_library(name: &str) -> PathBuf {
+    compile(name, &format!("lib{name}.so"), &["-shared", "-fPIC"])
+}
+
+fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
     static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = BUILD.lock().unwrap();
-    let program = folder().join(name);
+    let program = folder().join(to);
     if !program.exists() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
         let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
-        let done = Command::new("cc").args(flags).arg(&program).arg(source).status();
+        let done = Command::new("cc").args(flags).arg(&program).args(more).arg(source).status();
         assert!(done.expect("a C compiler called cc: make setup installs it").success());
     }
     program

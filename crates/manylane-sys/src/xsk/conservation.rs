@@ -36,10 +36,12 @@ enum Act {
         member: usize,
         sent: bool,
     },
-    /// The header is written, and the packet sent with part of its payload.
+    /// The header is written, and the packet sent with part of its payload; `turned` as replies are, which ask whether
+    /// the packet can be sent at all.
     SendHeld {
         packet: usize,
         payload: usize,
+        turned: bool,
     },
     Take,
     SendFresh {
@@ -84,7 +86,8 @@ fn act() -> impl Strategy<Value = Act> {
         4 => (index(), long).prop_map(|(member, len)| Act::Arrive { member, len }),
         1 => (index(), any::<bool>()).prop_map(|(member, too_long)| Act::ArriveWrong { member, too_long }),
         1 => (index(), any::<bool>()).prop_map(|(member, sent)| Act::Lie { member, sent }),
-        8 => (index(), index()).prop_map(|(packet, payload)| Act::SendHeld { packet, payload }),
+        8 => (index(), index(), any::<bool>())
+            .prop_map(|(packet, payload, turned)| Act::SendHeld { packet, payload, turned }),
         6 => Just(Act::Take),
         4 => (index(), 1..=LONGEST).prop_map(|(which, len)| Act::SendFresh { which, len }),
         2 => index().prop_map(|which| Act::GiveBack { which }),
@@ -181,12 +184,19 @@ impl World<'_> {
                     None => *me.arrived = arrived,
                 }
             }
-            Act::SendHeld { packet, payload } if !me.batch.is_empty() => {
+            Act::SendHeld { packet, payload, turned } if !me.batch.is_empty() => {
                 let i = packet % me.batch.len();
                 let (bytes, at) = &me.batch[i];
                 let was_sent = sender.is_sent(i);
                 let header = self.pattern(*at);
-                if !was_sent {
+                if turned {
+                    let can_be_sent = !was_sent && !sender.is_in_pieces(i);
+                    let there = sender.held_header_mut(i);
+                    assert_eq!(there.is_some(), can_be_sent);
+                    if let Some(there) = there {
+                        there.copy_from_slice(&header);
+                    }
+                } else if !was_sent {
                     sender.header_mut(i).copy_from_slice(&header);
                 }
                 let len = payload % (bytes.len() - at + 1);

@@ -87,10 +87,11 @@ impl Core {
         let Outgoing { pool, me, purse, .. } = &mut self.out;
         let (pool, me) = (Arc::as_ref(pool), *me);
         let mut locked = pool.lock();
+        // First what was sent: most of it is of this batch, and goes back to the kernel with the rest of it.
+        locked.reap();
         locked.end_batch(me, &self.batch[..self.len]);
         self.len = 0;
         self.assembly.clear();
-        locked.reap();
         locked.refill();
         let wake = bell.is_zero_copy() && locked.wants_wakeup() == Some(true)
             || bell.is_busy_polling() && self.rx.is_empty();

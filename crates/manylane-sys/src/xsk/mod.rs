@@ -44,10 +44,13 @@
 //! | `socket.rs` | the system calls |
 //! | `queue.rs` | all of it together |
 //! | `owners.rs` | who has a queue, of all processes |
+//! | `lent.rs`, `borrowed.rs` | a queue that one process opens and others use: all that is known of it is in shared memory |
 
 // Under the model checker only the rings are built: its atomics cannot lie in memory that the kernel shares.
 #[cfg(not(loom))]
 mod assembly;
+#[cfg(not(loom))]
+mod borrowed;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod conservation;
@@ -55,6 +58,8 @@ mod conservation;
 mod core;
 #[cfg(not(loom))]
 mod frames;
+#[cfg(not(loom))]
+mod lent;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod mock;
@@ -88,6 +93,10 @@ mod socket;
 #[cfg(not(loom))]
 mod tests;
 
+#[cfg(not(loom))]
+pub use borrowed::{Borrowed, Held};
+#[cfg(not(loom))]
+pub use lent::{LentQueue, MEMBERS};
 #[cfg(not(loom))]
 pub use owners::owners;
 #[cfg(not(loom))]

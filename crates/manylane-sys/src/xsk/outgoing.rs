@@ -90,13 +90,18 @@ impl Outgoing {
         matches!(self.pool.frames.place(packet.frame).kind(), Kind::HeldSending | Kind::HeldDone)
     }
 
+    /// Whether the packet of the current batch can be sent from where it is: it came in one frame, and was not sent.
+    #[inline]
+    pub(super) fn is_held(&self, packet: &Packet) -> bool {
+        self.pool.frames.place(packet.frame) == Place::of(Kind::Held, self.me)
+    }
+
     /// Held to held and sending: puts the first `len` bytes of a packet of the batch into the ring. False if it cannot
     /// be sent from where it is, or there is no room.
     #[inline]
     pub(super) fn send_held(&mut self, packet: &Packet, len: u32, checksum: Option<Checksum>) -> bool {
+        let held = self.is_held(packet);
         let frames = &self.pool.frames;
-        // A place of another kind: it was sent, or is in no frame at all.
-        let held = frames.place(packet.frame) == Place::of(Kind::Held, self.me);
         let addr = frames.addr_of(packet.start);
         let before = addr.wrapping_sub(frames.addr(packet.frame)) as usize;
         // The kernel skips an empty descriptor, and one without the room before it, and does not complete it: the

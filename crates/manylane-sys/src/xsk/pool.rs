@@ -302,40 +302,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes back the frames that the kernel has sent, of all members, and returns how many.
-    #[inline]
-    pub(super) fn reap(&mut self) -> u32 {
-        let mut reaped = 0;
-        // A kernel that fills the ring as fast as we empty it shall not keep us.
-        while reaped < self.inner.completion.entries() {
-            let Some(addr) = self.inner.completion.take() else { break };
-            self.complete(addr);
-            reaped += 1;
-        }
-        self.inner.completion.release();
-        reaped
-    }
-
-    /// Sending to free: what the kernel says it has sent. A frame that a batch holds waits for the end of the batch,
-    /// since its payload may be borrowed.
-    #[inline]
-    fn complete(&mut self, addr: u64) {
-        let Some(frame) = self.frames.frame_of(addr) else {
-            self.inner.invalid += 1;
-            return;
-        };
-        let place = self.frames.place(frame);
-        match place.kind() {
-            Kind::Sending => self.release(frame),
-            Kind::HeldSending => self.frames.put(frame, Place::of(Kind::HeldDone, place.member())),
-            Kind::Free | Kind::Filling | Kind::Supply | Kind::Held | Kind::HeldDone | Kind::Taken => {
-                self.inner.invalid += 1;
-                return;
-            }
-        }
-        self.give_credit(place.member(), 1);
-    }
-
     /// What all members together may have out, and what one may.
     #[inline]
     fn quota(&self) -> (u32, u32) {

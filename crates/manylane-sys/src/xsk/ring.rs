@@ -69,6 +69,15 @@ pub(super) struct RingMemory<T> {
     entries: u32,
 }
 
+// By hand: what is in the slots need not be one for the pointers to be copied.
+impl<T> Clone for RingMemory<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for RingMemory<T> {}
+
 impl<T: Copy> RingMemory<T> {
     /// # Safety
     /// The pointers are aligned and point at memory that stays mapped and initialised as long as the producer or
@@ -122,6 +131,18 @@ impl<T: Copy> Producer<T> {
     /// The producer of a new ring, whose counters are zero.
     pub(super) fn new(memory: RingMemory<T>) -> Self {
         Self { memory, next: 0, published: 0, taken: 0 }
+    }
+
+    /// The producer of a ring that another one of ours has left, with all that it had put in published. Who makes one has
+    /// to be alone with it, after the other one (a lock).
+    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
+    #[inline]
+    pub(super) fn resume(memory: RingMemory<T>) -> Self {
+        let next = memory.producer().load(Ordering::Relaxed);
+        let taken = memory.consumer().load(Ordering::Acquire);
+        // A counter that cannot be counts as a full ring.
+        let there = next.wrapping_sub(taken).min(memory.entries);
+        Self { memory, next, published: next, taken: next.wrapping_sub(there) }
     }
 
     fn full(&self) -> bool {
@@ -181,6 +202,12 @@ impl<T: Copy> Producer<T> {
             self.memory.producer().store(self.next, Ordering::Release);
             self.published = self.next;
         }
+    }
+
+    /// All that was put in, ever.
+    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
+    pub(super) fn put_so_far(&self) -> u32 {
+        self.next
     }
 
     /// Published entries that the consumer has not taken yet.
@@ -261,6 +288,15 @@ impl<T: Copy> Consumer<T> {
     /// The consumer of a new ring, whose counters are zero.
     pub(super) fn new(memory: RingMemory<T>) -> Self {
         Self { memory, next: 0, released: 0, put: 0 }
+    }
+
+    /// The consumer of a ring that another one of ours has left, with all that it had taken released. Who makes one has to
+    /// be alone with it, after the other one (a lock).
+    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
+    #[inline]
+    pub(super) fn resume(memory: RingMemory<T>) -> Self {
+        let next = memory.consumer().load(Ordering::Relaxed);
+        Self { memory, next, released: next, put: next }
     }
 
     /// Entries that the ring has room for.

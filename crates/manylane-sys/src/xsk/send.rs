@@ -78,6 +78,21 @@ impl<'a> Sender<'a> {
         unsafe { slice::from_raw_parts_mut(packet.start, packet.at as usize) }
     }
 
+    /// The header of packet `i` if the packet can be sent from where it is ([`send_held`](Self::send_held)): if it was
+    /// not sent before, and came in one frame.
+    ///
+    /// # Panics
+    /// If the batch has no such packet.
+    #[inline]
+    pub fn held_header_mut(&mut self, i: usize) -> Option<&mut [u8]> {
+        let packet = &self.payloads.packets[i];
+        if !self.out.is_held(packet) {
+            return None;
+        }
+        // SAFETY: as in `header_mut`: held and not sent, so that no ring names it.
+        Some(unsafe { slice::from_raw_parts_mut(packet.start, packet.at as usize) })
+    }
+
     /// The header of packet `i`, to be read, also after it was sent.
     ///
     /// # Panics

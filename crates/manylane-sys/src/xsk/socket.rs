@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU32;
 
-use libc::{c_int, off_t, xdp_mmap_offsets, xdp_ring_offset};
+use libc::{c_int, off_t, xdp_desc, xdp_mmap_offsets, xdp_ring_offset};
 
 use super::core::{Bell, Kick, MemberRings};
 use super::outgoing::METADATA;
@@ -21,6 +21,14 @@ const SO_PREFER_BUSY_POLL: c_int = 69;
 const SO_BUSY_POLL_BUDGET: c_int = 70;
 /// Of linux/if_xdp.h (Linux 6.17): packets that one call sends at most when it copies, 32 by default.
 const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
+
+/// All rings of a socket that is bound.
+pub(super) struct AllRings {
+    pub(super) fill: RingMemory<u64>,
+    pub(super) completion: RingMemory<u64>,
+    pub(super) rx: RingMemory<xdp_desc>,
+    pub(super) tx: RingMemory<xdp_desc>,
+}
 
 /// An AF_XDP socket.
 pub(super) struct Socket {
@@ -89,6 +97,41 @@ impl Socket {
             }
         };
         Ok((rings, Maps([fill, completion])))
+    }
+
+    /// A socket that somebody else has opened and bound.
+    pub(super) fn of(fd: OwnedFd) -> Self {
+        let zero_copy = get(fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
+            .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0);
+        Self { fd, zero_copy, busy: Cell::new(false) }
+    }
+
+    /// Maps all rings of a socket that is bound: those that its queue has once, too (any socket of the queue has them,
+    /// Linux 5.10). The memory is theirs as long as the maps are, and who makes a producer or consumer of it is the only one
+    /// of all processes.
+    pub(super) fn all_rings(
+        &self,
+        shared: u32,
+        ring: u32,
+        tx_ring: u32,
+    ) -> io::Result<(AllRings, [Maps; 2])> {
+        let (offsets, flags) = self.offsets()?;
+        let word = size_of::<u64>();
+        let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, shared, word)?;
+        let completion = Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, shared, word)?;
+        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC)?;
+        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC)?;
+        // SAFETY: each map is made with the offsets and the number of entries of its ring, and entries of the size of the
+        // type. The rest is the caller's, who keeps the maps as long as the memory is used.
+        let rings = unsafe {
+            AllRings {
+                fill: fill.memory(&offsets.fr, flags, shared),
+                completion: completion.memory(&offsets.cr, flags, shared),
+                rx: rx.memory(&offsets.rx, flags, ring),
+                tx: tx.memory(&offsets.tx, flags, tx_ring),
+            }
+        };
+        Ok((rings, [Maps([fill, completion]), Maps([rx, tx])]))
     }
 
     /// Makes the two rings that each member has and maps them.
@@ -327,7 +370,7 @@ unsafe impl Send for Map {}
 // SAFETY: a shared map has nothing that could be called.
 unsafe impl Sync for Map {}
 
-const DESC: usize = size_of::<libc::xdp_desc>();
+const DESC: usize = size_of::<xdp_desc>();
 
 impl Map {
     fn new(socket: &Socket, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Self> {

@@ -30,8 +30,9 @@ use manylane_sys::sock::{self, Buffer};
 use crate::receiver::{Kind, ReceiverOptions, Work};
 use crate::schema::BenchSettings;
 
-/// Entries of the rings of each queue, of all receivers that have such rings.
-const RING: u32 = 4096;
+/// Entries of the rings of each queue, of all receivers that have such rings: as many as lanes can have. A hypervisor may
+/// take a core away for longer than a quarter of them lasts, and kernel sockets have queues for that, too.
+const RING: u32 = 16_384;
 
 /// What all benchmarks share.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 
 use libc::xdp_desc;
 
-use super::Locked;
+use super::{Inner, Locked};
 use crate::xsk::frames::{Kind, Member, Packet, Place};
 use crate::xsk::ring::Consumer;
 
@@ -19,18 +19,81 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
+/// Credits that come back, most of them to one member: counted up until another one's turn comes.
+#[derive(Default)]
+struct Returned {
+    member: Member,
+    count: u32,
+}
+
+impl Returned {
+    /// One more for `member`. What has to be booked first, if that was another one's.
+    #[inline]
+    fn add(&mut self, member: Member) -> Option<Self> {
+        if self.member == member {
+            self.count += 1;
+            return None;
+        }
+        Some(std::mem::replace(self, Self { member, count: 1 }))
+    }
+}
+
 impl Locked<'_> {
-    /// Held to filling, for the packets of a batch that ends, as far as the kernel lacks frames. From the first on that
-    /// was sent, or that the kernel need not have, [`end_hold`](Self::end_hold) says what becomes of them.
+    /// Takes back the frames that the kernel has sent, of all members, and returns how many. A frame that a batch holds
+    /// waits for the end of the batch, since its payload may be borrowed; the others are free. What the kernel cannot
+    /// have sent is counted, and changes nothing.
+    #[inline]
+    pub(in crate::xsk) fn reap(&mut self) -> u32 {
+        let (frames, inner) = (self.frames, &mut *self.inner);
+        let Inner { completion, free, accounts, granted, invalid, .. } = inner;
+        let mut book = |Returned { member, count }: Returned| {
+            if let Some(account) = accounts.get_mut(usize::from(member)) {
+                account.granted -= count;
+                *granted -= count;
+            }
+        };
+        let mut returned = Returned::default();
+        // A kernel that fills the ring as fast as we empty it shall not keep us.
+        let most = completion.entries();
+        let reaped = completion.take_while(most, |addr| {
+            let frame = frames.frame_of(addr);
+            let place = frame.map_or(Place::FREE, |frame| frames.place(frame));
+            match (frame, place.kind()) {
+                (Some(frame), Kind::HeldSending) => {
+                    frames.put(frame, Place::of(Kind::HeldDone, place.member()))
+                }
+                (Some(frame), Kind::Sending) => {
+                    frames.put(frame, Place::FREE);
+                    free.push(frame);
+                }
+                _ => {
+                    *invalid += 1;
+                    return true;
+                }
+            }
+            if let Some(others) = returned.add(place.member()) {
+                book(others);
+            }
+            true
+        });
+        book(returned);
+        completion.release();
+        reaped
+    }
+
+    /// Held to filling, for the packets of a batch that ends, as far as the kernel lacks frames: those that were not
+    /// sent, and those that were and came back. From the first other one on, or the first that the kernel need not have,
+    /// [`end_hold`](Self::end_hold) says what becomes of them.
     #[inline]
     pub(in crate::xsk) fn end_batch(&mut self, me: Member, batch: &[Packet]) {
         let (frames, inner) = (self.frames, &mut *self.inner);
-        let held = Place::of(Kind::Held, me);
+        let (held, done) = (Place::of(Kind::Held, me), Place::of(Kind::HeldDone, me));
         let lacking = inner.receiving.saturating_sub(inner.filling);
         let mut fill = inner.fill.puts(lacking.min(batch.len() as u32));
         let mut back = 0;
         for packet in batch {
-            if frames.place(packet.frame) != held || !fill.put(frames.addr(packet.frame)) {
+            let place = frames.place(packet.frame);
+            if (place != held && place != done) || !fill.put(frames.addr(packet.frame)) {
                 break;
             }
             frames.put(packet.frame, Place::FILLING);

@@ -13,6 +13,7 @@
 //! has its turn when the queues are empty, and after so many batches of theirs at the latest.
 
 mod device;
+pub(crate) mod lending;
 mod mailbox;
 mod plane;
 mod queues;

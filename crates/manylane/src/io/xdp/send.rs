@@ -6,11 +6,14 @@
 //! 3. Headers; the checksum of UDP by the device if that can and the payload is long, else in software.
 //! 4. Into the TX ring; the kernel is told once a batch.
 //!
+//! The usual reply goes where the one before it went, and from where its request came: then 1 is a comparison, and 3
+//! writes the headers of the request the other way round ([`XdpOut::turn_around`]). The bytes are the same.
+//!
 //! Whatever does not work out is left to the companion, untouched.
 
 use std::net::{IpAddr, SocketAddr};
 
-use manylane_sys::xsk::Sender;
+use manylane_sys::xsk::{Fresh, Sender};
 use manylane_wire::datagram::Datagram;
 use manylane_wire::ethernet::{self, Ethernet, Mac};
 use manylane_wire::frame::UdpFrame;
@@ -22,6 +25,8 @@ use crate::capture::tap::Tap;
 /// Bytes of IP and UDP headers in front of a payload.
 const OVER_V4: usize = 28;
 const OVER_V6: usize = 48;
+/// Bytes of Ethernet with two tags: no header of a datagram is shorter.
+const LINK: usize = ethernet::HEADER + 2 * ethernet::TAG;
 /// Payloads of so many bytes leave their checksum to the device, if it can: for shorter ones it is not worth telling.
 const LONG: usize = 512;
 
@@ -53,22 +58,21 @@ impl<'a> XdpOut<'a> {
 
     /// Answers a frame of the batch with the first `len` bytes of its own payload, in place.
     pub(crate) fn reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> bool {
+        let index = request.index as usize;
+        let own = self.sender.payload(index);
+        if !std::ptr::eq(own.as_ptr(), payload.as_ptr()) || payload.len() > own.len() {
+            return self.reply(request, payload);
+        }
+        if let Some(is_sent) = self.turn_around(request, payload) {
+            return is_sent || self.leave(request.datagram.source());
+        }
         let peer = request.datagram.source();
         if self.is_left(peer) {
             return false;
         }
-        let index = request.index as usize;
-        let own = self.sender.payload(index);
-        if !std::ptr::eq(own.as_ptr(), payload.as_ptr())
-            || payload.len() > own.len()
-            || self.sender.is_sent(index)
-            || self.sender.is_in_pieces(index)
-        {
-            return self.reply(request, payload);
-        }
         let Some(plan) = self.plan_reply(request, payload) else { return self.leave(peer) };
-        let by_device = self.is_by_device(&plan);
-        let head = self.sender.header_mut(index);
+        let by_device = self.is_by_device(payload.len());
+        let Some(head) = self.sender.held_header_mut(index) else { return self.reply(request, payload) };
         if head.len() != plan.len() - payload.len() {
             return self.reply(request, payload);
         }
@@ -86,8 +90,69 @@ impl<'a> XdpOut<'a> {
         self.tap.settle(is_sent) || self.leave(peer)
     }
 
+    /// The usual reply, a part of the payload of its request: in the frame that it came in, with the headers turned
+    /// around. Whether it was sent; none, and nothing is changed, if it is not the usual one.
+    #[inline]
+    fn turn_around(&mut self, request: &Meta, payload: &'a [u8]) -> Option<bool> {
+        let (datagram, index) = (&request.datagram, request.index as usize);
+        let is_whole = payload.len() == usize::from(datagram.len);
+        let sums = !(is_whole && datagram.lends_checksum());
+        let hop = self.usual_hop(datagram, payload.len(), sums)?;
+        let head = self.sender.held_header_mut(index)?;
+        if !datagram.turn(head, Mac(hop.source_mac), Mac(hop.mac), payload, is_whole) {
+            return None;
+        }
+        self.tap.sending(self.sender.held(index, payload.len()));
+        let is_sent = self.put(|sender| sender.send_held(index, payload.len()));
+        Some(self.tap.settle(is_sent))
+    }
+
+    /// The usual reply that is no part of its request: in a frame of its own, with what is before the addresses copied
+    /// from that of the request. As above.
+    #[inline]
+    fn copy_around(&mut self, request: &Meta, payload: &[u8]) -> Option<bool> {
+        let (datagram, index) = (&request.datagram, request.index as usize);
+        let hop = self.usual_hop(datagram, payload.len(), true)?;
+        let at = usize::from(datagram.at);
+        let link: [u8; LINK] = *self.sender.header(index).first_chunk()?;
+        let mut fresh = self.sender.take()?;
+        let room = self.sender.fresh_mut(&mut fresh);
+        let written = room.get_mut(..at + payload.len()).is_some_and(|frame| {
+            let (head, body) = frame.split_at_mut(at);
+            if let Some(to) = head.first_chunk_mut() {
+                *to = link;
+            }
+            body.copy_from_slice(payload);
+            datagram.turn(head, Mac(hop.source_mac), Mac(hop.mac), payload, false)
+        });
+        if !written {
+            self.sender.give_back(fresh);
+            return None;
+        }
+        Some(self.put_fresh(fresh, at + payload.len(), None))
+    }
+
+    /// The next hop of a reply of `len` bytes for which nothing has to be looked up, and no checksum is left to the device
+    /// if one is to be summed.
+    #[inline]
+    fn usual_hop(&self, request: &Datagram, len: usize, sums: bool) -> Option<NextHop> {
+        let (peer, port) = request.ports();
+        let over = if request.ends().is_ipv6() { OVER_V6 } else { OVER_V4 };
+        let next = self.reader.same_way_back(request)?;
+        let is_usual = self.left == 0
+            && peer != 0
+            && port == self.bound.port()
+            && next.ifindex == self.device
+            && len + over <= next.mtu as usize
+            && !(sums && self.is_by_device(len));
+        is_usual.then_some(*next)
+    }
+
     /// Answers a frame of the batch with a copy of `payload`.
     pub(crate) fn reply(&mut self, request: &Meta, payload: &[u8]) -> bool {
+        if let Some(is_sent) = self.copy_around(request, payload) {
+            return is_sent || self.leave(request.datagram.source());
+        }
         let peer = request.datagram.source();
         if self.is_left(peer) {
             return false;
@@ -101,7 +166,7 @@ impl<'a> XdpOut<'a> {
         if self.is_left(peer) {
             return false;
         }
-        let plan = self.plan(from.unwrap_or(self.bound.ip()), peer, payload);
+        let plan = self.plan(from.unwrap_or(self.bound.ip()), peer, payload, None);
         plan.is_some_and(|plan| self.copy(&plan)) || self.leave(peer)
     }
 
@@ -123,7 +188,7 @@ impl<'a> XdpOut<'a> {
 
     fn copy(&mut self, plan: &UdpFrame<'_>) -> bool {
         let Some(mut fresh) = self.sender.take() else { return false };
-        let (len, by_device) = (plan.len(), self.is_by_device(plan));
+        let by_device = self.is_by_device(plan.payload.len());
         let room = self.sender.fresh_mut(&mut fresh);
         let written =
             if by_device { plan.write_unfinished(room).map(Some) } else { plan.write(room).map(|_| None) };
@@ -131,6 +196,11 @@ impl<'a> XdpOut<'a> {
             self.sender.give_back(fresh);
             return false;
         };
+        self.put_fresh(fresh, plan.len(), left)
+    }
+
+    /// Sends a frame that was written, with what is `left` of its checksum to the device; given back if there is no room.
+    fn put_fresh(&mut self, mut fresh: Fresh, len: usize, left: Option<(u16, u16)>) -> bool {
         self.tap.sending(&self.sender.fresh_mut(&mut fresh)[..len]);
         let send = |sender: &mut Sender<'a>, fresh| match left {
             Some((start, offset)) => sender.send_fresh_unfinished(fresh, len, start, offset),
@@ -157,14 +227,15 @@ impl<'a> XdpOut<'a> {
         }
     }
 
-    /// Whether the device is to compute the checksum of a datagram.
-    fn is_by_device(&self, plan: &UdpFrame<'_>) -> bool {
-        self.sender.offers_checksums() && plan.payload.len() >= LONG
+    /// Whether the device is to compute the checksum of a datagram with so long a payload.
+    #[inline]
+    fn is_by_device(&self, len: usize) -> bool {
+        len >= LONG && self.sender.offers_checksums()
     }
 
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
         let Meta { index, datagram, .. } = request;
-        let plan = self.plan(datagram.destination().ip(), datagram.source(), payload)?;
+        let plan = self.plan(datagram.destination().ip(), datagram.source(), payload, Some(datagram))?;
         // A reply has the tags of its request.
         let vlans = if usize::from(datagram.at) == plain_head(datagram) {
             [None; 2]
@@ -174,14 +245,25 @@ impl<'a> XdpOut<'a> {
         Some(UdpFrame { vlans, ..plan })
     }
 
-    /// The frame for a datagram, if its next hop is known and on this device, and it is short enough.
-    fn plan<'p>(&mut self, from: IpAddr, peer: SocketAddr, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
+    /// The frame for a datagram, if its next hop is known and on this device, and it is short enough. With the request
+    /// that it answers, if it does, between whose addresses it then goes.
+    fn plan<'p>(
+        &mut self,
+        from: IpAddr,
+        peer: SocketAddr,
+        payload: &'p [u8],
+        request: Option<&Datagram>,
+    ) -> Option<UdpFrame<'p>> {
         let (from, to) = (from.to_canonical(), peer.ip().to_canonical());
         // Port 0 is nobody's: the kernel refuses it, and says so.
         if from.is_unspecified() || from.is_ipv4() != to.is_ipv4() || peer.port() == 0 {
             return None;
         }
-        let NextHop { ifindex, source_mac, mac, mtu } = self.reader.next_hop(from, to)?;
+        let next = match request {
+            Some(request) => self.reader.way_back(request),
+            None => self.reader.next_hop(from, to),
+        };
+        let NextHop { ifindex, source_mac, mac, mtu } = next?;
         let over = if to.is_ipv4() { OVER_V4 } else { OVER_V6 };
         if ifindex != self.device || payload.len() + over > mtu as usize {
             return None;

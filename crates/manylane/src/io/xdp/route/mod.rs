@@ -36,6 +36,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
+use manylane_wire::datagram::{Datagram, Ends};
+
 use self::asks::{Queue, Recent};
 use self::table::{Pair, Table, Writer};
 use self::worker::{TURN, Worker};
@@ -148,8 +150,8 @@ impl Routes {
         let queue = Arc::new(Queue::new());
         lock(&self.shared.queues).push(Arc::downgrade(&queue));
         let table = Arc::clone(&self.shared.table);
-        let clock = self.shared.clock.0.load(Ordering::Acquire);
-        Reader { table, clock, recent: Recent::new(), queue, routes: Arc::clone(self) }
+        let (clock, version) = (self.shared.clock.0.load(Ordering::Acquire), table.version());
+        Reader { table, clock, version, last: None, recent: Recent::new(), queue, routes: Arc::clone(self) }
     }
 
     /// All addresses that the kernel delivers locally, with their device: of devices that are up, and not tentative.
@@ -223,6 +225,10 @@ pub(crate) struct Reader {
     table: Arc<Table>,
     /// As it was when the batch began.
     clock: u64,
+    /// That of the table, when the batch began.
+    version: u64,
+    /// Between which addresses the last request was that is answered, and how: as long as neither of these two changes.
+    last: Option<(Ends, NextHop)>,
     recent: Recent,
     queue: Arc<Queue>,
     routes: Arc<Routes>,
@@ -233,23 +239,52 @@ impl Reader {
     #[inline]
     pub(crate) fn refresh(&mut self) {
         // Acquire: what is asked after the stamp moved is asked of what it moved for.
-        self.clock = self.routes.shared.clock.0.load(Ordering::Acquire);
+        let clock = self.routes.shared.clock.0.load(Ordering::Acquire);
+        let version = self.table.version();
+        if (clock, version) != (self.clock, self.version) {
+            (self.clock, self.version, self.last) = (clock, version, None);
+        }
     }
 
     /// How to get from a local address to a peer, if that is known; if not, it is asked for, and this reply takes
     /// an ordinary socket. Does not wait, and does not allocate.
     #[inline]
     pub(crate) fn next_hop(&mut self, local: IpAddr, peer: IpAddr) -> Option<NextHop> {
+        self.find(local, peer).map(|(next, _)| next)
+    }
+
+    /// As [`next_hop`](Self::next_hop), for the reply to a request; kept for those that follow.
+    #[inline]
+    pub(crate) fn way_back(&mut self, request: &Datagram) -> Option<NextHop> {
+        if let Some(next) = self.same_way_back(request) {
+            return Some(*next);
+        }
+        let (next, is_current) = self.find(request.destination().ip(), request.source().ip())?;
+        self.last = is_current.then_some((*request.ends(), next));
+        Some(next)
+    }
+
+    /// The way back of the request before, if this one is between the same addresses and nothing has changed since.
+    #[inline]
+    pub(crate) fn same_way_back(&self, request: &Datagram) -> Option<&NextHop> {
+        self.last.as_ref().filter(|(ends, _)| ends == request.ends()).map(|(_, next)| next)
+    }
+
+    /// See [`next_hop`](Self::next_hop); and whether there is nothing to be asked for.
+    #[inline]
+    fn find(&mut self, local: IpAddr, peer: IpAddr) -> Option<(NextHop, bool)> {
         let pair = Pair::new(local, peer)?;
         let hash = self.table.hash(&pair);
         match self.table.find(&pair, hash) {
             // Of this turn, or of one that this lane has not seen yet.
-            Some(found) if epoch_of(self.clock).wrapping_sub(found.epoch) as i16 <= 0 => Some(found.next),
+            Some(found) if epoch_of(self.clock).wrapping_sub(found.epoch) as i16 <= 0 => {
+                Some((found.next, true))
+            }
             Some(found) => {
                 // Still good, but to be asked for again. The datagram that does so makes the kernel look after a
                 // neighbour of which it has not heard for a while.
                 let asked = self.ask(&pair, hash);
-                (!(asked && found.stale)).then_some(found.next)
+                (!(asked && found.stale)).then_some((found.next, false))
             }
             None => {
                 self.ask(&pair, hash);

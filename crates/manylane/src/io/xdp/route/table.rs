@@ -186,7 +186,14 @@ pub(super) struct Table {
     /// One byte per slot of a set; 0 is an empty slot.
     tags: Box<[[AtomicU64; WAYS / 8]]>,
     slots: Box<[Slot]>,
+    version: Version,
 }
+
+/// Grows after each change of what a reader may have found. Every lane reads it once per batch, so it has cache lines of
+/// its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Version(AtomicU64);
 
 impl Table {
     fn new() -> Self {
@@ -194,7 +201,21 @@ impl Table {
             seeds: std::array::from_fn(|_| RandomState::new().build_hasher().finish()),
             tags: (0..SETS).map(|_| Default::default()).collect(),
             slots: (0..PEERS).map(|_| Slot::default()).collect(),
+            version: Version::default(),
         }
+    }
+
+    /// What was found is still what would be found, as long as this is the same number that it was before.
+    #[inline]
+    pub(super) fn version(&self) -> u64 {
+        // Acquire: who sees the number sees the changes that it counts.
+        self.version.0.load(Ordering::Acquire)
+    }
+
+    /// Something that was to be found is no more, or is another. Only the writer calls this, after it has changed it.
+    fn changed(&self) {
+        let next = self.version.0.load(Ordering::Relaxed).wrapping_add(1);
+        self.version.0.store(next, Ordering::Release);
     }
 
     #[inline]
@@ -303,11 +324,13 @@ impl Writer {
         let Some(slot) = set.clone().find(same).or_else(|| set.min_by_key(oldest)) else { return };
         self.order += 1;
         let note = Note { hop, epoch: found.epoch, order: self.order };
-        if self.notes[slot].replace(note).is_none() {
-            self.used += 1;
-        }
+        let before = self.notes[slot].replace(note);
         self.table.slots[slot].write(pair, found);
         self.table.set_tag(slot, tag_of(hash));
+        match before {
+            None => self.used += 1,
+            Some(_) => self.table.changed(),
+        }
     }
 
     /// Forgets a pair.
@@ -330,6 +353,7 @@ impl Writer {
             match (mac, entry.read(&pair)) {
                 (Some(mac), Some(found)) => {
                     entry.write(&pair, &Found { next: NextHop { mac, ..found.next }, ..found });
+                    self.table.changed();
                 }
                 _ => self.remove(slot),
             }
@@ -384,6 +408,7 @@ impl Writer {
         for tags in self.table.tags.iter().flatten() {
             tags.store(0, Ordering::Release);
         }
+        self.table.changed();
     }
 
     fn remove(&mut self, slot: usize) {
@@ -392,6 +417,7 @@ impl Writer {
         }
         if self.notes[slot].take().is_some() {
             self.used -= 1;
+            self.table.changed();
         }
     }
 }

@@ -10,17 +10,22 @@
 //!    frames at a time as a batch has), the pause that is owed follows, instead of a sleep until the next datagram.
 //! 3. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
 //!
-//! Decided from the sizes of batches alone; the clock is read once a pause.
+//! Decided from the sizes of batches alone; the clock is read once a pause. The library's lanes and those of the preload
+//! library decide alike, which is why this is here.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use manylane_sys::{cpu, tick};
+use crate::{cpu, tick};
 
 /// A pause is tried after so many batches without one.
 const TRY_EVERY: u32 = 16;
 /// Messages that a batch after a pause must bring for the pause to be worth its own wake-up.
 const WORTH: usize = 2;
+/// The same on the average, where every message costs system calls of its own: two or three then save nothing.
+const WORTH_ON_AVERAGE: usize = 3;
+/// What averages are counted in.
+const PARTS: usize = 8;
 /// Below this a pause costs more than it saves.
 const SHORTEST: Duration = Duration::from_micros(25);
 /// A pause may let this share of the receive buffer fill; the rest is for bursts.
@@ -28,7 +33,8 @@ const SHARE_OF_ROOM: usize = 4;
 
 /// How long lanes pause where `lanes` share `cores`, if the user does not say: each core wakes about every
 /// 100 µs, however many lanes share it, but each lane at least every millisecond.
-pub(crate) fn default_pause(lanes: usize, cores: usize) -> Duration {
+#[must_use]
+pub fn default_pause(lanes: usize, cores: usize) -> Duration {
     match lanes.div_ceil(cores.max(1)) {
         0 | 1 => Duration::ZERO,
         sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
@@ -44,7 +50,8 @@ const FRAMES_PAUSE: (Duration, Duration) = (Duration::from_micros(50), Duration:
 /// waking up for each would be most of the work, and what a wake-up costs is not the same everywhere: about a
 /// microsecond on bare metal, and ten or more in a virtual machine. So it is measured, once a process, in about a
 /// millisecond.
-pub(crate) fn pause_for_frames() -> Duration {
+#[must_use]
+pub fn pause_for_frames() -> Duration {
     static PAUSE: OnceLock<Duration> = OnceLock::new();
     *PAUSE.get_or_init(|| pause_at(cost_of_waking()))
 }
@@ -63,8 +70,8 @@ fn cost_of_waking() -> Duration {
 }
 
 /// The decision of one lane.
-#[derive(Debug)]
-pub(crate) struct Linger {
+#[derive(Clone, Copy, Debug)]
+pub struct Linger {
     longest: Duration,
     pause: Duration,
     batch: usize,
@@ -74,25 +81,54 @@ pub(crate) struct Linger {
     gathered: usize,
     on: bool,
     since_tried: u32,
+    /// Messages of a batch on the average, in [`PARTS`]; 0 before the first. None: the last batch alone decides.
+    average: Option<usize>,
 }
 
 impl Linger {
     /// A lane that takes at most `batch` messages at once, pauses for at most `longest` (zero for never), and has
     /// room for `room` messages in its receive buffer.
-    pub(crate) fn new(longest: Duration, batch: usize, room: usize) -> Self {
+    #[must_use]
+    pub fn new(longest: Duration, batch: usize, room: usize) -> Self {
         let most = (room / SHARE_OF_ROOM).max(WORTH);
-        Self { longest, pause: longest, batch, most, gathered: 0, on: false, since_tried: 0 }
+        Self { longest, pause: longest, batch, most, gathered: 0, on: false, since_tried: 0, average: None }
+    }
+
+    /// Decides by the average of the last batches from now on: traffic that comes by chance brings a small one now and then.
+    #[must_use]
+    pub fn on_average(mut self) -> Self {
+        self.average = Some(0);
+        self
     }
 
     /// Whether the last batch was full: the next receive shall not sleep, since a pause may be due.
     #[inline]
-    pub(crate) fn is_owed(&self) -> bool {
+    #[must_use]
+    pub fn is_owed(&self) -> bool {
         self.gathered > 0
+    }
+
+    /// Whether the next [`after`](Self::after) may be answered by a pause.
+    #[inline]
+    #[must_use]
+    pub fn may_pause(&self) -> bool {
+        !self.longest.is_zero() && (self.on || self.since_tried + 1 >= TRY_EVERY)
+    }
+
+    /// The longest pause.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    /// Another longest pause, which is the next one, too.
+    pub fn set_longest(&mut self, longest: Duration) {
+        (self.longest, self.pause) = (longest, longest);
     }
 
     /// What to do after a receive that brought `messages`: how long to pause, if at all.
     #[inline]
-    pub(crate) fn after(&mut self, messages: usize) -> Option<Duration> {
+    pub fn after(&mut self, messages: usize) -> Option<Duration> {
         if self.longest.is_zero() {
             return None;
         }
@@ -102,16 +138,24 @@ impl Linger {
         }
         let queued = std::mem::take(&mut self.gathered) + messages;
         if self.on {
-            self.on = queued >= WORTH;
+            self.on = self.is_worth_it(queued);
             self.adapt(queued);
         } else {
             self.since_tried += 1;
             if self.since_tried >= TRY_EVERY {
                 self.since_tried = 0;
                 self.on = queued > 0;
+                self.average = self.average.map(|_| 0);
             }
         }
         (self.on && self.pause >= SHORTEST.min(self.longest)).then_some(self.pause)
+    }
+
+    fn is_worth_it(&mut self, queued: usize) -> bool {
+        let Some(average) = &mut self.average else { return queued >= WORTH };
+        let queued = queued.min(self.most);
+        *average = if *average == 0 { queued * PARTS } else { *average - *average / 4 + queued * PARTS / 4 };
+        *average >= WORTH_ON_AVERAGE * PARTS
     }
 
     fn adapt(&mut self, queued: usize) {
@@ -150,6 +194,41 @@ mod tests {
         assert_eq!(linger.after(2), Some(PAUSE));
         assert_eq!(linger.after(1), None);
         assert_eq!(linger.after(5), None);
+    }
+
+    #[test]
+    fn on_average_a_small_batch_ends_nothing_and_silence_does() {
+        let mut linger = Linger::new(PAUSE, usize::MAX, ROOM).on_average();
+        let mut start = || {
+            while linger.after(1).is_none() {}
+            linger
+        };
+        // One at a time is not worth the first pause.
+        assert_eq!(start().after(1), None);
+        let mut steady = start();
+        assert!([5, 1, 4, 0, 6, 3].into_iter().all(|messages| steady.after(messages) == Some(PAUSE)));
+        assert!((0..4).any(|_| steady.after(0).is_none()));
+        // However large a batch was, silence ends it soon.
+        let mut burst = Linger::new(PAUSE, usize::MAX, 400).on_average();
+        while burst.after(1).is_none() {}
+        burst.after(1_000_000);
+        assert!((0..16).any(|_| burst.after(0).is_none()));
+    }
+
+    #[test]
+    fn a_pause_is_announced() {
+        let mut linger = Linger::new(PAUSE, 64, ROOM);
+        for messages in [1, 5, 2, 1].into_iter().cycle().take(100) {
+            let may = linger.may_pause();
+            let pause = linger.after(messages);
+            assert!(may || pause.is_none());
+        }
+        let mut linger = lingering(ROOM);
+        assert!(linger.may_pause());
+        linger.set_longest(2 * PAUSE);
+        assert_eq!(linger.after(2), Some(2 * PAUSE));
+        linger.set_longest(Duration::ZERO);
+        assert_eq!((linger.may_pause(), linger.after(2)), (false, None));
     }
 
     #[test]

@@ -1,0 +1,57 @@
+//! Engine `xdp` for programs that are run: this process opens the devices, and lends the program their queues.
+//!
+//! The program, which may be an ordinary user's, inherits one descriptor, over which its library asks. A thread of this
+//! process answers. When this process ends, however it ends, the kernel has all frames again.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use anyhow::{Context, Result};
+use manylane::{Engine, Lender};
+use manylane_sys::lend;
+
+use crate::args::RunArgs;
+use crate::output;
+
+/// Devices that are open, and the end of the channel that the program inherits.
+pub(super) struct Open {
+    lender: Lender,
+    theirs: OwnedFd,
+}
+
+/// Whether the program is to have queues.
+pub(super) fn is_wanted(args: &RunArgs) -> bool {
+    args.engine == Some(Engine::Xdp)
+}
+
+/// Opens the devices, and tells the program by its environment.
+///
+/// # Errors
+/// What is in the way, and what to change.
+pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<Open> {
+    let (lender, theirs) = Lender::open(args.interfaces.as_deref()).context("engine xdp")?;
+    command.env(lend::VARIABLE, theirs.as_raw_fd().to_string());
+    Ok(Open { lender, theirs })
+}
+
+impl Open {
+    /// Lends from now on; the program has been started.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub(super) fn start(self) -> Result<()> {
+        let Self { lender, theirs } = self;
+        // Programs alone have it now.
+        drop(theirs);
+        let run = move || {
+            static NEVER: AtomicBool = AtomicBool::new(false);
+            if let Err(err) = lender.run(&NEVER) {
+                output::tell(&format!("manylane: no queues are lent any more: {err}"));
+            }
+        };
+        thread::Builder::new().name("manylane-lender".into()).spawn(run).context("engine xdp")?;
+        Ok(())
+    }
+}

@@ -1,0 +1,279 @@
+//! Servers with engine `xdp`: the launcher has the privileges, and lends queues; the server is an ordinary user's. The same
+//! answers, none lost and none twice, and frames that really came and left as such.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use manylane_sys::process;
+use manylane_sys::shim::ReportFile;
+use manylane_testbed::{Layout, Testbed, skip};
+
+use crate::load::Load;
+use crate::place::Place;
+use crate::server::{Report, Server, wait_for};
+use crate::{c, words};
+
+const OPTIONS: &[&str] = &["--engine", "xdp"];
+/// Few enough to be in the rings, and in the buffer of the kernel's socket, all together.
+const LOAD: Load = Load { flows: 16, each: 100 };
+/// Datagrams after which some receiver of four has come back, and has its queues.
+const WARM_UP: u64 = 5;
+
+/// Two hosts: who asks, and who serves.
+struct Scene {
+    // Dropped in this order.
+    asker: Place,
+    place: Place,
+    addr: SocketAddr,
+    _testbed: Testbed,
+}
+
+impl Scene {
+    fn new(test: &str) -> Option<Self> {
+        if !skip::need_root(test) {
+            return None;
+        }
+        let testbed = Testbed::new(&Layout { ipv6: false, queues: 2, ..Layout::default() }).unwrap();
+        let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
+        let place = Place::at(test, testbed.host(1));
+        let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
+        Some(Self { asker, place, addr, _testbed: testbed })
+    }
+
+    /// The command line of a server in C.
+    fn server(&self, how: &str, receivers: u32) -> Vec<String> {
+        let program = c::build(&self.place);
+        let (port, ip) = (self.addr.port().to_string(), self.addr.ip().to_string());
+        [program.to_str().unwrap(), &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
+    }
+
+    /// Asks one after the other until the receivers have their queues.
+    fn warm_up(&self, server: &mut Server) {
+        for _ in 0..WARM_UP {
+            assert_eq!(server.answer(&self.asker, self.addr, b"first"), b"first!");
+        }
+    }
+
+    /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the way: how many it were.
+    fn ask_until_frames_leave(&self, server: &mut Server) -> u64 {
+        let report = counts_of(server.pid());
+        let mut asked = 0;
+        wait_for("an answer that leaves as a frame", || {
+            asked += 1;
+            assert_eq!(server.answer(&self.asker, self.addr, b"frames"), b"frames!");
+            frames(&report).1 > 0
+        });
+        asked
+    }
+
+    fn ask(&self) {
+        let answers = LOAD.ask(&self.asker, self.addr, |n| format!("request {n}").into_bytes());
+        let mut expected: Vec<_> = (0..LOAD.count()).map(|n| format!("request {n}!").into_bytes()).collect();
+        expected.sort();
+        assert!(answers == expected, "answers differ");
+    }
+}
+
+/// The report's file of a server, whose launcher has the number `launcher`.
+fn counts_of(launcher: u32) -> ReportFile {
+    let mut found = None;
+    wait_for("the report of a server", || {
+        let child = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            if parent != launcher {
+                return None;
+            }
+            let environment = fs::read(entry.path().join("environ")).ok()?;
+            let text = String::from_utf8_lossy(&environment).into_owned();
+            text.split('\0').find_map(|word| word.strip_prefix("MANYLANE_REPORT=").map(PathBuf::from))
+        });
+        found = child.and_then(|path| ReportFile::open(&path).ok());
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// Frames received and sent so far.
+fn frames(file: &ReportFile) -> (u64, u64) {
+    file.report()
+        .receivers
+        .iter()
+        .fold((0, 0), |sum, at| (sum.0 + at.rx_frames.load(Relaxed), sum.1 + at.tx_frames.load(Relaxed)))
+}
+
+/// What a report has to say of a server that was asked so much, of which `by_kernel` datagrams could not be frames.
+fn check(report: &Report, asked: u64, by_kernel: u64) {
+    assert_eq!(report.sum("received"), asked, "{report:?}");
+    assert_eq!(report.sum("sent"), asked, "{report:?}");
+    let rest = asked - report.sum("received_by_xdp");
+    assert!((by_kernel..=by_kernel + WARM_UP).contains(&rest), "{rest} by the kernel: {report:?}");
+    assert!(report.sum("sent_by_xdp") > 0, "{report:?}");
+    assert_eq!(report.reasons(), [""; 0]);
+}
+
+/// A server in C, of so many receivers of a kind, as an ordinary user.
+fn serve(test: &str, how: &str, receivers: u32) {
+    let Some(scene) = Scene::new(test) else { return };
+    let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let server = scene.server(how, receivers);
+    let words: Vec<String> = words("setpriv", &user).into_iter().chain(server).collect();
+    let mut server = Server::start(&scene.place, &words, Some(OPTIONS));
+    scene.warm_up(&mut server);
+    let more = scene.ask_until_frames_leave(&mut server);
+    scene.ask();
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    let report = report.unwrap();
+    check(&report, WARM_UP + more + LOAD.count(), 0);
+    assert_eq!(report.lanes(scene.addr), receivers as usize, "{report:?}");
+}
+
+#[test]
+fn netns_xdp_one_receiver_that_blocks() {
+    serve("netns_xdp_one_receiver_that_blocks", "block", 1);
+}
+
+#[test]
+fn netns_xdp_one_receiver_with_epoll() {
+    serve("netns_xdp_one_receiver_with_epoll", "epoll", 1);
+}
+
+#[test]
+fn netns_xdp_threads_that_block() {
+    serve("netns_xdp_threads_that_block", "block", 2);
+}
+
+#[test]
+fn netns_xdp_threads_that_poll() {
+    serve("netns_xdp_threads_that_poll", "poll", 2);
+}
+
+#[test]
+fn netns_xdp_threads_that_select() {
+    serve("netns_xdp_threads_that_select", "select", 2);
+}
+
+#[test]
+fn netns_xdp_threads_with_an_epoll_instance_each() {
+    serve("netns_xdp_threads_with_an_epoll_instance_each", "epoll", 2);
+}
+
+#[test]
+fn netns_xdp_children_that_block() {
+    serve("netns_xdp_children_that_block", "fork", 2);
+}
+
+/// What XDP does not take: fragments, and what comes from the machine itself.
+#[test]
+fn netns_xdp_what_the_companion_gets() {
+    const EACH: u64 = 20;
+    let Some(scene) = Scene::new("netns_xdp_what_the_companion_gets") else { return };
+    let mut server = Server::start(&scene.place, &scene.server("block", 1), Some(OPTIONS));
+    scene.warm_up(&mut server);
+    let more = scene.ask_until_frames_leave(&mut server);
+    let long = [vec![b'x'; 1800], b"!".to_vec()].concat();
+    for _ in 0..EACH {
+        assert_eq!(server.answer(&scene.asker, scene.addr, &long[..1800]), long);
+        assert_eq!(server.answer(&scene.place, scene.addr, b"from here"), b"from here!");
+        assert_eq!(server.answer(&scene.asker, scene.addr, b"a frame"), b"a frame!");
+    }
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    check(&report.unwrap(), WARM_UP + more + 3 * EACH, 2 * EACH);
+}
+
+/// Without its launcher a program has no queues any more, and goes on. (The launcher takes the program along that it has
+/// started, and not that one's children.)
+#[test]
+fn netns_xdp_a_launcher_that_is_killed() {
+    let Some(scene) = Scene::new("netns_xdp_a_launcher_that_is_killed") else { return };
+    let mut server = Server::start(&scene.place, &scene.server("fork", 2), Some(OPTIONS));
+    scene.warm_up(&mut server);
+    scene.ask_until_frames_leave(&mut server);
+    process::send(server.pid() as i32, 9).unwrap();
+    server.wait();
+    scene.ask();
+}
+
+/// A program that is killed leaves its port to the next one, which has queues, too.
+#[test]
+fn netns_xdp_a_server_that_is_killed_and_comes_back() {
+    let Some(scene) = Scene::new("netns_xdp_a_server_that_is_killed_and_comes_back") else { return };
+    let line = scene.server("block", 1).join(" ");
+    let pid = scene.place.path("pid");
+    // Its number is there before its answers are.
+    let script = format!("sh -c 'echo $$ >{pid}; exec {line}'; exec {line}");
+    let script = ["/bin/sh", "-c", &script].map(str::to_owned);
+    let mut server = Server::start(&scene.place, &script, Some(OPTIONS));
+    scene.warm_up(&mut server);
+    scene.ask_until_frames_leave(&mut server);
+    let first: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    process::send(first, 9).unwrap();
+    wait_for("the end of the first server", || process::send(first, 0).is_err());
+    // What comes while nobody is there is lost, as ever.
+    let asker = scene.asker.socket_at("0.0.0.0:0");
+    asker.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut buffer = [0; 64];
+    wait_for("the second server", || {
+        _ = asker.send_to(b"there?", scene.addr);
+        asker.recv_from(&mut buffer).is_ok()
+    });
+    drop(asker);
+    let report = counts_of(server.pid());
+    let before = frames(&report).0;
+    scene.ask();
+    wait_for("frames to the second server", || {
+        assert_eq!(server.answer(&scene.asker, scene.addr, b"again"), b"again!");
+        frames(&report).0 > before
+    });
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    assert_eq!(report.unwrap().reasons(), [""; 0]);
+}
+
+/// Its threads start with their socket's queues; it gives up its privileges as it always does.
+#[test]
+fn netns_xdp_memcached() {
+    const TEST: &str = "netns_xdp_memcached";
+    if !crate::has(TEST, "memcached", "memcached") {
+        return;
+    }
+    let Some(scene) = Scene::new(TEST) else { return };
+    let (port, ip) = (scene.addr.port().to_string(), scene.addr.ip().to_string());
+    let line = words("memcached", &["-U", &port, "-p", "0", "-l", &ip, "-t", "4", "-u", "nobody"]);
+    let frame =
+        |n: usize, text: &str| [&[(n >> 8) as u8, n as u8, 0, 0, 0, 1, 0, 0], text.as_bytes()].concat();
+    let request = |n: usize| match n % 10 {
+        0 => frame(n, &format!("set n{n} 0 0 4\r\n{n:04}\r\n")),
+        1 => frame(n, "get nothing\r\n"),
+        _ => frame(n, "get key\r\n"),
+    };
+    let mut all = Vec::new();
+    for with in [None, Some(OPTIONS)] {
+        let mut server = Server::start(&scene.place, &line, with);
+        for _ in 0..WARM_UP {
+            let set = frame(1, "set key 7 0 5\r\nvalue\r\n");
+            assert_eq!(server.answer(&scene.asker, scene.addr, &set), frame(1, "STORED\r\n"));
+        }
+        all.push(LOAD.ask(&scene.asker, scene.addr, request));
+        let (status, report) = server.end();
+        assert!(status.success(), "{status}");
+        if let Some(report) = report {
+            assert_eq!(report.sum("received"), WARM_UP + LOAD.count(), "{report:?}");
+            let rest = WARM_UP + LOAD.count() - report.sum("received_by_xdp");
+            assert!(rest <= 2 * WARM_UP, "{rest} by the kernel: {report:?}");
+            assert_eq!(report.reasons(), [""; 0]);
+        }
+    }
+    assert!(all[0] == all[1], "answers differ");
+}
+
+impl Report {
+    fn sum(&self, name: &str) -> u64 {
+        self.0["rows"].as_array().unwrap().iter().map(|row| row[name].as_u64().unwrap()).sum()
+    }
+}

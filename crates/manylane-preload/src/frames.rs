@@ -1,0 +1,265 @@
+//! From a frame to the program's buffers, and back: what the kernel's socket would have done with a datagram.
+//!
+//! No system call, no memory of its own. What a call wants is in [`Into`]; a frame goes into it as `recvfrom(2)` and its kin
+//! say: as much as there is room for, the sender's address, `MSG_TRUNC`. What a call sends is in [`Out`].
+
+use std::mem::size_of;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr;
+
+use libc::{MSG_CMSG_CLOEXEC, MSG_TRUNC, c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
+use manylane_sys::hops::Hop;
+use manylane_wire::checksum::checksum;
+use manylane_wire::datagram::{Checksum, Datagram};
+use manylane_wire::ethernet::Mac;
+use manylane_wire::frame::UdpFrame;
+
+use crate::loan::Loan;
+
+/// Where a call of the program wants what it receives.
+#[derive(Clone, Copy)]
+pub(crate) enum Into {
+    /// Some bytes, and an address, which may be null.
+    Bytes { to: *mut c_void, len: usize, from: *mut sockaddr, fromlen: *mut socklen_t },
+    /// Pieces without an address.
+    Pieces { to: *const iovec, count: usize },
+    /// A message.
+    Message(*mut msghdr),
+    /// Messages, one for each datagram.
+    Messages { to: *mut mmsghdr, count: usize },
+}
+
+/// A datagram in a frame that can be believed; none for one that the kernel would have dropped.
+#[inline]
+pub(crate) fn judge(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
+    let datagram = Datagram::parse(frame).ok()?;
+    let believed = match datagram.checksum {
+        Checksum::Right => true,
+        Checksum::Unfinished => is_virtual_pair,
+        Checksum::Wrong => false,
+    };
+    let at = usize::from(datagram.at);
+    let payload = frame.get(at..at + usize::from(datagram.len))?;
+    believed.then(|| (datagram.source(), payload))
+}
+
+impl Into {
+    /// Most datagrams that fit.
+    pub(crate) fn room(&self) -> usize {
+        match self {
+            Self::Messages { count, .. } => *count,
+            _ => 1,
+        }
+    }
+
+    /// Puts the datagram number `nth` of the call where the program wants it; what the call would return for it.
+    ///
+    /// The pointers are the program's, in its own call: the kernel would write to the same places.
+    pub(crate) fn put(
+        &self,
+        nth: usize,
+        peer: SocketAddr,
+        payload: &[u8],
+        is_v6: bool,
+        flags: c_int,
+    ) -> isize {
+        let whole = payload.len() as isize;
+        let kept = match *self {
+            Self::Bytes { to, len, from, fromlen } => {
+                put_address(from, fromlen, peer, is_v6);
+                let kept = payload.len().min(len);
+                // SAFETY: the program's buffer of `len` bytes, which the kernel would write to.
+                unsafe { ptr::copy_nonoverlapping(payload.as_ptr(), to.cast(), kept) };
+                kept
+            }
+            Self::Pieces { to, count } => scatter(payload, to, count),
+            Self::Message(message) => put_message(message, peer, payload, is_v6, flags),
+            Self::Messages { to, .. } => {
+                let message = to.wrapping_add(nth);
+                // SAFETY: the program's array of at least so many messages.
+                let kept = unsafe { put_message(&raw mut (*message).msg_hdr, peer, payload, is_v6, flags) };
+                let len = if flags & MSG_TRUNC == 0 { kept } else { payload.len() };
+                // SAFETY: as above.
+                unsafe { (*message).msg_len = len as u32 };
+                kept
+            }
+        };
+        if flags & MSG_TRUNC == 0 { kept as isize } else { whole }
+    }
+}
+
+/// The sender's address, as much of it as there is room for.
+fn put_address(to: *mut sockaddr, len: *mut socklen_t, peer: SocketAddr, is_v6: bool) {
+    if to.is_null() || len.is_null() {
+        return;
+    }
+    // SAFETY: the program's length, which the kernel would read here, too.
+    let room = unsafe { *len };
+    let (bytes, whole) = address(peer, is_v6);
+    // SAFETY: the program's room for an address, of the length that it gives; its length, as above.
+    unsafe {
+        ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), whole.min(room as usize));
+        *len = whole as socklen_t;
+    }
+}
+
+/// An address as the kernel writes it for a socket of that family, and its length.
+fn address(peer: SocketAddr, is_v6: bool) -> ([u8; size_of::<libc::sockaddr_in6>()], usize) {
+    let mut bytes = [0; size_of::<libc::sockaddr_in6>()];
+    let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+    bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    bytes[2..4].copy_from_slice(&peer.port().to_be_bytes());
+    match (peer.ip(), is_v6) {
+        (IpAddr::V4(ip), false) => {
+            bytes[4..8].copy_from_slice(&ip.octets());
+            return (bytes, size_of::<libc::sockaddr_in>());
+        }
+        (IpAddr::V4(ip), true) => bytes[8..24].copy_from_slice(&ip.to_ipv6_mapped().octets()),
+        (IpAddr::V6(ip), _) => bytes[8..24].copy_from_slice(&ip.octets()),
+    }
+    (bytes, size_of::<libc::sockaddr_in6>())
+}
+
+/// Fills one message, and says how much of the payload it took.
+fn put_message(message: *mut msghdr, peer: SocketAddr, payload: &[u8], is_v6: bool, flags: c_int) -> usize {
+    // SAFETY: the program's message, which the kernel would read and write here; nobody else of ours has a reference to it.
+    let Some(message) = (unsafe { message.as_mut() }) else { return 0 };
+    if !message.msg_name.is_null() {
+        put_address(message.msg_name.cast(), &raw mut message.msg_namelen, peer, is_v6);
+    }
+    let kept = scatter(payload, message.msg_iov, message.msg_iovlen);
+    message.msg_controllen = 0;
+    message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < payload.len() { MSG_TRUNC } else { 0 };
+    kept
+}
+
+/// Copies into the program's pieces, and says how much they took.
+fn scatter(payload: &[u8], to: *const iovec, count: usize) -> usize {
+    let mut done = 0;
+    for nth in 0..count {
+        // SAFETY: the program's array of `count` pieces.
+        let piece = unsafe { &*to.wrapping_add(nth) };
+        let part = piece.iov_len.min(payload.len() - done);
+        // SAFETY: the program's memory of at least that length, which the kernel would write to.
+        unsafe { ptr::copy_nonoverlapping(payload[done..].as_ptr(), piece.iov_base.cast(), part) };
+        done += part;
+        if done == payload.len() {
+            break;
+        }
+    }
+    done
+}
+
+/// One datagram that a call of the program sends.
+#[derive(Clone, Copy)]
+pub(crate) struct Out {
+    to: *const sockaddr,
+    tolen: socklen_t,
+    pieces: *const iovec,
+    count: usize,
+}
+
+/// Pieces that are put together at most; a call with more is the kernel's.
+const PIECES: usize = 64;
+
+impl Out {
+    pub(crate) fn pieces(pieces: *const iovec, count: usize, to: *const sockaddr, tolen: socklen_t) -> Self {
+        Self { to, tolen, pieces, count }
+    }
+
+    /// Of a message that asks for nothing but to be sent to an address.
+    pub(crate) fn message(message: *const msghdr) -> Option<Self> {
+        // SAFETY: the program's message, which the kernel would read here; null is what it would refuse.
+        let message = unsafe { message.as_ref() }?;
+        if message.msg_controllen != 0 {
+            return None;
+        }
+        let (to, tolen) = (message.msg_name.cast_const().cast(), message.msg_namelen);
+        Some(Self { to, tolen, pieces: message.msg_iov, count: message.msg_iovlen })
+    }
+
+    /// Bytes of the payload; none if it has too many pieces.
+    pub(crate) fn len(&self) -> Option<usize> {
+        if self.count > PIECES || (self.count > 0 && self.pieces.is_null()) {
+            return None;
+        }
+        // SAFETY: the program's array of `count` pieces.
+        (0..self.count).try_fold(0_usize, |sum, nth| {
+            sum.checked_add(unsafe { (*self.pieces.wrapping_add(nth)).iov_len })
+        })
+    }
+
+    /// To whom, if that is one peer that a frame could be sent to.
+    pub(crate) fn peer(&self, is_v6: bool) -> Option<SocketAddr> {
+        let wanted = if is_v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
+        if self.to.is_null() || (self.tolen as usize) < wanted {
+            return None;
+        }
+        // SAFETY: the program's address of at least that many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), wanted) };
+        let family = c_int::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        let ip: IpAddr = if is_v6 {
+            let ip: [u8; 16] = bytes[8..24].try_into().ok()?;
+            std::net::Ipv6Addr::from(ip).to_canonical()
+        } else {
+            std::net::Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]).into()
+        };
+        let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+        let expected = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+        let one = family == expected
+            && port != 0
+            && !(ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() || link_local || broadcast);
+        one.then(|| SocketAddr::new(ip, port))
+    }
+
+    /// Writes the frame of a datagram of `len` bytes, and says how long it is. None if it does not fit.
+    pub(crate) fn write(
+        &self,
+        room: &mut [u8],
+        len: usize,
+        peer: SocketAddr,
+        hop: &Hop,
+        loan: &Loan,
+        id: u16,
+    ) -> Option<usize> {
+        let source = SocketAddr::new(hop.source, loan.port);
+        let plan =
+            UdpFrame { ttl: loan.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
+        let (head, rest) = room.split_at_mut_checked(plan.len())?;
+        let payload = rest.get_mut(..len)?;
+        let mut done = 0;
+        for nth in 0..self.count {
+            // SAFETY: the program's array of pieces.
+            let piece = unsafe { &*self.pieces.wrapping_add(nth) };
+            let part = piece.iov_len.min(len - done);
+            // SAFETY: the program's memory of that length, which the kernel would read; the frame has room for the sum.
+            unsafe {
+                ptr::copy_nonoverlapping(
+                    piece.iov_base.cast_const().cast(),
+                    payload[done..].as_mut_ptr(),
+                    part,
+                );
+            }
+            done += part;
+        }
+        UdpFrame { payload: &*payload, ..plan }.write_head(head).ok()?;
+        if loan.may_be_cut && peer.is_ipv4() {
+            allow_fragments(head, id);
+        }
+        Some(head.len() + len)
+    }
+}
+
+/// What the socket asks for by `IP_MTU_DISCOVER`: routers may cut the packet up, so that it has a number.
+fn allow_fragments(head: &mut [u8], id: u16) {
+    const IP: usize = 14;
+    if let Some(ip) = head.get_mut(IP..IP + 20) {
+        ip[4..6].copy_from_slice(&id.max(1).to_be_bytes());
+        ip[6] &= !0x40;
+        ip[10..12].fill(0);
+        let sum = checksum(ip);
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
+}

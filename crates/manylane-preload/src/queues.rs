@@ -1,0 +1,346 @@
+//! Which lane has which queue (engine `xdp`), and what threads do with queues: see what waits, take it, send.
+//!
+//! A lane is a kernel socket, its companion here, and the queues that are its own. What XDP does not take, and what came before
+//! the queues, is in the companion. Whoever may take from a lane (`receive.rs`) may take from its queues, with the queue's lock:
+//! the rings are in memory that all share, and hold all that is known, so that no thread has a datagram that others cannot
+//! reach.
+//!
+//! | stage | who | when it is full or missing |
+//! |---|---|---|
+//! | a frame in the RX ring | whoever takes from the lane: queues first, the companion each [`TURN`]th time and when they are empty | ring full: the kernel counts it |
+//! | judged | broken ones are passed over, as the kernel drops them | |
+//! | in the program's buffers | copied under the queue's lock; the frame goes back at once | |
+//! | a reply | written into a free frame of a queue of the next hop's device | no next hop, no frame, longer than the MTU, control messages, flags: by the companion |
+//! | the kernel told ([`flush`]) | at once; while more waits to be received, together with the replies to that | the launcher looks every few milliseconds, too |
+//!
+//! Which queues a lane has changes under the socket's lock ([`spread`]), as lanes come and go; what is in a queue goes along.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use libc::pollfd;
+use manylane_sys::hops::{Hop, Pair};
+use manylane_sys::lend::QUEUES;
+use manylane_sys::xsk::{Borrowed, Held};
+
+use crate::frames::{self, Into, Out};
+use crate::loan::{CLOSED, DRAINING, Loan, OPEN};
+use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
+use crate::{me, process, real, report};
+
+/// A companion has its turn each so many receives, should the queues never be empty.
+pub(crate) const TURN: u32 = 16;
+/// Replies that wait for others before the kernel is told.
+const TOGETHER: u32 = 16;
+/// A launcher that was not there for so long, in milliseconds, keeps no next hops any more.
+const BEAT: u32 = 2000;
+/// Broken frames that one receive passes over.
+const BROKEN: u32 = 256;
+
+struct Pending {
+    /// Queues of the loan at `loan` that hold what the kernel was not told of.
+    mask: Cell<u32>,
+    count: Cell<u32>,
+    loan: Cell<*const Loan>,
+    /// The number of the last packet that routers may cut up.
+    id: Cell<u16>,
+}
+
+thread_local! {
+    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    static PENDING: Pending = const {
+        Pending { mask: Cell::new(0), count: Cell::new(0), loan: Cell::new(ptr::null()), id: Cell::new(0) }
+    };
+}
+
+/// Whether frames come to queues of this socket.
+#[inline]
+pub(crate) fn are_open(shared: &Shared) -> bool {
+    shared.loan.load(Ordering::Acquire) == OPEN
+}
+
+/// Whether queues still hold what came before the socket was plain.
+#[inline]
+pub(crate) fn are_draining(shared: &Shared) -> bool {
+    shared.loan.load(Ordering::Acquire) == DRAINING
+}
+
+/// The queues of the lanes of `mask`, with their numbers.
+fn of_lanes<'a>(
+    sock: &'static Sock,
+    shared: &'a Shared,
+    mask: u64,
+) -> impl Iterator<Item = (usize, &'static Borrowed)> + 'a {
+    let live = matches!(shared.loan.load(Ordering::Acquire), OPEN | DRAINING);
+    let loan = if live { sock.loan() } else { None };
+    let all = loan.map_or(&[][..], |loan| &loan.queues);
+    all.iter().enumerate().filter_map(move |(number, queue)| {
+        let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES;
+        queue.as_ref().filter(|_| mask & 1 << lane != 0).map(|queue| (number, queue))
+    })
+}
+
+/// A bit for each lane of `mask` of which a queue has something.
+pub(crate) fn ready(sock: &'static Sock, shared: &Shared, mask: u64) -> u64 {
+    if !are_open(shared) {
+        return 0;
+    }
+    of_lanes(sock, shared, mask)
+        .filter(|(_, queue)| queue.has_received())
+        .fold(0, |all, (number, _)| all | 1 << (shared.queue_lane[number].load(Ordering::Relaxed) % 64))
+}
+
+/// Whether queues hold what is older than all that comes now.
+pub(crate) fn has_leftovers(sock: &'static Sock, shared: &Shared) -> bool {
+    are_draining(shared) && of_lanes(sock, shared, u64::MAX).any(|(_, queue)| queue.has_received())
+}
+
+/// Adds the sockets of the queues of the lanes of `mask` to what is asked of ppoll(2), behind the first `count`.
+pub(crate) fn append(
+    sock: &'static Sock,
+    shared: &Shared,
+    mask: u64,
+    fds: &mut [pollfd],
+    mut count: usize,
+) -> usize {
+    if are_open(shared) {
+        for (_, queue) in of_lanes(sock, shared, mask) {
+            let Some(place) = fds.get_mut(count) else { break };
+            *place = pollfd { fd: queue.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            count += 1;
+        }
+    }
+    count
+}
+
+fn hold(queue: &'static Borrowed) -> Option<Held<'static>> {
+    let errno = real::errno();
+    let held = queue.lock(me::who(), |pid| process::is_gone(pid as libc::pid_t));
+    real::set_errno(errno);
+    held
+}
+
+/// Receives from the queues of a lane for a call of the program: what the call returns, and of how many datagrams. None if
+/// they have nothing.
+#[inline]
+pub(crate) fn receive(
+    sock: &'static Sock,
+    shared: &Shared,
+    lane: usize,
+    flags: c_int,
+    into: &Into,
+) -> Option<isize> {
+    let loan = sock.loan()?;
+    of_lanes(sock, shared, 1 << lane).find_map(|(number, queue)| {
+        if queue.has_received() { take(sock, loan, lane, number, queue, flags, into) } else { None }
+    })
+}
+
+/// Takes from one queue.
+fn take(
+    sock: &'static Sock,
+    loan: &Loan,
+    lane: usize,
+    number: usize,
+    queue: &'static Borrowed,
+    flags: c_int,
+    into: &Into,
+) -> Option<isize> {
+    let mut held = hold(queue)?;
+    let peeks = flags & libc::MSG_PEEK != 0;
+    let most = if peeks { 1 } else { into.room() };
+    let (mut done, mut broken) = (0, 0);
+    let mut answer = 0;
+    while done < most && broken < BROKEN {
+        let Some(frame) = held.first() else { break };
+        match frames::judge(frame, queue.terms().is_virtual_pair) {
+            Some((peer, payload)) => {
+                answer = into.put(done, peer, payload, loan.is_v6, flags);
+                done += 1;
+                if peeks {
+                    break;
+                }
+                held.pass();
+            }
+            None => {
+                broken += 1;
+                held.refuse();
+            }
+        }
+    }
+    drop(held);
+    if done == 0 {
+        return None;
+    }
+    if peeks {
+        me::peek(sock, lane | (number + 1) << 8);
+    } else if let Some(shared) = sock.shared()
+        && let Some(member) = me::known(sock, shared)
+    {
+        report::by_frames(member, done as u64, 0);
+    }
+    Some(if matches!(into, Into::Messages { .. }) { done as isize } else { answer })
+}
+
+/// What the calling thread has peeked at: the same again, of the same queue.
+pub(crate) fn receive_peeked(sock: &'static Sock, peeked: usize, flags: c_int, into: &Into) -> Option<isize> {
+    let (lane, number) = (peeked & 0xff, (peeked >> 8).checked_sub(1)?);
+    let loan = sock.loan()?;
+    let queue = loan.queues.get(number)?.as_ref()?;
+    take(sock, loan, lane, number, queue, flags, into)
+}
+
+/// Bytes of the datagram that a receive from the lane would bring, and remembers it for that receive.
+pub(crate) fn measure(sock: &'static Sock, shared: &Shared, mask: u64) -> Option<usize> {
+    if !matches!(shared.loan.load(Ordering::Acquire), OPEN | DRAINING) {
+        return None;
+    }
+    of_lanes(sock, shared, mask).find_map(|(number, queue)| {
+        let mut held = hold(queue)?;
+        for _ in 0..BROKEN {
+            let len = frames::judge(held.first()?, queue.terms().is_virtual_pair).map(|(_, at)| at.len());
+            if let Some(len) = len {
+                let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize;
+                me::peek(sock, lane | (number + 1) << 8);
+                return Some(len);
+            }
+            held.refuse();
+        }
+        None
+    })
+}
+
+/// What is left in the queues of a socket that is plain; none once there is nothing.
+#[cold]
+pub(crate) fn drain(sock: &'static Sock, shared: &Shared, flags: c_int, into: &Into) -> Option<isize> {
+    let loan = sock.loan()?;
+    let found = of_lanes(sock, shared, u64::MAX)
+        .find_map(|(number, queue)| take(sock, loan, 0, number, queue, flags, into));
+    if found.is_none() && !has_leftovers(sock, shared) {
+        _ = shared.loan.compare_exchange(DRAINING, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
+    }
+    found
+}
+
+/// Sends a datagram through a queue: its length, or none if it has to go by the kernel's socket.
+#[inline]
+pub(crate) fn send(
+    sock: &'static Sock,
+    shared: &Shared,
+    member: &Member,
+    out: &Out,
+    flags: c_int,
+) -> Option<isize> {
+    if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 {
+        return by_kernel();
+    }
+    let Some(loan) = sock.loan() else { return by_kernel() };
+    let lane = usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0);
+    let sent = out.len().zip(out.peer(loan.is_v6)).and_then(|(len, peer)| {
+        // A wildcard of IPv6 is one of IPv4, too.
+        let any = loan.local.is_unspecified() && peer.is_ipv4();
+        let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { loan.local };
+        let pair = Pair::new(local, peer.ip())?;
+        let hop = next_hop(loan, &pair)?;
+        let head = if peer.is_ipv4() { 28 } else { 48 };
+        if len + head > hop.mtu as usize {
+            return None;
+        }
+        let id = PENDING.with(|pending| pending.id.replace(pending.id.get().wrapping_add(1)));
+        let all = of_lanes(sock, shared, 1 << lane).chain(of_lanes(sock, shared, u64::MAX));
+        let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.ifindex)?;
+        let sent = hold(queue)?.send(|room| out.write(room, len, peer, &hop, loan, id));
+        sent.then_some((len, number))
+    });
+    let Some((len, number)) = sent else { return by_kernel() };
+    report::by_frames(member, 0, 1);
+    later(loan, number);
+    // While more waits, the program comes back for it, and its replies go together.
+    let waits = of_lanes(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());
+    if !waits || PENDING.with(|pending| pending.count.get()) >= TOGETHER {
+        flush();
+    }
+    Some(len as isize)
+}
+
+/// The kernel's socket sends next: what was put into rings goes first, or it would be overtaken.
+#[cold]
+fn by_kernel() -> Option<isize> {
+    flush();
+    None
+}
+
+fn next_hop(loan: &Loan, pair: &Pair) -> Option<Hop> {
+    if !loan.hops.is_kept(BEAT) {
+        return None;
+    }
+    let found = loan.hops.find(pair);
+    if found.is_none() {
+        loan.hops.ask(pair);
+    }
+    found
+}
+
+/// Remembers that the kernel is to be told of a queue.
+fn later(loan: &Loan, number: usize) {
+    PENDING.with(|pending| {
+        if !ptr::eq(pending.loan.get(), loan) {
+            flush();
+            pending.loan.set(loan);
+        }
+        pending.mask.set(pending.mask.get() | 1 << number);
+        pending.count.set(pending.count.get() + 1);
+    });
+}
+
+/// Tells the kernel of all that the calling thread has put into rings.
+#[inline]
+pub(crate) fn flush() {
+    PENDING.with(|pending| {
+        if pending.mask.get() != 0 {
+            flush_now(pending);
+        }
+    });
+}
+
+#[cold]
+fn flush_now(pending: &Pending) {
+    let errno = real::errno();
+    let mask = pending.mask.replace(0);
+    pending.count.set(0);
+    // SAFETY: null, or a loan, which is never unmapped.
+    if let Some(loan) = unsafe { pending.loan.get().as_ref() } {
+        let queues = loan.queues.iter().enumerate().filter(|(number, _)| mask & 1 << number != 0);
+        queues.filter_map(|(_, queue)| queue.as_ref()).for_each(Borrowed::kick);
+    }
+    real::set_errno(errno);
+}
+
+/// Gives the queues to the lanes that there are, in turn. Under the socket's lock.
+pub(crate) fn spread(shared: &Shared) {
+    let count = (shared.queue_count.load(Ordering::Relaxed) as usize).min(QUEUES);
+    if count == 0 {
+        return;
+    }
+    let owned = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
+    let lanes = if shared.mode() == LANED { (0..MAX_LANES).filter(owned).count() } else { 0 };
+    for number in 0..count {
+        let lane = if lanes == 0 { 0 } else { (0..MAX_LANES).filter(owned).nth(number % lanes).unwrap_or(0) };
+        shared.queue_lane[number].store(lane as u32, Ordering::Release);
+    }
+}
+
+/// One receiver with queues has a lane, too: the report shall say so.
+pub(crate) fn report_lanes(shared: &Shared) {
+    if shared.mode() == LANED {
+        return;
+    }
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for member in shared.members.iter().take(joined).filter(|at| at.who.load(Ordering::Relaxed) != 0) {
+        report::lane(member, 0);
+    }
+}

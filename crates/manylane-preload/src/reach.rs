@@ -1,0 +1,95 @@
+//! Which lanes others than their owners have to look at, so that nothing is out of reach.
+//!
+//! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel. If the owner does not wait,
+//! the lane is *uncovered*, and then:
+//! - a receive that would say EAGAIN looks at every uncovered lane first;
+//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at every uncovered lane.
+//!
+//! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
+//! sleeps. Who is never without datagrams of its own looks, too, once in some receives.
+//!
+//! An owner that is dead is known to be (`life.rs`): the first look at its lane takes it out of steering, and what it holds
+//! goes before anything newer (`mend.rs`). One that is stopped is marked as waiting and does not return: its beat does not
+//! change, and after some looks (`PATIENCE`, a slice apart) its lane counts as uncovered and is taken from it, until it
+//! comes back and proves itself again. No queue is closed before it is empty, and none while the program has the socket.
+
+use std::sync::atomic::Ordering;
+
+use crate::open::SLICE_MS;
+use crate::sock::{LANED, MAX_LANES, Shared, Sock, WAITS_ON};
+use crate::{lanes, life, mend, queues, report};
+
+/// Looks, a slice apart, at an owner that does not move, before its lane is taken from it.
+const PATIENCE: u32 = 8;
+
+/// A bit for each lane that holds what its owner is not waiting for, but for the caller's own.
+pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
+    mend::look(sock, shared);
+    let now = now_ms();
+    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
+    (0..lanes.min(MAX_LANES))
+        .filter(|lane| Some(*lane) != own && !is_covered(sock, shared, *lane, now))
+        .fold(0, |mask, lane| mask | 1 << lane)
+}
+
+/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. `now` is from `now_ms`.
+#[inline]
+fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
+    let Some(owner) = shared.owner_of(lane) else { return false };
+    if life::is_dead(owner.life.load(Ordering::Acquire)) {
+        mend::bury(sock, shared, lane);
+        return false;
+    }
+    let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
+    let last = shared.looked[lane].load(Ordering::Relaxed);
+    // One look counts in each slice, however many look and however often; none counts for more, however long all were
+    // stopped before it.
+    if now.wrapping_sub(last) >= SLICE_MS as u32
+        && shared.looked[lane].compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
+        let beat = owner.beat.load(Ordering::Relaxed);
+        if shared.seen[lane].swap(beat, Ordering::Relaxed) != beat {
+            shared.still[lane].store(0, Ordering::Relaxed);
+        } else if shared.still[lane].fetch_add(1, Ordering::Relaxed) >= PATIENCE {
+            orphan(sock, shared, lane);
+        }
+    }
+    // Should the lane not be taken from it (somebody has the lock), what it holds is in reach all the same.
+    waits && shared.still[lane].load(Ordering::Relaxed) <= PATIENCE
+}
+
+/// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove itself again.
+#[cold]
+fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
+    // Before anything newer, and with or without the lock: who has it may be stopped, too.
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+    let Some(guard) = mend::lock(sock, shared, false) else { return };
+    if shared.mode() != LANED {
+        return;
+    }
+    shared.still[lane].store(0, Ordering::Relaxed);
+    let owner = shared.owner[lane].load(Ordering::Relaxed) as usize;
+    let Some(member) = shared.members.get(owner.wrapping_sub(1)) else { return };
+    if mend::is_gone(member) {
+        mend::bury_all(sock, shared, &guard);
+        return;
+    }
+    let _change = mend::begin(shared, mend::OWNERS, &guard);
+    member.receives.store(0, Ordering::Relaxed);
+    member.lane.store(-1, Ordering::Release);
+    report::lane(member, -1);
+    if lanes::inherit(shared, lane) {
+        return;
+    }
+    lanes::steer_past(sock, shared, lane);
+    queues::spread(shared);
+}
+
+/// Milliseconds from the clock of the kernel's ticks, which costs no system call.
+#[inline]
+fn now_ms() -> u32 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
+}

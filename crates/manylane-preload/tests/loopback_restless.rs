@@ -1,0 +1,30 @@
+//! Waits that return at once although nothing is there do not make anybody turn round.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use support::{build, build_library, laned, library};
+
+/// Runs `restless CASE` with a library behind ours that counts its calls.
+fn rest(case: &str) {
+    let program = build("restless");
+    let both = format!("{}:{}", library().display(), build_library("calls").display());
+    let with = laned(&program, &[case], &[("MANYLANE_LANES", "8"), ("LD_PRELOAD", &both)]);
+    assert_eq!(with.output, "waits: yes\nturns: yes\n", "{case}");
+    assert_eq!(with.reasons(), [""; 0], "{case}");
+    // Who is away for long may have lost its lane by then.
+    assert!(with.lanes() >= 1, "{case}");
+}
+
+#[test]
+fn loopback_a_descriptor_made_nonblocking_behind_our_back_is_no_reason_to_spin() {
+    rest("nonblock");
+}
+
+#[test]
+fn loopback_a_lane_that_tells_of_nothing_is_no_reason_to_spin() {
+    rest("guest");
+    rest("poll");
+    rest("epoll");
+}

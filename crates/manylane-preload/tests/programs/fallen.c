@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Sockets that become plain while threads sleep on their lanes:
+ *
+ *	fallen WAY SOCKETS
+ *
+ * Three threads with an epoll instance each receive on a socket until each has
+ * come back often enough, and sleep. Then comes what lanes cannot have. All
+ * that is sent from then on reaches the program's own socket, and has to wake
+ * one of them. WAY: level, edge (an option is set), one (the main thread waits
+ * on the instances of the others, too), nested (they are waited for by poll,
+ * from the start), closed (the descriptors that were added are closed).
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define FLOWS 16
+#define WORKERS 3
+
+static int server, clients[FLOWS], epolls[WORKERS], added[WORKERS], nested;
+static struct sockaddr_in address;
+static _Atomic unsigned received[WORKERS], total, ended;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+
+	for (;;) {
+		struct epoll_event event;
+		char data[64];
+		ssize_t len;
+
+		if (nested) {
+			struct pollfd at = { .fd = epolls[nth],
+					     .events = POLLIN };
+
+			poll(&at, 1, -1);
+		}
+		epoll_wait(epolls[nth], &event, 1, nested ? 0 : -1);
+		while ((len = recv(server, data, sizeof(data), MSG_DONTWAIT)) >=
+		       0) {
+			if (data[0] == 'S') {
+				ended++;
+				return NULL;
+			}
+			received[nth]++;
+			total++;
+		}
+		if (errno != EAGAIN) {
+			perror("recv");
+			exit(1);
+		}
+	}
+}
+
+/* So many datagrams, and all of them received. */
+static void send_some(char what, int count)
+{
+	static unsigned flow;
+	unsigned want = total + count;
+
+	while (count--)
+		if (sendto(clients[flow++ % FLOWS], &what, 1, 0,
+			   (void *)&address, sizeof(address)) != 1)
+			perror("sendto");
+	while (what != 'S' && total < want)
+		usleep(50);
+}
+
+static void fall(const char *way)
+{
+	struct epoll_event event;
+	int one = 1, i;
+
+	if (!strcmp(way, "one")) {
+		for (i = 0; i < WORKERS; i++)
+			epoll_wait(epolls[i], &event, 1, 0);
+		return;
+	}
+	for (i = 0; !strcmp(way, "closed") && i < WORKERS; i++)
+		close(added[i]);
+	if (setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof(one))) {
+		perror("setsockopt");
+	}
+}
+
+static void one_socket(const char *way)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	socklen_t len = sizeof(address);
+	pthread_t threads[WORKERS];
+	int i, turns;
+
+	if (!strcmp(way, "edge"))
+		event.events |= EPOLLET;
+	server = socket(AF_INET, SOCK_DGRAM, 0);
+	address = (struct sockaddr_in){ .sin_family = AF_INET };
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
+		exit(1);
+	ended = 0;
+	for (i = 0; i < WORKERS; i++) {
+		received[i] = 0;
+		epolls[i] = epoll_create1(EPOLL_CLOEXEC);
+		added[i] = strcmp(way, "closed") ? server : dup(server);
+		if (epoll_ctl(epolls[i], EPOLL_CTL_ADD, added[i], &event))
+			perror("epoll_ctl");
+		pthread_create(&threads[i], NULL, worker,
+			       (void *)(unsigned long)i);
+	}
+	for (turns = 0;
+	     turns < 50 || !received[0] || !received[1] || !received[2];
+	     turns++)
+		send_some('x', FLOWS);
+	fall(way);
+	for (turns = 0; turns < 10; turns++)
+		send_some('x', 1);
+	for (turns = 0; turns < 10; turns++)
+		send_some('x', FLOWS);
+	while (ended < WORKERS) {
+		send_some('S', 1);
+		usleep(100);
+	}
+	for (i = 0; i < WORKERS; i++) {
+		pthread_join(threads[i], NULL);
+		close(epolls[i]);
+	}
+	close(server);
+}
+
+int main(int argc, char **argv)
+{
+	int i, sockets;
+
+	if (argc != 3)
+		return 2;
+	/* Nobody outlives the test. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	sockets = atoi(argv[2]);
+	nested = !strcmp(argv[1], "nested");
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (i = 0; i < sockets; i++)
+		one_socket(argv[1]);
+	printf("%d sockets fell\n", i);
+	return 0;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Four processes receive on one UDP socket, and one dies in the middle of what
+ * it changes, at a point that the library is told:
+ *
+ *	heirs PATTERN WHAT
+ *
+ * WHAT: "come" is the change from one queue to several; with "go" one that is
+ * killed leaves its lane, and dies another one that clears up after it; with
+ * "fall" a process that never received asks for errors, with "own" one that
+ * did.
+ *
+ * All that is sent reaches those that are left, once, but for the datagram that
+ * each of the dead may have had in its hands.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FLOWS 16
+#define RECEIVERS 4
+#define CHANGE 0xffffffffu
+#define MOST 100000
+/* Waits of 100 us and more, for what does come. */
+#define PATIENCE 200000
+
+struct state {
+	_Atomic unsigned received;
+	_Atomic unsigned wrong;
+	_Atomic unsigned each[RECEIVERS];
+	_Atomic unsigned char seen[MOST];
+};
+
+static struct state *state;
+static int server, ports[FLOWS];
+static unsigned sent, died;
+static const char *pattern;
+static pid_t children[RECEIVERS];
+static struct sockaddr_in address;
+
+static void die(const char *what)
+{
+	perror(what);
+	exit(1);
+}
+
+static void ask_for_errors(void)
+{
+	int one = 1;
+
+	if (setsockopt(server, SOL_IP, IP_RECVERR, &one, sizeof(one)))
+		die("IP_RECVERR");
+}
+
+static void receiver(unsigned nth)
+{
+	struct pollfd at = { .fd = server, .events = POLLIN };
+	struct epoll_event event = { .events = EPOLLIN };
+	int epoll = -1;
+
+	if (!strcmp(pattern, "epoll")) {
+		epoll = epoll_create1(0);
+		if (epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event))
+			die("epoll_ctl");
+	}
+	for (;;) {
+		unsigned number;
+		ssize_t len;
+
+		if (!strcmp(pattern, "poll"))
+			poll(&at, 1, -1);
+		if (epoll >= 0)
+			epoll_wait(epoll, &event, 1, -1);
+		len = recv(server, &number, sizeof(number), 0);
+		if (len < 0 && (errno == EAGAIN || errno == EINTR))
+			continue;
+		if (len != sizeof(number))
+			die("recv");
+		if (number == CHANGE) {
+			ask_for_errors();
+			continue;
+		}
+		if (number >= MOST)
+			state->wrong++;
+		else
+			state->seen[number]++;
+		state->each[nth]++;
+		state->received++;
+	}
+}
+
+static void send_one(unsigned flow, unsigned number)
+{
+	if (sendto(ports[flow % FLOWS], &number, sizeof(number), 0,
+		   (void *)&address, sizeof(address)) != sizeof(number))
+		die("sendto");
+}
+
+/* Counts those that have died since. */
+static void bury(void)
+{
+	unsigned i;
+
+	for (i = 0; i < RECEIVERS; i++) {
+		if (children[i] <= 0 ||
+		    waitpid(children[i], NULL, WNOHANG) != children[i])
+			continue;
+		children[i] = 0;
+		died++;
+	}
+}
+
+static int settle(void)
+{
+	unsigned waited;
+
+	for (waited = 0; state->received + died < sent && waited < PATIENCE;
+	     waited++) {
+		usleep(100);
+		bury();
+	}
+	return state->received + died >= sent;
+}
+
+/* Few enough for any queue. */
+static int burst(void)
+{
+	unsigned i;
+
+	for (i = 0; i < 2 * FLOWS; i++)
+		send_one(i, sent++);
+	bury();
+	return settle();
+}
+
+static int is_warm(unsigned deaths)
+{
+	unsigned i;
+
+	for (i = 0; i < RECEIVERS; i++)
+		if (children[i] && state->each[i] < 50)
+			return 0;
+	return died >= deaths;
+}
+
+static void wait_for(unsigned deaths)
+{
+	unsigned waited;
+
+	for (waited = 0; died < deaths && waited < PATIENCE; waited++) {
+		usleep(100);
+		bury();
+	}
+}
+
+static void change(const char *what)
+{
+	pid_t changer;
+	int status;
+
+	if (!strcmp(what, "go")) {
+		kill(children[0], SIGKILL);
+		wait_for(1);
+	}
+	if (!strcmp(what, "own")) {
+		send_one(0, CHANGE);
+		wait_for(1);
+	}
+	if (!strcmp(what, "fall")) {
+		changer = fork();
+		if (changer == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			ask_for_errors();
+			_exit(0);
+		}
+		if (waitpid(changer, &status, 0) != changer ||
+		    !WIFSIGNALED(status))
+			printf("the changer lives\n");
+	}
+}
+
+/*
+ * Whether falling back is through. Past any library: while somebody may still
+ * have to look for what is left in other queues, receives have a bound.
+ */
+static int is_plain(void)
+{
+	struct timeval bound = { 0 };
+	socklen_t len = sizeof(bound);
+
+	if (syscall(SYS_getsockopt, server, SOL_SOCKET, SO_RCVTIMEO, &bound,
+		    &len))
+		die("SO_RCVTIMEO");
+	return !bound.tv_sec && !bound.tv_usec;
+}
+
+int main(int argc, char **argv)
+{
+	unsigned i, once = 0, often = 0, deaths;
+	int falls;
+	socklen_t len = sizeof(address);
+	pid_t self = getpid();
+
+	if (argc != 3)
+		return 2;
+	pattern = argv[1];
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE,
+		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	server = socket(
+		AF_INET,
+		SOCK_DGRAM | (strcmp(pattern, "block") ? SOCK_NONBLOCK : 0), 0);
+	address.sin_family = AF_INET;
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
+		die("bind");
+	for (i = 0; i < FLOWS; i++)
+		ports[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (i = 0; i < RECEIVERS; i++) {
+		children[i] = fork();
+		if (children[i] == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			if (getppid() == self)
+				receiver(i);
+			_exit(0);
+		}
+	}
+	deaths = !strcmp(argv[2], "come");
+	while (!is_warm(deaths) && sent < MOST / 2 && burst())
+		;
+	change(argv[2]);
+	falls = !strcmp(argv[2], "fall") || !strcmp(argv[2], "own");
+	for (i = 0; i < 200 && burst(); i++)
+		;
+	/* Traffic that somebody looks after, until it is through. */
+	for (i = 0; falls && !is_plain() && i < 1000 && burst(); i++)
+		usleep(20000);
+	if (!strcmp(argv[2], "go"))
+		wait_for(2);
+	for (i = 0; i < sent; i++) {
+		once += state->seen[i] == 1;
+		often += state->seen[i] > 1;
+	}
+	printf("all came once: %s, wrong %u, died %u\n",
+	       once + died >= sent && !often ? "yes" : "no", state->wrong,
+	       died);
+	fprintf(stderr, "%s %s: once %u often %u of %u\n", pattern, argv[2],
+		once, often, sent);
+	for (i = 0; i < RECEIVERS; i++)
+		if (children[i] > 0) {
+			kill(children[i], SIGKILL);
+			waitpid(children[i], NULL, 0);
+		}
+	return 0;
+}

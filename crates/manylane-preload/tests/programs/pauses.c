@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Whether receivers pause before they sleep:
+ *
+ *	pauses PATTERN RECEIVERS TURNS
+ *
+ * The main thread sends and looks what the receivers sleep in, until it has
+ * seen one in a pause (a ppoll of nothing, which nobody here calls) or for so
+ * many turns. All that was sent is received in either case.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define FLOWS 32
+#define MOST 8
+
+static int server;
+static const char *pattern;
+static _Atomic unsigned received, ended;
+static _Atomic pid_t tids[MOST];
+
+/* Receives what is there, or one if that is to be waited for. */
+static int take(int flags)
+{
+	char data[64];
+	ssize_t len;
+
+	while ((len = recv(server, data, sizeof(data), flags)) >= 0) {
+		if (data[0] == 'S')
+			return 1;
+		received++;
+		if (!flags)
+			return 0;
+	}
+	if (errno != EAGAIN) {
+		perror("recv");
+		exit(1);
+	}
+	return 0;
+}
+
+static void wait_for(int epoll)
+{
+	struct pollfd at = { .fd = server, .events = POLLIN };
+	struct epoll_event event;
+	fd_set set;
+
+	if (!strcmp(pattern, "poll")) {
+		poll(&at, 1, -1);
+	} else if (!strcmp(pattern, "epoll")) {
+		epoll_wait(epoll, &event, 1, -1);
+	} else {
+		FD_ZERO(&set);
+		FD_SET(server, &set);
+		select(server + 1, &set, NULL, NULL, NULL);
+	}
+}
+
+static void *receiver(void *nth)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int epoll = epoll_create1(0);
+
+	tids[(unsigned long)nth] = (pid_t)syscall(SYS_gettid);
+	if (!strcmp(pattern, "block")) {
+		while (!take(0))
+			;
+	} else {
+		epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
+		do
+			wait_for(epoll);
+		while (!take(MSG_DONTWAIT));
+	}
+	ended++;
+	return NULL;
+}
+
+/* Whether a thread is in a ppoll of nothing. */
+static int pauses(pid_t tid)
+{
+	char path[64], line[128] = "";
+	unsigned long number, fds, count;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", tid);
+	file = fopen(path, "r");
+	if (!file)
+		return 0;
+	if (!fgets(line, sizeof(line), file))
+		line[0] = 0;
+	fclose(file);
+	return sscanf(line, "%lu %lx %lx", &number, &fds, &count) == 3 &&
+	       number == SYS_ppoll && !fds;
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	socklen_t len = sizeof(address);
+	unsigned receivers, turns, sent = 0, i;
+	int clients[FLOWS], seen = 0;
+	pthread_t threads[MOST];
+
+	if (argc != 4)
+		return 2;
+	/* Nobody outlives the test. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	pattern = argv[1];
+	receivers = atoi(argv[2]);
+	turns = atoi(argv[3]);
+	if (receivers > MOST)
+		return 2;
+	server = socket(AF_INET, SOCK_DGRAM, 0);
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
+		return 1;
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (i = 0; i < receivers; i++)
+		pthread_create(&threads[i], NULL, receiver,
+			       (void *)(unsigned long)i);
+	while (turns-- && !seen) {
+		for (i = 0; i < FLOWS; i++) {
+			if (sendto(clients[i], "x", 1, 0, (void *)&address,
+				   sizeof(address)) != 1)
+				perror("sendto");
+			sent++;
+		}
+		/* All of it, so that no queue can overflow. */
+		while (received < sent) {
+			for (i = 0; i < receivers; i++)
+				seen |= pauses(tids[i]);
+			usleep(50);
+		}
+	}
+	for (i = 0; ended < receivers; i++) {
+		sendto(clients[i % FLOWS], "S", 1, 0, (void *)&address,
+		       sizeof(address));
+		usleep(1000);
+	}
+	for (i = 0; i < receivers; i++)
+		pthread_join(threads[i], NULL);
+	printf("received %s, pauses %s\n", received == sent ? "all" : "not all",
+	       seen ? "yes" : "no");
+	return 0;
+}

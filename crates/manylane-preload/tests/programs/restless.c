@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Waits that return at once, and nothing is there:
+ *
+ *	restless CASE
+ *
+ * CASE: "nonblock": a descriptor is made non-blocking behind the library's
+ * back. "guest": one lane tells of what cannot be received, and a thread
+ * without a lane looks at all. "poll", "epoll": the same, and the owner of
+ * another lane waits for events.
+ *
+ * Says whether the calls of the library, and those of the program, are as many
+ * as there is time for if each but a few lasts for a slice.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FLOWS 16
+/* The longest that a wait may last, and calls that may be made in such a time:
+ * some that are cut short, before one that is not, by each of three threads. */
+#define SLICE 20000000L
+#define CALLS 300
+
+static int server, clients[FLOWS];
+static struct sockaddr_in address;
+static _Atomic unsigned received[2], total, hold, held;
+static _Atomic unsigned long turns;
+static const char *pattern;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+	struct pollfd at = { .fd = server, .events = POLLIN };
+	struct epoll_event event = { .events = EPOLLIN };
+	int epoll = -1, waits = nth == 1 && strcmp(pattern, "guest") &&
+				strcmp(pattern, "nonblock");
+
+	if (waits && !strcmp(pattern, "epoll")) {
+		epoll = epoll_create1(0);
+		epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
+	}
+	for (;;) {
+		char byte;
+
+		if (waits && epoll < 0)
+			poll(&at, 1, -1);
+		if (waits && epoll >= 0)
+			epoll_wait(epoll, &event, 1, -1);
+		turns++;
+		if (recv(server, &byte, 1, waits ? MSG_DONTWAIT : 0) < 1)
+			continue;
+		received[nth]++;
+		total++;
+		if (hold && nth == 0) {
+			held = 1;
+			for (;;)
+				pause();
+		}
+	}
+	return NULL;
+}
+
+static void *guest(void *arg)
+{
+	char byte;
+
+	recv(server, &byte, 1, 0);
+	return arg;
+}
+
+static void burst(void)
+{
+	unsigned want = total + FLOWS;
+	int i;
+
+	for (i = 0; i < FLOWS; i++)
+		if (sendto(clients[i], "x", 1, 0, (void *)&address,
+			   sizeof(address)) != 1)
+			perror("sendto");
+	while (total < want && !held)
+		usleep(50);
+}
+
+static long now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+int main(int argc, char **argv)
+{
+	_Atomic unsigned long *calls = dlsym(RTLD_DEFAULT, "counted_calls");
+	pthread_t thread;
+	socklen_t len = sizeof(address);
+	unsigned long calls_before, turns_before, most;
+	long start;
+	int i;
+
+	if (argc < 2 || !calls)
+		return 2;
+	pattern = argv[1];
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	server = socket(AF_INET, SOCK_DGRAM, 0);
+	address.sin_family = AF_INET;
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
+		return 1;
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	/* The first one keeps the program's own socket. */
+	for (i = 0; i < 2; i++) {
+		pthread_create(&thread, NULL, worker, (void *)(unsigned long)i);
+		while (!received[i])
+			burst();
+	}
+	for (i = 0; i < 100 || received[0] < 50 || received[1] < 50; i++)
+		burst();
+	if (strcmp(pattern, "nonblock")) {
+		hold = 1;
+		while (!held)
+			burst();
+		/* What is left in the lane of who is away. */
+		usleep(200000);
+		syscall(SYS_shutdown, server, SHUT_RD);
+	} else {
+		syscall(SYS_fcntl, server, F_SETFL, O_RDWR | O_NONBLOCK);
+	}
+	if (!strcmp(pattern, "guest"))
+		pthread_create(&thread, NULL, guest, NULL);
+	start = now();
+	calls_before = *calls;
+	turns_before = turns;
+	usleep(1000000);
+	most = ((now() - start) / SLICE + 1) * CALLS;
+	printf("waits: %s\n", *calls - calls_before < most ? "yes" : "no");
+	printf("turns: %s\n",
+	       turns - turns_before < most / CALLS * 3 ? "yes" : "no");
+	fprintf(stderr, "%s: %lu calls, %lu turns\n", pattern,
+		*calls - calls_before, turns - turns_before);
+	return 0;
+}

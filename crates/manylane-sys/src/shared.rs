@@ -1,0 +1,142 @@
+//! Memory that processes share by passing a file without a name: of fixed size, zeroed, made of atomics.
+
+use std::ffi::CStr;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use crate::check;
+
+/// Types whose values may lie in memory that other processes write.
+///
+/// # Safety
+/// Every field is an atomic integer, or an array or struct of such: any bytes are a value, and others may write it at any
+/// time.
+pub unsafe trait Atomics: Sized + Sync {}
+
+/// Makes a file of `bytes` zeroes without a name, which cannot become shorter or longer (`memfd_create(2)`, Linux 3.17).
+///
+/// # Errors
+/// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit.
+pub fn file(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
+    // SAFETY: the name is terminated and lives across the call.
+    let raw =
+        check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
+    // SAFETY: the descriptor is new and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    let len = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
+    // Now, with an error, and not later with a signal, if there is no memory.
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, len) })?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    Ok(fd)
+}
+
+/// Some bytes of a file, mapped shared until this is dropped.
+#[derive(Debug)]
+pub struct Bytes {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory, of which this value hands out nothing but its address.
+unsafe impl Send for Bytes {}
+// SAFETY: as above.
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    /// Maps all of `fd`, which [`file`] made in whatever process, and which has to have `len` bytes.
+    ///
+    /// # Errors
+    /// `InvalidData` if it has not, or could become shorter; what `mmap(2)` reports.
+    pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "shared memory of another size");
+        // SAFETY: takes no pointer.
+        let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
+        // SAFETY: plain integers, of which all zeroes is a value.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes `stat`, which lives across the call.
+        check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
+        if seals & libc::F_SEAL_SHRINK == 0 || len == 0 || usize::try_from(stat.st_size) != Ok(len) {
+            return Err(wrong());
+        }
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(wrong)?;
+        Ok(Self { base, len })
+    }
+
+    /// Where they start: at a page.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// How many there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mmap in `map`; nothing borrowed from `self` outlives it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// One value in memory that processes share.
+#[derive(Debug)]
+pub struct Shared<T> {
+    bytes: Bytes,
+    value: PhantomData<T>,
+}
+
+impl<T: Atomics> Shared<T> {
+    /// Makes one, all zero, and the file by which others [`open`](Self::open) it.
+    ///
+    /// # Errors
+    /// What [`file`] and [`Bytes::map`] report.
+    pub fn create(name: &CStr) -> io::Result<(Self, OwnedFd)> {
+        let fd = file(name, size_of::<T>())?;
+        let this = Self::open(std::os::fd::AsFd::as_fd(&fd))?;
+        Ok((this, fd))
+    }
+
+    /// Opens what another process made.
+    ///
+    /// # Errors
+    /// What [`Bytes::map`] reports.
+    pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        const { assert!(align_of::<T>() <= 4096) };
+        Ok(Self { bytes: Bytes::map(fd, size_of::<T>())?, value: PhantomData })
+    }
+}
+
+impl<T: Atomics> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: as many bytes as a T has are mapped as long as `self`, aligned to a page, from a file that cannot become
+        // shorter; any bytes are a T, and whoever else writes to them does what atomics allow (`Atomics`).
+        unsafe { &*self.bytes.as_ptr().cast::<T>() }
+    }
+}

@@ -1,0 +1,335 @@
+//! A queue that another process has opened, used by any thread of any process that has it.
+//!
+//! All that is known of it is in memory that they share: the kernel's four rings, which hold their own counters, and
+//! [`Control`]: the lock, and the frames that are free to send from. Nothing is remembered elsewhere. So it does not matter who
+//! takes the next packet, or whether who took the last one still lives.
+//!
+//! | who | may |
+//! |---|---|
+//! | anybody | see whether packets wait ([`Borrowed::has_received`]), and tell the kernel to send ([`Borrowed::kick`]) |
+//! | who has the lock ([`Held`]) | take packets, write one into a free frame, put it into the send ring |
+//!
+//! A process that is killed with the lock is found out by who wants it next, and loses it. Each step is ordered so that this
+//! costs a frame at most: a packet leaves the receive ring before its frame goes to the fill ring, a frame leaves the free ones
+//! before it goes into the send ring. A signal handler that meets its own thread's lock finds nothing here.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use libc::xdp_desc;
+
+use super::core::Bell as _;
+use super::lent::{FRAME, size_of_memory};
+use super::outgoing::METADATA;
+use super::ring::{Consumer, Producer};
+use super::socket::{AllRings, Maps, Socket};
+use crate::lend::Terms;
+use crate::shared::{Atomics, Bytes};
+
+/// Frames of the largest memory.
+pub(super) const MOST_FRAMES: usize = 1 << 14;
+
+/// Tries to get the lock, each with the processor given away, before it is looked whether its holder lives.
+const TRIES: u32 = 200;
+/// Looks before it is given up: the holder is stopped, or waits for its turn on a busy machine.
+const LOOKS: u32 = 20;
+
+/// Bytes of a frame before what is sent, which the kernel reads as what it is told of the packet (`METADATA`).
+const BEFORE: usize = 64;
+const _: () = assert!(BEFORE >= METADATA);
+
+/// Behind the frames of a queue's memory.
+#[repr(C, align(4096))]
+pub(super) struct Control {
+    /// Process (above) and thread that use the queue; 0 if none.
+    lock: AtomicU64,
+    /// Packets that nobody got: broken ones.
+    refused: AtomicU64,
+    /// How many of `free` there are.
+    free_count: AtomicU32,
+    /// Frames that are nowhere else, as numbers.
+    free: [AtomicU32; MOST_FRAMES],
+}
+
+// SAFETY: atomics and an array of such.
+unsafe impl Atomics for Control {}
+
+/// A queue of somebody else's.
+pub struct Borrowed {
+    terms: Terms,
+    socket: Socket,
+    rings: AllRings,
+    memory: Bytes,
+    #[expect(dead_code, reason = "kept for their drop, after the rings")]
+    maps: [Maps; 2],
+}
+
+// SAFETY: the memory of the rings is touched by who has the lock, which is in memory that all share, but for the counter
+// that `has_received` loads, an atomic; the socket's cell is written by nobody.
+unsafe impl Send for Borrowed {}
+// SAFETY: as above.
+unsafe impl Sync for Borrowed {}
+
+impl Borrowed {
+    /// Maps a queue that came in a [`Queue`](crate::lend::Message::Queue). The heap is not used.
+    ///
+    /// # Errors
+    /// `InvalidData` for terms that do not fit the memory; what `mmap(2)` reports.
+    pub fn open(terms: Terms, socket: OwnedFd, memory: BorrowedFd<'_>) -> io::Result<Self> {
+        let sizes = [terms.ring, terms.shared_ring];
+        let fits = sizes.iter().all(|size| size.is_power_of_two() && *size <= 1 << 16);
+        if !fits || terms.frames as usize > MOST_FRAMES {
+            return Err(io::Error::from_raw_os_error(libc::EPROTO));
+        }
+        let memory = Bytes::map(memory, size_of_memory(terms.frames))?;
+        let socket = Socket::of(socket);
+        let (rings, maps) = socket.all_rings(terms.shared_ring, terms.ring, terms.ring)?;
+        Ok(Self { terms, socket, rings, memory, maps })
+    }
+
+    /// What it is like.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub(super) fn control(&self) -> &Control {
+        // SAFETY: the memory is as long as `size_of_memory` says, which is that of all frames, a multiple of a page, and of
+        // one Control behind them; it stays mapped as long as `self`, and a Control is made of atomics.
+        unsafe { &*self.memory.as_ptr().add(self.terms.frames as usize * FRAME as usize).cast::<Control>() }
+    }
+
+    /// Whether packets wait to be taken.
+    #[must_use]
+    #[inline]
+    pub fn has_received(&self) -> bool {
+        !Consumer::resume(self.rings.rx).is_empty()
+    }
+
+    /// Packets that nobody got, of all who share the queue: broken ones.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.control().refused.load(Ordering::Relaxed)
+    }
+
+    /// Whether packets wait to be sent, and the kernel may not have been told.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        // Both counters are atomics, and wrong for a moment only.
+        Producer::resume(self.rings.tx).waiting() > 0
+    }
+
+    /// A number that changes when something is sent.
+    #[must_use]
+    pub fn progress(&self) -> u32 {
+        Producer::resume(self.rings.tx).put_so_far()
+    }
+
+    /// The queue for the caller alone, whose process (above) and thread `who` is; `is_gone` says of a process whether it
+    /// lives no more. None if somebody else keeps it for long, or the caller's own thread has it already.
+    #[inline]
+    pub fn lock(&self, who: u64, is_gone: impl Fn(u32) -> bool) -> Option<Held<'_>> {
+        let lock = &self.control().lock;
+        match lock.compare_exchange(0, who, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(Held::new(self)),
+            Err(holder) => self.wait_for_lock(who, holder, is_gone),
+        }
+    }
+
+    #[cold]
+    fn wait_for_lock(&self, who: u64, holder: u64, is_gone: impl Fn(u32) -> bool) -> Option<Held<'_>> {
+        if holder == who {
+            return None;
+        }
+        let lock = &self.control().lock;
+        for _ in 0..LOOKS {
+            for _ in 0..TRIES {
+                if lock.compare_exchange(0, who, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    return Some(Held::new(self));
+                }
+                std::thread::yield_now();
+            }
+            let holder = lock.load(Ordering::Relaxed);
+            if holder != 0
+                && is_gone((holder >> 32) as u32)
+                && lock.compare_exchange(holder, who, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return Some(Held::new(self));
+            }
+        }
+        None
+    }
+
+    /// Has the kernel send what is in the send ring. An error means that the device is gone, and all that there is with it.
+    pub fn kick(&self) {
+        let mut tx = Producer::resume(self.rings.tx);
+        if self.socket.is_zero_copy() && tx.wants_wakeup() == Some(false) {
+            return;
+        }
+        // Each call sends what it has a budget for; what a full device leaves goes with the next packet, or with a look of
+        // the lender's.
+        let mut before = tx.waiting();
+        for _ in 0..4 {
+            if before == 0 || self.socket.send().is_err() {
+                return;
+            }
+            let left = tx.waiting();
+            if left >= before {
+                return;
+            }
+            before = left;
+        }
+    }
+
+    /// All frames are free to be received into or sent from; once, before anybody else has the queue.
+    pub(super) fn found(&self, filled: u32) {
+        let control = self.control();
+        let mut fill = Producer::resume(self.rings.fill);
+        for frame in 0..self.terms.frames {
+            if frame < filled && fill.put(u64::from(frame) * u64::from(FRAME)) {
+                continue;
+            }
+            let count = control.free_count.load(Ordering::Relaxed);
+            control.free[count as usize].store(frame, Ordering::Relaxed);
+            control.free_count.store(count + 1, Ordering::Relaxed);
+        }
+        fill.publish();
+    }
+}
+
+impl AsFd for Borrowed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A queue that the caller has for itself, for some hundred nanoseconds: no system call is made with it.
+pub struct Held<'a> {
+    queue: &'a Borrowed,
+    rx: Consumer<xdp_desc>,
+}
+
+impl<'a> Held<'a> {
+    #[inline]
+    fn new(queue: &'a Borrowed) -> Self {
+        Self { queue, rx: Consumer::resume(queue.rings.rx) }
+    }
+
+    /// The packet that has waited longest; it stays where it is.
+    #[inline]
+    pub fn first(&mut self) -> Option<&[u8]> {
+        loop {
+            let desc = self.rx.take()?;
+            let (addr, len) = (desc.addr as usize, desc.len as usize);
+            let room = FRAME as usize - addr % FRAME as usize;
+            let frames = self.queue.terms.frames as usize * FRAME as usize;
+            if addr < frames && len <= room && desc.options == 0 {
+                self.rx.put_back(1);
+                // SAFETY: the bytes are within one frame of the memory (just checked), which stays mapped as long as the
+                // queue is borrowed. The kernel has written them before it put the descriptor in, and writes to the frame
+                // again only after `pass` has given it back, which needs this slice to be gone. Any bytes are values.
+                return Some(unsafe {
+                    std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len)
+                });
+            }
+            // No frame of ours, or one of several pieces, which were not asked for.
+            self.rx.release();
+            self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
+            if addr < frames {
+                self.give_back(addr);
+            }
+        }
+    }
+
+    /// The packet that has waited longest is done with: its frame may be received into again.
+    #[inline]
+    pub fn pass(&mut self) {
+        let Some(desc) = self.rx.take() else { return };
+        self.rx.release();
+        self.give_back(desc.addr as usize);
+    }
+
+    /// As [`pass`](Self::pass), for a packet that nobody gets, which is counted.
+    pub fn refuse(&mut self) {
+        self.queue.control().refused.fetch_add(1, Ordering::Relaxed);
+        self.pass();
+    }
+
+    /// Gives the frame that `addr` lies in to the kernel, or to the free ones where the fill ring is full.
+    fn give_back(&mut self, addr: usize) {
+        let frame = addr / FRAME as usize;
+        let mut fill = Producer::resume(self.queue.rings.fill);
+        if fill.put((frame * FRAME as usize) as u64) {
+            fill.publish();
+            if self.queue.socket.is_zero_copy() && fill.wants_wakeup() == Some(true) {
+                self.queue.socket.receive();
+            }
+        } else {
+            self.put_free(frame as u32);
+        }
+    }
+
+    fn put_free(&mut self, frame: u32) {
+        let control = self.queue.control();
+        let count = control.free_count.load(Ordering::Relaxed);
+        if let Some(place) = control.free.get(count as usize) {
+            place.store(frame, Ordering::Relaxed);
+            control.free_count.store(count + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Has `write` fill a free frame and say how long it became, and puts it into the send ring. False, and nothing is sent, if
+    /// it says nothing, or if there is no frame or no room. The kernel has to be [told](Borrowed::kick).
+    #[inline]
+    pub fn send(&mut self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
+        let Some(frame) = self.take_free() else { return false };
+        let addr = frame as usize * FRAME as usize + BEFORE;
+        // SAFETY: a free frame is in no ring, and who has the lock is the only one with a way to it: the slice is the only
+        // one, and ends before the frame goes anywhere. `take_free` has checked that it lies in the memory.
+        let room = unsafe {
+            std::slice::from_raw_parts_mut(self.queue.memory.as_ptr().add(addr), FRAME as usize - BEFORE)
+        };
+        let len = write(room).filter(|len| (1..=FRAME as usize - BEFORE).contains(len));
+        let mut tx = Producer::resume(self.queue.rings.tx);
+        if let Some(len) = len
+            && tx.put(xdp_desc { addr: addr as u64, len: len as u32, options: 0 })
+        {
+            tx.publish();
+            return true;
+        }
+        self.put_free(frame);
+        false
+    }
+
+    /// A frame that is free, of those that were sent if there is no other.
+    fn take_free(&mut self) -> Option<u32> {
+        let control = self.queue.control();
+        let few = control.free_count.load(Ordering::Relaxed) == 0;
+        if few {
+            let mut sent = Consumer::resume(self.queue.rings.completion);
+            let mut back = 0;
+            while back < self.queue.terms.shared_ring
+                && let Some(addr) = sent.take()
+            {
+                back += 1;
+                // Released first: a frame that is forgotten does no harm, one that is twice there does.
+                sent.release();
+                let frame = (addr / u64::from(FRAME)) as u32;
+                if frame < self.queue.terms.frames {
+                    self.put_free(frame);
+                }
+            }
+        }
+        let count = control.free_count.load(Ordering::Relaxed).checked_sub(1)?;
+        let frame = control.free.get(count as usize)?.load(Ordering::Relaxed);
+        control.free_count.store(count, Ordering::Relaxed);
+        (frame < self.queue.terms.frames).then_some(frame)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.queue.control().lock.store(0, Ordering::Release);
+    }
+}
