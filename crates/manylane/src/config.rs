@@ -28,7 +28,8 @@ pub enum Engine {
     Mmsg,
     /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are registered once; replies as with
     /// [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does not forbid io_uring; where it is not to be had,
-    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why.
+    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why. [`Engine::Auto`] never chooses it: where it wins was not
+    /// measured yet.
     Uring,
     /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
     /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.9.

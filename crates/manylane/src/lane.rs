@@ -82,6 +82,7 @@ impl LaneShared {
 /// A lane can move to another thread but not be shared. As a descriptor ([`AsFd`]) it can wait in an epoll of
 /// the application; level-triggered readiness means that [`recv`](Self::recv) brings something. Take it out of
 /// that epoll before the lane is dropped: the kernel's socket may live on for the next lane, and with it the entry.
+/// The descriptor is the kernel's socket with engine `mmsg`; with `uring` and `xdp` it tells readiness and is nothing else.
 pub struct Lane {
     shared: Arc<Shared>,
     me: Arc<LaneShared>,
