@@ -6,6 +6,7 @@
 mod netns_support;
 mod xdp_support;
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 
@@ -155,8 +156,18 @@ impl<'t> Talk<'t> {
 
     /// The next frame from the server. Our own are heard, too, and what kernels tell each other.
     fn hear(&self) -> Vec<u8> {
+        // A process that was stopped for a while comes back from its wait with nothing, and waits again.
+        let mut in_vain = 0;
         loop {
-            let got = self.socket.receive().unwrap();
+            let got = match self.socket.receive() {
+                Ok(got) => got,
+                Err(err) if err.kind() == ErrorKind::Interrupted => continue,
+                Err(err) if err.kind() == ErrorKind::WouldBlock && in_vain == 0 => {
+                    in_vain += 1;
+                    continue;
+                }
+                Err(err) => panic!("no reply: {err}, {:#?}", self.serving.handle.counters()),
+            };
             let ends = Frame::parse(&got).ok().and_then(|frame| frame.endpoints());
             if ends == Some((self.serving.addr, self.from())) {
                 return got;

@@ -448,7 +448,7 @@ fn with_queues(
             return -1;
         }
     }
-    if fds[0].revents != 0 || some && looks % KERNELS_TURN == 0 {
+    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNELS_TURN) {
         queues::flush();
         found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
         if found < 0 {

@@ -183,9 +183,10 @@ impl Out {
         if self.count > PIECES || (self.count > 0 && self.pieces.is_null()) {
             return None;
         }
-        // SAFETY: the program's array of `count` pieces.
         (0..self.count).try_fold(0_usize, |sum, nth| {
-            sum.checked_add(unsafe { (*self.pieces.wrapping_add(nth)).iov_len })
+            // SAFETY: the program's array of `count` pieces.
+            let piece = unsafe { &*self.pieces.wrapping_add(nth) };
+            sum.checked_add(piece.iov_len)
         })
     }
 

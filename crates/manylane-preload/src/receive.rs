@@ -363,7 +363,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             return self.try_kernel(lane);
         }
         // Its companion has a turn, too, should the queues never be empty.
-        if self.member.beat.load(Ordering::Relaxed) % queues::TURN == 0
+        if self.member.beat.load(Ordering::Relaxed).is_multiple_of(queues::TURN)
             && let Got::Answer(answer) = self.try_kernel(lane)
         {
             return Got::Answer(answer);

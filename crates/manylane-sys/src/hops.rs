@@ -309,6 +309,7 @@ fn fold(a: u64, b: u64) -> u64 {
 }
 
 #[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod tests {
     use std::os::fd::AsFd as _;
 

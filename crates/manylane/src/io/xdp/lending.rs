@@ -203,7 +203,7 @@ impl Lender {
         };
         // Who asks waits with a bound, and takes no answer for a refusal.
         _ = match self.lend(&end, &UdpSocket::from(socket)) {
-            Ok(loan) => self.hand_over(end, loan),
+            Ok(loan) => self.hand_over(&end, loan),
             Err(err) => Message::Refused(err.raw_os_error().unwrap_or(EPROTO)).send(end.as_fd(), &[]),
         };
     }
@@ -259,7 +259,7 @@ impl Lender {
     }
 
     /// Gives the program what it needs.
-    fn hand_over(&mut self, end: OwnedFd, mut loan: Loan) -> io::Result<()> {
+    fn hand_over(&mut self, end: &OwnedFd, mut loan: Loan) -> io::Result<()> {
         let give = |lender: &Self| {
             Message::Done(loan.members.len() as u32).send(end.as_fd(), &[lender.hops_file.as_fd()])?;
             for member in &loan.members {
