@@ -19,7 +19,7 @@ pub use hands::{Got, Hands};
 pub use place::{at, at_ip, done_with, nobody, peer};
 pub use serving::Serving;
 pub use slow::Slow;
-pub use variant::{Variant, backends, need_ebpf, need_ipv6};
+pub use variant::{Variant, backends, need_ebpf, need_ipv6, need_uring};
 
 /// How long a test waits for what has to come before it says that it did not.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);

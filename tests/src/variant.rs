@@ -55,6 +55,9 @@ impl Variant {
 
     /// Runs `check` if this machine can do the variant, and says so if not.
     pub fn run(self, check: fn(&Variant)) {
+        if self.engine == Engine::Uring && !need_uring(self.test) {
+            return;
+        }
         if self.is_xdp() {
             let by_xdp = self.run_in_testbed(check);
             assert_ne!(by_xdp, Some(0), "nothing came past the kernel's stack");
@@ -107,6 +110,18 @@ macro_rules! on_every_variant {
                     kernel_no_gro: false, true, Kernel;
                     kernel_no_gso: true, false, Kernel;
                     kernel_no_gro_no_gso: false, false, Kernel;
+                );
+            }
+        )*}
+
+        // Steering and sending are those of the engine above.
+        mod loopback_uring {$(
+            mod $name {
+                $crate::on_every_variant!(@tests $name, Uring, ("loopback_uring", run, 0, false),
+                    ebpf: true, true, Ebpf;
+                    ebpf_no_gro: false, true, Ebpf;
+                    classic_no_gro_no_gso: false, false, ClassicBpf;
+                    kernel: true, true, Kernel;
                 );
             }
         )*}
@@ -169,6 +184,14 @@ macro_rules! on_every_engine {
             }
         )*}
 
+        mod loopback_by_uring {$(
+            #[test]
+            fn $name() {
+                let test = concat!("loopback_by_uring::", stringify!($name));
+                $crate::Variant::of(test, manylane::Engine::Uring, 0).run(super::every_engine::$name);
+            }
+        )*}
+
         mod netns_by_xdp {$(
             #[test]
             fn $name() {
@@ -200,6 +223,15 @@ pub fn need_ebpf(test: &str) -> bool {
     match probe().ebpf {
         Ok(()) => true,
         Err(err) => skip::need(test, false, &format!("no steering by eBPF: {err}")),
+    }
+}
+
+/// Whether io_uring can be had here; tells the skip of `test` if not.
+#[must_use]
+pub fn need_uring(test: &str) -> bool {
+    match probe().uring {
+        Ok(()) => true,
+        Err(err) => skip::need_unless_forced(test, false, Forced::Kernel, &format!("no io_uring: {err}")),
     }
 }
 

@@ -4,17 +4,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
-use manylane::{Builder, Steering};
-use manylane_tests::backends;
+use manylane::{Builder, Engine, Steering};
 use manylane_tests::held::{self, open_files};
+use manylane_tests::{backends, need_uring};
 
 #[test]
 fn loopback_a_dropped_socket_frees_port_and_descriptors() {
-    let by = backends("loopback_a_dropped_socket_frees_port_and_descriptors", &[Ebpf, ClassicBpf, Kernel]);
-    for (by, steering) in by.iter().flat_map(|by| [(*by, Steering::Flow), (*by, Steering::LeastLoaded)]) {
+    const TEST: &str = "loopback_a_dropped_socket_frees_port_and_descriptors";
+    let by = backends(TEST, &[Ebpf, ClassicBpf, Kernel]);
+    let by: Vec<_> = by.iter().flat_map(|by| [(*by, Steering::Flow), (*by, Steering::LeastLoaded)]).collect();
+    let engines = [Engine::Mmsg, Engine::Uring];
+    let engines = engines.into_iter().filter(|engine| *engine == Engine::Mmsg || need_uring(TEST));
+    for (engine, (by, steering)) in engines.flat_map(|engine| by.iter().map(move |by| (engine, *by))) {
         let before = open_files();
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
-        builder.lanes(3).steering(steering).steering_by(by);
+        builder.engine(engine).lanes(3).steering(steering).steering_by(by);
 
         held::dropped_as_they_are(builder.open().unwrap(), builder.open().unwrap(), |there| match there {
             true => assert!(open_files().len() >= before.len() + 6),

@@ -3,19 +3,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use manylane::SteeringBy::{ClassicBpf, Ebpf};
-use manylane::{Builder, LaneId, Steering, SteeringBy, key_hash};
-use manylane_tests::{Client, Hands, PATIENCE, Slow, backends};
+use manylane::{Builder, Engine, LaneId, Steering, SteeringBy, key_hash};
+use manylane_tests::{Client, Hands, PATIENCE, Slow, backends, need_uring};
 
 const KEY: Steering = Steering::Key { offset: 0, len: 4 };
 
-fn builder(by: SteeringBy, stealing: bool) -> Builder {
+fn builder((engine, by): (Engine, SteeringBy), stealing: bool) -> Builder {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
-    builder.lanes(2).steering(KEY).steering_by(by).stealing(stealing);
+    builder.engine(engine).lanes(2).steering(KEY).steering_by(by).stealing(stealing);
     builder
 }
 
 /// A key for each of the two lanes of such a socket: they share the buckets in the same way each time.
-fn keys(by: SteeringBy) -> [[u8; 4]; 2] {
+fn keys(by: (Engine, SteeringBy)) -> [[u8; 4]; 2] {
     let mut hands = Hands::new(builder(by, false).open().unwrap());
     let client = Client::to(hands.addr());
     let mut keys = [None; 2];
@@ -32,8 +32,17 @@ fn keys(by: SteeringBy) -> [[u8; 4]; 2] {
     unreachable!("some key falls on each lane")
 }
 
+/// Each engine with each means of steering that can be had here.
+fn variants(test: &str) -> Vec<(Engine, SteeringBy)> {
+    let engines = [Engine::Mmsg, Engine::Uring]
+        .into_iter()
+        .filter(|engine| *engine == Engine::Mmsg || need_uring(test));
+    let by = backends(test, &[Ebpf, ClassicBpf]);
+    engines.flat_map(|engine| by.iter().map(move |by| (engine, *by)).collect::<Vec<_>>()).collect()
+}
+
 /// A server of two lanes, of which the first is slow: it, and with the last byte of each datagram what is handled.
-fn serve(by: SteeringBy, stealing: bool) -> (LaneId, Slow<u8>) {
+fn serve(by: (Engine, SteeringBy), stealing: bool) -> (LaneId, Slow<u8>) {
     let socket = builder(by, stealing).open().unwrap();
     let slow = socket.handle().lane_ids()[0];
     (slow, Slow::start(socket, slow, |payload| payload[4]))
@@ -41,7 +50,7 @@ fn serve(by: SteeringBy, stealing: bool) -> (LaneId, Slow<u8>) {
 
 #[test]
 fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
-    for by in backends("loopback_stealing_empties_the_queue_of_a_slow_lane", &[Ebpf, ClassicBpf]) {
+    for by in variants("loopback_stealing_empties_the_queue_of_a_slow_lane") {
         let [key, _] = keys(by);
         let (slow, Slow { serving, entered, release, handled }) = serve(by, true);
         let client = Client::to(serving.addr);
@@ -70,7 +79,7 @@ fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
         seen.sort_unstable();
         let first = seen.first().unwrap().0;
         assert_ne!(first, slow);
-        assert!(seen.iter().copied().eq((1..=100).map(|number| (first, number))), "{by}: {seen:?}");
+        assert!(seen.iter().copied().eq((1..=100).map(|number| (first, number))), "{by:?}: {seen:?}");
         drop(release);
         assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, 0));
         let counters = serving.stop().unwrap();
@@ -82,7 +91,7 @@ fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
 
 #[test]
 fn loopback_without_stealing_a_slow_lane_keeps_its_queue() {
-    for by in backends("loopback_without_stealing_a_slow_lane_keeps_its_queue", &[Ebpf, ClassicBpf]) {
+    for by in variants("loopback_without_stealing_a_slow_lane_keeps_its_queue") {
         let [key, other] = keys(by);
         let (slow, Slow { serving, entered, release, handled }) = serve(by, false);
         let client = Client::to(serving.addr);
@@ -93,7 +102,7 @@ fn loopback_without_stealing_a_slow_lane_keeps_its_queue() {
             send(key, number);
             send(other, 100 + number);
             let (lane, what) = handled.recv_timeout(PATIENCE).unwrap();
-            assert!(lane != slow && what == 100 + number, "{by}");
+            assert!(lane != slow && what == 100 + number, "{by:?}");
         }
         assert!(handled.try_recv().is_err());
         drop(release);

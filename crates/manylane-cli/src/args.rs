@@ -61,7 +61,7 @@ pub(crate) struct EchoArgs {
     /// Lanes [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) lanes: Option<usize>,
-    /// How lanes talk to the kernel: mmsg, xdp (frames past the kernel's stack; needs root), or auto: xdp on the devices of
+    /// How lanes talk to the kernel: mmsg, uring (io_uring; else mmsg), xdp (frames past the kernel's stack; needs root), or auto: xdp on the devices of
     /// --xdp-device where that works, else mmsg
     #[arg(long, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,

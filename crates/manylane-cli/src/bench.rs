@@ -71,8 +71,12 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE } else { SAMPLE });
     let mut setup = place(&args.place, &args.common, args.interfaces)?;
     let has_device = !setup.device_names().is_empty();
-    // A quick run has no time for all, and loopback has no device to take frames from.
-    let left_out = |kind: &Kind| kind.needs_device() && (args.quick || !has_device);
+    // A quick run has no time for all, and loopback has no device to take frames from; io_uring may be forbidden.
+    let has_uring = manylane::probe().uring.is_ok();
+    let left_out = |kind: &Kind| {
+        let is_possible = (has_device || !kind.needs_device()) && (has_uring || !kind.needs_uring());
+        !is_possible || (args.quick && (kind.needs_device() || kind.needs_uring()))
+    };
     let usual: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !left_out(kind)).collect();
     let receivers = or_all(&args.receivers, &usual);
     if let Some(kind) = receivers.iter().find(|kind| kind.needs_device() && !has_device) {

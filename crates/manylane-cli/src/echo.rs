@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use manylane::{Batch, Builder, Counters, Handle, LaneCounters, Outbox, Socket};
+use manylane::{Batch, Builder, Counters, Engine, Handle, LaneCounters, Outbox, Socket};
 use manylane_testbed::report::number;
 use manylane_testbed::schema::{Document, ECHO};
 use serde::Serialize;
@@ -153,7 +153,10 @@ struct Settings {
     addr: String,
     lanes: usize,
     engine: String,
-    /// Why it is not xdp, where that was hoped for.
+    /// The engine that was hoped for, where one was.
+    #[serde(skip)]
+    hoped: &'static str,
+    /// Why it is not the one that was hoped for.
     engine_why: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
@@ -179,6 +182,7 @@ impl Settings {
             addr: socket.local_addr().to_string(),
             lanes: socket.lane_count(),
             engine: socket.engine().to_string(),
+            hoped: if args.engine == Engine::Uring { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
@@ -198,7 +202,7 @@ impl Settings {
     fn describe(&self) -> String {
         let because = |why: &Option<String>| why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
         let engine = match &self.engine_why {
-            Some(why) => format!(" (not xdp: {why})"),
+            Some(why) => format!(" (not {}: {why})", self.hoped),
             None if self.xdp_queues.is_empty() => String::new(),
             None => format!(" (queues {})", self.xdp_queues.join(" ")),
         };
@@ -247,6 +251,8 @@ struct Row {
     malformed: u64,
     xsk_dropped: u64,
     sent_by_xdp: u64,
+    uring_short: u64,
+    uring_fallbacks: u64,
 }
 
 impl Row {
@@ -282,6 +288,8 @@ impl Row {
             malformed: counters.malformed,
             xsk_dropped: counters.xsk_dropped,
             sent_by_xdp: counters.sent_by_xdp,
+            uring_short: counters.uring_short,
+            uring_fallbacks: counters.uring_fallbacks,
         }
     }
 }

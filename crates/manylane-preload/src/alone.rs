@@ -34,6 +34,8 @@ const PLACES: usize = 1024;
 pub(crate) struct Place {
     /// The thread pointer of the one receiver; 0 if nobody may.
     thread: AtomicUsize,
+    /// Of which socket.
+    sock: AtomicPtr<Sock>,
     member: AtomicPtr<Member>,
     /// Where it is counted; null if nowhere.
     slot: AtomicPtr<Receiver>,
@@ -42,6 +44,7 @@ pub(crate) struct Place {
 static ALL: [Place; PLACES] = [const {
     Place {
         thread: AtomicUsize::new(0),
+        sock: AtomicPtr::new(ptr::null_mut()),
         member: AtomicPtr::new(ptr::null_mut()),
         slot: AtomicPtr::new(ptr::null_mut()),
     }
@@ -78,7 +81,9 @@ pub(crate) fn find(fd: c_int) -> Option<&'static Place> {
 /// The place of a descriptor of `sock`, if the calling thread may go straight through.
 #[inline]
 pub(crate) fn of(sock: &Sock) -> Option<&'static Place> {
-    find(sock.alone.load(Ordering::Relaxed) - 1)
+    let place = find(sock.alone.load(Ordering::Relaxed) - 1)?;
+    // The number may mean another socket by now, with which the thread is alone, too.
+    ptr::eq(place.sock.load(Ordering::Relaxed), sock).then_some(place)
 }
 
 impl Place {
@@ -170,6 +175,7 @@ fn give(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     }
     // One place for a socket: a program that uses two descriptors in turn goes the long way with both.
     leave(sock);
+    place.sock.store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
     place.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
     place.slot.store(report::slot_at(member), Ordering::Relaxed);
     sock.was_alone.store(1, Ordering::SeqCst);
@@ -187,7 +193,9 @@ fn give(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
 pub(crate) fn leave(sock: &Sock) {
     fence(Ordering::SeqCst);
     let fd = sock.alone.swap(0, Ordering::SeqCst);
-    if let Some(place) = ALL.get((fd - 1) as usize) {
+    if let Some(place) = ALL.get((fd - 1) as usize)
+        && ptr::eq(place.sock.load(Ordering::SeqCst), sock)
+    {
         place.thread.store(0, Ordering::SeqCst);
     }
 }

@@ -24,6 +24,8 @@
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
+//! | [`uring`] | io_uring: a receive that is armed once, buffers that are registered once |
+//! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`capture`] | rings of frames in memory that another process looks at |
 //! | [`lend`] | what is said of queues that one process lends others |
@@ -49,11 +51,13 @@ pub mod netns;
 pub mod packet;
 pub mod process;
 pub mod raw_xsk;
+pub mod seccomp;
 pub mod shared;
 pub mod shim;
 pub mod signal;
 pub mod sock;
 pub mod tick;
+pub mod uring;
 pub mod volley;
 pub mod xsk;
 

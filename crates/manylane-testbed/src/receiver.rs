@@ -24,6 +24,10 @@ pub enum Kind {
     ReuseportGro,
     /// Ours: lanes of the engine `mmsg`.
     LaneMmsg,
+    /// A socket for each thread by `SO_REUSEPORT`, and a receive by io_uring that is armed once.
+    UringPlain,
+    /// Ours: lanes of the engine `uring`.
+    LaneUring,
     /// A minimal loop over raw AF_XDP rings. Testbed only.
     XskRaw,
     /// Ours: lanes of the engine `xdp`. Testbed only.
@@ -32,12 +36,14 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, baselines first.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::SocketRecvfrom,
         Self::SocketRecvmmsg,
         Self::ReuseportRecvmmsg,
         Self::ReuseportGro,
         Self::LaneMmsg,
+        Self::UringPlain,
+        Self::LaneUring,
         Self::XskRaw,
         Self::LaneXdp,
     ];
@@ -50,6 +56,8 @@ impl Kind {
             Self::ReuseportRecvmmsg => "reuseport/recvmmsg",
             Self::ReuseportGro => "reuseport/gro",
             Self::LaneMmsg => "lane/mmsg",
+            Self::UringPlain => "uring/plain",
+            Self::LaneUring => "lane/uring",
             Self::XskRaw => "xsk/raw",
             Self::LaneXdp => "lane/xdp",
         }
@@ -57,22 +65,25 @@ impl Kind {
 
     /// True for what this project makes, false for what it is compared with.
     pub const fn is_ours(self) -> bool {
-        matches!(self, Self::LaneMmsg | Self::LaneXdp)
+        matches!(self, Self::LaneMmsg | Self::LaneUring | Self::LaneXdp)
     }
 
     /// Receive queues that it has with so many threads.
     pub const fn lanes(self, threads: usize) -> usize {
         match self {
             Self::SocketRecvfrom | Self::SocketRecvmmsg => 1,
-            Self::ReuseportRecvmmsg | Self::ReuseportGro | Self::LaneMmsg | Self::XskRaw | Self::LaneXdp => {
-                threads
-            }
+            _ => threads,
         }
     }
 
     /// Whether it takes frames from a device, so that there has to be one: not on loopback.
     pub const fn needs_device(self) -> bool {
         matches!(self, Self::XskRaw | Self::LaneXdp)
+    }
+
+    /// Whether it receives by io_uring, which a system may not have or forbid.
+    pub const fn needs_uring(self) -> bool {
+        matches!(self, Self::UringPlain | Self::LaneUring)
     }
 
     /// Starts it in the network namespace of the calling thread.
@@ -86,6 +97,8 @@ impl Kind {
             Self::ReuseportRecvmmsg => baseline::recvmmsg::reuseport(options),
             Self::ReuseportGro => baseline::recvmmsg::gro(options),
             Self::LaneMmsg => baseline::lane::start(options, Engine::Mmsg),
+            Self::UringPlain => baseline::uring::start(options),
+            Self::LaneUring => baseline::lane::start(options, Engine::Uring),
             Self::XskRaw => baseline::xsk_raw::start(options),
             Self::LaneXdp => baseline::lane::start(options, Engine::Xdp),
         }

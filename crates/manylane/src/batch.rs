@@ -9,8 +9,9 @@ use std::time::SystemTime;
 
 use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::control::Ancillary;
-use manylane_sys::mmsg::{Message, RecvRing};
+use manylane_sys::mmsg::Message;
 
+use crate::io::Messages;
 use crate::io::xdp::{Frames, Meta};
 
 /// Explicit congestion notification: the two low bits of the type of service (RFC 3168, section 5).
@@ -54,8 +55,8 @@ pub struct Batch<'a> {
 /// Where the bytes of a batch are.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
-    /// In the buffers of a ring of messages, with what the kernel said of each that has control messages.
-    Messages(&'a RecvRing, &'a [Ancillary]),
+    /// In buffers of a kernel socket, with what the kernel said of each message that has control messages.
+    Messages(Messages<'a>, &'a [Ancillary]),
     /// In frames of a queue.
     Frames(Frames<'a>),
 }

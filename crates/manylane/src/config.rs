@@ -9,6 +9,7 @@ use manylane_bpf::abi;
 use manylane_sys::linger;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::uring;
 use crate::placement::Placement;
 use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};
@@ -25,6 +26,11 @@ pub enum Engine {
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
     Mmsg,
+    /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are registered once; replies as with
+    /// [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does not forbid io_uring; where it is not to be had,
+    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why. [`Engine::Auto`] never chooses it: where it wins was not
+    /// measured yet.
+    Uring,
     /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
     /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.9.
     Xdp,
@@ -35,6 +41,7 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Self::Auto => "auto",
             Self::Mmsg => "mmsg",
+            Self::Uring => "uring",
             Self::Xdp => "xdp",
         })
     }
@@ -47,8 +54,12 @@ impl FromStr for Engine {
         match text {
             "auto" => Ok(Self::Auto),
             "mmsg" => Ok(Self::Mmsg),
+            "uring" => Ok(Self::Uring),
             "xdp" => Ok(Self::Xdp),
-            _ => Err(Error::new(ErrorKind::Config, format!("engine {text:?} is none of auto, mmsg, xdp"))),
+            _ => Err(Error::new(
+                ErrorKind::Config,
+                format!("engine {text:?} is none of auto, mmsg, uring, xdp"),
+            )),
         }
     }
 }
@@ -89,6 +100,7 @@ pub struct Builder {
     stealing: bool,
     linger: Option<Duration>,
     busy_poll: Duration,
+    uring_buffers: Option<usize>,
     xdp: XdpOptions,
 }
 
@@ -125,6 +137,7 @@ impl Builder {
             stealing: false,
             linger: None,
             busy_poll: Duration::ZERO,
+            uring_buffers: None,
             xdp: XdpOptions::default(),
         })
     }
@@ -252,6 +265,15 @@ impl Builder {
         self
     }
 
+    /// Engine `uring`: buffers that each lane has to begin with, each for a [datagram](Self::datagram_size), or for a train
+    /// with GRO. Whenever they turn out to be too few ([`LaneCounters::uring_short`](crate::LaneCounters::uring_short)) there
+    /// will be twice as many, up to the default. Default: 64 more than a [batch](Self::batch) has. Memory is used as far as
+    /// it is written to: with GRO, 64 KiB each at most.
+    pub fn uring_buffers(&mut self, buffers: usize) -> &mut Self {
+        self.uring_buffers = Some(buffers);
+        self
+    }
+
     /// Engine `xdp`: takes frames with this VLAN tag, too, or with two of them, the outer one first (`802.1ad`). May be
     /// called for each VLAN. Without it, frames with tags go to the kernel. Where the driver takes tags off received
     /// frames, XDP sees none (`ethtool -K DEVICE rxvlan off` leaves them on). A reply has the tags of its request.
@@ -329,6 +351,15 @@ impl Builder {
     /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
     /// the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
+        if self.engine == Engine::Uring {
+            let config = self.check()?;
+            let Err(err) = uring::check(&config) else { return Socket::open(config) };
+            let why = err.chain();
+            let socket =
+                Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
+            log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
+            return Ok(socket);
+        }
         if self.engine != Engine::Auto || self.xdp.devices.is_none() {
             return Socket::open(self.check()?);
         }
@@ -418,7 +449,7 @@ impl Builder {
         Ok(Config {
             addr: self.addr,
             lanes: range("lanes", lanes, abi::MAX_LANES)?,
-            engine: if self.engine == Engine::Xdp { Engine::Xdp } else { Engine::Mmsg },
+            engine: if self.engine == Engine::Auto { Engine::Mmsg } else { self.engine },
             steering: self.steering,
             steering_by: if self.join_group { SteeringBy::Kernel } else { self.steering_by },
             placement: self.placement.clone(),
@@ -435,6 +466,10 @@ impl Builder {
             stealing: self.stealing,
             linger: self.linger,
             busy_poll: self.busy_poll,
+            uring_buffers: self
+                .uring_buffers
+                .map(|count| range("uring_buffers", count, 1 << 15))
+                .transpose()?,
             fallback: None,
             xdp: self.xdp.clone(),
         })
@@ -491,6 +526,7 @@ pub(crate) struct Config {
     pub(crate) stealing: bool,
     pub(crate) linger: Option<Duration>,
     pub(crate) busy_poll: Duration,
+    pub(crate) uring_buffers: Option<usize>,
     /// Why it is not the engine that was hoped for.
     pub(crate) fallback: Option<String>,
     pub(crate) xdp: XdpOptions,

@@ -39,9 +39,11 @@ pub(crate) enum Count {
     BadChecksum,
     Malformed,
     SentByXdp,
+    UringShort,
+    UringFallbacks,
 }
 
-const CELLS: usize = Count::SentByXdp as usize + 1;
+const CELLS: usize = Count::UringFallbacks as usize + 1;
 
 /// The cells of one lane, on cache lines of their own.
 ///
@@ -98,6 +100,8 @@ impl Cells {
             malformed: self.get(Count::Malformed),
             xsk_dropped: 0,
             sent_by_xdp: self.get(Count::SentByXdp),
+            uring_short: self.get(Count::UringShort),
+            uring_fallbacks: self.get(Count::UringFallbacks),
         }
     }
 }
@@ -167,6 +171,11 @@ pub struct LaneCounters {
     pub xsk_dropped: u64,
     /// Sent past the kernel's stack. The rest went through the companion socket.
     pub sent_by_xdp: u64,
+    /// How often engine `uring` had no buffer for what was there. Nothing is lost by it: it stays in the queue.
+    pub uring_short: u64,
+    /// Lanes of engine `uring` that went on with `mmsg` because io_uring failed, such as by a filter of system calls that came
+    /// later.
+    pub uring_fallbacks: u64,
 }
 
 impl LaneCounters {
@@ -229,6 +238,8 @@ impl AddAssign for LaneCounters {
         self.malformed += other.malformed;
         self.xsk_dropped += other.xsk_dropped;
         self.sent_by_xdp += other.sent_by_xdp;
+        self.uring_short += other.uring_short;
+        self.uring_fallbacks += other.uring_fallbacks;
     }
 }
 

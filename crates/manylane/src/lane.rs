@@ -16,6 +16,7 @@ use crate::batch::{Batch, Origin};
 use crate::counters::{Cells, Count, LaneCounters, LaneId};
 use crate::error::{Error, Result};
 use crate::io::mmsg::MmsgIo;
+use crate::io::uring::UringIo;
 use crate::io::xdp::XdpIo;
 use crate::io::{Capabilities, Taken};
 use crate::outbox::Outbox;
@@ -81,14 +82,17 @@ impl LaneShared {
 /// A lane can move to another thread but not be shared. As a descriptor ([`AsFd`]) it can wait in an epoll of
 /// the application; level-triggered readiness means that [`recv`](Self::recv) brings something. Take it out of
 /// that epoll before the lane is dropped: the kernel's socket may live on for the next lane, and with it the entry.
+/// The descriptor is the kernel's socket with engine `mmsg`; with `uring` and `xdp` it tells readiness and is nothing else.
 pub struct Lane {
     shared: Arc<Shared>,
     me: Arc<LaneShared>,
     io: MmsgIo,
     /// The queues of devices that the lane serves, with engine `xdp`; `io` is then its companion.
     xdp: Option<XdpIo>,
+    /// The way to receive from the kernel socket, with engine `uring`; `io` then sends, steals, and takes over if it fails.
+    uring: Option<UringIo>,
     can: Capabilities,
-    /// The receive timeout that the socket has.
+    /// The receive timeout that the socket has, or its ring.
     timeout: Option<Duration>,
     /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first word there.
     load: Option<(Arc<SharedWords>, usize)>,
@@ -108,12 +112,13 @@ impl Lane {
         shared: Arc<Shared>,
         me: Arc<LaneShared>,
         io: MmsgIo,
+        uring: Option<UringIo>,
         can: Capabilities,
         load: Option<Arc<SharedWords>>,
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
         let thief = Thief::new(if shared.config.stealing { abi::MAX_LANES } else { 0 });
-        Self { shared, me, io, xdp: None, can, timeout: None, load, thief }
+        Self { shared, me, io, xdp: None, uring, can, timeout: None, load, thief }
     }
 
     /// Gives the lane queues of devices.
@@ -181,6 +186,9 @@ impl Lane {
     pub fn sender(&mut self) -> Outbox<'_> {
         if let Some(xdp) = &mut self.xdp {
             xdp.end_batch();
+        }
+        if let Some(uring) = &mut self.uring {
+            uring.end_batch();
         }
         self.received(Taken::default()).out
     }
@@ -256,7 +264,9 @@ impl Lane {
             }
             return self.take(Wait::Never);
         }
-        if self.timeout != Some(timeout) {
+        if self.uring.is_some() {
+            self.timeout = Some(timeout);
+        } else if self.timeout != Some(timeout) {
             // Below a microsecond it would mean for ever.
             let bound = timeout.max(Duration::from_micros(1));
             sock::set_recv_timeout(self.me.fd.as_fd(), bound)
@@ -311,8 +321,19 @@ impl Lane {
     #[inline]
     fn take_from_socket(&mut self, wait: Wait) -> Result<Taken> {
         let steered = self.load.as_ref().map(|(words, base)| words.load(base + abi::LOAD_STEERED));
-        let taken = match self.io.recv(self.me.fd.as_fd(), wait) {
+        let received = match &mut self.uring {
+            Some(uring) => {
+                let wait = if wait == Wait::First { self.timeout } else { None };
+                uring.recv(self.me.fd.as_fd(), wait, &self.me.cells)
+            }
+            None => self.io.recv(self.me.fd.as_fd(), wait),
+        };
+        let taken = match received {
             Ok(taken) => taken,
+            Err(err) if self.uring.as_ref().is_some_and(UringIo::is_broken) => {
+                self.go_on_without_ring(&err);
+                return self.take_from_socket(Wait::Never);
+            }
             Err(err) => {
                 self.me.cells.add(Count::RecvErrors, 1);
                 return Err(Error::system("receiving", err));
@@ -326,6 +347,15 @@ impl Lane {
         }
         self.count(taken);
         Ok(taken)
+    }
+
+    /// io_uring has failed, with all that it had taken handed out: the socket is as good as ever.
+    #[cold]
+    fn go_on_without_ring(&mut self, err: &std::io::Error) {
+        log::warn!("lane {}: engine mmsg from now on, since io_uring fails: {err}", self.me.id);
+        self.me.cells.add(Count::UringFallbacks, 1);
+        self.uring = None;
+        self.timeout = None;
     }
 
     #[inline]
@@ -356,6 +386,9 @@ impl Lane {
             Ok(taken) => taken,
             Err(err) => return Err(Error::system("receiving for another lane", err)),
         };
+        if let Some(uring) = &mut self.uring {
+            uring.end_batch();
+        }
         self.me.cells.add(Count::Stolen, taken.datagrams as u64);
         self.count(taken);
         Ok(taken)
@@ -371,7 +404,10 @@ impl Lane {
             Some(frames) => {
                 Batch::new(Origin::Frames(frames), &self.shared.addr, taken.messages, taken.datagrams)
             }
-            None => batch,
+            None => match self.uring.as_ref().and_then(UringIo::origin) {
+                Some(origin) => Batch::new(origin, &self.shared.addr, taken.messages, taken.datagrams),
+                None => batch,
+            },
         };
         Received { batch, out: Outbox::new(ring.batch(), self.me.fd.as_fd(), &self.me.cells, v6, xdp) }
     }
@@ -381,6 +417,15 @@ impl Lane {
         if let Some(xdp) = &mut self.xdp {
             let left = xdp.discard(&self.me.cells);
             self.me.cells.add(Count::Discarded, left);
+        }
+        if let Some(mut uring) = self.uring.take() {
+            uring.end();
+            // It ends with what the ring holds; an error says that this was nothing.
+            while let Ok(taken) = uring.recv(self.me.fd.as_fd(), None, &self.me.cells)
+                && taken.messages > 0
+            {
+                self.me.cells.add(Count::Discarded, taken.datagrams as u64);
+            }
         }
         for _ in 0..DISCARD_BUDGET {
             match self.io.recv(self.me.fd.as_fd(), Wait::Never) {
@@ -395,7 +440,11 @@ impl Lane {
 
 impl AsFd for Lane {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.xdp.as_ref().map_or_else(|| self.me.fd.as_fd(), AsFd::as_fd)
+        match (&self.xdp, &self.uring) {
+            (Some(xdp), _) => xdp.as_fd(),
+            (None, Some(uring)) => uring.readiness(self.me.fd.as_fd()),
+            (None, None) => self.me.fd.as_fd(),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use manylane_sys::barrier;
 use manylane_sys::sock::{self, ClassicInsn, Flag};
 
 use crate::error::Error;
+use crate::io::uring;
 use crate::steer;
 
 /// What can be used, each with the reason if it cannot.
@@ -23,6 +24,8 @@ pub struct Probe {
     pub gro: Result<(), Error>,
     /// Sending trains of datagrams (UDP GSO).
     pub gso: Result<(), Error>,
+    /// A receive by io_uring that is armed once: what [`Engine::Uring`](crate::Engine::Uring) needs.
+    pub uring: Result<(), Error>,
     /// IPv6 sockets.
     pub ipv6: Result<(), Error>,
     /// Waiting for steering to settle by an RCU grace period (else by a pause).
@@ -52,6 +55,7 @@ pub fn probe() -> Probe {
         classic_bpf: with("SO_ATTACH_REUSEPORT_CBPF", &|fd| sock::attach_classic(fd, &first)),
         gro: with("UDP_GRO", &|fd| sock::set_flag(fd, Flag::Gro, true)),
         gso: with("UDP_SEGMENT", &|fd| if sock::supports_gso(fd) { Ok(()) } else { Err(unsupported()) }),
+        uring: uring::try_it(),
         ipv6: sock::open(&SocketAddr::from(([0; 8], 0))).map(drop).map_err(|err| Error::system("IPv6", err)),
         grace_period: barrier::grace_period().map_err(|err| Error::system("membarrier", err)),
         socket_drops: with("SO_MEMINFO", &|fd| sock::queue_state(fd).map(drop)),

@@ -22,6 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::holder;
 use crate::io::Capabilities;
 use crate::io::mmsg::{self, Join, MmsgIo};
+use crate::io::uring::UringIo;
 use crate::io::xdp::{Plane, XdpQueue};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
 use crate::placement;
@@ -149,7 +150,7 @@ impl Shared {
             }
         };
         let mut lane = self.add(&mut control, slot, fd, can)?;
-        let admitted = control.steer.admit(lane.me().slot, lane.as_fd(), lane.cpu());
+        let admitted = control.steer.admit(lane.me().slot, lane.me().fd.as_fd(), lane.cpu());
         // A lane that could not be admitted closes, for which it needs the lock.
         drop(control);
         admitted?;
@@ -180,6 +181,8 @@ impl Shared {
         can: Capabilities,
     ) -> Result<Lane> {
         let io = MmsgIo::new(&self.config, &self.addr, can)?;
+        let by_uring = self.config.engine == Engine::Uring;
+        let uring = by_uring.then(|| UringIo::new(&self.config, can)).transpose()?;
         let id = LaneId(control.next_id);
         control.next_id += 1;
         let cpu = self.cpus.get(id.0 as usize % self.cpus.len().max(1)).copied();
@@ -189,7 +192,7 @@ impl Shared {
         let me = LaneShared { id, slot, fd, cpu, cells: Cells::new(), state, drops_before, steered_before };
         let me = Arc::new(me);
         control.lanes.push(Arc::clone(&me));
-        Ok(Lane::new(Arc::clone(self), me, io, can, control.steer.load_words()))
+        Ok(Lane::new(Arc::clone(self), me, io, uring, can, control.steer.load_words()))
     }
 
     /// Whether lanes can be taken out of steering.
@@ -398,7 +401,7 @@ impl Socket {
         let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };
         let mut control = socket.shared.control();
         let first = socket.shared.add(&mut control, 0, Arc::new(first), can)?;
-        let admitted = control.steer.admit(0, first.as_fd(), first.cpu());
+        let admitted = control.steer.admit(0, first.me().fd.as_fd(), first.cpu());
         drop(control);
         admitted?;
         socket.lanes.push(first);
@@ -453,7 +456,8 @@ impl Socket {
         self.shared.config.engine
     }
 
-    /// Why engine `xdp` is not in use, where [`Engine::Auto`] had devices named for it and fell back.
+    /// Why engine `xdp` is not in use, where [`Engine::Auto`] had devices named for it and fell back; or why
+    /// [`Engine::Uring`] is not.
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()

@@ -223,7 +223,19 @@ pub struct Message<'a> {
     control: &'a [u8],
 }
 
-impl Message<'_> {
+impl<'a> Message<'a> {
+    /// One that came another way than by this ring.
+    #[inline]
+    pub(crate) fn new(
+        data: &'a [u8],
+        full_len: usize,
+        truncated: bool,
+        peer: &'a SockAddr,
+        control: &'a [u8],
+    ) -> Self {
+        Self { data, full_len, truncated, peer, control }
+    }
+
     /// Whether the kernel said anything about the message.
     #[inline]
     #[must_use]

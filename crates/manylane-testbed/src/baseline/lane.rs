@@ -1,4 +1,4 @@
-//! `lane/mmsg`, `lane/xdp`: the library, through its public interface only.
+//! `lane/mmsg`, `lane/uring`, `lane/xdp`: the library, through its public interface only.
 
 use std::hint::black_box;
 use std::net::SocketAddr;
@@ -40,6 +40,9 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
         Placement::List(options.cpus.clone())
     });
     let socket = builder.open()?;
+    if let Some(why) = socket.fallback() {
+        return Err(anyhow!("engine {engine}: {why}"));
+    }
     let (addr, handle) = (socket.local_addr(), socket.handle());
     let seats: Arc<Mutex<Vec<Arc<Seat>>>> = Arc::default();
     let known = seats.clone();

@@ -8,6 +8,7 @@ mod crew;
 pub(crate) mod lane;
 pub(crate) mod recvfrom;
 pub(crate) mod recvmmsg;
+pub(crate) mod uring;
 pub(crate) mod xsk_raw;
 
 #[cfg(test)]

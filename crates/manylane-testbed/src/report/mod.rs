@@ -179,7 +179,7 @@ fn legend(names: &[String]) -> String {
 
 /// The colour of a receiver: the first one is that of lanes, everywhere.
 fn colour(name: &str) -> usize {
-    const NAMES: [&str; 7] = [
+    const NAMES: [&str; 9] = [
         "lane/mmsg",
         "socket/recvfrom",
         "socket/recvmmsg",
@@ -187,6 +187,8 @@ fn colour(name: &str) -> usize {
         "reuseport/gro",
         "xsk/raw",
         "lane/xdp",
+        "uring/plain",
+        "lane/uring",
     ];
     NAMES.iter().position(|known| *known == name).unwrap_or(NAMES.len())
 }

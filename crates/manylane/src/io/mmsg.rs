@@ -15,8 +15,8 @@ use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
 use manylane_sys::sock::{self, Buffer, Flag};
 
-use super::{Capabilities, Taken};
-use crate::batch::{self, Batch, Origin};
+use super::{Capabilities, Messages, Taken};
+use crate::batch::{Batch, Origin};
 use crate::config::{Config, LARGEST_DATAGRAM};
 use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
 use crate::holder;
@@ -106,6 +106,11 @@ fn bind_error(addr: &SocketAddr, only_v6: bool, err: std::io::Error) -> Error {
     }
 }
 
+/// Whether the kernel says anything about the messages of a socket.
+pub(crate) fn wants_control(config: &Config, addr: &SocketAddr, can: Capabilities) -> bool {
+    can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
+}
+
 /// The rings of one lane.
 pub(crate) struct MmsgIo {
     recv: RecvRing,
@@ -116,7 +121,7 @@ pub(crate) struct MmsgIo {
 
 impl MmsgIo {
     pub(crate) fn new(config: &Config, addr: &SocketAddr, can: Capabilities) -> Result<Self> {
-        let control = can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified();
+        let control = wants_control(config, addr, can);
         // The largest datagram fits with a byte to spare, so that only what is larger counts as cut off.
         let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
         let memory = |err| Error::system("buffers of a lane", err);
@@ -130,25 +135,7 @@ impl MmsgIo {
     #[inline]
     pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> std::io::Result<Taken> {
         let messages = self.recv.recv(fd, wait)?;
-        let mut taken = Taken { messages, ..Taken::default() };
-        for index in 0..messages {
-            let message = self.recv.message(index);
-            taken.bytes += message.data.len();
-            taken.truncated += usize::from(message.truncated);
-            if !message.has_ancillary() {
-                taken.datagrams += 1;
-                continue;
-            }
-            let said = message.ancillary();
-            let datagrams = batch::datagrams_in(message.data.len(), said.segment);
-            taken.datagrams += datagrams;
-            taken.trains += usize::from(datagrams > 1);
-            // There is one for each message where there are control messages at all.
-            if let Some(place) = self.said.get_mut(index) {
-                *place = said;
-            }
-        }
-        Ok(taken)
+        Ok(Messages::Mmsg(&self.recv).look(messages, &mut self.said))
     }
 
     /// The batch that was taken last, and the ring to answer through.
@@ -157,7 +144,7 @@ impl MmsgIo {
         taken: Taken,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, &'a mut SendRing) {
-        let from = Origin::Messages(&self.recv, &self.said);
+        let from = Origin::Messages(Messages::Mmsg(&self.recv), &self.said);
         (Batch::new(from, bound, taken.messages, taken.datagrams), &mut self.send)
     }
 }

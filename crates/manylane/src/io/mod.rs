@@ -1,7 +1,14 @@
 //! Engines: how a lane talks to the kernel. One file each, with the same few operations.
 
 pub(crate) mod mmsg;
+pub(crate) mod uring;
 pub(crate) mod xdp;
+
+use manylane_sys::control::Ancillary;
+use manylane_sys::mmsg::{Message, RecvRing};
+use manylane_sys::uring::UringRecv;
+
+use crate::batch;
 
 /// What an engine on this socket can do. Nobody asks which engine it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,4 +34,48 @@ pub(crate) struct Taken {
     pub(crate) bytes: usize,
     pub(crate) truncated: usize,
     pub(crate) trains: usize,
+}
+
+/// Where messages of kernel sockets are.
+#[derive(Clone, Copy)]
+pub(crate) enum Messages<'a> {
+    /// In the buffers of a ring of headers.
+    Mmsg(&'a RecvRing),
+    /// In buffers that the kernel picked.
+    Uring(&'a UringRecv),
+}
+
+impl<'a> Messages<'a> {
+    /// Message `index` of the last receive.
+    #[inline]
+    pub(crate) fn message(self, index: usize) -> Message<'a> {
+        match self {
+            Self::Mmsg(ring) => ring.message(index),
+            Self::Uring(ring) => ring.message(index),
+        }
+    }
+
+    /// Looks at the `messages` that were received, and keeps what the kernel said of each in `said`, which has a place for
+    /// each where there are control messages at all.
+    #[inline]
+    pub(crate) fn look(self, messages: usize, said: &mut [Ancillary]) -> Taken {
+        let mut taken = Taken { messages, ..Taken::default() };
+        for index in 0..messages {
+            let message = self.message(index);
+            taken.bytes += message.data.len();
+            taken.truncated += usize::from(message.truncated);
+            if !message.has_ancillary() {
+                taken.datagrams += 1;
+                continue;
+            }
+            let ancillary = message.ancillary();
+            let datagrams = batch::datagrams_in(message.data.len(), ancillary.segment);
+            taken.datagrams += datagrams;
+            taken.trains += usize::from(datagrams > 1);
+            if let Some(place) = said.get_mut(index) {
+                *place = ancillary;
+            }
+        }
+        taken
+    }
 }

@@ -1,0 +1,273 @@
+//! The ring itself: made, owned by one thread, entered.
+//!
+//! # Order of memory
+//!
+//! Both rings are arrays with two counters that only grow (and wrap at 2^32); each side writes one and reads the other.
+//! 1. *Submissions*: the entry is written, then our counter with `Release`; the kernel loads it with `Acquire`
+//!    (`io_sqring_entries`). It reads entries only in our own call, which orders them anyway. An entry is free again when
+//!    the call says that it was submitted.
+//! 2. *Completions*: the kernel writes the entry, and before it the buffer that the entry names, then its counter with
+//!    `smp_store_release` (`io_commit_cqring`); we load that counter with `Acquire`. Who sees the counter sees entry and
+//!    buffer. We read the entry, then store our counter with `Release`; the kernel loads it with `Acquire` before it writes
+//!    the entry again (`__io_cqring_events`, control dependency in `io_cqe_cache_refill`).
+//! 3. *The flag "there is work"* is set by whoever a datagram wakes, with an atomic or, after the datagram was queued. We load it
+//!    with `Acquire`; one that we see late is seen by the next call, like a datagram that comes a moment later.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::abi::{self, Cqe, GetEventsArg, Params, Sqe, Timespec};
+
+/// Entries for submissions: a receive, or its cancellation.
+const SUBMISSIONS: u32 = 4;
+
+/// A part of the ring's file, mapped.
+struct Part {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Part {
+    fn map(fd: &OwnedFd, len: usize, offset: i64) -> io::Result<Self> {
+        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd.as_raw_fd(), offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { base, len })
+    }
+
+    /// The place `offset` bytes from the start, where `count` values of T are.
+    fn at<T>(&self, offset: u32, count: usize) -> io::Result<NonNull<T>> {
+        let offset = offset as usize;
+        if offset + count * size_of::<T>() > self.len || !offset.is_multiple_of(align_of::<T>()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an io_uring of another layout"));
+        }
+        // SAFETY: checked above to lie inside the mapping.
+        Ok(unsafe { self.base.add(offset).cast() })
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mmap in `map`; pointers into it are in the same `Ring` alone.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A ring: one thread submits to it and takes from it, and is its owner from [`enable`](Self::enable) on.
+pub(super) struct Ring {
+    sq_tail: NonNull<AtomicU32>,
+    sq_flags: NonNull<AtomicU32>,
+    sqes: NonNull<Sqe>,
+    cq_head: NonNull<AtomicU32>,
+    cq_tail: NonNull<AtomicU32>,
+    cqes: NonNull<Cqe>,
+    sq_mask: u32,
+    cq_mask: u32,
+    /// Our counters: put in, and taken out.
+    put: u32,
+    taken: u32,
+    /// Put in and not submitted yet.
+    queued: u32,
+    _parts: [Part; 2],
+    fd: OwnedFd,
+}
+
+// SAFETY: the memory belongs to this value alone on our side; that the kernel wants one thread to submit is told by an
+// error, and not a matter of memory.
+unsafe impl Send for Ring {}
+
+impl AsFd for Ring {
+    /// Readable while completions wait, or work that would bring them.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Ring {
+    /// Makes a ring with room for `completions`, disabled; with an array of indices, as before Linux 6.6, if asked for.
+    pub(super) fn new(completions: u32, sqarray: bool) -> io::Result<Self> {
+        let flags = abi::SETUP_CQSIZE
+            | abi::SETUP_R_DISABLED
+            | abi::SETUP_SINGLE_ISSUER
+            | abi::SETUP_DEFER_TASKRUN
+            | abi::SETUP_TASKRUN_FLAG;
+        if !sqarray {
+            match Self::with(completions, flags | abi::SETUP_NO_SQARRAY) {
+                Err(err) if err.raw_os_error() == Some(libc::EINVAL) => {}
+                done => return done,
+            }
+        }
+        Self::with(completions, flags)
+    }
+
+    fn with(completions: u32, flags: u32) -> io::Result<Self> {
+        let mut params = Params { flags, cq_entries: completions, ..Params::default() };
+        // SAFETY: the kernel reads and writes `params`, which lives across the call.
+        let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, SUBMISSIONS, &raw mut params) };
+        let raw = crate::check(raw as libc::c_int)?;
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let needed = abi::FEAT_SINGLE_MMAP | abi::FEAT_NODROP | abi::FEAT_EXT_ARG;
+        if params.features & needed != needed {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let (sq, cq) = (params.sq_off, params.cq_off);
+        let has_array = flags & abi::SETUP_NO_SQARRAY == 0;
+        let array_end = if has_array { sq.array as usize + params.sq_entries as usize * 4 } else { 0 };
+        let len = (cq.cqes as usize + params.cq_entries as usize * size_of::<Cqe>()).max(array_end);
+        let rings = Part::map(&fd, len, abi::OFF_RINGS)?;
+        let entries = Part::map(&fd, params.sq_entries as usize * size_of::<Sqe>(), abi::OFF_SQES)?;
+        if has_array {
+            let array = rings.at::<u32>(sq.array, params.sq_entries as usize)?;
+            for index in 0..params.sq_entries {
+                // SAFETY: an element of the array that `at` has checked; the ring is disabled, nobody reads it.
+                unsafe { array.add(index as usize).write(index) };
+            }
+        }
+        Ok(Self {
+            sq_tail: rings.at(sq.tail, 1)?,
+            sq_flags: rings.at(sq.flags, 1)?,
+            sqes: entries.at(0, params.sq_entries as usize)?,
+            cq_head: rings.at(cq.head, 1)?,
+            cq_tail: rings.at(cq.tail, 1)?,
+            cqes: rings.at(cq.cqes, params.cq_entries as usize)?,
+            // Both are powers of two.
+            sq_mask: params.sq_entries - 1,
+            cq_mask: params.cq_entries - 1,
+            put: 0,
+            taken: 0,
+            queued: 0,
+            _parts: [rings, entries],
+            fd,
+        })
+    }
+
+    /// Makes the calling thread the one that submits.
+    pub(super) fn enable(&self) -> io::Result<()> {
+        self.register(abi::REGISTER_ENABLE_RINGS, ptr::null(), 0)
+    }
+
+    /// Registers `socket` as the only file, number 0.
+    pub(super) fn register_file(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let files = [socket.as_raw_fd()];
+        self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1)
+    }
+
+    /// Lets go of the file. Closing the ring does so, too, but some time later.
+    pub(super) fn unregister_file(&self) -> io::Result<()> {
+        self.register(abi::UNREGISTER_FILES, ptr::null(), 0)
+    }
+
+    /// Registers the ring of buffers that `what` describes.
+    pub(super) fn register_buffers(&self, what: &abi::BufReg) -> io::Result<()> {
+        self.register(abi::REGISTER_PBUF_RING, ptr::from_ref(what).cast(), 1)
+    }
+
+    fn register(&self, what: u32, arg: *const u8, count: u32) -> io::Result<()> {
+        let fd = self.fd.as_raw_fd();
+        // SAFETY: the callers pass what the operation reads, `count` of it, alive across the call.
+        let ret = unsafe { libc::syscall(libc::SYS_io_uring_register, fd, what, arg, count) };
+        crate::check(ret as libc::c_int).map(drop)
+    }
+
+    /// Puts in an entry to be submitted by the next call. There is room for all that is ever under way.
+    pub(super) fn put(&mut self, entry: Sqe) {
+        debug_assert!(self.queued <= self.sq_mask);
+        // SAFETY: the masked index is below the number of entries; the slot is free, see 1 in the module's head.
+        unsafe { self.sqes.add((self.put & self.sq_mask) as usize).write(entry) };
+        self.put = self.put.wrapping_add(1);
+        self.queued += 1;
+        // SAFETY: the word is in the mapping, which lives as long as `self`, and is accessed atomically by both sides.
+        unsafe { self.sq_tail.as_ref() }.store(self.put, Ordering::Release);
+    }
+
+    /// Whether entries wait to be submitted.
+    pub(super) fn has_queued(&self) -> bool {
+        self.queued > 0
+    }
+
+    /// Whether a call would find something to do.
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        // SAFETY: as in `put`.
+        let flags = unsafe { self.sq_flags.as_ref() }.load(Ordering::Acquire);
+        flags & (abi::SQ_TASKRUN | abi::SQ_CQ_OVERFLOW) != 0
+    }
+
+    /// Submits what was put in and lets the kernel do its work; with `wait`, until there is a completion, or so long.
+    ///
+    /// A wait that nothing ended, or a signal, is no error.
+    ///
+    /// # Errors
+    /// `EEXIST` in another thread than the ring's owner; else the ring cannot be used any more.
+    pub(super) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
+        let time = wait.map(|time| Timespec {
+            sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            nsec: time.subsec_nanos().into(),
+        });
+        let arg = GetEventsArg {
+            sigmask: 0,
+            sigmask_sz: 0,
+            min_wait_usec: 0,
+            ts: time.as_ref().map_or(0, |time| ptr::from_ref(time).expose_provenance() as u64),
+        };
+        let flags = abi::ENTER_GETEVENTS | abi::ENTER_EXT_ARG;
+        let (fd, least) = (self.fd.as_raw_fd(), u32::from(wait.is_some()));
+        // SAFETY: the kernel reads `arg` and the time that it points at, which live across the call. What the entries
+        // point at lives as long as they are under way: their maker keeps it.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                fd,
+                self.queued,
+                least,
+                flags,
+                &raw const arg,
+                size_of::<GetEventsArg>(),
+            )
+        };
+        match crate::check(done as libc::c_int) {
+            // An error would have been told only if nothing was submitted.
+            Ok(submitted) => self.queued -= submitted.unsigned_abs().min(self.queued),
+            Err(err) => match err.raw_os_error() {
+                // EBUSY: completions are to be taken first.
+                Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
+                _ => return Err(err),
+            },
+        }
+        Ok(())
+    }
+
+    /// The next completion; stays until [`pop`](Self::pop).
+    #[inline]
+    pub(super) fn peek(&self) -> Option<Cqe> {
+        // SAFETY: as in `put`.
+        let there = unsafe { self.cq_tail.as_ref() }.load(Ordering::Acquire);
+        if there == self.taken {
+            return None;
+        }
+        // SAFETY: the masked index is below the number of entries; the kernel has written this one and leaves it alone
+        // until it is popped, see 2 in the module's head.
+        Some(unsafe { self.cqes.add((self.taken & self.cq_mask) as usize).read() })
+    }
+
+    /// Takes the completion that was looked at, to be told to the kernel by [`release`](Self::release).
+    #[inline]
+    pub(super) fn pop(&mut self) {
+        self.taken = self.taken.wrapping_add(1);
+    }
+
+    /// Gives the entries of all completions that were taken back to the kernel.
+    #[inline]
+    pub(super) fn release(&self) {
+        // SAFETY: as in `put`.
+        unsafe { self.cq_head.as_ref() }.store(self.taken, Ordering::Release);
+    }
+}

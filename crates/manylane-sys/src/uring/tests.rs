@@ -1,0 +1,382 @@
+//! A ring and its receive against the kernel, over loopback.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::{UringOptions, UringRecv};
+use crate::measure::Watch;
+use crate::mmsg::{RecvOptions, RecvRing, Wait};
+use crate::seccomp::{self, Call};
+use crate::sock::{self, Buffer, Flag};
+use crate::volley::{self, Volley};
+
+/// Longer than any test takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+const OPTIONS: UringOptions =
+    UringOptions { batch: 16, buffer: 256, buffers: 48, control: false, sqarray: false };
+
+/// A server with room for all that a test sends, and a client connected to it.
+fn pair() -> (UdpSocket, UdpSocket) {
+    let (server, client) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    sock::set_buffer(server.as_fd(), Buffer::Receive, 4 << 20).unwrap();
+    client.connect(server.local_addr().unwrap()).unwrap();
+    (server, client)
+}
+
+/// A ring, without which there is nothing to test.
+fn ring(options: UringOptions) -> UringRecv {
+    UringRecv::new(options).expect("io_uring: see kernel.io_uring_disabled")
+}
+
+/// Sends datagrams with the numbers of `range` as payload.
+fn send(client: &UdpSocket, range: std::ops::Range<u32>) {
+    range.for_each(|number| _ = client.send(&number.to_ne_bytes()).unwrap());
+}
+
+fn number(payload: &[u8]) -> u32 {
+    u32::from_ne_bytes(payload.try_into().unwrap())
+}
+
+/// The numbers of one batch.
+fn batch(recv: &mut UringRecv, socket: BorrowedFd<'_>, wait: Option<Duration>) -> Vec<u32> {
+    let count = recv.recv(socket, wait).unwrap();
+    (0..count).map(|index| number(recv.message(index).data)).collect()
+}
+
+/// All that is there.
+fn drain(recv: &mut UringRecv, socket: BorrowedFd<'_>) -> Vec<u32> {
+    let mut all = Vec::new();
+    loop {
+        let some = batch(recv, socket, None);
+        if some.is_empty() {
+            return all;
+        }
+        all.extend(some);
+    }
+}
+
+#[test]
+fn batch_after_batch_comes_whole_and_in_order() {
+    for sqarray in [false, true] {
+        let (server, client) = pair();
+        let mut recv = ring(UringOptions { sqarray, ..OPTIONS });
+        assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
+        // Far more than there are buffers, so that all counters of the rings wrap around their sizes.
+        for round in 0..40 {
+            let range = round * 100..(round + 1) * 100;
+            send(&client, range.clone());
+            assert_eq!(drain(&mut recv, server.as_fd()), range.collect::<Vec<_>>());
+        }
+        assert_eq!((recv.short(), recv.taken_over()), (0, 0));
+        send(&client, 7..8);
+        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+        let message = recv.message(0);
+        assert_eq!(message.peer.to_std(), Some(client.local_addr().unwrap()));
+        assert_eq!((message.full_len, message.truncated, message.has_ancillary()), (4, false, false));
+    }
+}
+
+#[test]
+fn a_wait_ends_with_what_comes_or_with_its_time() {
+    let (server, client) = pair();
+    let mut recv = ring(OPTIONS);
+    assert_eq!(recv.recv(server.as_fd(), Some(Duration::from_millis(5))).unwrap(), 0);
+    let sender = thread::spawn(move || send(&client, 0..1));
+    assert_eq!(batch(&mut recv, server.as_fd(), Some(PATIENCE)), [0]);
+    sender.join().unwrap();
+    assert_eq!(recv.recv(server.as_fd(), Some(Duration::from_millis(5))).unwrap(), 0);
+}
+
+#[test]
+fn an_empty_datagram_ends_the_receive_and_is_one() {
+    let (server, client) = pair();
+    let mut recv = ring(OPTIONS);
+    for _ in 0..50 {
+        for payload in [&b"one"[..], b"", b"", b"two"] {
+            client.send(payload).unwrap();
+        }
+        let mut got = Vec::new();
+        while got.len() < 4 {
+            let count = recv.recv(server.as_fd(), Some(PATIENCE)).unwrap();
+            assert_ne!(count, 0);
+            got.extend((0..count).map(|index| recv.message(index).data.to_vec()));
+        }
+        assert_eq!(got, [&b"one"[..], b"", b"", b"two"]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_cut_off_and_told() {
+    let (server, client) = pair();
+    let mut recv = ring(UringOptions { buffer: 10, ..OPTIONS });
+    client.send(b"0123456789").unwrap();
+    client.send(b"0123456789abc").unwrap();
+    assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 2);
+    let (fits, cut) = (recv.message(0), recv.message(1));
+    assert_eq!((fits.data, fits.full_len, fits.truncated), (&b"0123456789"[..], 10, false));
+    assert_eq!((cut.data, cut.full_len, cut.truncated), (&b"0123456789"[..], 13, true));
+}
+
+#[test]
+fn a_train_comes_whole_with_its_segment_size() {
+    let (server, client) = pair();
+    sock::set_flag(server.as_fd(), Flag::Gro, true).unwrap();
+    volley::set_segment(client.as_fd(), 1000).unwrap();
+    let mut recv = ring(UringOptions { buffer: 65_535, control: true, ..OPTIONS });
+    for _ in 0..100 {
+        assert_eq!(Volley::new(&[7; 1000], 1, true).send(client.as_fd(), 60).unwrap(), 60);
+        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+        let message = recv.message(0);
+        assert_eq!((message.data.len(), message.ancillary().segment), (60_000, 1000));
+        assert!(message.data.iter().all(|byte| *byte == 7) && !message.truncated);
+    }
+}
+
+#[test]
+fn control_messages_say_where_it_was_sent_to() {
+    for ip in ["127.0.0.9", "::1"] {
+        let wildcard = if ip.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
+        let Ok(server) = UdpSocket::bind(wildcard) else { continue };
+        let flag = if ip.contains(':') { Flag::PktInfoV6 } else { Flag::PktInfoV4 };
+        sock::set_flag(server.as_fd(), flag, true).unwrap();
+        let client = UdpSocket::bind(wildcard).unwrap();
+        let to: std::net::IpAddr = ip.parse().unwrap();
+        if client.send_to(b"x", (to, server.local_addr().unwrap().port())).is_err() {
+            continue;
+        }
+        let mut recv = ring(UringOptions { control: true, ..OPTIONS });
+        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+        assert_eq!(recv.message(0).ancillary().local.unwrap().ip, to);
+        assert_eq!(recv.message(0).peer.to_std().unwrap().port(), client.local_addr().unwrap().port());
+    }
+}
+
+#[test]
+fn too_few_buffers_are_counted_and_nothing_is_lost() {
+    for (buffers, batch) in [(1, 1), (1, 16), (3, 16), (16, 16)] {
+        let (server, client) = pair();
+        let mut recv = ring(UringOptions { buffers, batch, ..OPTIONS });
+        send(&client, 0..500);
+        assert_eq!(drain(&mut recv, server.as_fd()), (0..500).collect::<Vec<_>>(), "{buffers} buffers");
+        // Each end by shortage comes after all buffers were filled, the last time perhaps before.
+        assert!((1..=501).contains(&recv.short()), "{}", recv.short());
+        send(&client, 500..501);
+        assert_eq!(super::tests::batch(&mut recv, server.as_fd(), Some(PATIENCE)), [500]);
+    }
+}
+
+#[test]
+fn other_buffers_take_over_and_nothing_is_lost() {
+    let (server, client) = pair();
+    let mut recv = ring(UringOptions { buffers: 4, buffer: 4, ..OPTIONS });
+    let mut got = Vec::new();
+    let sizes = [(9, 4), (32, 512), (1, 64), (100, 70_000)];
+    for (round, (buffers, buffer)) in (0..).zip(sizes) {
+        send(&client, round * 100..(round + 1) * 100);
+        // In the midst of it, with a batch in hand and completions in the ring.
+        got.extend(batch(&mut recv, server.as_fd(), None));
+        recv.resize(buffers, buffer).unwrap();
+        got.extend(drain(&mut recv, server.as_fd()));
+    }
+    assert_eq!(got, (0..400).collect::<Vec<_>>());
+    assert_eq!(recv.taken_over(), 4);
+    client.send(&[3; 60_000]).unwrap();
+    assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+    assert_eq!(recv.message(0).data, [3; 60_000]);
+}
+
+#[test]
+fn threads_take_turns_and_nothing_is_lost() {
+    let (server, client) = pair();
+    let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
+    let mut got = Vec::new();
+    for round in 0..6 {
+        send(&client, round * 50..(round + 1) * 50);
+        // Each takes something and leaves the rest, some of it taken out of the socket.
+        let (next, some) = thread::scope(|scope| {
+            let server = &server;
+            let turn = scope.spawn(move || {
+                let some =
+                    (0..3).flat_map(|_| batch(&mut recv, server.as_fd(), Some(PATIENCE))).collect::<Vec<_>>();
+                (recv, some)
+            });
+            turn.join().unwrap()
+        });
+        recv = next;
+        got.extend(some);
+    }
+    got.extend(drain(&mut recv, server.as_fd()));
+    assert_eq!(got, (0..300).collect::<Vec<_>>());
+    // Whoever gets along with what was taken already needs no ring.
+    assert!((1..=6).contains(&recv.taken_over()));
+}
+
+#[test]
+fn several_threads_with_a_ring_each_share_a_socket() {
+    let (server, client) = pair();
+    const ALL: usize = 2000;
+    let taken = AtomicUsize::new(0);
+    let mut all: Vec<u32> = thread::scope(|scope| {
+        let take = || {
+            let mut recv = ring(OPTIONS);
+            let mut got = Vec::new();
+            while taken.load(Ordering::Relaxed) < ALL {
+                let some = batch(&mut recv, server.as_fd(), Some(Duration::from_millis(20)));
+                taken.fetch_add(some.len(), Ordering::Relaxed);
+                got.extend(some);
+            }
+            got
+        };
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(take)).collect();
+        send(&client, 0..ALL as u32);
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    all.sort_unstable();
+    assert_eq!(all, (0..ALL as u32).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_plain_receive_beside_it_takes_what_it_gets() {
+    let (server, client) = pair();
+    let mut recv = ring(OPTIONS);
+    assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
+    let mut plain = RecvRing::new(RecvOptions { batch: 8, buffer: 64, control: false }).unwrap();
+    for round in 0..100 {
+        let range = round * 40..(round + 1) * 40;
+        send(&client, range.clone());
+        // Nothing is taken out of the socket behind anybody's back: all is there for whoever asks first.
+        let count = plain.recv(server.as_fd(), Wait::Never).unwrap();
+        let mut got: Vec<u32> = (0..count).map(|index| number(plain.message(index).data)).collect();
+        assert_eq!(got.len(), 8);
+        got.extend(drain(&mut recv, server.as_fd()));
+        assert_eq!(got, range.collect::<Vec<_>>());
+        assert_eq!(plain.recv(server.as_fd(), Wait::Never).unwrap(), 0);
+    }
+    // Nor does the ring hang on to a wake-up for what somebody else has taken.
+    send(&client, 0..1);
+    assert_eq!(plain.recv(server.as_fd(), Wait::Never).unwrap(), 1);
+    assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
+    send(&client, 1..2);
+    assert_eq!(batch(&mut recv, server.as_fd(), Some(PATIENCE)), [1]);
+}
+
+#[test]
+fn ring_and_socket_together_tell_of_what_there_is() {
+    let (server, client) = pair();
+    let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
+    assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
+    let mut watch = Watch::new(2).unwrap();
+    watch.add(&recv, 1).unwrap();
+    watch.add(&server, 2).unwrap();
+    let mut is_ready = |time| watch.wait(time).unwrap().count() > 0;
+    assert!(!is_ready(Duration::ZERO));
+    for _ in 0..20 {
+        send(&client, 0..10);
+        let mut got = 0;
+        while got < 10 {
+            assert!(is_ready(PATIENCE), "{got} of 10");
+            got += recv.recv(server.as_fd(), None).unwrap();
+        }
+        assert!(!is_ready(Duration::ZERO));
+    }
+    let sender = thread::spawn(move || send(&client, 0..1));
+    assert!(is_ready(PATIENCE));
+    sender.join().unwrap();
+}
+
+#[test]
+fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
+    let (server, client) = pair();
+    let mut recv = ring(OPTIONS);
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let none = recv.recv(server.as_fd(), Some(PATIENCE)).unwrap();
+            (recv, none)
+        });
+        // However often: a wake-up that comes before the sleep ends it, too.
+        sock::wake(server.as_fd());
+        let (mut recv, none) = sleeper.join().unwrap();
+        assert_eq!(none, 0);
+        send(&client, 0..40);
+        assert_eq!(drain(&mut recv, server.as_fd()), (0..40).collect::<Vec<_>>());
+        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 0);
+    });
+}
+
+#[test]
+fn what_was_taken_is_handed_out_at_the_end_and_the_rest_stays_in_the_socket() {
+    let (server, client) = pair();
+    let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
+    send(&client, 0..200);
+    let mut got = batch(&mut recv, server.as_fd(), None);
+    recv.end();
+    got.extend(drain(&mut recv, server.as_fd()));
+    assert!(got.len() < 200, "the ring has taken all");
+    drop(recv);
+    let mut plain = RecvRing::new(RecvOptions { batch: 256, buffer: 64, control: false }).unwrap();
+    let left = plain.recv(server.as_fd(), Wait::Never).unwrap();
+    got.extend((0..left).map(|index| number(plain.message(index).data)));
+    assert_eq!(got, (0..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_port_is_free_as_soon_as_ring_and_socket_are_closed() {
+    for receives in [false, true] {
+        for _ in 0..20 {
+            let (server, client) = pair();
+            let addr = server.local_addr().unwrap();
+            let mut recv = ring(OPTIONS);
+            if receives {
+                send(&client, 0..1);
+                assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
+            }
+            drop(recv);
+            drop(server);
+            UdpSocket::bind(addr).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_forbidden_is_told_and_loses_nothing() {
+    let (server, client) = pair();
+    let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
+    send(&client, 0..100);
+    let got = thread::scope(|scope| {
+        let turn = scope.spawn(|| {
+            let mut got = batch(&mut recv, server.as_fd(), None);
+            seccomp::forbid(Call::UringSetup).unwrap();
+            seccomp::forbid(Call::UringEnter).unwrap();
+            let refused = UringRecv::new(OPTIONS).map(drop).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+            let err = loop {
+                match recv.recv(server.as_fd(), None) {
+                    Ok(count) => got.extend((0..count).map(|index| number(recv.message(index).data))),
+                    Err(err) => break err,
+                }
+            };
+            assert_eq!(err.raw_os_error(), Some(libc::EPERM));
+            drop(recv);
+            got
+        });
+        turn.join().unwrap()
+    });
+    let mut plain = RecvRing::new(RecvOptions { batch: 256, buffer: 64, control: false }).unwrap();
+    let left = plain.recv(server.as_fd(), Wait::Never).unwrap();
+    let left = (0..left).map(|index| number(plain.message(index).data));
+    assert_eq!(got.into_iter().chain(left).collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    for (batch, buffers) in [(0, 1), (1025, 1), (1, 0), (1, 1 << 16)] {
+        let err = UringRecv::new(UringOptions { batch, buffers, ..OPTIONS }).map(drop).unwrap_err();
+        assert_eq!(err.raw_os_error(), Some(libc::EINVAL));
+    }
+    assert!(ring(OPTIONS).resize(0, 1).is_err());
+}

@@ -1,0 +1,100 @@
+//! `uring/plain`: a multishot receive for each thread, on sockets of its own by `SO_REUSEPORT`: the loop that one writes
+//! by hand, with buffers as large as the datagrams, and each batch answered by one `sendmmsg`.
+
+use std::hint::black_box;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use manylane_sys::mmsg::{SendOptions, SendRing};
+use manylane_sys::sock::{self, Flag};
+use manylane_sys::tick;
+use manylane_sys::uring::{UringOptions, UringRecv};
+
+use super::crew::{self, Crew, Post, needs_local_address};
+use crate::receiver::{ReceiverOptions, Running, Work};
+
+/// Buffers for datagrams one by one, as those of `reuseport/recvmmsg`.
+const SINGLE: usize = 2048;
+/// How many more buffers there are than messages in a batch: what the kernel takes at one go.
+const AT_ONE_GO: usize = 64;
+/// How long it sleeps at most.
+const SLEEP: Duration = Duration::from_secs(1);
+/// How long an answer waits for room in the send buffer.
+const WAIT: Duration = Duration::from_millis(100);
+
+pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+    let control = needs_local_address(options);
+    let flags: &[Flag] = match control {
+        false => &[],
+        true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
+        true => &[Flag::PktInfoV6],
+    };
+    let sockets = crew::bind(options, options.threads, flags)?;
+    let ring = UringOptions {
+        batch: options.batch,
+        buffer: options.size.max(SINGLE),
+        buffers: options.batch + AT_ONE_GO,
+        control,
+        sqarray: false,
+    };
+    let (pause, work) = (options.linger, options.work);
+    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work))
+}
+
+fn take(
+    post: &Post<'_>,
+    socket: &UdpSocket,
+    options: UringOptions,
+    pause: Duration,
+    work: Work,
+) -> Result<()> {
+    let mut ring = UringRecv::new(options).context("io_uring: see kernel.io_uring_disabled")?;
+    let send = SendOptions { batch: options.batch, gso: false };
+    let mut answers = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
+    let mut delivered = 0;
+    let mut sleep = Some(SLEEP);
+    loop {
+        let messages = ring.recv(socket.as_fd(), sleep)?;
+        if messages == 0 && post.is_over() {
+            return Ok(());
+        }
+        for index in 0..messages {
+            black_box(ring.message(index).data.first().copied());
+        }
+        delivered += messages as u64;
+        if let Some(answers) = &mut answers {
+            answer(socket, &ring, messages, answers);
+        }
+        post.seat.show(delivered);
+        sleep = Some(SLEEP);
+        if !pause.is_zero() {
+            if messages == options.batch {
+                sleep = None;
+            } else {
+                tick::sleep(pause);
+            }
+        }
+    }
+}
+
+/// Sends the batch back. An answer that does not leave is missed where answers are counted.
+fn answer(socket: &UdpSocket, ring: &UringRecv, messages: usize, answers: &mut SendRing) {
+    let mut out = answers.batch();
+    for index in 0..messages {
+        let message = ring.message(index);
+        // There is room for a batch.
+        out.push(message.peer, message.ancillary().local, message.data);
+    }
+    let mut at = 0;
+    while at < out.messages() {
+        match out.send(socket.as_fd(), at) {
+            Ok(sent) => at += sent,
+            Err(err)
+                if err.kind() == std::io::ErrorKind::WouldBlock
+                    && sock::wait_writable(socket.as_fd(), WAIT) => {}
+            Err(_) => at += 1,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Engine `uring`: a kernel socket, and a receive that the kernel was asked for once.
+//!
+//! It stands beside the rings of engine `mmsg`, which send, take what a lane steals, and receive where io_uring fails.
+//!
+//! | stage | who owns the buffer | when it is full or missing |
+//! |---|---|---|
+//! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
+//! | a call of the lane's thread | the kernel, which picks a buffer for each message | none left: the rest stays in the queue; `uring_short`, and twice as many buffers from now on, up to a bound |
+//! | [`UringIo::recv`] | the lane's batch | takes a batch at most; the rest is next |
+//! | the application | borrows the buffers through the batch | - |
+//! | the next receive | the kernel again, all at once | - |
+//! | io_uring fails | - | `uring_fallbacks`, and engine `mmsg` for this lane; what was taken is handed out first |
+//!
+//! Between calls everything waits in the socket's queue: it is there that it counts, and that others may steal.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::{fs, io};
+
+use manylane_sys::control::Ancillary;
+use manylane_sys::measure::Watch;
+use manylane_sys::uring::{UringOptions, UringRecv};
+
+use super::{Capabilities, Messages, Taken};
+use crate::batch::Origin;
+use crate::config::Config;
+use crate::counters::{Cells, Count};
+use crate::error::{EPERM, Error, Result};
+use crate::io::mmsg::wants_control;
+
+/// Messages that the kernel takes out of a socket at one go, with room to spare (`MULTISHOT_MAX_RETRY`): so many buffers more
+/// than a batch has are never short.
+const AT_ONE_GO: usize = 64;
+
+/// How long a datagram may take on a trial over loopback.
+const TRIAL: Duration = Duration::from_secs(1);
+
+/// How the ring and the socket are watched.
+const RING: u64 = 1;
+const SOCKET: u64 = 2;
+
+/// The ring of one lane.
+pub(crate) struct UringIo {
+    recv: UringRecv,
+    options: UringOptions,
+    /// What the kernel said of each message of the last batch; old where it said nothing.
+    said: Box<[Ancillary]>,
+    /// Whether the last batch came from here.
+    is_current: bool,
+    /// Readable while the socket is or the ring holds something; its content is decided when somebody asks.
+    watch: Watch,
+    is_watched: AtomicBool,
+    /// Shortages and changes of rings that have been seen to.
+    short: u64,
+    taken_over: u64,
+}
+
+/// Whether a lane with these options could have a ring.
+pub(crate) fn check(config: &Config) -> Result<()> {
+    UringRecv::new(options(config, true)).map(drop).map_err(failed)
+}
+
+/// Receives a datagram by a ring.
+pub(crate) fn try_it() -> Result<()> {
+    let options = UringOptions { batch: 1, buffer: 1, buffers: 1, control: false, sqarray: false };
+    let mut recv = UringRecv::new(options).map_err(failed)?;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+    let sent = socket.local_addr().and_then(|addr| socket.send_to(b"x", addr));
+    // It is there already.
+    match sent.and_then(|_| recv.recv(socket.as_fd(), Some(TRIAL))).map_err(failed)? {
+        0 => Err(failed(io::ErrorKind::TimedOut.into())),
+        _ => Ok(()),
+    }
+}
+
+fn options(config: &Config, control: bool) -> UringOptions {
+    let most = config.batch + AT_ONE_GO;
+    UringOptions {
+        batch: config.batch,
+        buffer: config.datagram_size,
+        buffers: config.uring_buffers.unwrap_or(most).min(most),
+        control,
+        sqarray: false,
+    }
+}
+
+/// Names what is in the way of io_uring.
+fn failed(err: io::Error) -> Error {
+    let forbidden = || {
+        let sysctl = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+        match sysctl.trim() {
+            "" | "0" => "forbidden by a seccomp filter, as container engines have them".to_owned(),
+            set => format!("forbidden by the sysctl kernel.io_uring_disabled, which is {set}"),
+        }
+    };
+    let what = match err.raw_os_error() {
+        Some(EPERM) => format!("io_uring: {}", forbidden()),
+        _ => "io_uring (Linux 6.1)".to_owned(),
+    };
+    Error::system(what, err)
+}
+
+impl UringIo {
+    pub(crate) fn new(config: &Config, can: Capabilities) -> Result<Self> {
+        let control = wants_control(config, &config.addr, can);
+        let options = UringOptions { buffer: can.datagram_size, ..options(config, control) };
+        let recv = UringRecv::new(options).map_err(failed)?;
+        let watch =
+            Watch::new(2).map_err(|err| Error::system("a descriptor for the readiness of a lane", err))?;
+        let said = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
+        let is_watched = AtomicBool::new(false);
+        Ok(Self { recv, options, said, is_current: false, watch, is_watched, short: 0, taken_over: 0 })
+    }
+
+    /// Takes a batch from `socket`, which has to come within `wait`, and reads what the kernel says about it.
+    #[inline]
+    pub(crate) fn recv(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        wait: Option<Duration>,
+        cells: &Cells,
+    ) -> io::Result<Taken> {
+        self.is_current = false;
+        let messages = self.recv.recv(socket, wait)?;
+        if self.recv.short() != self.short || self.recv.taken_over() != self.taken_over {
+            self.adapt(cells);
+        }
+        self.is_current = messages > 0;
+        Ok(Messages::Uring(&self.recv).look(messages, &mut self.said))
+    }
+
+    /// More buffers where they were too few; another ring is watched in place of the last one.
+    #[cold]
+    fn adapt(&mut self, cells: &Cells) {
+        let short = self.recv.short() - self.short;
+        self.short += short;
+        cells.add(Count::UringShort, short);
+        let more = (self.options.buffers * 2).min(self.options.batch + AT_ONE_GO);
+        if short > 0 && more > self.options.buffers && self.recv.resize(more, self.options.buffer).is_ok() {
+            self.options.buffers = more;
+        }
+        if self.recv.taken_over() != self.taken_over {
+            self.taken_over = self.recv.taken_over();
+            if *self.is_watched.get_mut() {
+                self.watch(RING, self.recv.as_fd());
+            }
+        }
+    }
+
+    /// Whether io_uring itself has failed: the socket has not.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.recv.is_broken()
+    }
+
+    /// The last batch is not the ring's.
+    pub(crate) fn end_batch(&mut self) {
+        self.is_current = false;
+    }
+
+    /// Takes nothing more out of the socket: only what was taken already comes from now on.
+    pub(crate) fn end(&mut self) {
+        self.recv.end();
+    }
+
+    /// The batch that was taken last, if it came from here.
+    pub(crate) fn origin(&self) -> Option<Origin<'_>> {
+        self.is_current.then_some(Origin::Messages(Messages::Uring(&self.recv), &self.said))
+    }
+
+    /// What is readable while [`recv`](Self::recv) would bring something.
+    pub(crate) fn readiness(&self, socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
+        if !self.is_watched.swap(true, Ordering::Relaxed) {
+            self.watch(RING, self.recv.as_fd());
+            self.watch(SOCKET, socket);
+        }
+        self.watch.as_fd()
+    }
+
+    fn watch(&self, token: u64, fd: BorrowedFd<'_>) {
+        if let Err(err) = self.watch.add(&fd, token) {
+            log::warn!("a lane cannot be waited for by its descriptor: {err}");
+        }
+    }
+}
