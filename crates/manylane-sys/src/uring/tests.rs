@@ -5,6 +5,7 @@
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -291,21 +292,28 @@ fn ring_and_socket_together_tell_of_what_there_is() {
 
 #[test]
 fn a_shutdown_wakes_and_what_is_queued_can_still_be_taken() {
+    /// Far longer than a test that waits for the sleeper.
+    const LONG: Duration = Duration::from_secs(3600);
     let (server, client) = pair();
-    let mut recv = ring(OPTIONS);
-    thread::scope(|scope| {
-        let sleeper = scope.spawn(|| {
-            let none = recv.recv(server.as_fd(), Some(PATIENCE)).unwrap();
-            (recv, none)
+    let server = Arc::new(server);
+    // In a thread of its own, which nobody joins: if it sleeps on, the test says so.
+    let sleep = |mut recv: UringRecv| {
+        let (tell, told) = mpsc::channel();
+        let server = Arc::clone(&server);
+        thread::spawn(move || {
+            let got = recv.recv(server.as_fd(), Some(LONG)).unwrap();
+            _ = tell.send((recv, got));
         });
-        // However often: a wake-up that comes before the sleep ends it, too.
-        sock::wake(server.as_fd());
-        let (mut recv, none) = sleeper.join().unwrap();
-        assert_eq!(none, 0);
-        send(&client, 0..40);
-        assert_eq!(drain(&mut recv, server.as_fd()), (0..40).collect::<Vec<_>>());
-        assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 0);
-    });
+        told
+    };
+    let told = sleep(ring(OPTIONS));
+    // Whether it sleeps already or not: a wake-up that comes before the sleep ends it, too.
+    sock::wake(server.as_fd());
+    let (mut recv, got) = told.recv_timeout(PATIENCE).expect("woken");
+    assert_eq!(got, 0);
+    send(&client, 0..40);
+    assert_eq!(drain(&mut recv, server.as_fd()), (0..40).collect::<Vec<_>>());
+    assert_eq!(sleep(recv).recv_timeout(PATIENCE).expect("awake for good").1, 0);
 }
 
 #[test]
