@@ -22,6 +22,9 @@ const LOAD: Load = Load { flows: 16, each: 100 };
 /// Datagrams after which some receiver of four has come back, and has its queues.
 const WARM_UP: u64 = 5;
 
+/// Receivers of a server at most.
+const RECEIVERS: u64 = 2;
+
 /// Two hosts: who asks, and who serves.
 struct Scene {
     // Dropped in this order.
@@ -116,7 +119,9 @@ fn frames(file: &ReportFile) -> (u64, u64) {
 /// What a report has to say of a server that was asked so much, of which `by_kernel` datagrams could not be frames.
 fn check(report: &Report, asked: u64, by_kernel: u64) {
     assert_eq!(report.sum("received"), asked, "{report:?}");
-    assert_eq!(report.sum("sent"), asked, "{report:?}");
+    // The last answer of a receiver may be here before it is counted there, and the server ends then.
+    let sent = report.sum("sent");
+    assert!((asked - RECEIVERS..=asked).contains(&sent), "{sent} sent of {asked}: {report:?}");
     let rest = asked - report.sum("received_by_xdp");
     assert!((by_kernel..=by_kernel + WARM_UP).contains(&rest), "{rest} by the kernel: {report:?}");
     assert!(report.sum("sent_by_xdp") > 0, "{report:?}");
