@@ -58,8 +58,8 @@ enum mls_reason_id {
 	MLS_SHUTDOWN = 16, /* shutdown() */
 	/* Engine xdp: the socket has its lanes, and no queues. */
 	MLS_NO_QUEUE = 17, /* no device has its address, or a queue to spare */
-	MLS_CONTROL = 18, /* options that only the kernel's socket honours */
-	MLS_LENDER = 19, /* the launcher lent none */
+	MLS_CONTROL = 18,  /* options that only the kernel's socket honours */
+	MLS_LENDER = 19,   /* the launcher lent none */
 	MLS_REASONS_USED = 20,
 };
 
@@ -96,7 +96,7 @@ struct mls_receiver {
 	__u64 tx_datagrams;
 	__u64 tx_bytes;
 	__u64 tx_batches;
-	__u64 helped; /* of rx_datagrams, from a lane that was not its own */
+	__u64 helped;	 /* of rx_datagrams, from a lane that was not its own */
 	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
 	__u64 tx_frames;
 	__u64 pad[2];
