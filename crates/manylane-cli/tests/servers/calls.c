@@ -620,6 +620,36 @@ static void copies(int port)
 	}
 }
 
+/* As many as can have queues, again and again. */
+static void two_at_a_time(int port)
+{
+	int turn, i, n, two[2], right = 0;
+
+	printf("two at a time\n");
+	open_at(ip4, ip4, port);
+	close(server);
+	for (turn = 0; turn < 10; turn++) {
+		for (i = 0; i < 2; i++) {
+			to_len = address(&to, ip4, port + i);
+			two[i] = socket(AF_INET, SOCK_DGRAM, 0);
+			if (bind(two[i], &to.any, to_len))
+				fail("bind");
+		}
+		for (i = 0; i < 2; i++) {
+			address(&to, ip4, port + i);
+			for (n = 0; n < 3; n++) {
+				put_number(n);
+				right += take_numbers(two[i], n, n + 1);
+			}
+		}
+		close(two[0]);
+		close(two[1]);
+	}
+	CHECK(right == 60);
+	server = -1;
+	leave();
+}
+
 static void few_descriptors(int port)
 {
 	int more, lowest = -1, leaked = 0;
@@ -760,6 +790,7 @@ int main(int argc, char **argv)
 	} else if (!strcmp(argv[4], "closes")) {
 		copies(7021);
 		few_descriptors(7022);
+		two_at_a_time(7034);
 	} else if (!strcmp(argv[4], "interrupted")) {
 		interrupted(7041);
 	} else if (!strcmp(argv[4], "restarted")) {

@@ -172,7 +172,9 @@ impl Lender {
         while !stop.load(Ordering::Acquire) {
             self.hops.beat();
             let tick = if sent.elapsed() < QUIET { BUSY } else { IDLE };
-            let ready: Vec<u64> = self.watch.wait(tick)?.collect();
+            let mut ready: Vec<u64> = self.watch.wait(tick)?.collect();
+            // What is given back is there for who asks.
+            ready.sort_unstable_by_key(|token| *token == CHANNEL);
             for token in ready {
                 if token == CHANNEL { self.hear_program() } else { self.hear_holder(token) }
             }
