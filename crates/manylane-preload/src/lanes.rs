@@ -470,6 +470,11 @@ pub(crate) fn close(sock: &Sock) {
     if let Some(shared) = sock.shared()
         && let Some(guard) = mend::lock(sock, shared, true)
     {
+        // Nobody else has it: who binds the port next is to get all that comes from now on. The lender would learn of the
+        // end of the loan a moment too late.
+        if shared.forked.load(Ordering::Relaxed) == 0 {
+            loan::close(sock, shared);
+        }
         let fd = group(sock);
         let pid = u64::from(std::process::id());
         for at in 0..shared.joined.load(Ordering::Acquire) as usize {

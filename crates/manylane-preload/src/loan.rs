@@ -219,7 +219,7 @@ fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
     queues::report_lanes(shared);
 }
 
-/// The socket is about to be plain: when this returns, nothing comes to the queues any more. Under the socket's lock.
+/// The socket is about to be plain, or to be closed: when this returns, nothing comes to the queues any more. Under the socket's lock.
 pub(crate) fn close(sock: &Sock, shared: &Shared) {
     if shared.loan.load(Ordering::Acquire) != OPEN {
         return;

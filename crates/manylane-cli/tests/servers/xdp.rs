@@ -4,6 +4,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use manylane_testbed::{Layout, Testbed, skip};
 use crate::load::Load;
 use crate::place::Place;
 use crate::server::{Report, Server, wait_for};
-use crate::{c, words};
+use crate::{c, says, words};
 
 const OPTIONS: &[&str] = &["--engine", "xdp"];
 /// Few enough to be in the rings, and in the buffer of the kernel's socket, all together.
@@ -293,4 +294,72 @@ impl Report {
     fn sum(&self, name: &str) -> u64 {
         self.0["rows"].as_array().unwrap().iter().map(|row| row[name].as_u64().unwrap()).sum()
     }
+}
+
+/// What the program `calls.c` sees of sockets, alone and with queues; the reasons that the report may then name, and the least
+/// that had to be frames for each socket.
+fn calls(test: &str, what: &str, reasons: &[&str], frames: &[(u16, u64)]) {
+    if !skip::need_root(test) {
+        return;
+    }
+    // One queue: what is sent first arrives first.
+    let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
+    let place = Place::at(test, testbed.host(1));
+    let (code, program) = (place.file("calls.c", include_str!("calls.c")), place.path("calls"));
+    let mut cc = Command::new("cc");
+    says({
+        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program, &code]);
+        cc
+    });
+    let (host, report) = (testbed.host(1), place.path("report.json"));
+    let (ip4, ip6) = (host.ip4(0).to_string(), host.ip6(0).to_string());
+    let clients = testbed.host(0).namespace().path();
+    let arguments = [&clients[..], &ip4, &ip6, what];
+    let mut alone = place.command(&program);
+    alone.args(arguments);
+    process::die_with_us(&mut alone);
+    let mut with = place.command(env!("CARGO_BIN_EXE_manylane"));
+    with.args(["run", "--json", &report]).args(OPTIONS).arg("--").arg(&program).args(arguments);
+    process::die_with_us(&mut with);
+    let (alone, with) = (says(alone), says(with));
+    assert!(alone == with, "alone:\n{alone}\nwith queues:\n{with}");
+    assert!(!alone.contains(": no\n"), "{alone}");
+    let report = Report(serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap());
+    let mut found = report.reasons();
+    found.sort_unstable();
+    assert_eq!(found, reasons, "{report:?}");
+    for (port, least) in frames {
+        let rows = report.0["rows"].as_array().unwrap().iter();
+        let of_port = rows.filter(|row| row["socket"].as_str().unwrap().ends_with(&format!(":{port}")));
+        let by_xdp: u64 = of_port.map(|row| row["received_by_xdp"].as_u64().unwrap()).sum();
+        assert!(by_xdp >= *least, "{by_xdp} of port {port}: {report:?}");
+    }
+}
+
+#[test]
+fn netns_xdp_calls_that_receive() {
+    let frames: Vec<_> = [7011].into_iter().chain(7013..=7018).map(|port| (port, 101)).collect();
+    calls("netns_xdp_calls_that_receive", "calls", &[], &frames);
+}
+
+#[test]
+fn netns_xdp_calls_that_fall_back() {
+    let frames: Vec<_> = (7001..=7007).map(|port| (port, 101)).collect();
+    let reasons = ["connect", "control", "error-queue", "multicast", "option"];
+    calls("netns_xdp_calls_that_fall_back", "falls", &reasons, &frames);
+}
+
+#[test]
+fn netns_xdp_calls_that_close() {
+    calls("netns_xdp_calls_that_close", "closes", &["lender"], &[(7021, 101), (7033, 101)]);
+}
+
+#[test]
+fn netns_xdp_calls_that_signals_interrupt() {
+    calls("netns_xdp_calls_that_signals_interrupt", "interrupted", &[], &[(7041, 2)]);
+}
+
+#[test]
+fn netns_xdp_calls_that_signals_restart() {
+    calls("netns_xdp_calls_that_signals_restart", "restarted", &["signals"], &[(7051, 101)]);
 }
