@@ -14,7 +14,7 @@
 //! | `calls.rs`, `real.rs` | the one list: prototypes, the C library's functions, exports |
 //! | `table.rs` | descriptor to socket or epoll instance; a descriptor that is not ours goes no further |
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
-//! | `receive.rs` | receiving: which lane |
+//! | `receive.rs`, `order.rs`, `look.rs` | receiving: the calls; in which order they look at lanes; what waits in which |
 //! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
 //! | `alone.rs` | a program with one receiver goes straight through |
 //! | `pace.rs` | the pause before a sleep, for more than one datagram |
@@ -38,12 +38,14 @@ mod lanes;
 mod life;
 mod loan;
 mod lock;
+mod look;
 mod me;
 mod memory;
 mod mend;
 mod mirror;
 mod open;
 mod options;
+mod order;
 mod pace;
 mod points;
 mod process;

@@ -8,8 +8,9 @@ use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
+use crate::look::ready;
 use crate::reach::uncovered;
-use crate::receive::{is_managed, ready};
+use crate::receive::is_managed;
 use crate::sock::{LANED, Shared, Sock};
 use crate::{lanes, me, mirror, queues, real, table};
 

@@ -12,9 +12,10 @@ use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
+use crate::look::ready;
 use crate::open::SLICE_MS;
 use crate::reach::uncovered;
-use crate::receive::{is_managed, ready};
+use crate::receive::is_managed;
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
 use crate::{alone, epoll, lanes, me, mend, pace, queues, table};
 

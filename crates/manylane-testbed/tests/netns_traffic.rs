@@ -41,7 +41,12 @@ fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>) -> (u16, thread::JoinHandl
         let mut buffer = vec![0; 65_536];
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(20) {
-            let Ok((length, peer)) = socket.recv_from(&mut buffer) else { break };
+            let (length, peer) = match socket.recv_from(&mut buffer) {
+                Ok(received) => received,
+                // Stopped or frozen for a moment.
+                Err(err) if err.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => break,
+            };
             *seen.flows.entry(peer.port()).or_default() += 1;
             seen.wrong += u64::from(buffer[..length] != payload[..]);
         }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::place::Place;
-use crate::server::PATIENCE;
+use crate::server::{PATIENCE, uninterrupted};
 
 /// Requests of a flow that wait for an answer at a time. All of them together fit every receive buffer.
 const WINDOW: usize = 3;
@@ -50,7 +50,8 @@ impl Load {
                             socket.send_to(&request(flow * self.each + at), addr).unwrap();
                         }
                         if at >= WINDOW {
-                            let (len, peer) = socket.recv_from(&mut buffer).unwrap_or_else(|err| {
+                            let received = uninterrupted(|| socket.recv_from(&mut buffer));
+                            let (len, peer) = received.unwrap_or_else(|err| {
                                 panic!(
                                     "flow {flow} waits for answer {} of {}: {err}",
                                     answers.len(),

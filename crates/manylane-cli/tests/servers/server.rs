@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ExitStatus, Stdio};
@@ -21,6 +22,16 @@ pub(crate) struct Server {
     child: Child,
     report: Option<String>,
     log: String,
+}
+
+/// What `receive` brings. A receive with a timeout comes back in vain when its process is stopped or frozen for a moment.
+pub(crate) fn uninterrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match receive() {
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
 }
 
 /// Waits until `is` holds.
@@ -81,10 +92,10 @@ impl Server {
         let deadline = Instant::now() + PATIENCE;
         let mut buffer = [0; 4096];
         loop {
-            let asked = socket.send(request).and_then(|_| socket.recv(&mut buffer));
+            let asked = socket.send(request).and_then(|_| uninterrupted(|| socket.recv(&mut buffer)));
             match asked {
                 Ok(len) => return buffer[..len].to_vec(),
-                Err(err) if err.kind() == std::io::ErrorKind::ConnectionRefused => {}
+                Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(err) => panic!("no answer: {err}: {}", self.log()),
             }
             self.must_run();
