@@ -70,18 +70,9 @@ impl Client {
 
     fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; 66_000];
-        loop {
-            match self.socket.recv(&mut buffer) {
-                Ok(len) => {
-                    buffer.truncate(len);
-                    return Ok(buffer);
-                }
-                // A process that is stopped for a while (by a debugger, a signal, the freezer of its control group) comes
-                // back from a receive with a timeout by this, and not with an answer.
-                Err(err) if err.kind() == ErrorKind::Interrupted => {}
-                Err(err) => return Err(err),
-            }
-        }
+        let len = uninterrupted(|| self.socket.recv(&mut buffer))?;
+        buffer.truncate(len);
+        Ok(buffer)
     }
 
     /// Receives one datagram, which has to be `payload`.
@@ -143,13 +134,25 @@ pub fn settled<T: Send>(send: impl FnOnce() -> T + Send) -> T {
                 cpu::pin(*cpu).unwrap();
                 for _ in 0..rounds {
                     fence.send_to(b"fence", fence.local_addr().unwrap()).unwrap();
-                    assert_eq!(fence.recv(&mut [0; 8]).unwrap(), 5);
+                    assert_eq!(uninterrupted(|| fence.recv(&mut [0; 8])).unwrap(), 5);
                 }
             }
             done
         });
         sender.join().unwrap()
     })
+}
+
+/// What `receive` brings. A thread that is stopped for a while (by a debugger, a signal, the freezer of its control group), or
+/// that the kernel tells of the end of a ring of io_uring that it once made, comes back from a receive with a timeout by
+/// `EINTR`, and not with an answer.
+pub fn uninterrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match receive() {
+            Err(err) if err.kind() == ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
 }
 
 /// The v4-mapped form in which a dual-stack socket sees an address.

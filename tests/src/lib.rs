@@ -14,7 +14,7 @@ mod serving;
 mod slow;
 mod variant;
 
-pub use client::{Client, mapped, pattern, send_train, settled};
+pub use client::{Client, mapped, pattern, send_train, settled, uninterrupted};
 pub use hands::{Got, Hands};
 pub use place::{at, at_ip, done_with, nobody, peer};
 pub use serving::Serving;
