@@ -68,7 +68,6 @@ fn netns_sending_while_the_link_is_down_is_unreachable() {
         b.set_link(0, true).unwrap();
         a.wait_for_carrier(0).unwrap();
         b.wait_for_carrier(0).unwrap();
-        b.settle(0).unwrap();
         exchange(&mut hands);
         let counted = total(&hands);
         assert_eq!((counted.delivered, counted.sent, counted.lost()), (100, 100, 30));

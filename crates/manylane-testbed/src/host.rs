@@ -184,7 +184,9 @@ impl Host {
         self.ip_batch(&lines)
     }
 
-    /// Waits until this end of a link carries frames.
+    /// Waits until this end of a link carries frames, and its IPv6 addresses can be used ([`settle`](Self::settle)): a
+    /// neighbour's first question to an address that is tentative still is not answered, and its second comes a
+    /// second later.
     ///
     /// # Errors
     /// When it does not within a few seconds: the other end is down.
@@ -197,7 +199,8 @@ impl Host {
                 thread::sleep(Duration::from_millis(1));
             }
             Ok(())
-        })
+        })?;
+        self.settle(link)
     }
 
     /// Waits until all IPv6 addresses of this end of a link can be used: the kernel finishes new ones, also those that

@@ -121,11 +121,10 @@ impl Testbed {
             if layout.gro {
                 host.set_gro(link, true)?;
             }
-            host.wait_for_carrier(link)?;
         }
         // Traffic to addresses that are none yet would be lost, and each that becomes one is a change to who follows them.
-        self.hosts[a].settle(link)?;
-        self.hosts[b].settle(link)
+        self.hosts[a].wait_for_carrier(link)?;
+        self.hosts[b].wait_for_carrier(link)
     }
 
     /// Host `index`.
