@@ -22,6 +22,11 @@ pub fn affinity() -> io::Result<Vec<usize>> {
 /// # Errors
 /// `EINVAL` if none of them is online or allowed for this process (cpuset, container).
 pub fn restrict(cpus: &[usize]) -> io::Result<()> {
+    restrict_thread(0, cpus)
+}
+
+/// The same of another thread; 0 for the calling one.
+fn restrict_thread(thread: i32, cpus: &[usize]) -> io::Result<()> {
     // SAFETY: an all-zero cpu_set_t is an empty set.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     for &cpu in cpus {
@@ -32,7 +37,7 @@ pub fn restrict(cpus: &[usize]) -> io::Result<()> {
         unsafe { libc::CPU_SET(cpu, &mut set) };
     }
     // SAFETY: the kernel reads `set`, which lives across the call.
-    crate::check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) })?;
+    crate::check(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &raw const set) })?;
     Ok(())
 }
 
@@ -42,6 +47,14 @@ pub fn restrict(cpus: &[usize]) -> io::Result<()> {
 /// `EINVAL` if the CPU is offline or not allowed for this process.
 pub fn pin(cpu: usize) -> io::Result<()> {
     restrict(&[cpu])
+}
+
+/// Pins a thread to one CPU by its id, also one of the kernel.
+///
+/// # Errors
+/// As for [`pin`]; `ESRCH` when there is no such thread, `EPERM` for one of somebody else.
+pub fn pin_thread(thread: i32, cpu: usize) -> io::Result<()> {
+    restrict_thread(thread, &[cpu])
 }
 
 /// The calling thread's id, as in `/proc/self/task`.

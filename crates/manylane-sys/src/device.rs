@@ -141,6 +141,73 @@ pub fn driver(name: &str) -> io::Result<String> {
     }
 }
 
+/// Kinds of flows whose receive hash can be asked for and set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowHash {
+    /// UDP over IPv4.
+    Udp4,
+    /// UDP over IPv6.
+    Udp6,
+}
+
+/// `struct ethtool_rxnfc` of linux/ethtool.h.
+#[repr(C)]
+struct Rxnfc {
+    cmd: u32,
+    flow_type: u32,
+    data: u64,
+    /// `struct ethtool_rx_flow_spec` and what follows; zero for what is asked here.
+    rest: [u64; 22],
+}
+
+// The kernel copies the whole struct: 16 bytes, the flow of 168, and a number padded to 8.
+const _: () = assert!(size_of::<Rxnfc>() == 192);
+
+impl Rxnfc {
+    fn ask(&mut self, name: &str) -> io::Result<()> {
+        let mut request = request(name)?;
+        // The kernel reads and writes through this pointer during the ioctl only; `self` outlives it and is as long as
+        // the kernel's struct.
+        request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
+        ioctl(libc::SIOCETHTOOL, &mut request)
+    }
+
+    fn new(cmd: u32, flow: FlowHash, data: u64) -> Self {
+        let flow_type = match flow {
+            FlowHash::Udp4 => 2,
+            FlowHash::Udp6 => 6,
+        };
+        Self { cmd, flow_type, data, rest: [0; 22] }
+    }
+}
+
+/// Source and destination address in the receive hash, as bits of what [`flow_hash`] returns (`RXH_IP_SRC`, `RXH_IP_DST`).
+pub const HASH_ADDRESSES: u64 = 1 << 4 | 1 << 5;
+
+/// Source and destination port in the receive hash, as bits of what [`flow_hash`] returns (`RXH_L4_B_0_1`,
+/// `RXH_L4_B_2_3`).
+pub const HASH_PORTS: u64 = 1 << 6 | 1 << 7;
+
+/// Fields of datagrams that the device's receive hash is made of, bits of `RXH_*` (`ETHTOOL_GRXFH`).
+///
+/// # Errors
+/// `EOPNOTSUPP` when the driver does not say; `ENODEV`.
+pub fn flow_hash(name: &str, flow: FlowHash) -> io::Result<u64> {
+    const ETHTOOL_GRXFH: u32 = 0x29;
+    let mut question = Rxnfc::new(ETHTOOL_GRXFH, flow, 0);
+    question.ask(name)?;
+    Ok(question.data)
+}
+
+/// Sets the fields of the receive hash (`ETHTOOL_SRXFH`).
+///
+/// # Errors
+/// `EOPNOTSUPP` or `EINVAL` when the device cannot; `EPERM` without CAP_NET_ADMIN; `ENODEV`.
+pub fn set_flow_hash(name: &str, flow: FlowHash, fields: u64) -> io::Result<()> {
+    const ETHTOOL_SRXFH: u32 = 0x2a;
+    Rxnfc::new(ETHTOOL_SRXFH, flow, fields).ask(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +220,7 @@ mod tests {
         assert_eq!(mac(&name).unwrap_err().raw_os_error(), Some(libc::ENOTSUP));
         assert_eq!(receive_queues(&name).unwrap(), 1);
         assert!(driver(&name).is_ok() && is_up(&name).is_ok());
+        assert!(flow_hash("lo", FlowHash::Udp4).is_err() && set_flow_hash("lo", FlowHash::Udp6, 0).is_err());
         assert!(mtu("nosuchdevice").is_err() && set_queues("nosuchdevice", 1, 1).is_err());
     }
 }

@@ -13,6 +13,7 @@
 //! | [`sock`] | opening, binding and options of UDP sockets |
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
+//! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
 //! | [`netns`] | network namespaces and devices, for tests |
@@ -36,10 +37,12 @@
 
 pub mod addr;
 pub mod barrier;
+pub mod busy;
 pub mod capture;
 pub mod control;
 pub mod cpu;
 pub mod device;
+pub mod flock;
 pub mod hops;
 pub mod lend;
 pub mod linger;

@@ -154,6 +154,16 @@ impl Watch {
         Ok(())
     }
 
+    /// Lets waits look at the device of the watched sockets for `time` before they sleep: `EPIOCSPARAMS`, Linux 6.9; see
+    /// [`busy`](crate::busy).
+    ///
+    /// # Errors
+    /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above [`BUDGET`](crate::busy::BUDGET) without CAP_NET_ADMIN.
+    pub fn busy_poll(&self, time: Duration, budget: u16) -> io::Result<()> {
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        crate::busy::set_epoll(self.epoll.as_fd(), micros, budget)
+    }
+
     /// For other threads, to add sockets.
     ///
     /// # Errors

@@ -230,6 +230,40 @@ pub fn die_by(signal: i32) {
     }
 }
 
+/// What a thread waits for in a system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// It receives from, or reads, this descriptor.
+    Receive(i32),
+    /// It waits on this epoll instance.
+    Epoll(i32),
+}
+
+/// What `/proc/PID/task/TID/syscall` says of a thread of a program for this machine: number of the call, then its
+/// arguments in hexadecimal. `None` while it runs, or waits for something else.
+#[must_use]
+pub fn awaited(syscall: &str) -> Option<Awaited> {
+    const RECEIVE: [libc::c_long; 4] =
+        [libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_recvmmsg, libc::SYS_read];
+    const EPOLL: [libc::c_long; 2] = [libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
+    let mut words = syscall.split_whitespace();
+    let number: libc::c_long = words.next()?.parse().ok()?;
+    let first = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    // Of a descriptor, the lower half of the register counts.
+    let fd = first as u32 as i32;
+    #[cfg(target_arch = "x86_64")]
+    if number == libc::SYS_epoll_wait {
+        return Some(Awaited::Epoll(fd));
+    }
+    if RECEIVE.contains(&number) {
+        Some(Awaited::Receive(fd))
+    } else if EPOLL.contains(&number) {
+        Some(Awaited::Epoll(fd))
+    } else {
+        None
+    }
+}
+
 /// Whether a file has capabilities (`setcap(8)`).
 #[must_use]
 pub fn has_capabilities(path: &Path) -> bool {
@@ -305,6 +339,33 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn what_a_thread_waits_for_is_seen() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+        thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let socket = &socket;
+            scope.spawn(move || {
+                tell.send(crate::cpu::thread_id()).unwrap();
+                socket.recv(&mut [0]).unwrap();
+            });
+            let tid = told.recv().unwrap();
+            let path = format!("/proc/self/task/{tid}/syscall");
+            let start = std::time::Instant::now();
+            while awaited(&std::fs::read_to_string(&path).unwrap()) != Some(Awaited::Receive(fd)) {
+                assert!(start.elapsed() < Duration::from_secs(30));
+                thread::yield_now();
+            }
+            socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
+        });
+        for line in ["", "running", "-1 0x0 0x0", "x 0x3", "999999 0x3 0x0"] {
+            assert_eq!(awaited(line), None, "{line}");
+        }
+        let line = format!("{} 0xffffffff00000004 0x0", libc::SYS_epoll_pwait);
+        assert_eq!(awaited(&line), Some(Awaited::Epoll(4)));
     }
 
     #[test]

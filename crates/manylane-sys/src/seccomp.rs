@@ -1,6 +1,7 @@
 //! Forbidding system calls to the calling thread, as a container would: for tests of what happens then.
 
 use std::io;
+use std::os::fd::RawFd;
 
 /// What can be forbidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +10,10 @@ pub enum Call {
     UringSetup,
     /// Using one.
     UringEnter,
+    /// Registering something with one: the operation, such as 22 for a ring of buffers.
+    UringRegister(u32),
+    /// `recvmmsg(2)` from this descriptor.
+    ReceiveFrom(RawFd),
 }
 
 impl Call {
@@ -16,6 +21,19 @@ impl Call {
         match self {
             Self::UringSetup => libc::SYS_io_uring_setup,
             Self::UringEnter => libc::SYS_io_uring_enter,
+            Self::UringRegister(_) => libc::SYS_io_uring_register,
+            Self::ReceiveFrom(_) => libc::SYS_recvmmsg,
+        }
+    }
+
+    /// What has to be looked at besides the number: where in `struct seccomp_data`, and what is there.
+    fn argument(self) -> (u32, u32) {
+        let low = if cfg!(target_endian = "big") { 4 } else { 0 };
+        match self {
+            // The first argument, as far as an `int` goes, and the second.
+            Self::ReceiveFrom(fd) => (16 + low, fd as u32),
+            Self::UringRegister(operation) => (24 + low, operation),
+            Self::UringSetup | Self::UringEnter => (0, self.number() as u32),
         }
     }
 }
@@ -25,14 +43,25 @@ impl Call {
 /// # Errors
 /// What `prctl(2)` reports: `EINVAL` without `CONFIG_SECCOMP_FILTER`.
 pub fn forbid(call: Call) -> io::Result<()> {
+    refuse(call, libc::EPERM)
+}
+
+/// The same with the error `code`: `ENOSYS` or `EINVAL` is what a kernel says that does not have it.
+///
+/// # Errors
+/// As for [`forbid`].
+pub fn refuse(call: Call, code: i32) -> io::Result<()> {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_IF: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     // The number of the call is the first word of `struct seccomp_data`.
+    let (at, value) = call.argument();
     let mut program = [
         libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 },
-        libc::sock_filter { code: JUMP_IF, jt: 0, jf: 1, k: call.number() as u32 },
-        libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ERRNO | libc::EPERM as u32 },
+        libc::sock_filter { code: JUMP_IF, jt: 0, jf: 3, k: call.number() as u32 },
+        libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: at },
+        libc::sock_filter { code: JUMP_IF, jt: 0, jf: 1, k: value },
+        libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ERRNO | code as u32 },
         libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };

@@ -57,11 +57,12 @@ pub enum Reason {
     NoQueue = 17,
     Control = 18,
     Lender = 19,
+    Early = 20,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -82,6 +83,7 @@ impl Reason {
         Self::NoQueue,
         Self::Control,
         Self::Lender,
+        Self::Early,
     ];
 
     /// One word, for tables and documents.
@@ -133,6 +135,7 @@ impl Reason {
             Self::Lender => {
                 ("lender", "engine xdp: the launcher lent no queues (it is gone, or has no descriptors left)")
             }
+            Self::Early => ("early", "datagrams came in the moment in which lanes were made ahead of a fork"),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
 use std::time::Duration;
 
 use crate::addr::SockAddr;
@@ -88,7 +89,7 @@ pub fn about(fd: BorrowedFd<'_>) -> io::Result<About> {
     Ok(About { is_udp, only_v6, namespace })
 }
 
-fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) -> io::Result<()> {
+pub(crate) fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel reads `len` bytes of `value`, which lives across the call.
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) })?;
@@ -297,6 +298,19 @@ pub fn inode(fd: BorrowedFd<'_>) -> io::Result<u64> {
     use std::os::unix::fs::MetadataExt;
     let file = std::fs::File::from(fd.try_clone_to_owned()?);
     Ok(file.metadata()?.ino())
+}
+
+/// Sleeps until there is something to receive, or the socket is shut down, or for `timeout`, to the precision of the calling
+/// thread's timer slack (ppoll(2)). A signal ends it early.
+pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let time = libc::timespec {
+        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
+    };
+    // SAFETY: the kernel reads and writes one pollfd and reads `time`, which live across the call; a null signal mask
+    // leaves the mask alone. Its errors are those of arguments that are wrong.
+    unsafe { libc::ppoll(&raw mut poll, 1, &raw const time, ptr::null()) };
 }
 
 /// Waits until the socket can send, for at most `timeout`; true if it can.

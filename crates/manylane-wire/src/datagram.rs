@@ -150,20 +150,24 @@ impl Datagram {
             return false;
         }
         let Some(datagram) = frame.get(UDP4..UDP4 + length) else { return false };
-        let addresses = Sum::default().eight(ne64(head, IP + 12));
+        let ends = ne64(head, IP + 12);
+        let addresses = Sum::default().eight(ends);
         let header = addresses.eight(ne64(head, IP)).eight(ne32(head, IP + 8).into());
-        self.checksum = if header.holds() {
+        let field = be16(head, UDP4 + udp::CHECKSUM);
+        self.checksum = if !header.holds() {
+            Checksum::Wrong
+        } else if field == 0 {
+            Checksum::Right
+        } else {
             // Their own words of 16 bits, where they are in no other word that is summed.
             let protocol = ne32(&[0, udp::PROTOCOL, head[UDP4 + 4], head[UDP4 + 5]], 0);
-            match be16(head, UDP4 + 6) {
-                0 => Checksum::Right,
-                field => Checksum::of(addresses.eight(protocol.into()), datagram, field),
-            }
-        } else {
-            Checksum::Wrong
+            Checksum::of(addresses.eight(protocol.into()), datagram, field)
         };
-        self.ends = Ends::default();
-        self.ends.addresses[..8].copy_from_slice(&head[IP + 12..UDP4]);
+        // In place: these are most of the bytes that are written.
+        let (used, unused) = self.ends.addresses.split_at_mut(8);
+        used.copy_from_slice(&ends.to_ne_bytes());
+        unused.fill(0);
+        self.ends.is_v6 = false;
         self.traffic_class = head[IP + 1];
         self.end(head, UDP4, length);
         true
@@ -336,10 +340,13 @@ pub(crate) fn ne64<const N: usize>(head: &[u8; N], at: usize) -> u64 {
     u64::from_ne_bytes(chunk(head, at))
 }
 
-/// Some bytes of a header that has them.
+/// Some bytes of a header that has them: one load, if there are eight of them or fewer.
+///
+/// # Panics
+/// If it does not have them; where they are is known when this is compiled, so that nothing is left of that.
 #[inline]
 pub(crate) fn chunk<const M: usize, const N: usize>(head: &[u8; N], at: usize) -> [u8; M] {
-    std::array::from_fn(|index| head[at + index])
+    head[at..at + M].try_into().unwrap_or([0; M])
 }
 
 /// Whether these are the bytes of an IPv4 address that is mapped to IPv6 (`::ffff:a.b.c.d`).

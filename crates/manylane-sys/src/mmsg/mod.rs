@@ -6,5 +6,5 @@
 mod recv;
 mod send;
 
-pub use recv::{BackControls, Message, RecvOptions, RecvRing, Wait};
+pub use recv::{BackControls, Message, RecvOptions, RecvRing, Sums, Wait};
 pub use send::{MAX_PAYLOAD, SendBatch, SendOptions, SendRing};

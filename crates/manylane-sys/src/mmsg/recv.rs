@@ -174,6 +174,20 @@ impl RecvRing {
         (self.written, self.skipped) = (0, 0);
     }
 
+    /// What the messages of the last receive are together.
+    #[inline]
+    #[must_use]
+    pub fn sums(&self) -> Sums {
+        let mut sums = Sums::default();
+        for index in self.skipped..self.written {
+            let header = self.header(index);
+            let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            let has_control = self.control && header.msg_hdr.msg_controllen > 0;
+            sums.add((header.msg_len as usize).min(self.buffer), truncated, has_control);
+        }
+        sums
+    }
+
     fn header(&self, index: usize) -> &libc::mmsghdr {
         assert!(index < self.written);
         // SAFETY: the kernel has written this header and is done with it; writes need `&mut self`.
@@ -206,6 +220,26 @@ impl RecvRing {
             &[]
         };
         Message { data, full_len, truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0, peer, control }
+    }
+}
+
+/// What the messages of a receive are together: enough to count them where the kernel said nothing of any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// Bytes that fitted into the buffers.
+    pub bytes: usize,
+    /// Messages that were cut off.
+    pub truncated: usize,
+    /// Messages that came with control messages.
+    pub with_control: usize,
+}
+
+impl Sums {
+    #[inline]
+    pub(crate) fn add(&mut self, bytes: usize, truncated: bool, has_control: bool) {
+        self.bytes += bytes;
+        self.truncated += usize::from(truncated);
+        self.with_control += usize::from(has_control);
     }
 }
 

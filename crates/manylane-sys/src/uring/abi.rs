@@ -4,18 +4,26 @@ use std::mem::offset_of;
 
 /// What is submitted.
 pub(super) const OP_POLL_ADD: u8 = 6;
+pub(super) const OP_SENDMSG: u8 = 9;
 pub(super) const OP_RECVMSG: u8 = 10;
 pub(super) const OP_ASYNC_CANCEL: u8 = 14;
+/// Without a copy of the payload (Linux 6.1).
+pub(super) const OP_SENDMSG_ZC: u8 = 48;
 
 /// The descriptor is an index of the registered files.
 pub(super) const SQE_FIXED_FILE: u8 = 1 << 0;
 /// The kernel picks a buffer.
 pub(super) const SQE_BUFFER_SELECT: u8 = 1 << 5;
+/// No completion if it went well (Linux 5.17).
+pub(super) const SQE_SKIP_SUCCESS: u8 = 1 << 6;
 /// Cancels all that is under way (Linux 5.19).
 pub(super) const CANCEL_ALL: u32 = 1 << 0;
 pub(super) const CANCEL_ANY: u32 = 1 << 2;
 /// One receive, many completions (Linux 6.0 for recvmsg).
 pub(super) const RECV_MULTISHOT: u16 = 1 << 1;
+
+/// What entries carry whose completions say that something was cancelled.
+pub(super) const CANCEL: u64 = 2;
 
 pub(super) const SETUP_CQSIZE: u32 = 1 << 3;
 /// The ring starts disabled, so that another thread than its maker can become the one that submits (Linux 5.10).
@@ -46,12 +54,16 @@ pub(super) const SQ_TASKRUN: u32 = 1 << 2;
 /// Of the flags of a completion: its upper half names a buffer; more completions will follow.
 pub(super) const CQE_BUFFER: u32 = 1 << 0;
 pub(super) const CQE_MORE: u32 = 1 << 1;
+/// The kernel is done with the payload of a send without a copy.
+pub(super) const CQE_NOTIFY: u32 = 1 << 3;
 pub(super) const CQE_BUFFER_SHIFT: u32 = 16;
 
 pub(super) const REGISTER_FILES: u32 = 2;
 pub(super) const UNREGISTER_FILES: u32 = 3;
 pub(super) const REGISTER_ENABLE_RINGS: u32 = 12;
 pub(super) const REGISTER_PBUF_RING: u32 = 22;
+/// Linux 6.9.
+pub(super) const REGISTER_NAPI: u32 = 27;
 
 /// `struct io_uring_sqe`, as far as receiving and cancelling use it.
 #[derive(Clone, Copy, Default)]
@@ -147,6 +159,18 @@ pub(super) struct BufReg {
     pub(super) resv: [u64; 3],
 }
 
+/// `struct io_uring_napi`: how long waits look at the devices of the sockets that they are for.
+#[derive(Default)]
+#[repr(C)]
+pub(super) struct Napi {
+    pub(super) busy_poll_to: u32,
+    pub(super) prefer_busy_poll: u8,
+    pub(super) opcode: u8,
+    pub(super) pad: [u8; 2],
+    pub(super) op_param: u32,
+    pub(super) resv: u32,
+}
+
 /// `struct io_uring_getevents_arg`.
 #[repr(C)]
 pub(super) struct GetEventsArg {
@@ -184,6 +208,7 @@ const _: () = {
     assert!(offset_of!(Params, sq_off) == 40 && offset_of!(Params, cq_off) == 80);
     assert!(size_of::<Buf>() == 16 && offset_of!(Buf, tail) == 14);
     assert!(size_of::<BufReg>() == 40 && offset_of!(BufReg, bgid) == 12);
+    assert!(size_of::<Napi>() == 16 && offset_of!(Napi, op_param) == 8);
     assert!(size_of::<GetEventsArg>() == 24 && offset_of!(GetEventsArg, ts) == 16);
     assert!(size_of::<RecvmsgOut>() == 16);
 };

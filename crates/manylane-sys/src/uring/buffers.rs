@@ -53,6 +53,14 @@ impl Owners {
     }
 }
 
+/// A buffer that is the batch's: as long as this is there, the kernel does not write to it.
+#[derive(Debug)]
+pub(super) struct Held(u16);
+
+/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it (48 bytes, and with
+/// control messages three lines more) then starts a line of its own.
+pub(super) const LEAD: usize = 16;
+
 /// The buffers of one ring.
 pub(super) struct Buffers {
     ring: Mapping,
@@ -66,10 +74,10 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// Maps `count` buffers of `len` bytes, `stride` apart, registers them with `ring`, and gives all to the kernel.
+    /// Maps `count` buffers of `len` bytes, `stride` apart (with room for [`LEAD`] bytes more), registers them with `ring`, and gives all to the kernel.
     pub(super) fn new(ring: &Ring, count: usize, len: usize, stride: usize) -> io::Result<Self> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
-        if !(1..=MOST).contains(&count) || len > stride {
+        if !(1..=MOST).contains(&count) || len + LEAD > stride {
             return Err(invalid());
         }
         let entries = count.next_power_of_two();
@@ -83,20 +91,20 @@ impl Buffers {
         let owners = Owners::new(count);
         let mut buffers =
             Self { ring: map, memory, stride, len, mask: (entries - 1) as u16, tail: 0, owners };
-        (0..count).for_each(|id| buffers.give(id as u16));
+        (0..count).for_each(|id| buffers.give(Held(id as u16)));
         buffers.publish();
         Ok(buffers)
     }
 
-    /// The kernel has filled buffer `id`; false if that cannot be.
+    /// The kernel has filled buffer `id`; none if that cannot be.
     #[inline]
-    pub(super) fn take(&mut self, id: u16) -> bool {
-        self.owners.take(id)
+    pub(super) fn take(&mut self, id: u16) -> Option<Held> {
+        self.owners.take(id).then_some(Held(id))
     }
 
-    /// Gives buffer `id` to the kernel, as soon as it is told.
+    /// Gives a buffer to the kernel, as soon as it is told.
     #[inline]
-    pub(super) fn give(&mut self, id: u16) {
+    pub(super) fn give(&mut self, Held(id): Held) {
         if !self.owners.give(id) {
             return;
         }
@@ -117,25 +125,32 @@ impl Buffers {
     /// Tells the kernel of all that it was given.
     #[inline]
     pub(super) fn publish(&self) {
-        // SAFETY: the word lies inside the first entry of the mapping and is aligned; the kernel only loads it.
-        let tail = unsafe { AtomicU16::from_ptr(self.ring.as_ptr().add(offset_of!(Buf, tail)).cast()) };
-        tail.store(self.tail, Ordering::Release);
+        store_tail(&self.ring, self.tail);
     }
 
     fn at(&self, id: u16) -> *mut u8 {
-        self.memory.as_ptr().wrapping_add(usize::from(id) * self.stride)
+        self.memory.as_ptr().wrapping_add(usize::from(id) * self.stride + LEAD)
     }
 
-    /// The bytes of buffer `id`; none while it is the kernel's.
+    /// The bytes of a buffer.
+    ///
+    /// # Panics
+    /// If it is of a ring with more buffers.
     #[inline]
-    pub(super) fn bytes(&self, id: u16) -> &[u8] {
-        match self.owners.is_ours.get(usize::from(id)) {
-            // SAFETY: the range lies inside the mapping, which started zeroed. The kernel writes to the buffer only while it
-            // owns it, from `give` (which needs `&mut self`, so that no slice is left) to the completion that was seen by `take`.
-            Some(true) => unsafe { std::slice::from_raw_parts(self.at(id), self.len) },
-            _ => &[],
-        }
+    pub(super) fn bytes(&self, held: &Held) -> &[u8] {
+        assert!(usize::from(held.0) < self.owners.is_ours.len());
+        // SAFETY: checked above to lie inside the mapping, which started zeroed. The kernel writes to the buffer only while it
+        // owns it: from `give`, which takes what this borrows, to the completion that `take` made it from.
+        unsafe { std::slice::from_raw_parts(self.at(held.0), self.len) }
     }
+}
+
+/// Tells the kernel how many entries `ring` was given.
+#[inline]
+pub(super) fn store_tail(ring: &Mapping, given: u16) {
+    // SAFETY: the word lies inside the first entry of the mapping and is aligned; the kernel only loads it.
+    let tail = unsafe { AtomicU16::from_ptr(ring.as_ptr().add(offset_of!(Buf, tail)).cast()) };
+    tail.store(given, Ordering::Release);
 }
 
 #[cfg(test)]

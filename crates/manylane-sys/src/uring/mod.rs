@@ -15,6 +15,8 @@
 //! datagrams wait in the socket's queue, where they are counted and where others may take them.
 
 mod abi;
+mod bare;
+mod bare_send;
 mod buffers;
 mod recv;
 mod setup;
@@ -22,4 +24,6 @@ mod setup;
 #[cfg(all(test, not(miri)))]
 mod tests;
 
+pub use bare::{BareMultishot, BareOptions, BareShots};
+pub use bare_send::BareSends;
 pub use recv::{UringOptions, UringRecv};

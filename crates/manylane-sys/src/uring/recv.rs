@@ -16,17 +16,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::abi::{self, Cqe, RecvmsgOut, Sqe};
-use super::buffers::{Buffers, MOST};
+use super::buffers::{Buffers, Held, LEAD, MOST};
 use super::setup::Ring;
 use crate::addr::SockAddr;
 use crate::control;
 use crate::map::Fixed;
-use crate::mmsg::Message;
+use crate::mmsg::{Message, Sums};
 use crate::sock;
 
 /// What the entries carry, to tell their completions apart.
 const RECEIVE: u64 = 1;
-const CANCEL: u64 = 2;
 const SHUTDOWN: u64 = 3;
 /// How often one call arms a receive that ended at once.
 const TRIES: u32 = 10;
@@ -66,9 +65,8 @@ impl UringOptions {
 }
 
 /// One message of the batch: a checked view of a buffer, as numbers.
-#[derive(Clone, Copy)]
 struct Taken {
-    id: u16,
+    held: Held,
     truncated: bool,
     control: u16,
     len: u32,
@@ -92,6 +90,10 @@ pub struct UringRecv {
     options: UringOptions,
     now: Registered,
     batch: Vec<Taken>,
+    /// What the messages of the batch are together.
+    sums: Sums,
+    /// Where the payload starts: the same for all rings of this value.
+    payload_at: usize,
     /// The sizes of room before the payload, which the kernel reads when the receive is armed.
     header: Fixed<libc::msghdr>,
     /// Another ring, with the options of now, is to take over.
@@ -104,6 +106,8 @@ pub struct UringRecv {
     is_broken: bool,
     short: u64,
     taken_over: u64,
+    /// Microseconds that waits look at the device; 0 for not.
+    busy_poll: u32,
 }
 
 // SAFETY: the pointers in the header are null.
@@ -123,7 +127,7 @@ impl Registered {
         let completions = options.buffers + OTHERS;
         let ring = Ring::new(completions as u32, options.sqarray)?;
         let len = options.payload_at() + options.buffer;
-        let stride = len.next_multiple_of(64) + if options.buffer >= 4096 { STAGGER } else { 0 };
+        let stride = (len + LEAD).next_multiple_of(64) + if options.buffer >= 4096 { STAGGER } else { 0 };
         let buffers = Buffers::new(&ring, options.buffers, len, stride)?;
         Ok(Self { buffers, ring, is_owned: false, is_armed: false, is_shut: false })
     }
@@ -149,25 +153,8 @@ impl Registered {
     /// it was.
     fn cancel(&mut self) -> bool {
         // Of another thread's ring nothing can be ended. Nothing is taken out of the socket there, either.
-        self.is_owned = self.is_owned && self.try_cancel().is_ok();
+        self.is_owned = self.is_owned && self.ring.cancel().is_ok();
         self.is_owned
-    }
-
-    fn try_cancel(&mut self) -> io::Result<()> {
-        self.ring.put(Sqe {
-            opcode: abi::OP_ASYNC_CANCEL,
-            fd: -1,
-            msg_flags: abi::CANCEL_ALL | abi::CANCEL_ANY,
-            user_data: CANCEL,
-            ..Sqe::default()
-        });
-        for _ in 0..TRIES {
-            self.ring.enter(None)?;
-            if !self.ring.has_queued() && !self.ring.has_work() {
-                break;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -199,6 +186,8 @@ impl UringRecv {
             options,
             now: Registered::new(&options)?,
             batch: Vec::with_capacity(options.batch),
+            sums: Sums::default(),
+            payload_at: options.payload_at(),
             header: Fixed::new(header, 1),
             is_outdated: false,
             is_ending: false,
@@ -206,20 +195,41 @@ impl UringRecv {
             is_broken: false,
             short: 0,
             taken_over: 0,
+            busy_poll: 0,
         })
     }
 
-    /// Has other buffers from now on: so many, of so many bytes. What the present ones hold is handed out first.
+    /// Has other buffers from now on: so many, of so many bytes, for batches of so many messages. What the present ones hold
+    /// is handed out first, in batches of that size.
     ///
     /// # Errors
     /// `EINVAL` for a number that cannot be.
-    pub fn resize(&mut self, buffers: usize, buffer: usize) -> io::Result<()> {
-        if !(1..=MOST).contains(&buffers) {
+    pub fn resize(&mut self, batch: usize, buffers: usize, buffer: usize) -> io::Result<()> {
+        if !(1..=1024).contains(&batch) || !(1..=MOST).contains(&buffers) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        self.options = UringOptions { buffers, buffer, ..self.options };
+        self.batch.reserve(batch.saturating_sub(self.batch.len()));
+        self.options = UringOptions { batch, buffers, buffer, ..self.options };
         self.is_outdated = true;
         Ok(())
+    }
+
+    /// Lets waits look at the device of the socket for so many microseconds before they sleep (`IORING_REGISTER_NAPI`).
+    ///
+    /// # Errors
+    /// `EINVAL` before Linux 6.9.
+    pub fn busy_poll(&mut self, micros: u32) -> io::Result<()> {
+        self.now.ring.register_napi(micros)?;
+        self.busy_poll = micros;
+        Ok(())
+    }
+
+    /// Whether [`busy_poll`](Self::busy_poll) would do.
+    ///
+    /// # Errors
+    /// As there, and as for [`new`](Self::new).
+    pub fn try_busy_poll() -> io::Result<()> {
+        Ring::new(OTHERS as u32, false)?.register_napi(1)
     }
 
     /// How often the receive ended because there was no buffer. Nothing is lost by it.
@@ -312,9 +322,10 @@ impl UringRecv {
             return;
         }
         for taken in self.batch.drain(..) {
-            self.now.buffers.give(taken.id);
+            self.now.buffers.give(taken.held);
         }
         self.now.buffers.publish();
+        self.sums = Sums::default();
     }
 
     /// Another ring takes over from one of which all has been handed out; else what is left of it becomes the batch.
@@ -324,6 +335,10 @@ impl UringRecv {
         self.reap()?;
         if self.batch.is_empty() {
             self.now = Registered::new(&self.options)?;
+            if self.busy_poll > 0 {
+                // The last ring could.
+                self.now.ring.register_napi(self.busy_poll)?;
+            }
             self.is_outdated = false;
             self.taken_over += 1;
         }
@@ -356,8 +371,9 @@ impl UringRecv {
     #[inline]
     fn reap(&mut self) -> io::Result<()> {
         let mut outcome = Ok(());
+        let there = self.now.ring.there();
         while self.batch.len() < self.options.batch {
-            let Some(completion) = self.now.ring.peek() else { break };
+            let Some(completion) = self.now.ring.peek(there) else { break };
             if let Err(err) = self.look_at(completion) {
                 // The batch first: the completion stays.
                 if self.batch.is_empty() {
@@ -375,27 +391,48 @@ impl UringRecv {
 
     #[inline]
     fn look_at(&mut self, completion: Cqe) -> io::Result<()> {
+        const USUAL: u32 = abi::CQE_BUFFER | abi::CQE_MORE;
+        let is_usual = completion.flags & USUAL == USUAL && completion.res >= 0;
+        if !is_usual || completion.user_data != RECEIVE {
+            return self.look_closely(completion);
+        }
+        self.put_into_batch(completion);
+        Ok(())
+    }
+
+    /// Looks at anything but one message of many.
+    #[cold]
+    fn look_closely(&mut self, completion: Cqe) -> io::Result<()> {
         if completion.user_data != RECEIVE {
             self.now.is_shut |= completion.user_data == SHUTDOWN && completion.res > 0;
             return Ok(());
         }
-        let named = completion.flags & abi::CQE_BUFFER != 0;
-        let id = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
         if completion.res < 0 {
             self.ended(-completion.res)?;
         }
         // What says neither "more" nor anything bad is the last message: an empty datagram ends a receive.
         self.now.is_armed &= completion.flags & abi::CQE_MORE != 0;
-        if named && self.now.buffers.take(id) {
-            match self.view(id, completion.res) {
-                Some(taken) => self.batch.push(taken),
-                None => {
-                    self.now.buffers.give(id);
-                    self.now.buffers.publish();
-                }
-            }
+        if completion.flags & abi::CQE_BUFFER != 0 {
+            self.put_into_batch(completion);
         }
         Ok(())
+    }
+
+    #[inline]
+    fn put_into_batch(&mut self, completion: Cqe) {
+        let id = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
+        let Some(held) = self.now.buffers.take(id) else { return };
+        match view(self.now.buffers.bytes(&held), completion.res, self.payload_at) {
+            Some(view) => {
+                self.sums.add(view.len as usize, view.truncated, view.control > 0);
+                let View { truncated, control, len, full_len } = view;
+                self.batch.push(Taken { held, truncated, control, len, full_len });
+            }
+            None => {
+                self.now.buffers.give(held);
+                self.now.buffers.publish();
+            }
+        }
     }
 
     /// The receive ended with an error.
@@ -415,26 +452,11 @@ impl UringRecv {
         Ok(())
     }
 
-    /// Checks what the kernel wrote into buffer `id`, `written` bytes; none if it is no message.
+    /// What the messages of the last receive are together.
     #[inline]
-    fn view(&self, id: u16, written: i32) -> Option<Taken> {
-        let bytes = self.now.buffers.bytes(id).get(..usize::try_from(written).ok()?)?;
-        let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let out =
-            RecvmsgOut { namelen: word(0)?, controllen: word(4)?, payloadlen: word(8)?, flags: word(12)? };
-        let room = bytes.len().checked_sub(OUT + NAME + self.controls())?;
-        Some(Taken {
-            id,
-            truncated: out.flags & libc::MSG_TRUNC as u32 != 0,
-            control: out.controllen.min(self.controls() as u32) as u16,
-            len: out.payloadlen.min(room as u32),
-            full_len: out.payloadlen,
-        })
-    }
-
-    fn controls(&self) -> usize {
-        // Those of the next ring will be the same.
-        self.options.controls()
+    #[must_use]
+    pub fn sums(&self) -> Sums {
+        self.sums
     }
 
     /// Message `index` of the last receive.
@@ -444,14 +466,40 @@ impl UringRecv {
     #[inline]
     #[must_use]
     pub fn message(&self, index: usize) -> Message<'_> {
-        let taken = self.batch[index];
-        let bytes = self.now.buffers.bytes(taken.id);
-        // The lengths were checked when the message was taken; a buffer of another size is another ring's.
-        let (name, rest) = bytes.get(OUT..).unwrap_or_default().split_at_checked(NAME).unwrap_or_default();
-        let (control, payload) = rest.split_at_checked(self.controls()).unwrap_or_default();
-        let peer = SockAddr::within(name).unwrap_or(&SockAddr::EMPTY);
-        let data = payload.get(..taken.len as usize).unwrap_or_default();
-        let control = control.get(..usize::from(taken.control)).unwrap_or_default();
+        let taken = &self.batch[index];
+        let bytes = self.now.buffers.bytes(&taken.held);
+        // The lengths were checked when the message was taken, against buffers of this very size.
+        let start = self.payload_at;
+        let data = bytes.get(start..start + taken.len as usize).unwrap_or_default();
+        let peer = bytes.get(OUT..).and_then(SockAddr::within).unwrap_or(&SockAddr::EMPTY);
+        let control = match taken.control {
+            0 => &[],
+            len => bytes.get(OUT + NAME..OUT + NAME + usize::from(len)).unwrap_or_default(),
+        };
         Message::new(data, taken.full_len as usize, taken.truncated, peer, control)
     }
+}
+
+/// What is said of a message in its buffer.
+struct View {
+    truncated: bool,
+    control: u16,
+    len: u32,
+    full_len: u32,
+}
+
+/// Checks what the kernel wrote into a buffer, `written` bytes, with the payload at `payload_at`; none if it is no message.
+#[inline]
+fn view(bytes: &[u8], written: i32, payload_at: usize) -> Option<View> {
+    let bytes = bytes.get(..usize::try_from(written).ok()?)?;
+    let room = bytes.len().checked_sub(payload_at)?;
+    let out: &[u8; OUT] = bytes.first_chunk()?;
+    let word = |at: usize| u32::from_ne_bytes([out[at], out[at + 1], out[at + 2], out[at + 3]]);
+    let out = RecvmsgOut { namelen: word(0), controllen: word(4), payloadlen: word(8), flags: word(12) };
+    Some(View {
+        truncated: out.flags & libc::MSG_TRUNC as u32 != 0,
+        control: out.controllen.min((payload_at - OUT - NAME) as u32) as u16,
+        len: out.payloadlen.min(room as u32),
+        full_len: out.payloadlen,
+    })
 }

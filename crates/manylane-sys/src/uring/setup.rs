@@ -24,6 +24,9 @@ use super::abi::{self, Cqe, GetEventsArg, Params, Sqe, Timespec};
 /// Entries for submissions: a receive, or its cancellation.
 const SUBMISSIONS: u32 = 4;
 
+/// Calls after which what is under way counts as ended.
+const CANCEL_TRIES: u32 = 10;
+
 /// A part of the ring's file, mapped.
 struct Part {
     base: NonNull<u8>,
@@ -93,24 +96,29 @@ impl AsFd for Ring {
 impl Ring {
     /// Makes a ring with room for `completions`, disabled; with an array of indices, as before Linux 6.6, if asked for.
     pub(super) fn new(completions: u32, sqarray: bool) -> io::Result<Self> {
+        Self::sized(SUBMISSIONS, completions, sqarray)
+    }
+
+    /// The same with room for `submissions`.
+    pub(super) fn sized(submissions: u32, completions: u32, sqarray: bool) -> io::Result<Self> {
         let flags = abi::SETUP_CQSIZE
             | abi::SETUP_R_DISABLED
             | abi::SETUP_SINGLE_ISSUER
             | abi::SETUP_DEFER_TASKRUN
             | abi::SETUP_TASKRUN_FLAG;
         if !sqarray {
-            match Self::with(completions, flags | abi::SETUP_NO_SQARRAY) {
+            match Self::with(submissions, completions, flags | abi::SETUP_NO_SQARRAY) {
                 Err(err) if err.raw_os_error() == Some(libc::EINVAL) => {}
                 done => return done,
             }
         }
-        Self::with(completions, flags)
+        Self::with(submissions, completions, flags)
     }
 
-    fn with(completions: u32, flags: u32) -> io::Result<Self> {
+    fn with(submissions: u32, completions: u32, flags: u32) -> io::Result<Self> {
         let mut params = Params { flags, cq_entries: completions, ..Params::default() };
         // SAFETY: the kernel reads and writes `params`, which lives across the call.
-        let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, SUBMISSIONS, &raw mut params) };
+        let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, submissions, &raw mut params) };
         let raw = crate::check(raw as libc::c_int)?;
         // SAFETY: the descriptor is new and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
@@ -160,6 +168,24 @@ impl Ring {
         self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1)
     }
 
+    /// Ends all that is under way; what it has brought is among the completions then.
+    pub(super) fn cancel(&mut self) -> io::Result<()> {
+        self.put(Sqe {
+            opcode: abi::OP_ASYNC_CANCEL,
+            fd: -1,
+            msg_flags: abi::CANCEL_ALL | abi::CANCEL_ANY,
+            user_data: abi::CANCEL,
+            ..Sqe::default()
+        });
+        for _ in 0..CANCEL_TRIES {
+            self.enter(None)?;
+            if !self.has_queued() && !self.has_work() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Lets go of the file. Closing the ring does so, too, but some time later.
     pub(super) fn unregister_file(&self) -> io::Result<()> {
         self.register(abi::UNREGISTER_FILES, ptr::null(), 0)
@@ -168,6 +194,13 @@ impl Ring {
     /// Registers the ring of buffers that `what` describes.
     pub(super) fn register_buffers(&self, what: &abi::BufReg) -> io::Result<()> {
         self.register(abi::REGISTER_PBUF_RING, ptr::from_ref(what).cast(), 1)
+    }
+
+    /// Lets waits look at the devices of the sockets for so many microseconds before they sleep (Linux 6.9).
+    pub(super) fn register_napi(&self, micros: u32) -> io::Result<()> {
+        // The kernel writes what was in force into it, which nobody reads.
+        let mut what = abi::Napi { busy_poll_to: micros, prefer_busy_poll: 1, ..abi::Napi::default() };
+        self.register(abi::REGISTER_NAPI, (&raw mut what).cast_const().cast(), 1)
     }
 
     fn register(&self, what: u32, arg: *const u8, count: u32) -> io::Result<()> {
@@ -203,12 +236,12 @@ impl Ring {
 
     /// Submits what was put in and lets the kernel do its work; with `wait`, until there is a completion, or so long.
     ///
-    /// A wait that nothing ended, or a signal, is no error.
+    /// A wait that nothing ended, or a signal, is no error. [`Duration::MAX`] is without a bound, and without a timer.
     ///
     /// # Errors
     /// `EEXIST` in another thread than the ring's owner; else the ring cannot be used any more.
     pub(super) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
-        let time = wait.map(|time| Timespec {
+        let time = wait.filter(|time| *time != Duration::MAX).map(|time| Timespec {
             sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
             nsec: time.subsec_nanos().into(),
         });
@@ -245,11 +278,16 @@ impl Ring {
         Ok(())
     }
 
-    /// The next completion; stays until [`pop`](Self::pop).
+    /// How far the kernel has come with completions: the mark for [`peek`](Self::peek).
     #[inline]
-    pub(super) fn peek(&self) -> Option<Cqe> {
+    pub(super) fn there(&self) -> u32 {
         // SAFETY: as in `put`.
-        let there = unsafe { self.cq_tail.as_ref() }.load(Ordering::Acquire);
+        unsafe { self.cq_tail.as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// The next completion before the mark `there`; stays until [`pop`](Self::pop).
+    #[inline]
+    pub(super) fn peek(&self, there: u32) -> Option<Cqe> {
         if there == self.taken {
             return None;
         }

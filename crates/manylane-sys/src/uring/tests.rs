@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use super::{UringOptions, UringRecv};
+use super::{BareMultishot, BareOptions, BareSends, BareShots, UringOptions, UringRecv};
 use crate::measure::Watch;
 use crate::mmsg::{RecvOptions, RecvRing, Wait};
 use crate::seccomp::{self, Call};
@@ -181,7 +181,7 @@ fn other_buffers_take_over_and_nothing_is_lost() {
         send(&client, round * 100..(round + 1) * 100);
         // In the midst of it, with a batch in hand and completions in the ring.
         got.extend(batch(&mut recv, server.as_fd(), None));
-        recv.resize(buffers, buffer).unwrap();
+        recv.resize(OPTIONS.batch, buffers, buffer).unwrap();
         got.extend(drain(&mut recv, server.as_fd()));
     }
     assert_eq!(got, (0..400).collect::<Vec<_>>());
@@ -386,5 +386,136 @@ fn sizes_that_cannot_be_are_refused() {
         let err = UringRecv::new(UringOptions { batch, buffers, ..OPTIONS }).map(drop).unwrap_err();
         assert_eq!(err.raw_os_error(), Some(libc::EINVAL));
     }
-    assert!(ring(OPTIONS).resize(0, 1).is_err());
+    for (batch, buffers) in [(0, 1), (1025, 1), (1, 0), (1, 1 << 16)] {
+        assert!(ring(OPTIONS).resize(batch, buffers, 1).is_err());
+    }
+}
+
+#[test]
+fn larger_batches_and_smaller_ones_lose_nothing() {
+    let (server, client) = pair();
+    let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
+    let mut got = Vec::new();
+    for (round, batch) in (0..).zip([64, 1, 1024, 3]) {
+        send(&client, round * 100..(round + 1) * 100);
+        got.extend(super::tests::batch(&mut recv, server.as_fd(), None));
+        recv.resize(batch, 200, 64).unwrap();
+        // What the old ring holds first, then as much as fits.
+        loop {
+            let some = super::tests::batch(&mut recv, server.as_fd(), None);
+            assert!(some.len() <= batch);
+            if some.is_empty() {
+                break;
+            }
+            got.extend(some);
+        }
+    }
+    assert_eq!(got, (0..400).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
+    let (server, client) = pair();
+    let mut recv = ring(OPTIONS);
+    assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
+    for round in 0..10 {
+        // Nobody is there: the kernel keeps the refusal for the next call on the socket, whichever it is.
+        let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        server.connect(nobody).unwrap();
+        server.send(b"anybody?").unwrap();
+        server.connect(client.local_addr().unwrap()).unwrap();
+        let range = round * 50..(round + 1) * 50;
+        send(&client, range.clone());
+        let mut got = Vec::new();
+        while got.len() < range.len() {
+            let some = batch(&mut recv, server.as_fd(), Some(PATIENCE));
+            assert!(!some.is_empty(), "round {round}: {} came", got.len());
+            got.extend(some);
+        }
+        assert_eq!(got, range.collect::<Vec<_>>());
+    }
+    assert!(!recv.is_broken());
+}
+
+#[test]
+fn what_is_written_by_hand_receives_the_same() {
+    let (server, client) = pair();
+    let options = BareOptions { batch: 16, buffer: 64, control: false };
+    let mut multishot = BareMultishot::new(server.as_fd(), options).unwrap();
+    let mut shots = BareShots::new(server.as_fd(), options).unwrap();
+    let (mut got, mut last) = (Vec::new(), 0);
+    for round in 0..40 {
+        send(&client, round * 100..(round + 1) * 100);
+        let all = (round + 1) as usize * 100;
+        let mut in_vain = 0;
+        while got.len() < all && in_vain < 100 {
+            last = if round % 2 == 0 { multishot.recv(None).unwrap() } else { shots.recv().unwrap() };
+            let data = |index| {
+                if round % 2 == 0 { multishot.message(index).data } else { shots.message(index).data }
+            };
+            got.extend((0..last).map(|index| number(data(index))));
+            in_vain = if last == 0 { in_vain + 1 } else { 0 };
+        }
+    }
+    assert!(last > 0);
+    // Of two that receive in turn, each empties the socket; the multishot may have taken more than it has handed out.
+    got.sort_unstable();
+    assert_eq!(got, (0..4000).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_sent_by_hand_arrives() {
+    let (server, client) = pair();
+    let peer = crate::addr::SockAddr::from(server.local_addr().unwrap());
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut plain = RecvRing::new(RecvOptions { batch: 64, buffer: 64, control: false }).unwrap();
+    for zero_copy in [false, true] {
+        let mut sends = BareSends::new(socket.as_fd(), 16, zero_copy).unwrap();
+        let payloads: Vec<[u8; 4]> = (0..16_u32).map(u32::to_ne_bytes).collect();
+        for _ in 0..20 {
+            assert_eq!(sends.send(&peer, payloads.iter().map(|payload| &payload[..])).unwrap(), 16);
+            assert_eq!(plain.recv(server.as_fd(), Wait::Never).unwrap(), 16);
+            let got: Vec<u32> = (0..16).map(|index| number(plain.message(index).data)).collect();
+            assert_eq!(got, (0..16).collect::<Vec<_>>());
+        }
+    }
+    drop(client);
+}
+
+#[test]
+fn what_a_kernel_lacks_is_told() {
+    const FILES: u32 = 2;
+    const ENABLE: u32 = 12;
+    const BUFFERS: u32 = 22;
+    let refusals = [
+        (Call::UringSetup, libc::ENOSYS),
+        (Call::UringSetup, libc::EINVAL),
+        (Call::UringSetup, libc::ENOMEM),
+        (Call::UringRegister(BUFFERS), libc::EINVAL),
+        (Call::UringRegister(ENABLE), libc::EINVAL),
+        (Call::UringRegister(FILES), libc::ENOMEM),
+    ];
+    for (call, code) in refusals {
+        let (server, client) = pair();
+        send(&client, 0..10);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                seccomp::refuse(call, code).unwrap();
+                let made = UringRecv::new(OPTIONS);
+                let is_later = matches!(call, Call::UringRegister(FILES | ENABLE));
+                let err = match made {
+                    Ok(mut recv) => {
+                        assert!(is_later, "{call:?}");
+                        let err = recv.recv(server.as_fd(), None).unwrap_err();
+                        assert!(recv.is_broken());
+                        err
+                    }
+                    Err(err) => err,
+                };
+                assert_eq!(err.raw_os_error(), Some(code), "{call:?}");
+            });
+        });
+        let mut plain = RecvRing::new(RecvOptions { batch: 16, buffer: 64, control: false }).unwrap();
+        assert_eq!(plain.recv(server.as_fd(), Wait::Never).unwrap(), 10);
+    }
 }

@@ -15,6 +15,9 @@ use super::ring::{Consumer, Producer};
 use super::send::{Payloads, Sender};
 use super::{Census, QueueOptions};
 
+/// Receives that a quiet member may leave out before it looks at all of its queue again.
+const PASSES: u32 = 64;
+
 /// What came of asking the kernel to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kick {
@@ -54,6 +57,9 @@ pub(super) struct Core {
     batch: Box<[Packet]>,
     len: usize,
     assembly: Assembly,
+    /// Nothing was there, nothing is missing, and nothing comes back: a receive has to look at the ring and no further, so
+    /// many times.
+    quiet: u32,
 }
 
 impl Core {
@@ -73,6 +79,7 @@ impl Core {
             batch: vec![Packet::NONE; options.batch].into(),
             len: 0,
             assembly,
+            quiet: 0,
         })
     }
 
@@ -84,6 +91,12 @@ impl Core {
     /// See [`Queue::receive`](super::Queue::receive).
     #[inline]
     pub(super) fn receive(&mut self, bell: &dyn Bell, most: usize) -> usize {
+        // Otherwise the kernel works without being asked.
+        let is_asked = bell.is_zero_copy() || bell.is_busy_polling();
+        if self.quiet > 0 && !is_asked && self.rx.is_empty() {
+            self.quiet -= 1;
+            return 0;
+        }
         let Outgoing { pool, me, purse, .. } = &mut self.out;
         let (pool, me) = (Arc::as_ref(pool), *me);
         let mut locked = pool.lock();
@@ -129,7 +142,9 @@ impl Core {
         }
         self.rx.release();
         locked.restock(me, purse, self.batch.len());
+        let is_quiet = self.len == 0 && locked.is_settled(me, purse);
         drop(locked);
+        self.quiet = if is_quiet { PASSES } else { 0 };
         if self.assembly.has_parts() {
             self.assembly.finish(me, pool);
         }
@@ -167,6 +182,8 @@ impl Core {
     /// See [`Queue::split`](super::Queue::split).
     #[inline]
     pub(super) fn split<'a>(&'a mut self, bell: &'a dyn Bell) -> (Payloads<'a>, Sender<'a>) {
+        // What is sent comes back.
+        self.quiet = 0;
         let payloads = Payloads::new(&self.batch[..self.len]);
         (payloads, Sender::new(payloads, &mut self.out, bell))
     }

@@ -323,6 +323,15 @@ impl Locked<'_> {
         granted
     }
 
+    /// Whether nothing is to be done for a member: the kernel has all frames that it should have to receive into, and what
+    /// is granted to the member is in its purse, so that nothing of its comes back.
+    #[inline]
+    pub(super) fn is_settled(&self, me: Member, purse: &Purse) -> bool {
+        let granted = self.inner.accounts.get(usize::from(me)).map_or(0, |account| account.granted);
+        self.inner.filling >= self.inner.receiving
+            && granted as usize == purse.credits as usize + purse.supply.len()
+    }
+
     #[inline]
     fn give_credit(&mut self, member: Member, count: u32) {
         let inner = &mut *self.inner;

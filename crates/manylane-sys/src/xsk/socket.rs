@@ -13,12 +13,9 @@ use super::outgoing::METADATA;
 use super::pool::PoolRings;
 use super::ring::{Consumer, Producer, RingMemory, Slot};
 use super::{Mode, QueueOptions, Statistics};
-use crate::{check, sock};
+use crate::{busy, check, sock};
 
 /// Of asm-generic/socket.h; the libc crate does not have all of them.
-const SO_BUSY_POLL: c_int = 46;
-const SO_PREFER_BUSY_POLL: c_int = 69;
-const SO_BUSY_POLL_BUDGET: c_int = 70;
 /// Of linux/if_xdp.h (Linux 6.17): packets that one call sends at most when it copies, 32 by default.
 const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
@@ -188,16 +185,8 @@ impl Socket {
 
     /// See [`Queue::busy_poll`](super::Queue::busy_poll).
     pub(super) fn busy_poll(&self, micros: u32, budget: u32) -> io::Result<()> {
-        let optional = |name, value: u32| match self.set(libc::SOL_SOCKET, name, value) {
-            Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
-            result => result,
-        };
-        optional(SO_PREFER_BUSY_POLL, u32::from(micros > 0))?;
-        self.set(libc::SOL_SOCKET, SO_BUSY_POLL, micros)?;
+        busy::set(self.fd.as_fd(), micros, u16::try_from(budget).unwrap_or(u16::MAX))?;
         self.busy.set(micros > 0);
-        if micros > 0 && budget > 0 {
-            optional(SO_BUSY_POLL_BUDGET, budget)?;
-        }
         Ok(())
     }
 

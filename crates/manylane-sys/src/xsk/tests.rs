@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::QueueOptions;
-use super::core::Kick;
+use super::core::{Core, Kick};
 use super::mock::{self, HEADROOM, options};
 use super::queue::{Queue, Step};
 
@@ -42,6 +42,35 @@ fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
     mock.kernel.borrow_mut().complete(0);
     core.receive(&mock, 4);
     assert_eq!((core.census().filling, core.census().free, core.census().invalid), (8, 8, 0));
+}
+
+/// A member that has found nothing looks at its ring alone from then on, and misses nothing by it.
+#[test]
+fn a_quiet_member_receives_sends_and_takes_back_as_any_other() {
+    let (mock, mut core) = mock::open(options(16, 8, 8, 4));
+    let quiet = |core: &mut Core| (0..200).for_each(|_| assert_eq!(core.receive(&mock, 4), 0));
+    for number in 0..20 {
+        quiet(&mut core);
+        assert!(mock.kernel.borrow_mut().receive(&packet(number, 60)));
+        assert!(core.has_received());
+        assert_eq!(core.receive(&mock, 4), 1);
+        assert_eq!(core.packet(0), packet(number, 60));
+        // The batch ends, whether or not anything else is there.
+        quiet(&mut core);
+        assert_eq!((core.census().filling, core.census().free), (8, 8));
+        // What is sent without a batch comes back, at once or however late.
+        let (_, mut sender) = core.split(&mock);
+        let fresh = sender.take().unwrap();
+        assert!(sender.send_fresh(fresh, 60).is_ok());
+        assert_eq!(sender.flush().unwrap(), 0);
+        if number % 2 == 1 {
+            quiet(&mut core);
+        }
+        assert_eq!(core.census().sending, 1);
+        mock.kernel.borrow_mut().complete(0);
+        assert_eq!(core.receive(&mock, 4), 0);
+        assert_eq!((core.census().sending, core.census().free, core.census().invalid), (0, 8, 0));
+    }
 }
 
 #[test]
@@ -145,7 +174,7 @@ fn a_frame_that_is_dropped_stays_counted() {
 #[test]
 fn flush_goes_on_as_long_as_the_kernel_gets_on() {
     let (mock, mut core) = mock::open(options(64, 16, 32, 16));
-    let send = |core: &mut super::core::Core, count| {
+    let send = |core: &mut Core, count| {
         let mut sender = core.split(&mock).1;
         for _ in 0..count {
             let fresh = sender.take().unwrap();
