@@ -16,7 +16,7 @@ pub struct Variant {
     pub engine: Engine,
     /// Whether XDP is behind the driver.
     pub generic: bool,
-    /// Queues of the device that the server is reached by, with engine `xdp`.
+    /// Queues of the device that the server is reached by; 0 over loopback.
     pub queues: u32,
     /// Whether trains are received as one message.
     pub gro: bool,
@@ -24,6 +24,8 @@ pub struct Variant {
     pub gso: bool,
     /// What enforces the steering.
     pub by: SteeringBy,
+    /// What lanes do while there is nothing, as text.
+    pub wait: &'static str,
 }
 
 impl Variant {
@@ -34,9 +36,13 @@ impl Variant {
         let addr = addr.to_socket_addrs().unwrap().next().unwrap();
         let mut builder = Builder::new(place::at(addr)).unwrap();
         builder.lanes(2).engine(self.engine).gro(self.gro).gso(self.gso).steering_by(self.by);
-        if self.is_xdp() {
+        builder.wait(self.wait.parse().unwrap());
+        if self.queues > 0 {
             // The fragments of a large datagram take several times its size.
-            builder.xdp_generic(self.generic).recv_buffer(4 << 20);
+            builder.recv_buffer(4 << 20);
+        }
+        if self.is_xdp() {
+            builder.xdp_generic(self.generic);
         }
         builder
     }
@@ -61,6 +67,8 @@ impl Variant {
         if self.is_xdp() {
             let by_xdp = self.run_in_testbed(check);
             assert_ne!(by_xdp, Some(0), "nothing came past the kernel's stack");
+        } else if self.queues > 0 {
+            self.run_in_testbed(check);
         } else if self.by != SteeringBy::Ebpf || need_ebpf(self.test) {
             check(&self);
         }
@@ -98,18 +106,18 @@ macro_rules! on_every_variant {
         mod loopback_mmsg {$(
             mod $name {
                 $crate::on_every_variant!(@tests $name, Mmsg, ("loopback_mmsg", run, 0, false),
-                    ebpf: true, true, Ebpf;
-                    ebpf_no_gro: false, true, Ebpf;
-                    ebpf_no_gso: true, false, Ebpf;
-                    ebpf_no_gro_no_gso: false, false, Ebpf;
-                    classic: true, true, ClassicBpf;
-                    classic_no_gro: false, true, ClassicBpf;
-                    classic_no_gso: true, false, ClassicBpf;
-                    classic_no_gro_no_gso: false, false, ClassicBpf;
-                    kernel: true, true, Kernel;
-                    kernel_no_gro: false, true, Kernel;
-                    kernel_no_gso: true, false, Kernel;
-                    kernel_no_gro_no_gso: false, false, Kernel;
+                    ebpf: true, true, Ebpf, "sleep";
+                    ebpf_no_gro: false, true, Ebpf, "sleep";
+                    ebpf_no_gso: true, false, Ebpf, "sleep";
+                    ebpf_no_gro_no_gso: false, false, Ebpf, "spin:200";
+                    classic: true, true, ClassicBpf, "sleep";
+                    classic_no_gro: false, true, ClassicBpf, "adaptive";
+                    classic_no_gso: true, false, ClassicBpf, "busy-poll";
+                    classic_no_gro_no_gso: false, false, ClassicBpf, "sleep";
+                    kernel: true, true, Kernel, "adaptive";
+                    kernel_no_gro: false, true, Kernel, "spin:200";
+                    kernel_no_gso: true, false, Kernel, "sleep";
+                    kernel_no_gro_no_gso: false, false, Kernel, "busy-poll";
                 );
             }
         )*}
@@ -118,10 +126,19 @@ macro_rules! on_every_variant {
         mod loopback_uring {$(
             mod $name {
                 $crate::on_every_variant!(@tests $name, Uring, ("loopback_uring", run, 0, false),
-                    ebpf: true, true, Ebpf;
-                    ebpf_no_gro: false, true, Ebpf;
-                    classic_no_gro_no_gso: false, false, ClassicBpf;
-                    kernel: true, true, Kernel;
+                    ebpf: true, true, Ebpf, "sleep";
+                    ebpf_no_gro: false, true, Ebpf, "busy-poll";
+                    classic_no_gro_no_gso: false, false, ClassicBpf, "spin:200";
+                    kernel: true, true, Kernel, "adaptive";
+                );
+            }
+        )*}
+
+        // Between two hosts, over a device with one queue: what arrives together is then one batch, as over loopback.
+        mod netns_uring {$(
+            mod $name {
+                $crate::on_every_variant!(@tests $name, Uring, ("netns_uring", run, 1, false),
+                    ebpf: true, true, Ebpf, "sleep";
                 );
             }
         )*}
@@ -130,26 +147,26 @@ macro_rules! on_every_variant {
         mod netns_xdp {$(
             mod $name {
                 $crate::on_every_variant!(@run $name, $($queues)? $(no $how)?,
-                    native: true, true, Ebpf, false;
-                    native_no_gro_no_gso: false, false, Kernel, false;
-                    generic: true, true, Ebpf, true;
+                    native: true, true, Ebpf, false, "sleep";
+                    native_no_gro_no_gso: false, false, Kernel, false, "adaptive";
+                    generic: true, true, Ebpf, true, "busy-poll";
                 );
             }
         )*}
     };
-    (@run $name:ident, , $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal;)*) => {$(
-        $crate::on_every_variant!(@tests $name, Xdp, ("netns_xdp", run, 4, $generic), $test: $gro, $gso, $by;);
+    (@run $name:ident, , $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal, $wait:literal;)*) => {$(
+        $crate::on_every_variant!(@tests $name, Xdp, ("netns_xdp", run, 4, $generic), $test: $gro, $gso, $by, $wait;);
     )*};
-    (@run $name:ident, no traffic, $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal;)*) => {$(
+    (@run $name:ident, no traffic, $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal, $wait:literal;)*) => {$(
         $crate::on_every_variant!(
-            @tests $name, Xdp, ("netns_xdp", run_without_traffic, 4, $generic), $test: $gro, $gso, $by;
+            @tests $name, Xdp, ("netns_xdp", run_without_traffic, 4, $generic), $test: $gro, $gso, $by, $wait;
         );
     )*};
-    (@run $name:ident, $queues:literal, $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal;)*) => {$(
-        $crate::on_every_variant!(@tests $name, Xdp, ("netns_xdp", run, $queues, $generic), $test: $gro, $gso, $by;);
+    (@run $name:ident, $queues:literal, $($test:ident: $gro:literal, $gso:literal, $by:ident, $generic:literal, $wait:literal;)*) => {$(
+        $crate::on_every_variant!(@tests $name, Xdp, ("netns_xdp", run, $queues, $generic), $test: $gro, $gso, $by, $wait;);
     )*};
     (@tests $name:ident, $engine:ident, ($module:literal, $run:ident, $queues:literal, $generic:literal),
-        $($test:ident: $gro:literal, $gso:literal, $by:ident;)*) => {$(
+        $($test:ident: $gro:literal, $gso:literal, $by:ident, $wait:literal;)*) => {$(
         #[test]
         fn $test() {
             let variant = $crate::Variant {
@@ -160,6 +177,7 @@ macro_rules! on_every_variant {
                 gro: $gro,
                 gso: $gso,
                 by: manylane::SteeringBy::$by,
+                wait: $wait,
             };
             variant.$run(super::super::every_variant::$name);
         }
@@ -207,7 +225,16 @@ impl Variant {
     /// An engine with its defaults.
     #[must_use]
     pub fn of(test: &'static str, engine: Engine, queues: u32) -> Self {
-        Self { test, engine, generic: false, queues, gro: true, gso: true, by: SteeringBy::Auto }
+        Self {
+            test,
+            engine,
+            generic: false,
+            queues,
+            gro: true,
+            gso: true,
+            by: SteeringBy::Auto,
+            wait: "sleep",
+        }
     }
 }
 

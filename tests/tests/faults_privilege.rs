@@ -5,9 +5,10 @@
 mod faults_support;
 
 use std::fs;
+use std::time::Duration;
 
 use faults_support::{Child, NOBODY, is, is_root};
-use manylane::{Builder, ErrorKind, Steering, SteeringBy, probe};
+use manylane::{Builder, Engine, ErrorKind, Steering, SteeringBy, WaitPolicy, probe};
 use manylane_testbed::{Layout, Testbed, skip};
 use manylane_tests::{Client, Hands, settled};
 
@@ -61,6 +62,28 @@ fn child_steers_without_ebpf() {
 fn loopback_fault_without_ebpf_classic_bpf_steps_in() {
     // As root this is a process of another user; without root it is what this user meets anyway.
     Child::run("child_steers_without_ebpf", Some(NOBODY));
+}
+
+#[test]
+#[ignore = "started by loopback_fault_without_privileges_the_program_looks_instead_of_the_kernel"]
+fn child_wants_the_kernel_to_look() {
+    if !is("child_wants_the_kernel_to_look") {
+        return;
+    }
+    let time = Duration::from_micros(70);
+    let socket = builder().engine(Engine::Mmsg).lanes(1).wait(WaitPolicy::BusyPoll(time)).open().unwrap();
+    let waiting = socket.waiting();
+    assert_eq!(waiting.policy, WaitPolicy::Spin(time));
+    let why = waiting.why.unwrap();
+    assert!(why.contains("SO_BUSY_POLL") && why.contains("CAP_NET_ADMIN"), "{why}");
+    let mut lane = socket.into_lanes().remove(0);
+    Client::to(lane.local_addr()).send(b"comes");
+    assert_eq!(lane.recv_timeout(Duration::from_secs(30)).unwrap().batch.len(), 1);
+}
+
+#[test]
+fn loopback_fault_without_privileges_the_program_looks_instead_of_the_kernel() {
+    Child::run("child_wants_the_kernel_to_look", Some(NOBODY));
 }
 
 #[test]

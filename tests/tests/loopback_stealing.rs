@@ -2,9 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Instant;
+use std::{fs, mem, thread};
+
 use manylane::SteeringBy::{ClassicBpf, Ebpf};
-use manylane::{Builder, Engine, LaneId, Steering, SteeringBy, key_hash};
-use manylane_tests::{Client, Hands, PATIENCE, Slow, backends, need_uring};
+use manylane::{Batch, Builder, Engine, LaneId, Outbox, Steering, SteeringBy, key_hash};
+use manylane_sys::seccomp::{self, Call};
+use manylane_tests::{Client, Hands, PATIENCE, Serving, Slow, backends, need_uring};
 
 const KEY: Steering = Steering::Key { offset: 0, len: 4 };
 
@@ -67,7 +74,7 @@ fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
                 if handled.try_recv().is_ok() {
                     break true;
                 }
-                std::thread::yield_now();
+                thread::yield_now();
             };
             if !stolen {
                 break;
@@ -86,6 +93,77 @@ fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
         let total = counters.total();
         assert_eq!((total.delivered, total.stolen), (100 + early, 100 + early - 1));
         assert_eq!((total.arrived(), total.kernel_dropped, total.discarded), (100 + early, 0, 0));
+    }
+}
+
+/// The descriptor of the socket of this process at `port` that has something queued.
+fn queued_at(port: u16) -> RawFd {
+    let table = fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+    let entries = table.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
+    let queued = |fields: &Vec<&str>| {
+        fields[1].ends_with(&format!(":{port:04X}")) && !fields[4].ends_with(":00000000")
+    };
+    let inode = entries.skip(1).find(queued).unwrap()[9].to_owned();
+    let fds = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let is_it = |path: &PathBuf| {
+        fs::read_link(path).is_ok_and(|link| link.as_os_str() == format!("socket:[{inode}]").as_str())
+    };
+    fds.into_iter().find(is_it).unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+#[test]
+fn loopback_stealing_that_fails_leaves_the_datagrams_where_they_are() {
+    const TEST: &str = "loopback_stealing_that_fails_leaves_the_datagrams_where_they_are";
+    for by in backends(TEST, &[Ebpf, ClassicBpf]) {
+        let by = (Engine::Mmsg, by);
+        let [key, other] = keys(by);
+        let socket = builder(by, true).open().unwrap();
+        let slow = socket.handle().lane_ids()[0];
+        let client = Client::to(socket.local_addr());
+        let send = |key: [u8; 4], number: u8| client.send(&[&key[..], &[number]].concat());
+        send(key, 0);
+        let victim = queued_at(socket.local_addr().port());
+        let (tell, handled) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let mut released = Some(released);
+        let serving = Serving::start_with(socket, move |info| {
+            let tell = tell.clone();
+            let mut gate = if info.id == slow { released.take() } else { None };
+            let mut forbid = info.id != slow;
+            move |batch: Batch<'_>, _: &mut Outbox<'_>| {
+                if mem::take(&mut forbid) {
+                    // Each lane has a thread of its own, so that only this one is forbidden to steal.
+                    seccomp::forbid(Call::ReceiveFrom(victim)).unwrap();
+                }
+                batch.for_each(|datagram| tell.send((info.id, datagram.payload()[4])).unwrap());
+                if let Some(gate) = gate.take() {
+                    let _ = gate.recv_timeout(PATIENCE);
+                }
+            }
+        });
+        // Whoever was first: from now on one is forbidden to steal, and the other is at work.
+        send(other, 1);
+        let mut first: Vec<_> = (0..2).map(|_| handled.recv_timeout(PATIENCE).unwrap()).collect();
+        first.sort_unstable_by_key(|(_, number)| *number);
+        if first[0].0 != slow {
+            // The idle lane has stolen even the first one: the slow lane has to be at work.
+            send(key, 2);
+            assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, 2));
+        }
+        (10..20).for_each(|number| send(key, number));
+        let asked = Instant::now();
+        while serving.handle.counters().total().recv_errors < 3 {
+            assert!(asked.elapsed() < PATIENCE, "the idle lane tries no more");
+            thread::yield_now();
+        }
+        assert!(handled.try_recv().is_err());
+        drop(release);
+        for number in 10..20 {
+            assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, number));
+        }
+        let total = serving.stop().unwrap().total();
+        assert_eq!((total.kernel_dropped, total.discarded), (0, 0));
+        assert_eq!(total.delivered, total.arrived());
     }
 }
 

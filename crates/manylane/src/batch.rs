@@ -113,6 +113,28 @@ impl<'a> Batch<'a> {
         Some(Datagram { payload, full_len, about: About::Message { peer, said }, bound: self.bound })
     }
 
+    /// The next datagram of messages. On its own, so that what goes over frames stays small.
+    fn next_message(&mut self, ring: Messages<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
+        if self.train.is_none() {
+            if self.next == self.messages {
+                return None;
+            }
+            let message = ring.message(self.next);
+            let Message { data, full_len, peer, .. } = message;
+            let said = said.get(self.next).filter(|_| message.has_ancillary()).unwrap_or(&NOTHING);
+            self.next += 1;
+            let segment = usize::from(said.segment);
+            if segment == 0 || data.len() <= segment {
+                self.datagrams -= 1;
+                let about = About::Message { peer, said };
+                return Some(Datagram { payload: data, full_len, about, bound: self.bound });
+            }
+            self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
+        }
+        self.datagrams -= 1;
+        self.next_of_train()
+    }
+
     #[inline]
     fn next_frame(&mut self, frames: Frames<'a>) -> Option<Datagram<'a>> {
         let meta = loop {
@@ -137,28 +159,10 @@ impl<'a> Iterator for Batch<'a> {
 
     #[inline]
     fn next(&mut self) -> Option<Datagram<'a>> {
-        let (ring, said) = match self.from {
-            Origin::Messages(ring, said) => (ring, said),
-            Origin::Frames(frames) => return self.next_frame(frames),
-        };
-        if self.train.is_none() {
-            if self.next == self.messages {
-                return None;
-            }
-            let message = ring.message(self.next);
-            let Message { data, full_len, peer, .. } = message;
-            let said = said.get(self.next).filter(|_| message.has_ancillary()).unwrap_or(&NOTHING);
-            self.next += 1;
-            let segment = usize::from(said.segment);
-            if segment == 0 || data.len() <= segment {
-                self.datagrams -= 1;
-                let about = About::Message { peer, said };
-                return Some(Datagram { payload: data, full_len, about, bound: self.bound });
-            }
-            self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
+        match self.from {
+            Origin::Messages(ring, said) => self.next_message(ring, said),
+            Origin::Frames(frames) => self.next_frame(frames),
         }
-        self.datagrams -= 1;
-        self.next_of_train()
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

@@ -14,6 +14,7 @@ use crate::placement::Placement;
 use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};
 use crate::vlan::Vlan;
+use crate::wait::WaitPolicy;
 
 /// How a lane talks to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,15 +22,15 @@ use crate::vlan::Vlan;
 pub enum Engine {
     /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any, and [`Engine::Mmsg`] where that
     /// is not to be had: [`Socket::fallback`] says why. Without devices [`Engine::Mmsg`]: a program on a network card is
-    /// somebody's decision.
+    /// somebody's decision, and [`Engine::Uring`] was measured to cost more at the usual size of a batch.
     #[default]
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
     Mmsg,
     /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are registered once; replies as with
     /// [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does not forbid io_uring; where it is not to be had,
-    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why. [`Engine::Auto`] never chooses it: where it wins was not
-    /// measured yet.
+    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why. It was measured to cost less where a call
+    /// takes one message, and no less otherwise: [`Engine::Auto`] never chooses it.
     Uring,
     /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
     /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.9.
@@ -66,10 +67,10 @@ impl FromStr for Engine {
 
 /// Longest pause between batches: every wait of a lane has a bound.
 const MAX_LINGER: Duration = Duration::from_millis(20);
-/// Longest time without sleep: a lane has to notice a stop.
-const MAX_BUSY_POLL: Duration = Duration::from_secs(1);
 /// Largest payload that UDP can carry in one datagram, with room to spare.
 pub(crate) const LARGEST_DATAGRAM: usize = 65_535;
+/// Most messages that one call takes (`UIO_MAXIOV`).
+pub(crate) const MOST_MESSAGES: usize = 1024;
 
 /// Options of a socket. Setters can be called in any order; [`open`](Self::open) checks them together.
 ///
@@ -99,7 +100,8 @@ pub struct Builder {
     join_group: bool,
     stealing: bool,
     linger: Option<Duration>,
-    busy_poll: Duration,
+    wait: WaitPolicy,
+    polls_queues: bool,
     uring_buffers: Option<usize>,
     xdp: XdpOptions,
 }
@@ -136,7 +138,8 @@ impl Builder {
             join_group: false,
             stealing: false,
             linger: None,
-            busy_poll: Duration::ZERO,
+            wait: WaitPolicy::Sleep,
+            polls_queues: false,
             uring_buffers: None,
             xdp: XdpOptions::default(),
         })
@@ -249,19 +252,27 @@ impl Builder {
     /// How long a lane of [`Socket::serve`] pauses after a small batch, while batches after a pause show that it
     /// saves wake-ups. It delays what arrives right behind another datagram, by the pause at most. Zero for never.
     /// Default: where lanes outnumber the cores that they are placed on, 100 µs for each lane that shares a core, a
-    /// millisecond at most; else zero. With engine `xdp`, unless it [polls](Self::busy_poll), at least twenty times what a
+    /// millisecond at most; else zero. With engine `xdp`, unless it is to do anything else than [sleep](Self::wait), at least twenty times what a
     /// wake-up is found to cost on this machine, 50 to 500 µs.
     pub fn linger(&mut self, pause: Duration) -> &mut Self {
         self.linger = Some(pause);
         self
     }
 
-    /// How long a lane that waits looks for datagrams without pause before it sleeps, 1 s at most. It saves the time of
-    /// a wake-up and costs that of a core. With engine `xdp` the queues of the device work in the lane's calls meanwhile
-    /// instead of in interrupts (`SO_PREFER_BUSY_POLL`, Linux 5.11), where the driver can and
-    /// `/sys/class/net/DEVICE/{napi_defer_hard_irqs,gro_flush_timeout}` are set. Default: zero, sleeps at once.
+    /// What a lane does while there is nothing to receive: how soon it has what comes, and what that costs. Default:
+    /// [`WaitPolicy::Sleep`]. What is in force, [`Socket::waiting`] says.
+    pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
+        (self.wait, self.polls_queues) = (policy, false);
+        self
+    }
+
+    /// [`wait`](Self::wait) with [`WaitPolicy::Spin`]: how long a lane that waits looks for datagrams without pause before it
+    /// sleeps, 1 s at most; zero for [`WaitPolicy::Sleep`]. It saves the time of a wake-up and costs that of a core. With
+    /// engine `xdp` the queues of the device work in the lane's calls meanwhile instead of in interrupts
+    /// (`SO_PREFER_BUSY_POLL`, Linux 5.11), where the driver can and
+    /// `/sys/class/net/DEVICE/{napi_defer_hard_irqs,gro_flush_timeout}` are set.
     pub fn busy_poll(&mut self, time: Duration) -> &mut Self {
-        self.busy_poll = time;
+        (self.wait, self.polls_queues) = (WaitPolicy::Spin(time), true);
         self
     }
 
@@ -405,13 +416,7 @@ impl Builder {
 
     /// The checked form of the options.
     pub(crate) fn check(&self) -> Result<Config> {
-        let range = |name: &str, value: usize, most: usize| {
-            if (1..=most).contains(&value) {
-                Ok(value)
-            } else {
-                Err(Error::new(ErrorKind::Config, format!("{name} {value} is not within 1 to {most}")))
-            }
-        };
+        let range = in_range;
         let lanes = match self.lanes {
             Some(lanes) => lanes,
             None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
@@ -419,10 +424,6 @@ impl Builder {
         self.steering.check()?;
         if self.linger.is_some_and(|pause| pause > MAX_LINGER) {
             return Err(Error::new(ErrorKind::Config, format!("linger is more than {MAX_LINGER:?}")));
-        }
-        if self.busy_poll > MAX_BUSY_POLL {
-            let message = format!("busy_poll is more than {MAX_BUSY_POLL:?}");
-            return Err(Error::new(ErrorKind::Config, message));
         }
         if self.only_v6 && self.addr.is_ipv4() {
             return Err(Error::new(
@@ -453,7 +454,7 @@ impl Builder {
             steering: self.steering,
             steering_by: if self.join_group { SteeringBy::Kernel } else { self.steering_by },
             placement: self.placement.clone(),
-            batch: range("batch", self.batch, 1024)?,
+            batch: range("batch", self.batch, MOST_MESSAGES)?,
             datagram_size: range("datagram_size", self.datagram_size, LARGEST_DATAGRAM)?,
             recv_buffer: self.recv_buffer,
             send_buffer: self.send_buffer,
@@ -465,7 +466,9 @@ impl Builder {
             join_group: self.join_group,
             stealing: self.stealing,
             linger: self.linger,
-            busy_poll: self.busy_poll,
+            wait: self.wait.check()?,
+            polls_queues: self.polls_queues,
+            waits_otherwise: None,
             uring_buffers: self
                 .uring_buffers
                 .map(|count| range("uring_buffers", count, 1 << 15))
@@ -473,6 +476,15 @@ impl Builder {
             fallback: None,
             xdp: self.xdp.clone(),
         })
+    }
+}
+
+/// `value`, if it is one that can be.
+pub(crate) fn in_range(name: &str, value: usize, most: usize) -> Result<usize> {
+    if (1..=most).contains(&value) {
+        Ok(value)
+    } else {
+        Err(Error::new(ErrorKind::Config, format!("{name} {value} is not within 1 to {most}")))
     }
 }
 
@@ -525,7 +537,11 @@ pub(crate) struct Config {
     pub(crate) join_group: bool,
     pub(crate) stealing: bool,
     pub(crate) linger: Option<Duration>,
-    pub(crate) busy_poll: Duration,
+    pub(crate) wait: WaitPolicy,
+    /// The queues of devices work in the calls of a lane that spins.
+    pub(crate) polls_queues: bool,
+    /// Why `wait` is not what was asked for.
+    pub(crate) waits_otherwise: Option<String>,
     pub(crate) uring_buffers: Option<usize>,
     /// Why it is not the engine that was hoped for.
     pub(crate) fallback: Option<String>,

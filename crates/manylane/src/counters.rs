@@ -41,9 +41,11 @@ pub(crate) enum Count {
     SentByXdp,
     UringShort,
     UringFallbacks,
+    Sleeps,
+    Looks,
 }
 
-const CELLS: usize = Count::UringFallbacks as usize + 1;
+const CELLS: usize = Count::Looks as usize + 1;
 
 /// The cells of one lane, on cache lines of their own.
 ///
@@ -102,6 +104,8 @@ impl Cells {
             sent_by_xdp: self.get(Count::SentByXdp),
             uring_short: self.get(Count::UringShort),
             uring_fallbacks: self.get(Count::UringFallbacks),
+            sleeps: self.get(Count::Sleeps),
+            looks: self.get(Count::Looks),
         }
     }
 }
@@ -176,6 +180,10 @@ pub struct LaneCounters {
     /// Lanes of engine `uring` that went on with `mmsg` because io_uring failed, such as by a filter of system calls that came
     /// later.
     pub uring_fallbacks: u64,
+    /// Calls in which the lane was to sleep until something came, or for a time.
+    pub sleeps: u64,
+    /// Looks for something to receive, without sleep, that found nothing: what [spinning](crate::WaitPolicy) costs.
+    pub looks: u64,
 }
 
 impl LaneCounters {
@@ -240,6 +248,8 @@ impl AddAssign for LaneCounters {
         self.sent_by_xdp += other.sent_by_xdp;
         self.uring_short += other.uring_short;
         self.uring_fallbacks += other.uring_fallbacks;
+        self.sleeps += other.sleeps;
+        self.looks += other.looks;
     }
 }
 

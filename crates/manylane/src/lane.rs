@@ -8,11 +8,14 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
+use manylane_sys::linger::Linger;
 use manylane_sys::map::SharedWords;
+use manylane_sys::measure::sleep_precisely;
 use manylane_sys::mmsg::Wait;
 use manylane_sys::{cpu, sock};
 
 use crate::batch::{Batch, Origin};
+use crate::config::Engine;
 use crate::counters::{Cells, Count, LaneCounters, LaneId};
 use crate::error::{Error, Result};
 use crate::io::mmsg::MmsgIo;
@@ -20,9 +23,11 @@ use crate::io::uring::UringIo;
 use crate::io::xdp::XdpIo;
 use crate::io::{Capabilities, Taken};
 use crate::outbox::Outbox;
+use crate::sizes::Sizes;
 use crate::socket::Shared;
 use crate::steal::Thief;
 use crate::steer::Slot;
+use crate::wait::pacer::{Met, Pacer, Plan};
 
 /// Steered to, and open for receiving.
 pub(crate) const OPEN: u8 = 0;
@@ -38,6 +43,11 @@ const PAGE: usize = 4096;
 
 /// Bytes of memory that the smallest datagram takes in the queue at least.
 const LEAST: usize = 512;
+
+/// A lane that spins reads the clock once in so many looks.
+const LOOKS_PER_TIME: u32 = 8;
+/// One with queues looks at its companion, which is a system call, once in so many.
+const LOOKS_PER_COMPANION: u32 = 64;
 
 /// Receives that a lane which closes spends on throwing away what is left.
 const DISCARD_BUDGET: usize = 1 << 14;
@@ -94,6 +104,11 @@ pub struct Lane {
     can: Capabilities,
     /// The receive timeout that the socket has, or its ring.
     timeout: Option<Duration>,
+    pacer: Pacer,
+    /// What times of the pacer count from.
+    opened: Instant,
+    /// The thread that waits has the timer slack that rests need.
+    is_precise: bool,
     /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first word there.
     load: Option<(Arc<SharedWords>, usize)>,
     thief: Thief,
@@ -118,7 +133,22 @@ impl Lane {
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
         let thief = Thief::new(if shared.config.stealing { abi::MAX_LANES } else { 0 });
-        Self { shared, me, io, xdp: None, uring, can, timeout: None, load, thief }
+        let pacer = Pacer::new(shared.config.wait);
+        let opened = Instant::now();
+        Self {
+            shared,
+            me,
+            io,
+            xdp: None,
+            uring,
+            can,
+            timeout: None,
+            pacer,
+            opened,
+            is_precise: false,
+            load,
+            thief,
+        }
     }
 
     /// Gives the lane queues of devices.
@@ -213,6 +243,33 @@ impl Lane {
         self.me.is_leaving()
     }
 
+    pub(crate) fn engine(&self) -> Engine {
+        self.shared.config.engine
+    }
+
+    pub(crate) fn wanted(&self) -> Option<Sizes> {
+        self.shared.wanted.sizes()
+    }
+
+    /// Builds buffers for what the lane can do from now on.
+    pub(crate) fn rebuild(&mut self, can: Capabilities) -> Result<()> {
+        if can == self.can {
+            return Ok(());
+        }
+        let config = &self.shared.config;
+        let io = MmsgIo::new(config, &self.shared.addr, can)?;
+        if let Some(uring) = &mut self.uring {
+            uring.resize(can)?;
+        }
+        (self.io, self.can) = (io, can);
+        Ok(())
+    }
+
+    /// The pauses of a lane with batches as they are.
+    pub(crate) fn new_linger(&self) -> Linger {
+        Linger::new(self.shared.linger(), self.can.batch, self.shared.room(self))
+    }
+
     /// Messages that fit into the receive buffer, counted with a page each: what small frames of a device take.
     pub(crate) fn room(&self) -> usize {
         let state = sock::queue_state(self.me.fd.as_fd());
@@ -242,31 +299,99 @@ impl Lane {
         }
     }
 
+    /// Takes a batch as soon as there is something, by the policy of the lane; none after `timeout`.
     pub(crate) fn take_timeout(&mut self, timeout: Duration) -> Result<Taken> {
         if timeout.is_zero() {
             return self.take(Wait::Never);
         }
-        let spins = self.shared.config.busy_poll.min(timeout);
-        if !spins.is_zero() {
-            let taken = self.spin(spins)?;
-            if taken.messages > 0 || spins == timeout {
-                return Ok(taken);
+        if !self.pacer.may_look() {
+            let taken = self.sleep(timeout)?;
+            if taken.messages > 0 && self.pacer.learns() {
+                self.pacer.came(self.opened.elapsed(), Met::Asleep);
+            }
+            return Ok(taken);
+        }
+        let taken = self.take(Wait::Never)?;
+        if taken.messages > 0 {
+            return Ok(taken);
+        }
+        // Only now that there is nothing the clock is read.
+        let start = Instant::now();
+        let plan = self.pacer.plan(start - self.opened);
+        let (taken, met) = self.wait_as(plan, start, timeout)?;
+        if taken.messages == 0 {
+            self.pacer.gave_up();
+        } else if self.pacer.learns() {
+            self.pacer.came(self.opened.elapsed(), met);
+        }
+        Ok(taken)
+    }
+
+    /// Rests, looks, and sleeps, as `plan` says, in a wait that began at `start`.
+    fn wait_as(&mut self, plan: Plan, start: Instant, timeout: Duration) -> Result<(Taken, Met)> {
+        let rest = plan.rest.min(timeout);
+        if !rest.is_zero() {
+            let taken = self.rest(rest)?;
+            if taken.messages > 0 || self.is_leaving() {
+                return Ok((taken, Met::Asleep));
+            }
+            self.pacer.overslept(start.elapsed().saturating_sub(rest));
+        }
+        let until = plan.until.min(timeout);
+        if until > rest {
+            let (taken, looks) = self.spin(start, until)?;
+            if taken.messages > 0 || until == timeout || self.is_leaving() {
+                // What is there after a rest came before its end.
+                let met = if looks == 0 && !rest.is_zero() { Met::Asleep } else { Met::Awake };
+                return Ok((taken, met));
             }
         }
-        let timeout = timeout - spins;
-        if self.xdp.is_some() {
-            let taken = self.take(Wait::Never)?;
+        Ok((self.sleep(timeout - until)?, Met::Asleep))
+    }
+
+    /// Looks until there is something, without sleep, for so long after `start`, or until the lane leaves; and how often that
+    /// was in vain.
+    fn spin(&mut self, start: Instant, until: Duration) -> Result<(Taken, u32)> {
+        let mut looks = 0_u32;
+        let taken = loop {
+            let taken = self.look(looks)?;
             if taken.messages > 0 {
-                return Ok(taken);
+                break taken;
             }
-            if let Some(xdp) = &mut self.xdp {
-                xdp.wait(timeout)?;
+            looks = looks.wrapping_add(1);
+            let is_over =
+                looks.is_multiple_of(LOOKS_PER_TIME) && (self.is_leaving() || start.elapsed() >= until);
+            if is_over {
+                break taken;
             }
+            hint::spin_loop();
+        };
+        self.me.cells.add(Count::Looks, looks.into());
+        Ok((taken, looks))
+    }
+
+    /// The look of this number at what there is. What costs a system call although nothing has come, a lane with queues does
+    /// not do each time.
+    #[inline]
+    fn look(&mut self, number: u32) -> Result<Taken> {
+        let nothing = |xdp: &XdpIo| !xdp.may_have() && !number.is_multiple_of(LOOKS_PER_COMPANION);
+        if self.xdp.as_ref().is_some_and(nothing) {
+            return Ok(Taken::default());
+        }
+        self.take(Wait::Never)
+    }
+
+    /// Sleeps until something comes, for at most `timeout`, of which the kernel may leave out a quarter.
+    fn sleep(&mut self, timeout: Duration) -> Result<Taken> {
+        self.me.cells.add(Count::Sleeps, 1);
+        if let Some(xdp) = &mut self.xdp {
+            // What is there, or came just now, is no reason to look at the socket.
+            xdp.wait(timeout)?;
             return self.take(Wait::Never);
         }
         if self.uring.is_some() {
             self.timeout = Some(timeout);
-        } else if self.timeout != Some(timeout) {
+        } else if !self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
             // Below a microsecond it would mean for ever.
             let bound = timeout.max(Duration::from_micros(1));
             sock::set_recv_timeout(self.me.fd.as_fd(), bound)
@@ -276,21 +401,18 @@ impl Lane {
         self.take(Wait::First)
     }
 
-    /// Takes a batch as soon as there is something, without sleeping; nothing after `time`, or once the lane leaves.
-    fn spin(&mut self, time: Duration) -> Result<Taken> {
-        let mut until = None;
-        loop {
-            let taken = self.take(Wait::Never)?;
-            if taken.messages > 0 || self.is_leaving() {
-                return Ok(taken);
-            }
-            // The clock is read only while there is nothing.
-            let now = Instant::now();
-            if now >= *until.get_or_insert(now + time) {
-                return Ok(taken);
-            }
-            hint::spin_loop();
+    /// Sleeps until something comes, for `time`, which is short: to the microsecond.
+    fn rest(&mut self, time: Duration) -> Result<Taken> {
+        if !self.is_precise {
+            sleep_precisely();
+            self.is_precise = true;
         }
+        if self.xdp.is_none() && self.uring.is_none() {
+            self.me.cells.add(Count::Sleeps, 1);
+            sock::wait_readable(self.me.fd.as_fd(), time);
+            return self.take(Wait::Never);
+        }
+        self.sleep(time)
     }
 
     /// Takes a batch: from a queue of a device, if the lane has any and there is something, else from the lane's own
@@ -379,19 +501,20 @@ impl Lane {
         }
     }
 
-    /// Takes a batch from the queue of a lane that has more than it gets done, if there is one.
-    pub(crate) fn steal(&mut self) -> Result<Taken> {
-        let Some(victim) = self.thief.pick(&self.shared, &self.me) else { return Ok(Taken::default()) };
-        let taken = match self.io.recv(victim.fd.as_fd(), Wait::Never) {
-            Ok(taken) => taken,
-            Err(err) => return Err(Error::system("receiving for another lane", err)),
+    /// Takes a batch from the queue of a lane that has more than it gets done, if there is one. An error is counted, and
+    /// no more: what is queued there has a lane that receives it.
+    pub(crate) fn steal(&mut self) -> Taken {
+        let Some(victim) = self.thief.pick(&self.shared, &self.me) else { return Taken::default() };
+        let Ok(taken) = self.io.recv(victim.fd.as_fd(), Wait::Never) else {
+            self.me.cells.add(Count::RecvErrors, 1);
+            return Taken::default();
         };
         if let Some(uring) = &mut self.uring {
             uring.end_batch();
         }
         self.me.cells.add(Count::Stolen, taken.datagrams as u64);
         self.count(taken);
-        Ok(taken)
+        taken
     }
 
     /// What was taken last, in the form for the application.

@@ -17,7 +17,8 @@
 //! ```
 //!
 //! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` (what the
-//! machine can do), `placement` (which core), `steer` (which lane), `lane`, `io` (the engine), `batch` (what was
+//! machine can do), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
+//! while there is nothing), `io` (the engine), `batch` (what was
 //! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together. Beside the
 //! path is [`capture`] (seeing what lanes of the engine `xdp` receive and send).
 
@@ -33,10 +34,13 @@ mod outbox;
 mod placement;
 mod probe;
 mod serve;
+mod sizes;
 mod socket;
 mod steal;
 mod steer;
+mod verify;
 mod vlan;
+mod wait;
 
 pub use batch::{Batch, Datagram, Ecn};
 pub use config::{Builder, Engine};
@@ -53,3 +57,4 @@ pub use serve::LaneInfo;
 pub use socket::{Handle, Socket};
 pub use steer::{Steering, SteeringBy, SteeringInForce, key_hash};
 pub use vlan::Vlan;
+pub use wait::{WaitInForce, WaitPolicy};

@@ -11,6 +11,7 @@ use manylane_sys::sock::{self, ClassicInsn, Flag};
 use crate::error::Error;
 use crate::io::uring;
 use crate::steer;
+use crate::wait;
 
 /// What can be used, each with the reason if it cannot.
 #[derive(Debug)]
@@ -26,6 +27,13 @@ pub struct Probe {
     pub gso: Result<(), Error>,
     /// A receive by io_uring that is armed once: what [`Engine::Uring`](crate::Engine::Uring) needs.
     pub uring: Result<(), Error>,
+    /// Calls on a kernel socket that look at its device before they sleep: what
+    /// [`WaitPolicy::BusyPoll`](crate::WaitPolicy::BusyPoll) needs with engine `mmsg`.
+    pub busy_poll: Result<(), Error>,
+    /// The same for waits on an epoll, which engine `xdp` needs beside it.
+    pub epoll_busy_poll: Result<(), Error>,
+    /// The same for waits on a ring: engine `uring`.
+    pub uring_napi: Result<(), Error>,
     /// IPv6 sockets.
     pub ipv6: Result<(), Error>,
     /// Waiting for steering to settle by an RCU grace period (else by a pause).
@@ -56,6 +64,9 @@ pub fn probe() -> Probe {
         gro: with("UDP_GRO", &|fd| sock::set_flag(fd, Flag::Gro, true)),
         gso: with("UDP_SEGMENT", &|fd| if sock::supports_gso(fd) { Ok(()) } else { Err(unsupported()) }),
         uring: uring::try_it(),
+        busy_poll: wait::busy_poll(),
+        epoll_busy_poll: wait::epoll_busy_poll(),
+        uring_napi: wait::uring_napi(),
         ipv6: sock::open(&SocketAddr::from(([0; 8], 0))).map(drop).map_err(|err| Error::system("IPv6", err)),
         grace_period: barrier::grace_period().map_err(|err| Error::system("membarrier", err)),
         socket_drops: with("SO_MEMINFO", &|fd| sock::queue_state(fd).map(drop)),

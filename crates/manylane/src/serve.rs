@@ -7,7 +7,6 @@ use std::sync::{Arc, PoisonError};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
-use manylane_sys::linger::Linger;
 use manylane_sys::mmsg::Wait;
 use manylane_sys::tick;
 
@@ -161,13 +160,14 @@ where
     }
     let stealing = shared.config.stealing;
     // A lane that polls sleeps after that.
-    let idle = shared.config.busy_poll + if stealing { IDLE_THIEF } else { IDLE };
-    let mut linger = Linger::new(shared.linger(), lane.capabilities().batch, shared.room(lane));
+    let idle = shared.config.wait.spins() + if stealing { IDLE_THIEF } else { IDLE };
+    let (mut linger, mut sizes) = (lane.new_linger(), None);
     let mut errors = 0;
     while !lane.is_leaving() {
+        lane.follow(&mut sizes, &mut linger);
         let most = if linger.is_owed() { Duration::ZERO } else { idle };
         let taken = match lane.take_timeout(most) {
-            Ok(taken) if taken.messages == 0 && stealing => lane.steal()?,
+            Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
             Ok(taken) => taken,
             // One failed receive is counted; only a socket that keeps failing ends the lane.
             Err(err) if errors == MAX_ERRORS => return Err(err),
@@ -190,10 +190,15 @@ where
     let mut queued = lane.queued();
     loop {
         lane.shut_if_ending(queued == 0);
-        let taken = lane.take(Wait::Never)?;
-        if taken.messages == 0 {
-            return Ok(());
-        }
+        let taken = match lane.take(Wait::Never) {
+            Ok(taken) if taken.messages == 0 => return Ok(()),
+            Ok(taken) => taken,
+            Err(err) if errors == MAX_ERRORS => return Err(err),
+            Err(_) => {
+                errors += 1;
+                continue;
+            }
+        };
         queued = queued.saturating_sub(taken.messages);
         let Received { batch, mut out } = lane.received(taken);
         handler(batch, &mut out);

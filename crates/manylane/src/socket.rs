@@ -27,7 +27,9 @@ use crate::io::xdp::{Plane, XdpQueue};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
 use crate::placement;
 use crate::serve::Event;
+use crate::sizes::{Sizes, Wanted};
 use crate::steer::{Slot, Steer, SteeringInForce};
+use crate::wait::{self, WaitInForce, WaitPolicy};
 
 /// How long the removal of a lane waits for its thread to finish the batch that it works on.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,6 +46,8 @@ pub(crate) struct Shared {
     /// Signalled when a lane has closed.
     lane_closed: Condvar,
     stopping: AtomicBool,
+    /// Other sizes than those of `config`, once somebody has asked for them.
+    pub(crate) wanted: Wanted,
     /// The loop of `serve`, while it runs.
     pub(crate) server: Mutex<Option<mpsc::Sender<Event>>>,
 }
@@ -90,8 +94,8 @@ impl Shared {
         let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
         self.config.linger.unwrap_or_else(|| {
             let pause = linger::default_pause(self.config.lanes, cores);
-            // Who polls wants no pause.
-            let of_frames = self.config.engine == Engine::Xdp && self.config.busy_poll.is_zero();
+            // Who wants answers early wants no pause.
+            let of_frames = self.config.engine == Engine::Xdp && self.config.wait == WaitPolicy::Sleep;
             if of_frames { pause.max(linger::pause_for_frames()) } else { pause }
         })
     }
@@ -205,6 +209,12 @@ impl Shared {
         {
             let mut control = self.control();
             if !lane.is_open() {
+                let under_way = lane.state.load(Ordering::Relaxed) == RETIRING;
+                drop(control);
+                // Somebody else has taken it out, and waits as this does: what was steered before is queued then.
+                if under_way {
+                    barrier::settle();
+                }
                 return Ok(());
             }
             let Some(other) =
@@ -373,6 +383,9 @@ impl Socket {
         let allowed = cpu::affinity().map_err(|err| Error::system("reading the CPU affinity", err))?;
         let cpus =
             config.placement.order(&placement::topology(Path::new("/sys/devices/system/cpu"), &allowed))?;
+        let cores = if cpus.is_empty() { allowed.len() } else { cpus.len() };
+        let waiting = wait::settle(config.wait, config.engine, config.lanes, cores);
+        (config.wait, config.waits_otherwise) = (waiting.policy, waiting.why);
         let steer = Steer::new(config.steering, config.steering_by, config.join_group)?;
         let join = if config.join_group { Join::Group } else { Join::Alone };
         let (first, can) = mmsg::open(&config, &config.addr, join)?;
@@ -396,6 +409,7 @@ impl Socket {
             control: Mutex::new(control),
             lane_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
+            wanted: Wanted::default(),
             server: Mutex::new(None),
         });
         let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };
@@ -461,6 +475,13 @@ impl Socket {
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()
+    }
+
+    /// How lanes wait, and why it is not what was asked for where it is not.
+    #[must_use]
+    pub fn waiting(&self) -> WaitInForce {
+        let Config { wait, waits_otherwise, .. } = &self.shared.config;
+        WaitInForce { policy: *wait, why: waits_otherwise.clone() }
     }
 
     /// The steering in force, and why it is not what was asked for where it is not.
@@ -552,6 +573,18 @@ impl Handle {
         let id = lane.id();
         server.send(Event::Run(Box::new(lane))).map_err(|_| idle())?;
         Ok(id)
+    }
+
+    /// Lets lanes that serve, and those that come, have other buffers: for batches of `batch` messages, 1 to 1024, of up to
+    /// `datagram_size` bytes each ([`Lane::resize`], for all lanes). Returns at once; each lane follows with its next receive,
+    /// an idle one within 20 ms. Nothing that has arrived is lost. A lane for which there is no memory keeps what it has, and
+    /// logs it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for sizes that cannot be, and with engine `xdp`.
+    pub fn resize(&self, batch: usize, datagram_size: usize) -> Result<()> {
+        self.shared.wanted.set(Sizes::checked(self.shared.config.engine, batch, datagram_size)?);
+        Ok(())
     }
 
     /// Adds a lane to be driven by hand. The calling thread has to be in the network namespace that the socket was

@@ -11,13 +11,14 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use manylane_sys::busy;
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
 use manylane_sys::sock::{self, Buffer, Flag};
 
 use super::{Capabilities, Messages, Taken};
 use crate::batch::{Batch, Origin};
-use crate::config::{Config, LARGEST_DATAGRAM};
+use crate::config::{Config, Engine, LARGEST_DATAGRAM};
 use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
 use crate::holder;
 
@@ -64,6 +65,10 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: Join) -> Result<(Ow
     }
     buffer(socket, Buffer::Receive, config.recv_buffer)?;
     buffer(socket, Buffer::Send, config.send_buffer)?;
+    if let (Engine::Mmsg, Some(time)) = (config.engine, config.wait.kernel_looks()) {
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        busy::set(socket, micros, busy::BUDGET).map_err(|err| Error::system("SO_BUSY_POLL", err))?;
+    }
     let gro = config.gro && sock::set_flag(socket, Flag::Gro, true).is_ok();
     let gso = config.gso && sock::supports_gso(socket);
     if join == Join::Group {

@@ -5,7 +5,7 @@ pub(crate) mod uring;
 pub(crate) mod xdp;
 
 use manylane_sys::control::Ancillary;
-use manylane_sys::mmsg::{Message, RecvRing};
+use manylane_sys::mmsg::{Message, RecvRing, Sums};
 use manylane_sys::uring::UringRecv;
 
 use crate::batch;
@@ -59,18 +59,23 @@ impl<'a> Messages<'a> {
     /// each where there are control messages at all.
     #[inline]
     pub(crate) fn look(self, messages: usize, said: &mut [Ancillary]) -> Taken {
-        let mut taken = Taken { messages, ..Taken::default() };
+        let Sums { bytes, truncated, with_control } = match self {
+            Self::Mmsg(ring) => ring.sums(),
+            Self::Uring(ring) => ring.sums(),
+        };
+        let mut taken = Taken { messages, datagrams: messages, bytes, truncated, trains: 0 };
+        if with_control == 0 {
+            return taken;
+        }
         for index in 0..messages {
             let message = self.message(index);
-            taken.bytes += message.data.len();
-            taken.truncated += usize::from(message.truncated);
             if !message.has_ancillary() {
-                taken.datagrams += 1;
                 continue;
             }
             let ancillary = message.ancillary();
             let datagrams = batch::datagrams_in(message.data.len(), ancillary.segment);
-            taken.datagrams += datagrams;
+            // A message is one already.
+            taken.datagrams += datagrams - 1;
             taken.trains += usize::from(datagrams > 1);
             if let Some(place) = said.get_mut(index) {
                 *place = ancillary;

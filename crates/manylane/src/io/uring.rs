@@ -37,6 +37,9 @@ const AT_ONE_GO: usize = 64;
 /// How long a datagram may take on a trial over loopback.
 const TRIAL: Duration = Duration::from_secs(1);
 
+/// Who may use io_uring (Linux 6.6).
+const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
+
 /// How the ring and the socket are watched.
 const RING: u64 = 1;
 const SOCKET: u64 = 2;
@@ -88,25 +91,31 @@ fn options(config: &Config, control: bool) -> UringOptions {
 
 /// Names what is in the way of io_uring.
 fn failed(err: io::Error) -> Error {
-    let forbidden = || {
-        let sysctl = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
-        match sysctl.trim() {
-            "" | "0" => "forbidden by a seccomp filter, as container engines have them".to_owned(),
-            set => format!("forbidden by the sysctl kernel.io_uring_disabled, which is {set}"),
-        }
-    };
     let what = match err.raw_os_error() {
-        Some(EPERM) => format!("io_uring: {}", forbidden()),
+        Some(EPERM) => format!("io_uring: {}", forbidden_by(&fs::read_to_string(SYSCTL).unwrap_or_default())),
         _ => "io_uring (Linux 6.1)".to_owned(),
     };
     Error::system(what, err)
+}
+
+/// Who forbids io_uring, where the sysctl says `set`.
+fn forbidden_by(set: &str) -> String {
+    match set.trim() {
+        "" | "0" => "forbidden by a seccomp filter, as container engines have them".to_owned(),
+        // To all, or to those without CAP_SYS_ADMIN that are not in the group kernel.io_uring_group (Linux 6.6).
+        set => format!("forbidden by the sysctl kernel.io_uring_disabled, which is {set}"),
+    }
 }
 
 impl UringIo {
     pub(crate) fn new(config: &Config, can: Capabilities) -> Result<Self> {
         let control = wants_control(config, &config.addr, can);
         let options = UringOptions { buffer: can.datagram_size, ..options(config, control) };
-        let recv = UringRecv::new(options).map_err(failed)?;
+        let mut recv = UringRecv::new(options).map_err(failed)?;
+        if let Some(time) = config.wait.kernel_looks() {
+            let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+            recv.busy_poll(micros).map_err(|err| Error::system("IORING_REGISTER_NAPI", err))?;
+        }
         let watch =
             Watch::new(2).map_err(|err| Error::system("a descriptor for the readiness of a lane", err))?;
         let said = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
@@ -138,7 +147,10 @@ impl UringIo {
         self.short += short;
         cells.add(Count::UringShort, short);
         let more = (self.options.buffers * 2).min(self.options.batch + AT_ONE_GO);
-        if short > 0 && more > self.options.buffers && self.recv.resize(more, self.options.buffer).is_ok() {
+        if short > 0
+            && more > self.options.buffers
+            && self.recv.resize(self.options.batch, more, self.options.buffer).is_ok()
+        {
             self.options.buffers = more;
         }
         if self.recv.taken_over() != self.taken_over {
@@ -147,6 +159,20 @@ impl UringIo {
                 self.watch(RING, self.recv.as_fd());
             }
         }
+    }
+
+    /// Has other buffers from now on; what the present ones hold is handed out first.
+    pub(crate) fn resize(&mut self, can: Capabilities) -> Result<()> {
+        let buffers = can.batch + AT_ONE_GO;
+        self.recv.resize(can.batch, buffers, can.datagram_size).map_err(failed)?;
+        self.options.batch = can.batch;
+        self.options.buffers = buffers;
+        self.options.buffer = can.datagram_size;
+        if !self.said.is_empty() {
+            self.said = vec![Ancillary::default(); can.batch].into_boxed_slice();
+        }
+        self.is_current = false;
+        Ok(())
     }
 
     /// Whether io_uring itself has failed: the socket has not.
@@ -181,6 +207,22 @@ impl UringIo {
     fn watch(&self, token: u64, fd: BorrowedFd<'_>) {
         if let Err(err) = self.watch.add(&fd, token) {
             log::warn!("a lane cannot be waited for by its descriptor: {err}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_forbids_it_is_named() {
+        for set in ["", "0\n"] {
+            assert!(forbidden_by(set).contains("seccomp"), "{set:?}");
+        }
+        for set in ["1\n", "2\n"] {
+            let said = forbidden_by(set);
+            assert!(said.contains("kernel.io_uring_disabled") && said.ends_with(set.trim()), "{said}");
         }
     }
 }

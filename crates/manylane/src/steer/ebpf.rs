@@ -16,6 +16,7 @@ use manylane_sys::map::SharedWords;
 use super::table::Layout;
 use super::{Slot, Steering};
 use crate::error::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM, Error, ErrorKind, Result, errno_of};
+use crate::verify::verified;
 
 /// The steering table as a value of an array map: `abi::Table` in words.
 type TableWords = [u32; size_of::<abi::Table>() / 4];
@@ -77,8 +78,8 @@ impl EbpfSteer {
             .load(object)
             .map_err(|err| refused("the eBPF maps for steering cannot be made", err))?;
         // Before the maps are taken out of the object: loading writes their descriptors into the program.
-        steer_program(&mut program)?
-            .load()
+        let steering = steer_program(&mut program)?;
+        verified(|| steering.load())
             .map_err(|err| refused("the eBPF program for steering does not load", err))?;
         let mut map = |name: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {name}"));

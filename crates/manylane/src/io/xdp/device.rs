@@ -22,6 +22,7 @@ use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
 
 use super::route;
 use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
+use crate::verify::verified;
 use crate::vlan::Vlan;
 
 /// How long the program of a device may stay attached after this process has closed it: a child that is being started
@@ -353,7 +354,7 @@ fn attach_program(
             .ok_or_else(missing)?
             .try_into()
             .map_err(|err| refused(name, "the eBPF program for XDP is of another type", err))?;
-        let mut tried = program.load().and_then(|()| program.attach_to_if_index(index, mode));
+        let mut tried = verified(|| program.load()).and_then(|()| program.attach_to_if_index(index, mode));
         while start.elapsed() < patience
             && tried.as_ref().is_err_and(|err| matches!(errno_of(err), Some(EBUSY | EEXIST)))
         {

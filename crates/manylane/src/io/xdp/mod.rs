@@ -9,7 +9,8 @@
 //! | [`send::XdpOut`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
 //! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
 //!
-//! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. The companion
+//! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. It stays with a
+//! queue that brings full batches for a few of them, and then goes on to the next one that has something. The companion
 //! has its turn when the queues are empty, and after so many batches of theirs at the latest.
 
 mod device;
@@ -25,6 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use manylane_sys::busy;
 use manylane_sys::measure::Watch;
 use manylane_sys::xsk::{Payloads, Queue};
 use manylane_wire::datagram::{Checksum, Datagram};
@@ -43,6 +45,9 @@ use crate::error::{Error, Result};
 
 /// After so many batches from queues the companion has a turn, should the queues never be empty.
 const COMPANION_EVERY: u32 = 16;
+
+/// Full batches that a lane takes from one queue before it looks at the others.
+const STAY: u32 = 4;
 
 /// Batches of nothing but broken frames that one receive passes over.
 const BROKEN_BUDGET: u32 = 256;
@@ -89,8 +94,9 @@ pub(crate) struct XdpIo {
     lane: LaneId,
     mailbox: Arc<Mailbox>,
     queues: Vec<LaneQueue>,
-    /// The queue whose turn it is.
+    /// The queue whose turn it is, and how many full batches in a row it brought.
     next: usize,
+    full: u32,
     /// The queue that the last batch came from; none if it came from the companion.
     current: Option<usize>,
     /// Batches since the companion had its turn.
@@ -129,6 +135,9 @@ impl XdpIo {
     ) -> Result<Self> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
         let watch = Watch::new(READY).map_err(failed)?;
+        if let Some(time) = plane.kernel_looks {
+            watch.busy_poll(time, busy::BUDGET).map_err(|err| Error::system("EPIOCSPARAMS", err))?;
+        }
         let mailbox = Arc::new(Mailbox::new(watch.adder().map_err(failed)?));
         Ok(Self {
             plane,
@@ -136,6 +145,7 @@ impl XdpIo {
             mailbox,
             queues: Vec::new(),
             next: 0,
+            full: 0,
             current: None,
             since_companion: 0,
             reader,
@@ -227,6 +237,11 @@ impl XdpIo {
                 if taken.messages > 0 {
                     self.since_companion += 1;
                     self.current = Some(at);
+                    // Behind a full batch there is more, most of the time.
+                    self.full = if frames == most && self.full < STAY { self.full + 1 } else { 0 };
+                    if self.full > 0 {
+                        self.next = at;
+                    }
                     return taken;
                 }
             }
@@ -266,6 +281,13 @@ impl XdpIo {
             left += taken.datagrams as u64;
         }
         left
+    }
+
+    /// Whether a [`receive`](Self::receive) could bring something: a look that costs a few loads, for who looks often. Where
+    /// queues work in the lane's calls, only such a call tells.
+    #[inline]
+    pub(crate) fn may_have(&self) -> bool {
+        self.plane.busy_poll.is_some() || self.has_received() || self.mailbox.has_mail()
     }
 
     /// Whether a queue has something that [`receive`](Self::receive) would bring.

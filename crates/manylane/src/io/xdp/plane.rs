@@ -70,7 +70,9 @@ pub(crate) struct Plane {
     ecn: bool,
     /// Most packets of a batch.
     pub(super) batch: usize,
-    pub(super) busy_poll: Duration,
+    /// For how long queues work in the calls of lanes, and whether waits of lanes look at the device.
+    pub(super) busy_poll: Option<Duration>,
+    pub(super) kernel_looks: Option<Duration>,
     pub(super) options: XdpOptions,
     routes: Arc<Routes>,
     reach: Reach,
@@ -83,12 +85,14 @@ impl Plane {
     /// Finds the devices and attaches the program to them. No frame is taken yet.
     pub(crate) fn open(config: &Config, bound: SocketAddr) -> Result<Arc<Self>> {
         let routes = Routes::start()?;
+        let kernel_looks = config.wait.kernel_looks();
         let mut plane = Self {
             bound,
             only_v6: config.only_v6,
             ecn: config.ecn,
             batch: config.batch,
-            busy_poll: config.busy_poll,
+            busy_poll: kernel_looks.or(config.polls_queues.then(|| config.wait.spins())),
+            kernel_looks,
             options: config.xdp.clone(),
             routes,
             reach: Reach::All,

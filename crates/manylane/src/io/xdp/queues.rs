@@ -252,7 +252,8 @@ impl Plane {
                     if xsk.takes_pieces() {
                         device.take_up_to(LONGEST);
                     }
-                    let micros = u32::try_from(self.busy_poll.as_micros()).unwrap_or(u32::MAX);
+                    let micros =
+                        self.busy_poll.map_or(0, |time| u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
                     if micros > 0
                         && let Err(err) = xsk.busy_poll(micros, self.batch as u32)
                     {

@@ -1,0 +1,225 @@
+//! Waiting: what a lane does while there is nothing to receive.
+//!
+//! A lane that sleeps costs nothing and is woken late: an interrupt, the scheduler, often a processor that has to come out
+//! of its idle state. One that looks all the time has what comes at once and costs a core. Between the two:
+//!
+//! | policy | in the program | in the kernel |
+//! |---|---|---|
+//! | `sleep` | one call that sleeps | - |
+//! | `busy-poll` | one call that sleeps | looks at the device in that call for a while, instead of waiting for its interrupt |
+//! | `spin` | looks for a while, then a call that sleeps | - |
+//! | `adaptive` | as the [`pacer`] says: sleeps, or rests until shortly before something is due and then looks | - |
+//!
+//! What falls back says why: [`WaitInForce`].
+
+pub(crate) mod pacer;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use manylane_sys::busy;
+use manylane_sys::measure::Watch;
+use manylane_sys::uring::UringRecv;
+
+use crate::config::Engine;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Longest time without sleep: a lane has to notice a stop.
+pub(crate) const LONGEST: Duration = Duration::from_secs(1);
+
+/// How long the kernel looks at the device unless the user says.
+const KERNEL_LOOKS: Duration = Duration::from_micros(100);
+
+/// What a lane does while there is nothing to receive, in [`Socket::serve`](crate::Socket::serve) and
+/// [`Lane::recv_timeout`](crate::Lane::recv_timeout).
+///
+/// As text: `sleep`, `busy-poll` (100 µs), `busy-poll:MICROSECONDS`, `spin:MICROSECONDS`, `adaptive`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WaitPolicy {
+    /// Sleeps at once. Costs least, and answers latest.
+    #[default]
+    Sleep,
+    /// Sleeps, and the kernel looks at the device for so long first, in the lane's own call (`SO_BUSY_POLL`, Linux 3.11,
+    /// with `SO_PREFER_BUSY_POLL` and `SO_BUSY_POLL_BUDGET`, Linux 5.11; with engine `uring` `IORING_REGISTER_NAPI`, Linux 6.9;
+    /// with engine `xdp` also `EPIOCSPARAMS`, Linux 6.9, by which a device suspends its interrupts while a lane keeps
+    /// coming back, where its `irq-suspend-timeout` is set, Linux 6.13). Needs `CAP_NET_ADMIN`, but for `uring`, and a device
+    /// with NAPI, which loopback is not. Where it is not to be had, the lane spins for as long.
+    BusyPoll(Duration),
+    /// Looks for so long without pause, and then sleeps. Costs up to a core for each lane.
+    Spin(Duration),
+    /// Spins only while the last gaps between batches say that it pays: while what comes next is due in less time than a
+    /// sleep would cost, or can be foreseen that well. Otherwise sleeps. An idle lane never spins. Lanes that share a core
+    /// sleep. Sets the timer slack of the thread that waits to a microsecond.
+    Adaptive,
+}
+
+impl WaitPolicy {
+    /// How long a lane looks in each wait, whatever comes.
+    pub(crate) fn spins(self) -> Duration {
+        if let Self::Spin(time) = self { time } else { Duration::ZERO }
+    }
+
+    /// How long the kernel looks.
+    pub(crate) fn kernel_looks(self) -> Option<Duration> {
+        if let Self::BusyPoll(time) = self { Some(time) } else { None }
+    }
+
+    pub(crate) fn check(self) -> Result<Self> {
+        match self {
+            Self::BusyPoll(time) | Self::Spin(time) if time > LONGEST => {
+                Err(Error::new(ErrorKind::Config, format!("wait {self} is more than {LONGEST:?}")))
+            }
+            Self::BusyPoll(Duration::ZERO) | Self::Spin(Duration::ZERO) => Ok(Self::Sleep),
+            _ => Ok(self),
+        }
+    }
+}
+
+impl fmt::Display for WaitPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sleep => f.pad("sleep"),
+            Self::BusyPoll(KERNEL_LOOKS) => f.pad("busy-poll"),
+            Self::BusyPoll(time) => f.pad(&format!("busy-poll:{}", time.as_micros())),
+            Self::Spin(time) => f.pad(&format!("spin:{}", time.as_micros())),
+            Self::Adaptive => f.pad("adaptive"),
+        }
+    }
+}
+
+impl FromStr for WaitPolicy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || {
+            let message = format!(
+                "wait {text:?} is none of sleep, busy-poll[:MICROSECONDS], spin:MICROSECONDS, adaptive"
+            );
+            Error::new(ErrorKind::Config, message)
+        };
+        let (name, micros) = match text.split_once(':') {
+            Some((name, micros)) => {
+                (name, Some(micros.parse().map(Duration::from_micros).map_err(|_| wrong())?))
+            }
+            None => (text, None),
+        };
+        let policy = match (name, micros) {
+            ("sleep", None) => Self::Sleep,
+            ("busy-poll", time) => Self::BusyPoll(time.unwrap_or(KERNEL_LOOKS)),
+            ("spin", Some(time)) => Self::Spin(time),
+            ("adaptive", None) => Self::Adaptive,
+            _ => return Err(wrong()),
+        };
+        match policy {
+            Self::BusyPoll(Duration::ZERO) | Self::Spin(Duration::ZERO) => Err(wrong()),
+            _ => policy.check(),
+        }
+    }
+}
+
+/// How lanes wait, and why it is not what was asked for where it is not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitInForce {
+    /// The policy.
+    pub policy: WaitPolicy,
+    /// Why it is not the one that was asked for.
+    pub why: Option<String>,
+}
+
+/// What can be had of `wanted` with this engine, for so many lanes on so many cores.
+pub(crate) fn settle(wanted: WaitPolicy, engine: Engine, lanes: usize, cores: usize) -> WaitInForce {
+    let (policy, why) = match wanted {
+        WaitPolicy::Adaptive if lanes > cores => (
+            WaitPolicy::Sleep,
+            Some(format!("{lanes} lanes share {cores} cores: one that spins keeps another waiting")),
+        ),
+        WaitPolicy::BusyPoll(time) => match try_kernel(engine) {
+            Ok(()) => (wanted, None),
+            Err(err) => (WaitPolicy::Spin(time), Some(err.chain())),
+        },
+        _ => (wanted, None),
+    };
+    WaitInForce { policy, why }
+}
+
+/// Whether the kernel looks at devices in the calls of lanes of this engine.
+fn try_kernel(engine: Engine) -> Result<()> {
+    match engine {
+        Engine::Uring => uring_napi(),
+        Engine::Xdp => busy_poll().and_then(|()| epoll_busy_poll()),
+        Engine::Mmsg | Engine::Auto => busy_poll(),
+    }
+}
+
+/// Tries it on a socket.
+pub(crate) fn busy_poll() -> Result<()> {
+    busy::try_socket().map_err(|err| {
+        let advice = "SO_BUSY_POLL: needs CAP_NET_ADMIN, or the sysctl net.core.busy_read, and CONFIG_NET_RX_BUSY_POLL";
+        Error::system(advice, err)
+    })
+}
+
+/// Tries it on an epoll.
+pub(crate) fn epoll_busy_poll() -> Result<()> {
+    let tried = Watch::new(1).and_then(|watch| watch.busy_poll(KERNEL_LOOKS, busy::BUDGET));
+    tried.map_err(|err| Error::system("EPIOCSPARAMS: needs Linux 6.9", err))
+}
+
+/// Tries it on a ring.
+pub(crate) fn uring_napi() -> Result<()> {
+    UringRecv::try_busy_poll().map_err(|err| Error::system("IORING_REGISTER_NAPI: needs Linux 6.9", err))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_read_back() {
+        let micros = Duration::from_micros;
+        for (text, policy) in [
+            ("sleep", WaitPolicy::Sleep),
+            ("busy-poll", WaitPolicy::BusyPoll(KERNEL_LOOKS)),
+            ("busy-poll:20", WaitPolicy::BusyPoll(micros(20))),
+            ("spin:1000000", WaitPolicy::Spin(LONGEST)),
+            ("adaptive", WaitPolicy::Adaptive),
+        ] {
+            assert_eq!(text.parse::<WaitPolicy>().unwrap(), policy);
+            assert_eq!(policy.to_string(), text);
+        }
+        for bad in [
+            "",
+            "spin",
+            "spin:",
+            "spin:0",
+            "spin:5ms",
+            "spin:-1",
+            "sleep:5",
+            "adaptive:1",
+            "busy-poll:0",
+            "nap",
+        ] {
+            assert!(
+                bad.parse::<WaitPolicy>().unwrap_err().to_string().contains("spin:MICROSECONDS"),
+                "{bad}"
+            );
+        }
+        assert!("spin:1000001".parse::<WaitPolicy>().unwrap_err().to_string().ends_with("is more than 1s"));
+        assert_eq!(WaitPolicy::Spin(Duration::ZERO).check().unwrap(), WaitPolicy::Sleep);
+    }
+
+    #[test]
+    fn lanes_that_share_a_core_do_not_spin_by_themselves() {
+        let settled = |policy, lanes| settle(policy, Engine::Mmsg, lanes, 2);
+        assert_eq!(settled(WaitPolicy::Adaptive, 2), WaitInForce { policy: WaitPolicy::Adaptive, why: None });
+        let crowded = settled(WaitPolicy::Adaptive, 3);
+        assert_eq!(crowded.policy, WaitPolicy::Sleep);
+        assert!(crowded.why.unwrap().starts_with("3 lanes share 2 cores"));
+        // Whoever insists has it.
+        let spin = WaitPolicy::Spin(Duration::from_micros(5));
+        assert_eq!(settled(spin, 3).policy, spin);
+    }
+}
