@@ -3,7 +3,7 @@
 #
 # Random calls on UDP sockets under 'manylane run', against a model: stress.sh SECONDS [SEED]
 #
-# MANYLANE is the program. A run that fails says its seed; another run with that
+# MANYLANE is the program, MANYLANE_BATCH the datagrams that one call takes. A run that fails says its seed; another run with that
 # seed makes the same choices, though not in the same order of threads.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -345,6 +345,37 @@ fn until_it_says(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> 
 fn what_happens_is_told_while_it_runs() {
     let said = until_it_says("no lanes, 0/s received, 0/s sent", &["--stats=0.02"], &[]);
     assert!(said.ends_with("no UDP socket was received on"), "{said}");
+}
+
+#[test]
+fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
+    let script = "trap 'exit 7' TERM; echo ready; while :; do read line || exit 8; done";
+    let mut child = Command::new(PROGRAM)
+        .args(["run", "--metrics", "0", "--quiet", "--", "sh", "-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let at = lines.find_map(|line| Some(line.strip_prefix("metrics at http://")?.to_owned())).unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    out.read_line(&mut String::new()).unwrap();
+    let mut stream = std::net::TcpStream::connect(at.strip_suffix("/metrics").unwrap()).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    assert!(page.contains("\nmanylane_run_processes_total 1\n"), "{page}");
+    assert!(page.contains("\nmanylane_run_lanes 0\n"), "{page}");
+    let kill = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    let output = run(&["--metrics", &taken, "--", "sh", "-c", "echo started"]);
+    // What is in the way is told before anything is started.
+    assert_eq!((output.status.code(), stdout(&output)), (Some(125), String::new()));
+    assert!(stderr(&output).contains(&taken), "{}", stderr(&output));
 }
 
 #[test]

@@ -10,18 +10,19 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLIN, EPOLLONESHOT, EPOLLRDNORM};
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLRDNORM};
 use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
 use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
 use crate::lock::{Guard, lock};
+use crate::look::in_memory;
 use crate::memory::{self, Atomics};
 use crate::sock::Sock;
 use crate::table::{self, Entry};
 use crate::wait::{self, Until, Watch};
-use crate::{alone, descriptors, lanes, me, pace, queues, real};
+use crate::{alone, descriptors, hold, lanes, me, pace, queues, real, signals};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.
 const MAX_EPOLLS: usize = 1024;
@@ -142,6 +143,13 @@ impl Epoll {
     }
 }
 
+/// Whether some instance of this process tells of edges of a socket.
+pub(crate) fn has_edges(sock: &Sock) -> bool {
+    let used = Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1);
+    used.flat_map(Epoll::items)
+        .any(|(item, at)| ptr::eq(at, sock) && item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0)
+}
+
 /// A socket closes. Its lanes do, too, unless another process has them: then this one's instances let go of them.
 pub(crate) fn forget_sock(sock: &Sock) {
     let of = ptr::from_ref(sock);
@@ -207,7 +215,13 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         // Whether it has fired already is the kernel's secret: such an entry cannot move from lane to lane.
         if events & EPOLLONESHOT as u32 != 0 {
             lanes::fall_back(sock, fd, Reason::Events);
-        } else if epoll.nested.load(Ordering::Acquire) != 0 {
+        } else if events & EPOLLET as u32 != 0
+            && let Some(shared) = sock.shared()
+        {
+            // An edge is told while the kernel's queue has something: nothing may be taken ahead of it.
+            shared.one_by_one.store(1, Ordering::SeqCst);
+        }
+        if epoll.nested.load(Ordering::Acquire) != 0 {
             lanes::fall_back(sock, fd, Reason::NestedEpoll);
         }
     }
@@ -367,6 +381,25 @@ fn sliced(
         return answer;
     }
     claim(epoll);
+    let held = signals::Held::not();
+    let answer = in_turns(epoll, epfd, events, count, until, (&held, mask), || {
+        // A wait of the program's own, once.
+        held.let_go();
+        native()
+    });
+    held.let_go();
+    answer
+}
+
+fn in_turns(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    until: Until,
+    (held, mask): (&signals::Held, *const sigset_t),
+    mut native: impl FnMut() -> c_int,
+) -> c_int {
     // Something may be there that the kernel does not tell of again (EPOLLET): then the next round waits for a slice.
     let mut in_vain = false;
     let mut first = true;
@@ -375,8 +408,12 @@ fn sliced(
         let due = any
             && !in_vain
             && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
-        let with_frames = any && epoll.items().any(|(_, sock)| sock.shared().is_some_and(queues::are_open));
+        let may_have = |(item, sock): (&Item, &'static Sock)| {
+            sock.shared().is_some_and(queues::are_open) || holds(item, sock)
+        };
+        let with_frames = any && epoll.items().any(may_have);
         let wait = |time: Duration| {
+            let mask = held.mask(mask);
             if with_frames {
                 return with_queues(epoll, epfd, events, count, time, mask);
             }
@@ -384,9 +421,17 @@ fn sliced(
             call::epoll_pwait(epfd, events, count, ms, mask)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
+        let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+        let first_wait = |time: Duration| {
+            let found = if time.is_zero() { None } else { held.before_wait(look) };
+            found.unwrap_or_else(|| wait(time))
+        };
         let answer = match any {
-            true if first && !due => pause(epoll, until, mask, wait).unwrap_or_else(|| wait(until.slice())),
-            true => wait(slice),
+            true if first && !due => {
+                pause(epoll, until, (held, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
+            }
+            true if slice.is_zero() => wait(slice),
+            true => first_wait(slice),
             false => native(),
         };
         first = false;
@@ -409,10 +454,15 @@ fn sliced(
     }
 }
 
+/// Whether something was taken ahead of the lane that an entry watches.
+fn holds(item: &Item, sock: &Sock) -> bool {
+    hold::ready(sock, 1 << item.lane.load(Ordering::Relaxed)) != 0
+}
+
 /// Entries between two looks of the kernel's while queues always have something.
 const KERNELS_TURN: u32 = 8;
 
-/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches. The kernel watches the program's entries
+/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches, and what was taken ahead of them. The kernel watches the program's entries
 /// as ever; queues are looked at here, and the instance is waited for with them. While they have something, the kernel is
 /// asked for the rest now and then.
 fn with_queues(
@@ -428,7 +478,7 @@ fn with_queues(
     let mut used = 1;
     let has_frames = |item: &Item, sock: &'static Sock| {
         let lane = item.lane.load(Ordering::Relaxed);
-        sock.shared().is_some_and(|shared| queues::ready(sock, shared, 1 << lane) != 0)
+        sock.shared().is_some_and(|shared| in_memory(sock, shared, 1 << lane) != 0)
     };
     let is_wanted = |item: &Item| item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32;
     for (item, sock) in epoll.items().filter(|(item, _)| is_wanted(item) != 0) {
@@ -448,7 +498,10 @@ fn with_queues(
             return -1;
         }
     }
-    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNELS_TURN) {
+    // What is held is told together with what the kernel tells, as the kernel would have.
+    let together =
+        || looks.is_multiple_of(KERNELS_TURN) || epoll.items().any(|(item, sock)| holds(item, sock));
+    if fds[0].revents != 0 || some && together() {
         queues::flush();
         found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
         if found < 0 {
@@ -478,14 +531,15 @@ fn with_queues(
 fn pause(
     epoll: &Epoll,
     until: Until,
-    mask: *const sigset_t,
+    (held, mask): (&signals::Held, *const sigset_t),
     wait: impl Fn(Duration) -> c_int,
 ) -> Option<c_int> {
     let (item, sock) = epoll.items().find(|(_, sock)| sock.shared().is_some_and(pace::pays))?;
     let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
     let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
     let rest = |time: timespec| {
-        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, mask);
+        held.hold_back();
+        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, held.mask(mask));
         (answer < 0).then_some(answer)
     };
     pace::before_sleep(lane, until.left(), look, rest)

@@ -1,13 +1,11 @@
-//! From a frame to the program's buffers, and back: what the kernel's socket would have done with a datagram.
-//!
-//! No system call, no memory of its own. What a call wants is in [`Into`]; a frame goes into it as `recvfrom(2)` and its kin
-//! say: as much as there is room for, the sender's address, `MSG_TRUNC`. What a call sends is in [`Out`].
+//! From a frame to a datagram, which `deliver.rs` hands out, and back: what a call sends is in [`Out`]. No system call, no memory
+//! of its own.
 
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
-use libc::{MSG_CMSG_CLOEXEC, MSG_TRUNC, c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
+use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
 use manylane_sys::hops::Hop;
 use manylane_wire::checksum::checksum;
 use manylane_wire::datagram::{Checksum, Datagram};
@@ -15,19 +13,6 @@ use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
 use crate::loan::Loan;
-
-/// Where a call of the program wants what it receives.
-#[derive(Clone, Copy)]
-pub(crate) enum Into {
-    /// Some bytes, and an address, which may be null.
-    Bytes { to: *mut c_void, len: usize, from: *mut sockaddr, fromlen: *mut socklen_t },
-    /// Pieces without an address.
-    Pieces { to: *const iovec, count: usize },
-    /// A message.
-    Message(*mut msghdr),
-    /// Messages, one for each datagram.
-    Messages { to: *mut mmsghdr, count: usize },
-}
 
 /// A datagram in a frame that can be believed; none for one that the kernel would have dropped.
 #[inline]
@@ -43,68 +28,8 @@ pub(crate) fn judge(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, 
     believed.then(|| (datagram.source(), payload))
 }
 
-impl Into {
-    /// Most datagrams that fit.
-    pub(crate) fn room(&self) -> usize {
-        match self {
-            Self::Messages { count, .. } => *count,
-            _ => 1,
-        }
-    }
-
-    /// Puts the datagram number `nth` of the call where the program wants it; what the call would return for it.
-    ///
-    /// The pointers are the program's, in its own call: the kernel would write to the same places.
-    pub(crate) fn put(
-        &self,
-        nth: usize,
-        peer: SocketAddr,
-        payload: &[u8],
-        is_v6: bool,
-        flags: c_int,
-    ) -> isize {
-        let whole = payload.len() as isize;
-        let kept = match *self {
-            Self::Bytes { to, len, from, fromlen } => {
-                put_address(from, fromlen, peer, is_v6);
-                let kept = payload.len().min(len);
-                // SAFETY: the program's buffer of `len` bytes, which the kernel would write to.
-                unsafe { ptr::copy_nonoverlapping(payload.as_ptr(), to.cast(), kept) };
-                kept
-            }
-            Self::Pieces { to, count } => scatter(payload, to, count),
-            Self::Message(message) => put_message(message, peer, payload, is_v6, flags),
-            Self::Messages { to, .. } => {
-                let message = to.wrapping_add(nth);
-                // SAFETY: the program's array of at least so many messages.
-                let kept = unsafe { put_message(&raw mut (*message).msg_hdr, peer, payload, is_v6, flags) };
-                let len = if flags & MSG_TRUNC == 0 { kept } else { payload.len() };
-                // SAFETY: as above.
-                unsafe { (*message).msg_len = len as u32 };
-                kept
-            }
-        };
-        if flags & MSG_TRUNC == 0 { kept as isize } else { whole }
-    }
-}
-
-/// The sender's address, as much of it as there is room for.
-fn put_address(to: *mut sockaddr, len: *mut socklen_t, peer: SocketAddr, is_v6: bool) {
-    if to.is_null() || len.is_null() {
-        return;
-    }
-    // SAFETY: the program's length, which the kernel would read here, too.
-    let room = unsafe { *len };
-    let (bytes, whole) = address(peer, is_v6);
-    // SAFETY: the program's room for an address, of the length that it gives; its length, as above.
-    unsafe {
-        ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), whole.min(room as usize));
-        *len = whole as socklen_t;
-    }
-}
-
 /// An address as the kernel writes it for a socket of that family, and its length.
-fn address(peer: SocketAddr, is_v6: bool) -> ([u8; size_of::<libc::sockaddr_in6>()], usize) {
+pub(crate) fn address(peer: SocketAddr, is_v6: bool) -> ([u8; size_of::<libc::sockaddr_in6>()], usize) {
     let mut bytes = [0; size_of::<libc::sockaddr_in6>()];
     let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
     bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
@@ -118,36 +43,6 @@ fn address(peer: SocketAddr, is_v6: bool) -> ([u8; size_of::<libc::sockaddr_in6>
         (IpAddr::V6(ip), _) => bytes[8..24].copy_from_slice(&ip.octets()),
     }
     (bytes, size_of::<libc::sockaddr_in6>())
-}
-
-/// Fills one message, and says how much of the payload it took.
-fn put_message(message: *mut msghdr, peer: SocketAddr, payload: &[u8], is_v6: bool, flags: c_int) -> usize {
-    // SAFETY: the program's message, which the kernel would read and write here; nobody else of ours has a reference to it.
-    let Some(message) = (unsafe { message.as_mut() }) else { return 0 };
-    if !message.msg_name.is_null() {
-        put_address(message.msg_name.cast(), &raw mut message.msg_namelen, peer, is_v6);
-    }
-    let kept = scatter(payload, message.msg_iov, message.msg_iovlen);
-    message.msg_controllen = 0;
-    message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < payload.len() { MSG_TRUNC } else { 0 };
-    kept
-}
-
-/// Copies into the program's pieces, and says how much they took.
-fn scatter(payload: &[u8], to: *const iovec, count: usize) -> usize {
-    let mut done = 0;
-    for nth in 0..count {
-        // SAFETY: the program's array of `count` pieces.
-        let piece = unsafe { &*to.wrapping_add(nth) };
-        let part = piece.iov_len.min(payload.len() - done);
-        // SAFETY: the program's memory of at least that length, which the kernel would write to.
-        unsafe { ptr::copy_nonoverlapping(payload[done..].as_ptr(), piece.iov_base.cast(), part) };
-        done += part;
-        if done == payload.len() {
-            break;
-        }
-    }
-    done
 }
 
 /// One datagram that a call of the program sends.

@@ -18,13 +18,15 @@ use manylane_sys::barrier;
 use manylane_sys::shim::Reason;
 
 use crate::lock::Guard;
-use crate::open::{self, SLICE_MS};
+use crate::open::{self, Kept, SLICE_MS};
 use crate::points;
 use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, epoll, life, loan, mend, mirror, queues, real, report, signals, start, steer};
+use crate::{
+    alone, epoll, hold, life, loan, look, mend, mirror, queues, real, report, signals, start, steer,
+};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -138,12 +140,21 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
         return shared.lanes.load(Ordering::Relaxed) as usize >= wanted;
     }
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
+    hold::map(sock);
+    if mirror::has_control(fd) || epoll::has_edges(sock) {
+        shared.one_by_one.store(1, Ordering::SeqCst);
+    }
+    let mut steered = have >= 2;
     for lane in have..wanted.min(MAX_LANES) {
-        let Some(new) = open::lane(fd) else { break };
+        // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
+        let Some(new) = open::lane(fd, || steered = steered || steer_to(shared, fd, 1)) else { break };
         sock.set_lane_fd(lane, Some(new));
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
     }
-    if have < 2 && shared.lanes.load(Ordering::Relaxed) >= 2 && !steer_to(shared, fd, 1) {
+    if shared.lanes.load(Ordering::Relaxed) < 2 {
+        // None could be bound: nobody else may join.
+        mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+    } else if !steered {
         // Without steering a lane cannot be left again. The new ones are bound: what they got stays in reach.
         let all = lanes_mask(shared) & !1;
         sock.lane_fds().for_each(|(_, lane)| open::cut_off(lane));
@@ -202,6 +213,20 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
         steer_to(shared, fd, steered);
     }
     queues::spread(shared);
+    note_crowds(shared);
+}
+
+/// Which lanes several members have: nothing is taken ahead of those.
+fn note_crowds(shared: &Shared) {
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let (mut once, mut crowded) = (0_u64, 0_u64);
+    for member in shared.members.iter().take(joined).filter(|at| at.who.load(Ordering::Relaxed) != 0) {
+        if let Ok(lane @ 0..MAX_LANES) = usize::try_from(member.lane.load(Ordering::Relaxed)) {
+            crowded |= once & 1 << lane;
+            once |= 1 << lane;
+        }
+    }
+    shared.crowded.store(crowded, Ordering::Release);
 }
 
 /// Whether a place is a member's that is not known to be dead.
@@ -219,11 +244,12 @@ pub(crate) fn part(shared: &Shared) {
             let owner = lane.and_then(|lane| shared.owner_of(lane));
             is_there(member) && owner.is_some_and(|owner| !std::ptr::eq(owner, member))
         });
-        let Some(at) = sharer else { return };
+        let Some(at) = sharer else { break };
         shared.owner[free].store(at as u32 + 1, Ordering::Release);
         shared.members[at].lane.store(free as c_int, Ordering::Release);
         report::lane(&shared.members[at], free as c_int);
     }
+    note_crowds(shared);
 }
 
 /// More threads than lanes: some share one, as all would share the program's own socket. The kernel wakes one of them for
@@ -240,6 +266,7 @@ fn least_shared(shared: &Shared, lanes: usize) -> usize {
 pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     let has = |member: &Member| member.lane.load(Ordering::Relaxed) == lane as c_int && is_there(member);
+    note_crowds(shared);
     let heir = shared.members.iter().take(joined).position(has);
     shared.owner[lane].store(heir.map_or(0, |at| at as u32 + 1), Ordering::Release);
     heir.is_some()
@@ -354,7 +381,8 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
     if shared.bounded.load(Ordering::Acquire) == 0 {
         bound_waits(shared, fd);
     }
-    shared.retired.store(others, Ordering::Release);
+    let holds = if sock.holds().is_some() { hold::HOLDS } else { 0 };
+    shared.retired.store(others | holds, Ordering::Release);
     points::pass("retired");
     // Without a lane, a member takes from all of them until the mode has changed.
     for member in &shared.members {
@@ -426,22 +454,59 @@ pub(crate) fn open_in_advance() {
     let errno = real::errno();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let limit = start::settings().map_or(1, |settings| settings.lanes);
-    let may_have =
-        |sock: &&Sock| sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED));
+    let may_have = |sock: &&'static Sock| {
+        sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED))
+    };
+    let mut are_new = false;
     for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
-        let (Some(shared), Some(fd)) = (sock.shared(), any_fd(sock)) else { continue };
-        if let Some(guard) = mend::lock(sock, shared, true) {
+        let (Some(shared), Some(fd)) = (sock.shared(), keep(sock)) else { continue };
+        // Another thread may have made it plain meanwhile: then it gets none any more.
+        if let Some(guard) = mend::lock(sock, shared, true)
+            && may_have(&sock)
+        {
+            let (before, fd) = (shared.lanes.load(Ordering::Relaxed), fd.fd());
             loan::in_advance(sock, shared, fd, &guard);
             open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
+            are_new |= before < 2 && shared.lanes.load(Ordering::Relaxed) >= 2;
         }
     }
+    if are_new {
+        bring_back_early(may_have);
+    }
     real::set_errno(errno);
+}
+
+/// A group is steered the moment it exists, but not before. What came in between may be in a lane, where nobody looks while
+/// there is one receiver: such a socket becomes plain, with what the lane has in reach.
+#[cold]
+fn bring_back_early(may_have: impl Fn(&&'static Sock) -> bool) {
+    // What is between the kernel's choice and a queue arrives there before this returns.
+    barrier::settle();
+    for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
+        let (Some(shared), Some(fd)) = (sock.shared(), keep(sock)) else { continue };
+        let lanes = lanes_mask(shared) & !1;
+        if matches!(shared.mode(), SINGLE | LEARN) && look::ready(sock, shared, fd.fd(), lanes) != 0 {
+            fall_back(sock, fd.fd(), Reason::Early);
+        }
+    }
 }
 
 /// Any of the program's descriptors for a socket.
 pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     let index = sock.index();
     table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Sock(index)).map(|(fd, _)| fd)
+}
+
+/// A socket, for a thread that has no descriptor of the program's in its hands: another one may close any of them at any time.
+pub(crate) fn keep(sock: &Sock) -> Option<Kept> {
+    let shared = sock.shared()?;
+    let fd = any_fd(sock)?;
+    let kept = Kept::of(fd)?;
+    // Before it was kept its number may have come to mean another socket.
+    let port = local_addr(kept.fd()).map(|addr| u32::from(addr.port()));
+    let is_it =
+        port == Some(shared.port.load(Ordering::Relaxed)) && table::entry(fd) == Entry::Sock(sock.index());
+    is_it.then_some(kept)
 }
 
 /// From now on nobody can tell whether a blocking receive goes on after a signal: `signals.rs`.
@@ -457,9 +522,9 @@ pub(crate) fn signals_are_mixed() {
             .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
         if (matches!(shared.mode(), LEARN | LANED) || queues::are_open(shared))
             && blocks
-            && let Some(fd) = any_fd(sock)
+            && let Some(fd) = keep(sock)
         {
-            fall_back(sock, fd, Reason::Signals);
+            fall_back(sock, fd.fd(), Reason::Signals);
         }
     }
 }

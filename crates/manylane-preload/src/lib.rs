@@ -17,6 +17,7 @@
 //! | `receive.rs`, `order.rs`, `look.rs` | receiving: the calls; in which order they look at lanes; what waits in which |
 //! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
 //! | `alone.rs` | a program with one receiver goes straight through |
+//! | `hold.rs`, `deliver.rs` | datagrams taken ahead, many with one call; into the program's buffers |
 //! | `pace.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs` | sending: from which lane |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
@@ -31,9 +32,11 @@
 
 mod alone;
 mod calls;
+mod deliver;
 mod descriptors;
 mod epoll;
 mod frames;
+mod hold;
 mod lanes;
 mod life;
 mod loan;

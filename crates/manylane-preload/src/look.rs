@@ -1,9 +1,9 @@
-//! What waits in which lane: the one look at kernel sockets and queues.
+//! What waits in which lane: the one look at kernel sockets, queues, and what was taken ahead.
 
 use libc::{c_int, pollfd, timespec};
 
 use crate::sock::{MAX_LANES, Shared, Sock};
-use crate::{calls, queues};
+use crate::{calls, hold, queues};
 
 /// What ppoll(2) is asked about the lanes of `mask`, in their order, and how many there are.
 pub(crate) fn lane_polls(sock: &Sock, fd: c_int, mask: u64) -> ([pollfd; MAX_LANES], usize) {
@@ -16,12 +16,18 @@ pub(crate) fn lane_polls(sock: &Sock, fd: c_int, mask: u64) -> ([pollfd; MAX_LAN
     (fds, count)
 }
 
+/// A bit for each lane of `mask` that has something where no call is needed to know it.
+#[inline]
+pub(crate) fn in_memory(sock: &'static Sock, shared: &Shared, mask: u64) -> u64 {
+    queues::ready(sock, shared, mask) | hold::ready(sock, mask)
+}
+
 /// A bit for each lane of `mask` that has something.
 pub(crate) fn ready(sock: &'static Sock, shared: &Shared, fd: c_int, mask: u64) -> u64 {
     if mask == 0 {
         return 0;
     }
-    let frames = queues::ready(sock, shared, mask);
+    let frames = in_memory(sock, shared, mask);
     let (mut fds, count) = lane_polls(sock, fd, mask);
     let now = timespec { tv_sec: 0, tv_nsec: 0 };
     if calls::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) <= 0 {

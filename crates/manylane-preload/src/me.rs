@@ -12,6 +12,8 @@ use crate::{alone, lanes, life, queues, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
+/// There is no life for the thread.
+const NO_LIFE: u64 = u64::MAX;
 
 /// Changes with each fork: what a thread of the parent remembered is not the child's.
 static EPOCH: AtomicU32 = AtomicU32::new(1);
@@ -99,14 +101,21 @@ pub(crate) fn who() -> u64 {
 
 /// By what others know that the calling thread is alive; 0 if they cannot. Signals are blocked.
 pub(crate) fn life() -> life::Token {
-    const NONE: u64 = u64::MAX;
     ME.with(|me| {
         let who = me.who();
         if me.life.get() == 0 {
             let token = life::take(who as u32);
-            me.life.set(if token == 0 { NONE } else { token });
+            me.life.set(if token == 0 { NO_LIFE } else { token });
         }
-        if me.life.get() == NONE { 0 } else { me.life.get() }
+        if me.life.get() == NO_LIFE { 0 } else { me.life.get() }
+    })
+}
+
+/// [`life`], if the thread has taken it; 0 if not.
+pub(crate) fn life_if_any() -> life::Token {
+    ME.with(|me| {
+        me.who();
+        if me.life.get() == NO_LIFE { 0 } else { me.life.get() }
     })
 }
 

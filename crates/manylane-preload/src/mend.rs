@@ -93,7 +93,8 @@ fn finish(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
         _ if shared.mode() == PLAIN => {}
         change => {
             // Without a descriptor (it is just being closed here) somebody else does it.
-            let Some(fd) = lanes::any_fd(sock) else { return };
+            let Some(kept) = lanes::keep(sock) else { return };
+            let fd = kept.fd();
             if let Some(reason) = Reason::ALL.into_iter().find(|reason| falling(*reason) == change) {
                 report::count_reason(reason, lanes::local_addr(fd));
                 counted(shared, guard);

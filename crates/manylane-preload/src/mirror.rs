@@ -158,6 +158,22 @@ fn write(fd: c_int, level: c_int, name: c_int, value: &[u8]) -> c_int {
     call::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as socklen_t)
 }
 
+/// Options that bring control messages.
+const CONTROL: [(c_int, c_int); 12] = [
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, SO_TIMESTAMP_NEW),
+    (libc::SOL_SOCKET, SO_TIMESTAMPNS_NEW),
+    (libc::SOL_IP, libc::IP_PKTINFO),
+    (libc::SOL_IP, libc::IP_RECVTOS),
+    (libc::SOL_IP, libc::IP_RECVTTL),
+    (libc::SOL_IP, libc::IP_RECVORIGDSTADDR),
+    (libc::SOL_IPV6, libc::IPV6_RECVPKTINFO),
+    (libc::SOL_IPV6, libc::IPV6_RECVTCLASS),
+    (libc::SOL_IPV6, libc::IPV6_RECVHOPLIMIT),
+    (libc::SOL_UDP, libc::UDP_GRO),
+];
+
 /// Options that a frame cannot honour unless they are zero: what comes with a datagram, and how one is sent.
 const KERNELS: [(c_int, c_int); 21] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
@@ -183,12 +199,23 @@ const KERNELS: [(c_int, c_int); 21] = [
     (libc::SOL_UDP, UDP_NO_CHECK6_TX),
 ];
 
+/// Whether an option asks for control messages with each datagram.
+pub(crate) fn brings_control(level: c_int, name: c_int) -> bool {
+    CONTROL.contains(&(level, name))
+}
+
+/// Whether control messages are asked for on `fd`.
+pub(crate) fn has_control(fd: c_int) -> bool {
+    CONTROL.iter().any(|at| is_set(fd, at))
+}
+
+fn is_set(fd: c_int, (level, name): &(c_int, c_int)) -> bool {
+    read(fd, *level, *name).is_some_and(|(value, len)| value.iter().take(len).any(|byte| *byte != 0))
+}
+
 /// Whether the datagrams of a socket have to come and go by the kernel's (engine `xdp`).
 pub(crate) fn needs_kernel(fd: c_int) -> bool {
-    let is_set = |(level, name): &(c_int, c_int)| {
-        read(fd, *level, *name).is_some_and(|(value, len)| value.iter().take(len).any(|byte| *byte != 0))
-    };
-    KERNELS.iter().any(is_set)
+    KERNELS.iter().any(|at| is_set(fd, at))
 }
 
 /// Whether an option, set later, or the hops that packets have, would have to be in frames.

@@ -87,9 +87,9 @@ impl Bound {
     }
 }
 
-/// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by nobody's wish yet. `errno` says why
-/// not.
-pub(crate) fn lane(fd: c_int) -> Option<c_int> {
+/// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by nobody's wish yet. `in_group` is called
+/// the moment it is there. `errno` says why not.
+pub(crate) fn lane(fd: c_int, in_group: impl FnOnce()) -> Option<c_int> {
     let bound = bound(fd)?;
     let family = c_int::from(bound.storage.ss_family);
     let low = call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
@@ -107,6 +107,7 @@ pub(crate) fn lane(fd: c_int) -> Option<c_int> {
         ready &= attach(lane, libc::SO_ATTACH_FILTER, &steer::unicast_only());
     }
     if ready && call::bind(lane, bound.at(), bound.len) == 0 {
+        in_group();
         mirror::copy(fd, lane, false);
         table::set(lane, Entry::Hidden);
         return Some(lane);
@@ -119,6 +120,16 @@ pub(crate) fn lane(fd: c_int) -> Option<c_int> {
 
 /// Moves a descriptor to where programs seldom look: they count on the lowest free number.
 pub(crate) fn out_of_the_way(low: c_int) -> c_int {
+    let high = copy(low);
+    if high < 0 {
+        return low;
+    }
+    call::close(low);
+    high
+}
+
+/// Another descriptor for the same, where programs seldom look; negative if there is none left.
+fn copy(fd: c_int) -> c_int {
     let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
     // SAFETY: getrlimit fills the struct, which zeroes are a value of in any case.
     let limit = unsafe {
@@ -127,12 +138,32 @@ pub(crate) fn out_of_the_way(low: c_int) -> c_int {
     };
     // Not at the very top: the kernel's table of descriptors grows with the largest number.
     let from = if limit > 4096 { 2048 } else { limit - limit / 4 };
-    let high = call::fcntl(low, libc::F_DUPFD_CLOEXEC, from);
-    if high < 0 {
-        return low;
+    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, from)
+}
+
+/// A descriptor of our own for a socket of the program, which may close its own, and use their numbers for something else, while
+/// this is used.
+pub(crate) struct Kept(c_int);
+
+impl Kept {
+    pub(crate) fn of(fd: c_int) -> Option<Self> {
+        let copy = copy(fd);
+        (copy >= 0).then(|| {
+            table::set(copy, Entry::Hidden);
+            Self(copy)
+        })
     }
-    call::close(low);
-    high
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.0
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        table::set(self.0, Entry::None);
+        call::close(self.0);
+    }
 }
 
 /// Attaches a classic program to a socket, as its filter or as its group's steering.

@@ -12,7 +12,7 @@ use crate::look::ready;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
 use crate::sock::{LANED, Shared, Sock};
-use crate::{lanes, me, mirror, queues, real, table};
+use crate::{hold, lanes, me, mirror, queues, real, table};
 
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -38,6 +38,13 @@ pub(crate) fn setsockopt(
         lanes::fall_back(sock, fd, reason);
     }
     // Off is what it is for the program already: the group stays.
+    if mirror::brings_control(level, name)
+        && !is_zero(value, len)
+        && let Some(shared) = sock.shared()
+    {
+        // What is taken from now on comes with what was asked for.
+        shared.one_by_one.store(1, Ordering::SeqCst);
+    }
     let group =
         sock.shared().is_some_and(|shared| shared.lanes.load(Ordering::Acquire) > 1 && is_managed(shared));
     if group && (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) {
@@ -102,21 +109,23 @@ pub(crate) fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    // Before the kernel is asked and after it: a socket that becomes plain in between is asked while it has our options.
+    let shared = if level == libc::SOL_SOCKET { table::sock(fd).and_then(Sock::shared) } else { None };
+    let is_bounded = |shared: &Shared| shared.bounded.load(Ordering::Acquire) != 0;
+    let (was_managed, was_bounded) =
+        shared.map_or((false, false), |shared| (is_managed(shared), is_bounded(shared)));
     let done = call::getsockopt(fd, level, name, value, len);
-    if done != 0 || level != libc::SOL_SOCKET {
-        return done;
-    }
-    let Some(shared) = table::sock(fd).and_then(Sock::shared) else { return done };
+    let (Some(shared), 0) = (shared, done) else { return done };
     // SAFETY: the kernel has just written the length.
     let room = unsafe { *len } as usize;
     match name {
         // Set by the program, it would have made the socket plain: what the kernel says is ours.
-        libc::SO_REUSEPORT if room >= size_of::<c_int>() && is_managed(shared) => {
+        libc::SO_REUSEPORT if room >= size_of::<c_int>() && (was_managed || is_managed(shared)) => {
             // SAFETY: the kernel has just written as many bytes here.
             unsafe { value.cast::<c_int>().write_unaligned(0) };
         }
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
-            if room >= size_of::<timeval>() && shared.bounded.load(Ordering::Acquire) != 0 =>
+            if room >= size_of::<timeval>() && (was_bounded || is_bounded(shared)) =>
         {
             let us = shared.timeout_us.load(Ordering::Relaxed);
             let time = timeval { tv_sec: (us / 1_000_000) as i64, tv_usec: (us % 1_000_000) as i64 };
@@ -146,8 +155,15 @@ pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
                 unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
                 return 0;
             }
-            let lane = lane_to_measure(sock, shared, fd);
-            if let Some(len) = queues::measure(sock, shared, 1 << lane) {
+            // Of a socket that is plain, what is held comes first.
+            let held =
+                if hold::has_leftovers(sock, shared, fd) { hold::measure(sock, u64::MAX) } else { None };
+            let lane = held.map_or_else(|| lane_to_measure(sock, shared, fd), |(_, lane)| lane);
+            let held = held.or_else(|| hold::measure(sock, 1 << lane)).map(|(len, _)| len);
+            if held.is_some() {
+                me::peek(sock, lane);
+            }
+            if let Some(len) = held.or_else(|| queues::measure(sock, shared, 1 << lane)) {
                 // SAFETY: as above.
                 unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
                 return 0;
@@ -169,7 +185,8 @@ fn lane_to_measure(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
     let own = me::member(sock, shared, fd).map_or(-1, |member| member.lane.load(Ordering::Acquire));
     let own = usize::try_from(own).unwrap_or(0);
     let mut lane = own;
-    let older = shared.first.load(Ordering::Acquire) | shared.retired.load(Ordering::Acquire);
+    let retired = shared.retired.load(Ordering::Acquire) & !hold::HOLDS;
+    let older = shared.first.load(Ordering::Acquire) | retired;
     for mask in [older, 1 << own] {
         let has = ready(sock, shared, fd, mask);
         if has != 0 {

@@ -4,6 +4,7 @@
 //! what is older than the lanes, the caller's own lane, the others' (the order that keeps flows in theirs); after a fall, what
 //! the lanes still hold, then the kernel socket for good.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,14 +12,15 @@ use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_PEEK, c_int, pollfd, timespec};
 use manylane_sys::lend::QUEUES;
 
 use crate::calls::{self, call};
-use crate::frames::Into;
-use crate::look::lane_polls;
+use crate::deliver::Into;
+use crate::hold::{Filled, Hold};
+use crate::look::{in_memory, lane_polls};
 use crate::open::SLICE_MS;
 use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
-use crate::{lanes, me, mend, pace, queues, real, signals};
+use crate::{hold, lanes, me, mend, pace, queues, real, signals};
 
 /// What one try on one descriptor brought.
 enum Got {
@@ -38,11 +40,41 @@ pub(crate) struct Call<'a, Op> {
     pub(crate) flags: c_int,
     pub(crate) into: Into,
     pub(crate) op: Op,
+    /// The answer was taken ahead, by a call that counted already.
+    pub(crate) was_held: Cell<bool>,
+    pub(crate) signals: signals::Held,
 }
 
 impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     /// The answer, and whether it came from a lane that is not the caller's.
     pub(crate) fn run(&self) -> (isize, bool) {
+        let answer = self.in_turns();
+        self.signals.let_go();
+        answer
+    }
+
+    /// Before a wait that may be renewed: a signal is to interrupt it whenever it comes.
+    fn hold_back(&self) {
+        if self.is_interrupted() {
+            self.signals.hold_back();
+        }
+    }
+
+    /// Whether a handler interrupts the call.
+    fn is_interrupted(&self) -> bool {
+        !signals::restarts() || self.shared.timeout_us.load(Ordering::Relaxed) != 0
+    }
+
+    /// Before the first wait of the call, where a handler would interrupt it: what is there already, or signals are held back.
+    fn look_first(&self, lane: usize) -> Option<isize> {
+        let look = || match self.try_lane(lane) {
+            Got::Answer(answer) => Some(answer),
+            Got::Nothing => None,
+        };
+        if self.is_interrupted() { self.signals.before_wait(look) } else { None }
+    }
+
+    fn in_turns(&self) -> (isize, bool) {
         let mut until = None;
         let mut rounds = Rounds::default();
         loop {
@@ -163,7 +195,8 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         fds[0].fd = self.sock.fd_of(lane, self.fd);
         let count = queues::append(self.sock, self.shared, 1 << lane, &mut fds, 1);
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
-        if call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null()) < 0 {
+        let mask = self.signals.mask(std::ptr::null());
+        if call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, mask) < 0 {
             return -1;
         }
         match self.try_lane(lane) {
@@ -175,9 +208,69 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         }
     }
 
+    /// One try on what was taken ahead of a lane, and for its owner on what there is to take. No answer: the kernel is to be
+    /// asked for one. `sleeps`: where this brings nothing, the caller sleeps.
+    fn try_hold(&self, hold: &Hold, lane: usize, sleeps: bool) -> Option<Got> {
+        if !self.into.is_ordinary() {
+            return None;
+        }
+        let take = || {
+            let answer = hold.take(self.flags, &self.into)?;
+            self.was_held.set(true);
+            if self.flags & MSG_PEEK != 0 {
+                me::peek(self.sock, lane);
+            }
+            Some(Got::Answer(answer))
+        };
+        if let Some(got) = take() {
+            return Some(got);
+        }
+        if self.into.is_many() || !self.may_take_ahead(lane) || !hold.is_worth_it() {
+            return None;
+        }
+        match hold.fill(self.shared, self.member, self.sock.fd_of(lane, self.fd), sleeps) {
+            Filled::Some => {
+                let got = take();
+                // One call of the kernel, and this one has the first that it brought.
+                self.was_held.set(false);
+                got
+            }
+            Filled::Nothing => Some(Got::Nothing),
+            Filled::Failed => Some(Got::Answer(-1)),
+            Filled::No => None,
+        }
+    }
+
+    /// Whether the lane is the caller's own, and nobody else's, and nothing of it comes any other way.
+    fn may_take_ahead(&self, lane: usize) -> bool {
+        self.shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, self.member))
+            && self.member.lane.load(Ordering::Relaxed) == lane as i32
+            && self.shared.crowded.load(Ordering::Relaxed) & 1 << lane == 0
+            && self.shared.one_by_one.load(Ordering::Relaxed) == 0
+            && !queues::are_open(self.shared)
+    }
+
+    /// Waits for a lane's kernel socket for a slice at most, with the program's signals; what a receive would have returned.
+    fn wait_with_mask(&self, lane: usize) -> isize {
+        let fd = self.sock.fd_of(lane, self.fd);
+        let mut at = pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
+        let mask = self.signals.mask(std::ptr::null());
+        match call::ppoll(&raw mut at, 1, &raw const slice, mask) {
+            ready if ready < 0 => -1,
+            // What a poll tells of may not be there to be received: then there was none.
+            _ => (self.op)(fd, MSG_DONTWAIT),
+        }
+    }
+
     /// One try on a lane's kernel socket, without waiting.
     #[inline]
     fn try_kernel(&self, lane: usize) -> Got {
+        if let Some(hold) = hold::of(self.sock, lane)
+            && let Some(got) = self.try_hold(hold, lane, false)
+        {
+            return got;
+        }
         let answer = (self.op)(self.sock.fd_of(lane, self.fd), MSG_DONTWAIT);
         if answer < 0 && real::errno() == EAGAIN {
             return Got::Nothing;
@@ -207,7 +300,9 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         };
         let rest = |time: timespec| {
             self.member.state.store(WAITS_ON + own as u32, Ordering::Release);
-            let ended = call::ppoll(std::ptr::null_mut(), 0, &raw const time, std::ptr::null());
+            self.hold_back();
+            let mask = self.signals.mask(std::ptr::null());
+            let ended = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
             self.member.state.store(BUSY, Ordering::Release);
             lanes::beat(self.member);
             (ended < 0 && !self.waits_on(until)).then_some(-1)
@@ -219,9 +314,16 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
         self.start_clock(until);
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
+        if let Some(answer) = self.look_first(lane) {
+            self.member.state.store(BUSY, Ordering::Release);
+            lanes::beat(self.member);
+            return Got::Answer(answer);
+        }
         let with_queues = queues::are_open(self.shared);
         let answer = if with_queues {
             self.wait_for_queues(lane)
+        } else if self.signals.is_on() {
+            self.wait_with_mask(lane)
         } else {
             (self.op)(self.sock.fd_of(lane, self.fd), 0)
         };
@@ -288,6 +390,11 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 return Some((-1, false));
             }
         }
+        if let Some(hold) = hold::of(self.sock, own)
+            && let Some(Got::Answer(answer)) = self.try_hold(hold, own, true)
+        {
+            return Some((answer, false));
+        }
         if pace::pays(self.shared)
             && let Some(answer) = self.pause(own, until)
         {
@@ -324,7 +431,9 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         queues::flush();
         let count = queues::append(self.sock, self.shared, all, &mut fds, count);
         let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
-        let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, std::ptr::null());
+        self.hold_back();
+        let mask = self.signals.mask(std::ptr::null());
+        let ready = call::ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &raw const slice, mask);
         lanes::beat(self.member);
         if ready < 0 {
             return (!self.waits_on(until)).then_some((-1, false));
@@ -350,7 +459,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         if mask != 0 {
             let (mut fds, count) = lane_polls(self.sock, self.fd, mask);
             let now = timespec { tv_sec: 0, tv_nsec: 0 };
-            let frames = queues::ready(self.sock, self.shared, mask);
+            let frames = in_memory(self.sock, self.shared, mask);
             if calls::ppoll_raw(&mut fds[..count], Some(now), std::ptr::null()) > 0 || frames != 0 {
                 let lanes = (0..MAX_LANES).filter(|lane| mask & 1 << lane != 0);
                 for (lane, _) in
@@ -381,7 +490,19 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             }
         }
         let retired = self.shared.retired.load(Ordering::Acquire);
-        for lane in (0..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
+        if retired & hold::HOLDS != 0 {
+            // Of any lane: it is older than what the kernel has.
+            if let Some(peeked) = me::take_peeked(self.sock)
+                && let Some(hold) = hold::of(self.sock, peeked & 0xff)
+                && let Some(Got::Answer(answer)) = self.try_hold(hold, peeked & 0xff, false)
+            {
+                return Some(answer);
+            }
+            if let Some(answer) = hold::drain(self.sock, self.shared, self.fd, self.flags, &self.into) {
+                return Some(answer);
+            }
+        }
+        for lane in (1..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
             match self.try_kernel(lane) {
                 Got::Answer(answer) => return Some(answer),
                 Got::Nothing => lanes::emptied(self.shared, self.fd, lane),

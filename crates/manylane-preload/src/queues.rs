@@ -27,7 +27,8 @@ use manylane_sys::hops::{Hop, Pair};
 use manylane_sys::lend::QUEUES;
 use manylane_sys::xsk::{Borrowed, Held};
 
-use crate::frames::{self, Into, Out};
+use crate::deliver::{Into, Parcel};
+use crate::frames::{self, Out};
 use crate::loan::{CLOSED, DRAINING, Loan, OPEN};
 use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
 use crate::{me, process, real, report};
@@ -159,7 +160,9 @@ fn take(
         let Some(frame) = held.first() else { break };
         match frames::judge(frame, queue.terms().is_virtual_pair) {
             Some((peer, payload)) => {
-                answer = into.put(done, peer, payload, loan.is_v6, flags);
+                let (name, len) = frames::address(peer, loan.is_v6);
+                let parcel = Parcel { name: &name[..len], payload: [payload, &[]] };
+                answer = into.put(done, &parcel, flags);
                 done += 1;
                 if peeks {
                     break;
@@ -183,7 +186,7 @@ fn take(
     {
         report::by_frames(member, done as u64, 0);
     }
-    Some(if matches!(into, Into::Messages { .. }) { done as isize } else { answer })
+    Some(if into.is_many() { done as isize } else { answer })
 }
 
 /// What the calling thread has peeked at: the same again, of the same queue.

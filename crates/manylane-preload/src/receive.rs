@@ -3,6 +3,7 @@
 //! One function, [`receive`], decides where; each call of the C library says how. With one receiving thread it is the
 //! program's own call on the program's own socket.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRU
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::calls::call;
-use crate::frames::Into;
+use crate::deliver::Into;
 use crate::order::Call;
 use crate::sock::{LANED, LEARN, PLAIN, SINGLE, Shared, Sock, UNBOUND};
 use crate::{alone, lanes, loan, me, pace, queues, real, report, signals, table};
@@ -229,11 +230,21 @@ fn the_long_way(
     }
     let Some(member) = me::member(sock, shared, fd) else { return op(fd, 0) };
     lanes::beat(member);
-    let call = Call { sock, shared, member, fd, flags, into, op };
+    let call = Call {
+        sock,
+        shared,
+        member,
+        fd,
+        flags,
+        into,
+        op,
+        was_held: Cell::new(false),
+        signals: signals::Held::not(),
+    };
     let (answer, helped) = call.run();
     if answer >= 0 && flags & MSG_PEEK == 0 {
         let (datagrams, bytes) = size(answer);
-        report::received(member, datagrams, bytes.max(0) as u64, helped);
+        report::received(member, datagrams, bytes.max(0) as u64, helped, call.was_held.get());
         let receives = member.receives.load(Ordering::Relaxed);
         if receives < lanes::COMES_BACK {
             member.receives.store(receives + 1, Ordering::Relaxed);

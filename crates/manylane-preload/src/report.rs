@@ -96,11 +96,13 @@ fn add(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
 }
 
-/// A call of the program brought datagrams.
+/// A call of the program brought datagrams; without a call of the kernel's, if they were `held`.
 #[inline]
-pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool) {
+pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool, held: bool) {
     let Some(slot) = slot_of(member) else { return };
-    count_received(slot, datagrams, bytes);
+    add(&slot.rx_datagrams, datagrams);
+    add(&slot.rx_bytes, bytes);
+    add(&slot.rx_batches, u64::from(!held));
     if helped {
         add(&slot.helped, datagrams);
     }

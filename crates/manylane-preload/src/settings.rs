@@ -8,7 +8,7 @@
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
-//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back; 1: none | 1, and as yet nothing else has an effect |
+//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, 1 (none) to 32 | 1 |
 //! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
 
@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use manylane_sys::lend::VARIABLE;
 
+use crate::hold::MOST;
 use crate::open::SLICE_MS;
 use crate::sock::MAX_LANES;
 use crate::steer::Policy;
@@ -25,6 +26,8 @@ use crate::steer::Policy;
 const MAX_RANGES: usize = 32;
 /// Longest pause, in microseconds: a slice.
 const MAX_LINGER: u64 = SLICE_MS as u64 * 1000;
+/// Where the time of a system call is small beside that of a datagram, batches save nothing: measured, see docs/results.
+const BATCH: usize = 1;
 
 /// What was asked for, checked.
 #[derive(Clone, Debug)]
@@ -36,6 +39,8 @@ pub(crate) struct Settings {
     ports: Vec<(u16, u16)>,
     /// The pause before a sleep; none: as long as suits the machine.
     pub(crate) linger: Option<Duration>,
+    /// Datagrams that one call takes from the kernel; 1: none ahead.
+    pub(crate) batch: usize,
     pub(crate) report: Option<PathBuf>,
     /// Who is asked for queues; only with engine `xdp`.
     pub(crate) lender: Option<libc::c_int>,
@@ -53,6 +58,7 @@ impl Settings {
             lanes: (4 * cpus).clamp(2, MAX_LANES),
             ports: Vec::new(),
             linger: None,
+            batch: BATCH,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
             lender: None,
         };
@@ -90,9 +96,9 @@ impl Settings {
             settings.linger = Some(Duration::from_micros(pause));
             Some(())
         });
-        // Several datagrams a call, behind the program's back, are to come.
-        take("MANYLANE_BATCH", "1 (one datagram a call; no more as yet)", &mut |text| {
-            (text == "1").then_some(())
+        take("MANYLANE_BATCH", "a number from 1 to 32", &mut |text| {
+            settings.batch = text.parse().ok().filter(|batch| (1..=MOST).contains(batch))?;
+            Some(())
         });
         settings
     }
@@ -145,13 +151,15 @@ mod tests {
             ("MANYLANE_PORTS", "9-1"),
             ("MANYLANE_LANES", "65"),
             ("MANYLANE_STEERING", "rr"),
-            ("MANYLANE_BATCH", "16"),
+            ("MANYLANE_BATCH", "33"),
             ("MANYLANE_ENGINE", "dpdk"),
             ("MANYLANE_LINGER", "20001"),
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
         assert!(settings.takes(9) && settings.lanes == 8 && settings.linger.is_none());
+        assert_eq!(settings.batch, BATCH);
         assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.linger, Some(Duration::ZERO));
+        assert_eq!(read(&[("MANYLANE_BATCH", "32")]).0.batch, 32);
     }
 }

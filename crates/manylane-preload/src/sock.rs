@@ -22,8 +22,10 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fe
 use libc::c_int;
 use manylane_sys::lend::QUEUES;
 
+use crate::hold::Hold;
 use crate::loan::Loan;
 use crate::memory::{self, Atomics};
+use crate::start;
 
 /// Lanes that a socket can have: bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
@@ -96,9 +98,14 @@ pub(crate) struct Shared {
     /// Looks at whether lanes can be made, in vain.
     pub(crate) tries: AtomicU32,
     pub(crate) port: AtomicU32,
+    /// Something would show that datagrams are taken ahead: none are.
+    pub(crate) one_by_one: AtomicU32,
+    /// Lanes that several members have.
+    pub(crate) crowded: AtomicU64,
     /// Lanes that hold older datagrams than any other: they are emptied first.
     pub(crate) first: AtomicU64,
-    /// Lanes that were taken out of steering for good, and may still hold something.
+    /// Lanes that were taken out of steering for good, and may still hold something; and whether anything is held
+    /// (`hold::HOLDS`).
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
@@ -135,10 +142,10 @@ impl Shared {
     /// Back to the state of a fresh mapping, but for the lock.
     pub(crate) fn reset(&self) {
         let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
-        for word in words.into_iter().chain([&self.change, &self.tries, &self.port]) {
+        for word in words.into_iter().chain([&self.change, &self.tries, &self.port, &self.one_by_one]) {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.timeout_us, &self.first, &self.retired, &self.steered] {
+        for word in [&self.timeout_us, &self.first, &self.retired, &self.steered, &self.crowded] {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.loan, &self.queue_count].into_iter().chain(&self.queue_lane) {
@@ -182,6 +189,8 @@ pub(crate) struct Sock {
     pub(crate) was_alone: AtomicU32,
     shared: AtomicPtr<Shared>,
     loan: AtomicPtr<Loan>,
+    /// One for each lane that there may be; null: `hold.rs`.
+    holds: AtomicPtr<Hold>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
 }
@@ -240,8 +249,12 @@ impl Sock {
         match self.shared() {
             Some(shared) if shared.forked.load(Ordering::Relaxed) != 0 => {
                 self.shared.store(ptr::null_mut(), Ordering::Relaxed);
+                self.holds.store(ptr::null_mut(), Ordering::Relaxed);
             }
-            Some(shared) => shared.reset(),
+            Some(shared) => {
+                self.holds().unwrap_or_default().iter().for_each(Hold::reset);
+                shared.reset();
+            }
             None => {}
         }
         self.generation.fetch_add(1, Ordering::Relaxed);
@@ -275,6 +288,23 @@ impl Sock {
     pub(crate) fn set_loan(&self, loan: Option<&'static Loan>) {
         let at = loan.map_or(ptr::null_mut(), |loan| ptr::from_ref(loan).cast_mut());
         self.loan.store(at, Ordering::Release);
+    }
+
+    /// What was taken ahead of its lanes, lane by lane.
+    #[inline]
+    pub(crate) fn holds(&self) -> Option<&'static [Hold]> {
+        let at = self.holds.load(Ordering::Acquire);
+        if at.is_null() {
+            return None;
+        }
+        let count = start::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
+        // SAFETY: what `set_holds` was given: as many as there may be lanes, in a mapping that is never unmapped.
+        Some(unsafe { std::slice::from_raw_parts(at, count) })
+    }
+
+    /// `holds` are as many as there may be lanes.
+    pub(crate) fn set_holds(&self, holds: &'static [Hold]) {
+        self.holds.store(holds.as_ptr().cast_mut(), Ordering::Release);
     }
 
     /// The descriptor of a lane, where the program's own is `fd`.

@@ -12,12 +12,12 @@ use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
-use crate::look::ready;
+use crate::look::{in_memory, ready};
 use crate::open::SLICE_MS;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{alone, epoll, lanes, me, mend, pace, queues, table};
+use crate::{alone, epoll, hold, lanes, me, mend, pace, queues, signals, table};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -96,10 +96,10 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
     mend::look(sock, shared);
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
-    if queues::has_leftovers(sock, shared) {
+    if has_older(sock, shared, fd) {
         return true;
     }
-    let mut mask = retired | older;
+    let mut mask = retired & !hold::HOLDS | older;
     if shared.mode() == LANED {
         mask |= uncovered(sock, shared, Some(watched));
     }
@@ -109,7 +109,7 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
         shared.first.fetch_and(!(older & !has), Ordering::AcqRel);
     }
     if shared.mode() == PLAIN {
-        (0..MAX_LANES)
+        (1..MAX_LANES)
             .filter(|lane| retired & !has & 1 << lane != 0)
             .for_each(|lane| lanes::emptied(shared, fd, lane));
     }
@@ -118,6 +118,11 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
         member.helps.store(u32::from(found), Ordering::Relaxed);
     }
     found
+}
+
+/// Whether the library itself has what is older than all that the kernel has, since the socket became plain.
+fn has_older(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
+    queues::has_leftovers(sock, shared) || hold::has_leftovers(sock, shared, fd)
 }
 
 /// Whether a look at other lanes is due before a wait: they hold what is older, or had something the last time.
@@ -260,6 +265,22 @@ fn in_slices(
     mask: *const sigset_t,
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> c_int {
+    let held = signals::Held::not();
+    let answer = in_turns(fds, until, (&held, mask), |fds| {
+        // A wait of the program's own, once.
+        held.let_go();
+        native(fds)
+    });
+    held.let_go();
+    answer
+}
+
+fn in_turns(
+    fds: &mut [pollfd],
+    until: Until,
+    (held, mask): (&signals::Held, *const sigset_t),
+    mut native: impl FnMut(&mut [pollfd]) -> c_int,
+) -> c_int {
     // Behind the program's entries, the queues of the lanes.
     let mut all = [pollfd { fd: -1, events: 0, revents: 0 }; MOST + QUEUES];
     let mut first = true;
@@ -278,8 +299,7 @@ fn in_slices(
             }
         }
         queues::flush();
-        let has_queues = count > fds.len();
-        let frames = has_queues && has_frames(fds);
+        let frames = any && has_frames(fds);
         let copy = &mut all[..fds.len()];
         let slice = until.slice();
         // Before a wait: only where the answer would be "nothing", or what is there is older than any lane's.
@@ -287,12 +307,17 @@ fn in_slices(
         let found = now && look(fds, copy);
         let mut answer = match (any, found || frames) {
             (false, _) => native(fds),
-            (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), mask),
+            (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), held.mask(mask)),
             // The C library's own: a thread can be cancelled in it.
             (true, false) => {
-                let paused = if first { pause(fds, copy, until, mask) } else { None };
+                let paused = if first { pause(fds, copy, until, (held, mask)) } else { None };
                 paused.unwrap_or_else(|| {
-                    call::ppoll(all.as_mut_ptr(), count as nfds_t, &timespec_of(until.slice()), mask)
+                    let all = all.as_mut_ptr();
+                    let wait = |time| call::ppoll(all, count as nfds_t, &timespec_of(time), held.mask(mask));
+                    let slice = until.slice();
+                    let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+                    let found = if slice.is_zero() { None } else { held.before_wait(look) };
+                    found.unwrap_or_else(|| wait(slice))
                 })
             }
         };
@@ -325,7 +350,12 @@ fn in_slices(
 }
 
 /// A pause before a wait, if one pays: see `pace.rs`. Descriptors that are none of our sockets end it.
-fn pause(fds: &[pollfd], copy: &mut [pollfd], until: Until, mask: *const sigset_t) -> Option<c_int> {
+fn pause(
+    fds: &[pollfd],
+    copy: &mut [pollfd],
+    until: Until,
+    (held, mask): (&signals::Held, *const sigset_t),
+) -> Option<c_int> {
     let pays = |at: &pollfd| managed(at).is_some_and(|(_, shared)| pace::pays(shared));
     let lane = fds.iter().zip(copy.iter()).find(|(at, _)| pays(at))?.1.fd;
     let copy = Cell::from_mut(copy).as_slice_of_cells();
@@ -333,10 +363,12 @@ fn pause(fds: &[pollfd], copy: &mut [pollfd], until: Until, mask: *const sigset_
     let at = copy.as_ptr().cast_mut().cast::<pollfd>();
     let look = || {
         let now = timespec_of(Duration::ZERO);
-        let answer = call::ppoll(at, count, &raw const now, mask);
+        let answer = call::ppoll(at, count, &raw const now, held.mask(mask));
         (answer != 0).then_some(answer)
     };
     let rest = |time: timespec| {
+        held.hold_back();
+        let mask = held.mask(mask);
         if fds.iter().all(|at| at.fd < 0 || pays(at)) {
             let answer = call::ppoll(std::ptr::null_mut(), 0, &raw const time, mask);
             return (answer < 0).then_some(answer);
@@ -366,7 +398,7 @@ fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
         let Some((sock, shared)) = managed(from) else { continue };
         let watched = watched(sock, shared);
         if elsewhere(sock, shared, from.fd, watched) {
-            any |= queues::has_leftovers(sock, shared);
+            any |= has_older(sock, shared, from.fd);
             // The wait is then for the lane that has it.
             if let Some(lane) = lane_with(sock, shared, from.fd, watched) {
                 to.fd = sock.fd_of(lane, from.fd);
@@ -381,14 +413,14 @@ fn look(fds: &[pollfd], copy: &mut [pollfd]) -> bool {
     any
 }
 
-/// Whether the queues of a lane that is watched have something.
+/// Whether a lane that is watched has something that the kernel does not know of.
 fn has_frames(fds: &[pollfd]) -> bool {
     fds.iter()
         .filter_map(managed)
-        .any(|(sock, shared)| queues::ready(sock, shared, 1 << watched(sock, shared)) != 0)
+        .any(|(sock, shared)| in_memory(sock, shared, 1 << watched(sock, shared)) != 0)
 }
 
-/// Says of entries that they can be read because of queues, which the kernel was not asked about: those of the lanes that
+/// Says of entries that they can be read because of queues or of what was taken ahead, which the kernel was not asked about: those of the lanes that
 /// are watched, and if `wide`, of all that the caller would take from. How many entries have something to say then.
 fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
     for (from, to) in fds.iter().zip(copy.iter_mut()) {
@@ -398,7 +430,7 @@ fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
         if wide && shared.mode() == LANED {
             mask |= uncovered(sock, shared, Some(own));
         }
-        if queues::ready(sock, shared, mask) != 0 || queues::has_leftovers(sock, shared) {
+        if in_memory(sock, shared, mask) != 0 || has_older(sock, shared, from.fd) {
             to.revents |= from.events & (POLLIN | POLLRDNORM);
         }
     }
@@ -415,7 +447,7 @@ fn lane_with(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) ->
     if own != 0 {
         return Some(watched);
     }
-    let mut mask = shared.retired.load(Ordering::Acquire);
+    let mut mask = shared.retired.load(Ordering::Acquire) & !hold::HOLDS;
     if shared.mode() == LANED {
         mask |= uncovered(sock, shared, Some(watched)) | shared.first.load(Ordering::Acquire);
     }

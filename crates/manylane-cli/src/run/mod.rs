@@ -15,7 +15,7 @@
 mod find;
 mod launch;
 mod lender;
-mod reach;
+pub(crate) mod reach;
 mod report;
 mod tell;
 
@@ -35,6 +35,7 @@ use self::reach::Beyond;
 use self::report::Shared;
 use self::tell::Teller;
 use crate::args::RunArgs;
+use crate::metrics::Metrics;
 use crate::output;
 
 /// We failed, and the program has not been started.
@@ -90,12 +91,18 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     // Before the program: what is in the way is told, and it is not started.
     let lender = if lender::is_wanted(args) { Some(lender::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open).transpose()?;
+    let metrics = args.metrics.map(Metrics::bind).transpose()?;
     let running = match Running::start(command, args.follow) {
         Ok(running) => running,
         Err(err) => return Ok(refused(file, &err)),
     };
     if let Some(lender) = lender {
         lender.start()?;
+    }
+    // Only now: its thread leaves signals to this one.
+    if let Some(metrics) = metrics {
+        let read = shared.reader();
+        metrics.serve(move || tell::page(&read()))?;
     }
     let teller = Teller::new(shared, file, args);
     let end = tend(running, &teller, args, beyond.is_some())?;

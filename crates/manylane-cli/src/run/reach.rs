@@ -21,7 +21,7 @@ const FIRST_LINE: usize = 256;
 
 /// Why a program runs without lanes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Beyond {
+pub(crate) struct Beyond {
     /// The file that it is about: the program, or the interpreter of a script.
     file: PathBuf,
     why: Why,
@@ -42,12 +42,12 @@ enum Why {
 
 impl Beyond {
     /// Whether loading the library would only make the dynamic linker complain.
-    pub(super) fn cannot_load(&self) -> bool {
+    pub(crate) fn cannot_load(&self) -> bool {
         !matches!(self.why, Why::Go | Why::Unreadable)
     }
 
     /// A line that says so.
-    pub(super) fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let why = match &self.why {
             Why::Static => "is statically linked: no library can be loaded into it".into(),
             Why::Go => "is a Go program: it makes its system calls itself, past every library".into(),
@@ -74,7 +74,7 @@ impl Beyond {
 }
 
 /// Looks at the file of a program, and through scripts at their interpreters.
-pub(super) fn judge(program: &Path) -> Result<(), Beyond> {
+pub(crate) fn judge(program: &Path) -> Result<(), Beyond> {
     let mut file = program.to_owned();
     for _ in 0..DEPTH {
         let beyond = |why| Err(Beyond { file: file.clone(), why });

@@ -59,7 +59,16 @@ impl Shared {
 
     /// What is in it now.
     pub(super) fn read(&self) -> Report {
+        Self::look(self.file.report())
+    }
+
+    /// What reads it from another thread.
+    pub(super) fn reader(&self) -> impl Fn() -> Report + Send + 'static {
         let report = self.file.report();
+        move || Self::look(report)
+    }
+
+    fn look(report: &shim::Report) -> Report {
         let reasons = shim::Reason::ALL.into_iter().zip(&report.reasons);
         let used = |slot: &&shim::Receiver| matches!(slot.state.load(Relaxed), shim::OPEN | shim::ENDED);
         Report {

@@ -18,6 +18,7 @@ use super::launch::End;
 use super::report::{Fallback, Receiver, Report, Shared};
 use crate::args::RunArgs;
 use crate::bench::command_line;
+use crate::metrics::Page;
 use crate::output;
 
 /// Reads the report and says what is in it.
@@ -137,6 +138,24 @@ impl Teller {
             other => other.context("cannot write the report"),
         }
     }
+}
+
+/// The report as metrics. Threads that have ended stay in it, so that sums over them never go back.
+pub(super) fn page(report: &Report) -> String {
+    let mut page = Page::default();
+    page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
+    page.add("manylane_run_sockets_total", "counter", &[], report.sockets.into());
+    page.add("manylane_run_lanes", "gauge", &[], report.lanes() as u64);
+    for one in &report.receivers {
+        let [lane, pid, tid] = [one.lane.map(u64::from), Some(one.pid.into()), Some(one.tid.into())]
+            .map(|number| number.map_or(String::new(), |number: u64| number.to_string()));
+        let labels = [("socket", one.socket.as_str()), ("lane", &lane), ("pid", &pid), ("tid", &tid)];
+        page.counters("manylane_run", &labels, one, &["lane", "pid", "tid"]);
+    }
+    for fallback in &report.fallbacks {
+        page.add("manylane_run_fallbacks_total", "counter", &[("reason", fallback.reason)], fallback.count);
+    }
+    page.text()
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -291,6 +310,22 @@ mod tests {
         {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn metrics_are_the_report_by_thread_and_lane() {
+        let page = page(&report([300, 100]));
+        for line in [
+            "manylane_run_processes_total 1",
+            "manylane_run_lanes 2",
+            "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 300",
+            "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 100",
+            "manylane_run_fallbacks_total{reason=\"\"} 3",
+        ] {
+            assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
+        }
+        // What a counter is of is a label, and no counter.
+        assert!(!page.contains("pid_total") && !page.contains("lane_total"), "{page}");
     }
 
     #[test]

@@ -28,6 +28,7 @@
 #define PATIENCE 3000
 
 struct shared *all;
+static uint32_t longest, rounds;
 static pid_t children[CHILDREN];
 
 /* splitmix64 */
@@ -183,8 +184,10 @@ static bool is_settled(void)
 static void settle(struct actor *actor)
 {
 	uint32_t everybody = (1u << RECEIVERS) - 1, some = 0;
-	uint32_t turns = 0;
+	uint32_t turns = 0, before[RECEIVERS];
 
+	for (int at = 0; at < RECEIVERS; at++)
+		before[at] = all->looks[at];
 	switch (draw(actor, 3)) {
 	case 0:
 		some = everybody;
@@ -209,11 +212,29 @@ static void settle(struct actor *actor)
 						all->socket[at].sent,
 						all->socket[at].received);
 			}
+			/* None: it is in some call. Many: the call finds nothing. */
+			for (int at = 0; at < RECEIVERS; at++)
+				if (some & 1u << at)
+					fprintf(stderr,
+						"stress: receiver %d looked %u times\n",
+						at,
+						all->looks[at] - before[at]);
 			fail("receivers %x of %x do not get what is queued",
 			     some, everybody);
 		}
 		usleep(1000);
 	}
+	uint32_t least = ~0u;
+	for (int at = 0; at < RECEIVERS; at++) {
+		uint32_t looks = all->looks[at] - before[at];
+
+		if (some & 1u << at && looks < least)
+			least = looks;
+	}
+	if (turns > longest)
+		longest = turns;
+	if (least > rounds)
+		rounds = least;
 	all->receiving = everybody;
 	all->quiet = false;
 }
@@ -289,6 +310,9 @@ int main(int argc, char **argv)
 		CHECK(!close(all->socket[at].fd), "close: %m");
 	CHECK(count_descriptors() == before, "%d descriptors are open, not %d",
 	      count_descriptors(), before);
+	fprintf(stderr,
+		"stress: the longest pause took %u sleeps, and %u looks of who got least\n",
+		longest, rounds);
 	printf("stress: %u datagrams, %llu calls, nothing lost, nothing twice, nothing leaked\n",
 	       all->ids, (unsigned long long)all->calls);
 	return 0;

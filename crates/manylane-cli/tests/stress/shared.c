@@ -288,9 +288,10 @@ void receive_shared(struct actor *actor)
 	/* Loops have lanes, and visitors disturb them. When the senders pause, everybody looks everywhere. */
 	uint32_t at = actor->favourite;
 
-	if (all->quiet)
+	if (all->quiet) {
 		at = actor->round++ % SOCKETS;
-	else if (!draw(actor, 30))
+		all->looks[actor->number]++;
+	} else if (!draw(actor, 30))
 		at = draw(actor, SOCKETS);
 	struct shared_socket *one = &all->socket[at];
 	enum way way =

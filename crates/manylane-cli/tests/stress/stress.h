@@ -61,6 +61,8 @@ struct shared {
 	_Atomic uint32_t ids;  /* datagrams so far */
 	_Atomic uint64_t calls; /* calls so far */
 	_Atomic uint32_t failures;
+	/* Looks of each receiver while senders paused. */
+	_Atomic uint32_t looks[RECEIVERS];
 	struct shared_socket socket[SOCKETS];
 	_Atomic uint8_t seen[MOST]; /* how often each was received */
 };

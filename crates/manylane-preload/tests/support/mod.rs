@@ -75,6 +75,12 @@ impl Outcome {
         self.receivers().map(|(_, datagrams)| datagrams).sum()
     }
 
+    /// Calls of the kernel that brought something.
+    pub fn calls(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        report.receivers.iter().map(|slot| slot.rx_batches.load(Ordering::Relaxed)).sum()
+    }
+
     /// Datagrams that receivers took from lanes of others.
     pub fn helped(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").0.report();

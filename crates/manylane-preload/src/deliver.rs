@@ -1,0 +1,213 @@
+//! Into the program's buffers: a datagram that the library has, handed out as the kernel's socket would have done it.
+//!
+//! What a call wants is in [`Into`]; a [`Parcel`] goes into it as `recvfrom(2)` and its kin say: as much as there is room for,
+//! the sender's address, `MSG_TRUNC`.
+
+use std::ptr;
+
+use libc::{MSG_CMSG_CLOEXEC, MSG_TRUNC, c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
+
+/// Pieces that the kernel takes for one message.
+const PIECES: usize = 1024;
+
+/// Where a call of the program wants what it receives.
+#[derive(Clone, Copy)]
+pub(crate) enum Into {
+    /// Some bytes, and an address, which may be null.
+    Bytes { to: *mut c_void, len: usize, from: *mut sockaddr, fromlen: *mut socklen_t },
+    /// Pieces without an address.
+    Pieces { to: *const iovec, count: usize },
+    /// A message.
+    Message(*mut msghdr),
+    /// Messages, one for each datagram.
+    Messages { to: *mut mmsghdr, count: usize },
+}
+
+/// A datagram, as the library has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Parcel<'a> {
+    /// The sender's address, as the kernel writes it.
+    pub(crate) name: &'a [u8],
+    /// One behind the other.
+    pub(crate) payload: [&'a [u8]; 2],
+}
+
+impl Parcel<'_> {
+    fn len(&self) -> usize {
+        self.payload[0].len() + self.payload[1].len()
+    }
+
+    /// Copies up to `most` bytes from `from` on.
+    ///
+    /// # Safety
+    /// There is room for them at `to`.
+    unsafe fn copy(&self, from: usize, to: *mut u8, most: usize) -> usize {
+        let [near, far] = self.payload;
+        let first = near.get(from..).unwrap_or_default();
+        let first = &first[..first.len().min(most)];
+        let rest = far.get(from.saturating_sub(near.len())..).unwrap_or_default();
+        let rest = &rest[..rest.len().min(most - first.len())];
+        // SAFETY: the caller has room for `most`, which both are not longer than together.
+        unsafe {
+            ptr::copy_nonoverlapping(first.as_ptr(), to, first.len());
+            ptr::copy_nonoverlapping(rest.as_ptr(), to.wrapping_add(first.len()), rest.len());
+        }
+        first.len() + rest.len()
+    }
+}
+
+impl Into {
+    /// Most datagrams that fit.
+    pub(crate) fn room(&self) -> usize {
+        match self {
+            Self::Messages { count, .. } => *count,
+            _ => 1,
+        }
+    }
+
+    /// Whether the call returns how many datagrams there were, not how long one was.
+    pub(crate) fn is_many(&self) -> bool {
+        matches!(self, Self::Messages { .. })
+    }
+
+    /// Whether the call is one that the kernel would not refuse by a look at its arguments.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        match *self {
+            Self::Bytes { to, len, from, fromlen } => {
+                // SAFETY: the program's length, which the kernel would read.
+                let is_length = || !fromlen.is_null() && unsafe { *fromlen } <= c_int::MAX as u32;
+                (!to.is_null() || len == 0) && (from.is_null() || is_length())
+            }
+            Self::Pieces { count, .. } => count <= PIECES,
+            // SAFETY: null, or the program's message, which the kernel would read.
+            Self::Message(message) => unsafe { message.as_ref() }.is_some_and(|message| {
+                let named = message.msg_name.is_null() || message.msg_namelen <= c_int::MAX as u32;
+                named && message.msg_iovlen <= PIECES
+            }),
+            Self::Messages { .. } => true,
+        }
+    }
+
+    /// Puts the datagram number `nth` of the call where the program wants it; what the call would return for it.
+    ///
+    /// The pointers are the program's, in its own call: the kernel would write to the same places.
+    pub(crate) fn put(&self, nth: usize, parcel: &Parcel<'_>, flags: c_int) -> isize {
+        let kept = match *self {
+            Self::Bytes { to, len, from, fromlen } => {
+                put_address(from, fromlen, parcel.name);
+                // SAFETY: the program's buffer of `len` bytes, which the kernel would write to.
+                unsafe { parcel.copy(0, to.cast(), len) }
+            }
+            Self::Pieces { to, count } => scatter(parcel, to, count),
+            Self::Message(message) => put_message(message, parcel, flags),
+            Self::Messages { to, .. } => {
+                let message = to.wrapping_add(nth);
+                // SAFETY: the program's array of at least so many messages.
+                let kept = unsafe { put_message(&raw mut (*message).msg_hdr, parcel, flags) };
+                let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
+                // SAFETY: as above.
+                unsafe { (*message).msg_len = len as u32 };
+                kept
+            }
+        };
+        if flags & MSG_TRUNC == 0 { kept as isize } else { parcel.len() as isize }
+    }
+}
+
+/// The sender's address, as much of it as there is room for.
+fn put_address(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) {
+    if to.is_null() || len.is_null() {
+        return;
+    }
+    // SAFETY: the program's length, which the kernel would read here, too.
+    let room = unsafe { *len };
+    // SAFETY: the program's room for an address, of the length that it gives; its length, as above.
+    unsafe {
+        ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), name.len().min(room as usize));
+        *len = name.len() as socklen_t;
+    }
+}
+
+/// Fills one message, and says how much of the payload it took.
+fn put_message(message: *mut msghdr, parcel: &Parcel<'_>, flags: c_int) -> usize {
+    // SAFETY: the program's message, which the kernel would read and write here; nobody else of ours has a reference to it.
+    let Some(message) = (unsafe { message.as_mut() }) else { return 0 };
+    if !message.msg_name.is_null() {
+        put_address(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name);
+    }
+    let kept = scatter(parcel, message.msg_iov, message.msg_iovlen);
+    message.msg_controllen = 0;
+    message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < parcel.len() { MSG_TRUNC } else { 0 };
+    kept
+}
+
+/// Copies into the program's pieces, and says how much they took.
+fn scatter(parcel: &Parcel<'_>, to: *const iovec, count: usize) -> usize {
+    let mut done = 0;
+    for nth in 0..count {
+        if done == parcel.len() {
+            break;
+        }
+        // SAFETY: the program's array of `count` pieces.
+        let piece = unsafe { &*to.wrapping_add(nth) };
+        // SAFETY: the program's memory of that length, which the kernel would write to.
+        done += unsafe { parcel.copy(done, piece.iov_base.cast(), piece.iov_len) };
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parcel<'a>(name: &'a [u8], near: &'a [u8], far: &'a [u8]) -> Parcel<'a> {
+        Parcel { name, payload: [near, far] }
+    }
+
+    #[test]
+    fn pieces_take_what_lies_in_two_places() {
+        let whole: Vec<u8> = (0..20).collect();
+        for cut in 0..=whole.len() {
+            let parcel = parcel(&[], &whole[..cut], &whole[cut..]);
+            for room in 0..=24 {
+                for first in 0..=room {
+                    let mut bytes = [255_u8; 24];
+                    let (one, two) = bytes.split_at_mut(first);
+                    let pieces = [
+                        iovec { iov_base: one.as_mut_ptr().cast(), iov_len: first },
+                        iovec { iov_base: two.as_mut_ptr().cast(), iov_len: room - first },
+                    ];
+                    let kept = scatter(&parcel, pieces.as_ptr(), 2);
+                    assert_eq!(kept, room.min(whole.len()));
+                    assert_eq!(bytes[..kept], whole[..kept]);
+                    assert!(bytes[kept..].iter().all(|byte| *byte == 255));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_told() {
+        let name = [2, 0, 1, 2, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let parcel = parcel(&name, b"hello", b" world");
+        let mut bytes = [0_u8; 8];
+        let mut from = [9_u8; 16];
+        let mut len = 4;
+        let at = from.as_mut_ptr().cast();
+        let to = Into::Bytes { to: bytes.as_mut_ptr().cast(), len: 8, from: at, fromlen: &raw mut len };
+        assert_eq!(to.put(0, &parcel, 0), 8);
+        assert_eq!((&bytes, len), (b"hello wo", 16));
+        assert_eq!(from[..6], [2, 0, 1, 2, 9, 9]);
+        assert_eq!(to.put(0, &parcel, MSG_TRUNC), 11);
+        let mut piece = iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 3 };
+        // SAFETY: zeroes are a value of a message.
+        let mut message: mmsghdr = unsafe { std::mem::zeroed() };
+        message.msg_hdr.msg_iov = &raw mut piece;
+        message.msg_hdr.msg_iovlen = 1;
+        message.msg_hdr.msg_controllen = 77;
+        let to = Into::Messages { to: &raw mut message, count: 1 };
+        assert_eq!(to.put(0, &parcel, 0), 3);
+        assert_eq!((message.msg_len, message.msg_hdr.msg_flags), (3, MSG_TRUNC));
+        assert_eq!(message.msg_hdr.msg_controllen, 0);
+    }
+}

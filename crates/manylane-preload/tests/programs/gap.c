@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A library behind the one under test: a signal comes the moment a wait has
+ * ended with nothing, before the next one; and something of the program's own
+ * once the kernel has said what an option is.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Waits of the thread until then; 0: none is to come. */
+_Thread_local unsigned gap_after;
+/* What comes in between; null: nothing. */
+_Thread_local void (*gap_in_option)(void);
+
+static long ended(long answer, int waited)
+{
+	int saved = errno;
+
+	if (waited && (answer == 0 || (answer < 0 && errno == EAGAIN)) &&
+	    gap_after && --gap_after == 0)
+		syscall(SYS_tgkill, getpid(), gettid(), SIGUSR1);
+	errno = saved;
+	return answer;
+}
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+	long answer = syscall(SYS_getsockopt, fd, level, name, value, len);
+	void (*then)(void) = gap_in_option;
+
+	gap_in_option = NULL;
+	if (then)
+		then();
+	return answer;
+}
+
+ssize_t recv(int fd, void *to, size_t len, int flags)
+{
+	return ended(syscall(SYS_recvfrom, fd, to, len, flags, NULL, NULL),
+		     !(flags & MSG_DONTWAIT));
+}
+
+int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *time,
+	  const sigset_t *mask)
+{
+	/* The kernel writes what is left of the time. */
+	struct timespec left = time ? *time : (struct timespec){ 0 };
+
+	return ended(
+		syscall(SYS_ppoll, fds, count, time ? &left : NULL, mask, 8),
+		!time || time->tv_sec || time->tv_nsec);
+}
+
+int epoll_pwait(int fd, struct epoll_event *events, int count, int timeout,
+		const sigset_t *mask)
+{
+	return ended(
+		syscall(SYS_epoll_pwait, fd, events, count, timeout, mask, 8),
+		timeout != 0);
+}

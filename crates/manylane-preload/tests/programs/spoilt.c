@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * One thread forks all the time, which makes lanes ahead; another one makes
+ * sockets plain again at the same time. A plain socket is the kernel's: it
+ * shares its port with nobody, and gets all that is sent to it.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SOCKETS 2000
+#define SENDERS 4
+
+static atomic_int forks, over;
+
+static void *fork_on(void *unused)
+{
+	while (!over) {
+		pid_t child = fork();
+
+		if (child == 0)
+			_exit(0);
+		waitpid(child, NULL, 0);
+		forks++;
+	}
+	return unused;
+}
+
+/*
+ * A fresh socket with one receiver, that has a copy with a lower number, which
+ * is free again in the very moment at which lanes are made for it.
+ */
+static int with_lower_copy(void)
+{
+	struct sockaddr_in addr = { .sin_family = AF_INET };
+	int low = socket(AF_INET, SOCK_DGRAM, 0);
+	int original = socket(AF_INET, SOCK_DGRAM, 0);
+
+	close(low);
+	addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	bind(original, (struct sockaddr *)&addr, sizeof(addr));
+	close(dup(original));
+	return original;
+}
+
+int main(int argc, char **argv)
+{
+	int copies = argc > 1 && !strcmp(argv[1], "copies");
+	int senders[SENDERS], shared = 0, missing = 0;
+	pthread_t thread;
+
+	for (int i = 0; i < SENDERS; i++)
+		senders[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	pthread_create(&thread, NULL, fork_on, NULL);
+	for (int n = 0; n < SOCKETS; n++) {
+		struct sockaddr_in addr = { .sin_family = AF_INET };
+		int original = -1, value = 1, before, fd;
+		socklen_t len = sizeof(addr);
+		char byte = 0;
+
+		if (copies)
+			original = with_lower_copy();
+		fd = socket(AF_INET, SOCK_DGRAM, 0);
+		addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		bind(fd, (struct sockaddr *)&addr, len);
+		getsockname(fd, (struct sockaddr *)&addr, &len);
+		/* Errors are asked for: no lanes. */
+		setsockopt(fd, IPPROTO_IP, IP_RECVERR, &value, sizeof(value));
+		/* Whoever was about to make some has done so. */
+		for (before = forks; forks < before + 1;)
+			;
+		len = sizeof(value);
+		if (getsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &value, &len) ||
+		    value)
+			shared++;
+		for (int i = 0; i < SENDERS; i++)
+			sendto(senders[i], &byte, 1, 0,
+			       (struct sockaddr *)&addr, sizeof(addr));
+		for (int i = 0; i < SENDERS; i++)
+			missing += recv(fd, &byte, 1, MSG_DONTWAIT) != 1;
+		close(fd);
+		if (copies)
+			close(original);
+	}
+	over = 1;
+	pthread_join(thread, NULL);
+	printf("%d shared, %d missing\n", shared, missing);
+	return 0;
+}
