@@ -8,15 +8,22 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
+use manylane::WaitPolicy;
+use manylane_testbed::bench::batch::{By, Plan};
 use manylane_testbed::bench::flap::Event;
+use manylane_testbed::bench::replies::Sender;
+use manylane_testbed::bench::rtt::{self, Contender, asker::NUMBER};
 use manylane_testbed::bench::{self, Director, Options, Setup};
 use manylane_testbed::receiver::{Kind, Work};
 use manylane_testbed::report::{self, number};
-use manylane_testbed::schema::{BenchRow, BenchSettings, ChurnRow, Document, FlapRow};
+use manylane_testbed::schema::{BatchRow, BenchRow, BenchSettings, ChurnRow, Document, FlapRow, RttRow};
+use manylane_testbed::stats::Summary;
 use manylane_testbed::testbed;
 
-use crate::args::{BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RxArgs};
-use crate::output;
+use crate::args::{
+    BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
+};
+use crate::output::{self, Usage};
 use crate::progress::Progress;
 use crate::signals;
 
@@ -24,6 +31,10 @@ use crate::signals;
 const SAMPLE: Duration = Duration::from_secs(1);
 /// The same in a quick run: twenty receivers, five rounds, searches, all within 40 seconds.
 const QUICK_SAMPLE: Duration = Duration::from_millis(100);
+
+/// The same of `bench rtt`.
+const RTT_SAMPLE: Duration = Duration::from_millis(500);
+const QUICK_RTT: Duration = Duration::from_millis(50);
 
 /// Sources of the traffic: enough for the kernel's hash to spread over eight lanes.
 const FLOWS: u16 = 64;
@@ -34,8 +45,11 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
     match bench {
         BenchCommand::Rx(args) => rx(args, Work::Count, &mut director),
         BenchCommand::Echo(args) => rx(args, Work::Echo, &mut director),
+        BenchCommand::Batch(args) => batch(args, &mut director),
+        BenchCommand::Replies(args) => replies(args, &mut director),
         BenchCommand::Gso(args) => gso(args, &mut director),
         BenchCommand::Churn(args) => churn(args, &mut director),
+        BenchCommand::Rtt(args) => rtt(args, &mut director),
         BenchCommand::Flap(args) => flap(args, &mut director),
     }
 }
@@ -93,6 +107,87 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     finish(&args.common, director, name, &document)
 }
 
+/// The sizes of the table that `bench batch` is after, and of those some that fit a frame.
+const BATCH_SIZES: [usize; 4] = [64, 256, 1024, 8192];
+const REPLY_SIZES: [usize; 4] = [64, 1024, 8192, 60_000];
+/// Bytes of payload that surely fit a frame.
+const FRAME: usize = 1024;
+
+fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
+    // Loopback takes datagrams of every size, and has no frames.
+    let mut setup = match args.place.testbed {
+        true => Setup::testbed(args.common.receiver_cpus.clone(), 1)?,
+        false => Setup::loopback(args.common.receiver_cpus.clone())?,
+    };
+    let has_device = !setup.device_names().is_empty();
+    let has_uring = manylane::probe().uring.is_ok();
+    let possible = |by: &By| (has_device || !by.needs_device()) && (has_uring || !by.needs_uring());
+    let usual: Vec<By> = By::ALL.into_iter().filter(possible).collect();
+    let by = or_all(&args.receivers, &usual);
+    if let Some(by) = by.iter().find(|by| by.needs_device() && !has_device) {
+        bail!("{by} takes frames from a device: it needs a testbed (root, --testbed)");
+    }
+    let mut options = options(&args.common, &[1], Vec::new(), Duration::ZERO, None);
+    let all = if has_device { &BATCH_SIZES[..3] } else { &BATCH_SIZES };
+    options.sizes = or_all(&args.common.size, all);
+    if let Some(size) = options.sizes.iter().find(|size| has_device && **size > FRAME) {
+        bail!("--size {size} does not fit a frame of the testbed's sender: at most {FRAME}, or --loopback");
+    }
+    let plan = Plan { by, messages: args.messages.clone(), fills: args.queues };
+    let document = bench::batch::run(&mut setup, &options, &plan, director)?;
+    finish_batch(&args.common, director, "batch", &document)
+}
+
+fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
+    let mut options = options(&args.common, &[1], Vec::new(), Duration::ZERO, None);
+    options.sizes = or_all(&args.common.size, &REPLY_SIZES);
+    let setup = Setup::loopback(args.common.receiver_cpus.clone())?;
+    let senders = or_all(&args.senders, &Sender::ALL);
+    let document = bench::replies::run(&setup, &options, &senders, &args.messages, director)?;
+    finish_batch(&args.common, director, "replies", &document)
+}
+
+/// As [`finish`], of rows by size and messages per call.
+fn finish_batch(
+    args: &BenchArgs,
+    director: &mut Bar,
+    name: &str,
+    document: &Document<BenchSettings, BatchRow>,
+) -> Result<()> {
+    director.progress = Progress::bar();
+    let json = write(&args.out, &format!("bench-{name}.json"), &output::json(document)?)?;
+    let page = write(&args.out, &format!("bench-{name}.html"), &report::batch::html(document)?)?;
+    output::tell(&format!("report: {page} (raw samples: {json})"));
+    if args.json {
+        return output::print_json(document);
+    }
+    output::print(&format!("{}\n", batch_table(&document.rows)))
+}
+
+fn batch_table(rows: &[BatchRow]) -> Table {
+    let mut table = Table::new();
+    let header = ["", "bytes", "a call", "taken or sent", "loss %", "CPU ns", "lowest", "highest"];
+    table.load_style(presets::NOTHING).set_header(header);
+    for row in rows {
+        let spread = Summary::of(row.samples.iter().map(|sample| sample.rx_cpu_ns));
+        let (lowest, highest) = spread.map_or((0.0, 0.0), |spread| (spread.min, spread.max));
+        table.add_row([
+            row.receiver.clone(),
+            row.size.to_string(),
+            row.messages.to_string(),
+            format!("{:.1}", row.messages_taken),
+            format!("{:.3}", row.loss * 100.0),
+            format!("{:.0}", row.rx_cpu_ns),
+            format!("{lowest:.0}"),
+            format!("{highest:.0}"),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
     let receivers = or_all(&args.receivers, &bench::gso::RECEIVERS);
     let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps());
@@ -132,6 +227,57 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
     ))
 }
 
+fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
+    let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT } else { RTT_SAMPLE });
+    let mut setup = place(&args.place, &args.common, 1)?;
+    let has_device = !setup.device_names().is_empty();
+    let can = manylane::probe();
+    let is_possible = |contender: &Contender| {
+        let (kind, kernel) = (contender.kind, matches!(contender.wait, WaitPolicy::BusyPoll(_)));
+        let has_kernel = match kind {
+            Kind::LaneUring => can.uring_napi.is_ok(),
+            Kind::LaneXdp => can.busy_poll.is_ok() && can.epoll_busy_poll.is_ok(),
+            _ => can.busy_poll.is_ok(),
+        };
+        (has_device || !kind.needs_device())
+            && (can.uring.is_ok() || !kind.needs_uring())
+            && (has_kernel || !kernel)
+            // A quick run has no time for all.
+            && !(args.quick && (kernel || kind.needs_device() || kind.needs_uring()))
+    };
+    let usual: Vec<Contender> = Contender::usual().into_iter().filter(is_possible).collect();
+    let contenders = or_all(&args.contenders, &usual);
+    if let Some(contender) = contenders.iter().find(|contender| contender.kind.needs_device() && !has_device)
+    {
+        bail!("{contender} takes frames from a device: it needs a testbed (root, without --loopback)");
+    }
+    if let Some(size) = args.common.size.iter().find(|size| **size < NUMBER) {
+        return Err(Usage(format!("--size {size}: a request carries its number, in {NUMBER} bytes")).into());
+    }
+    let quick_rates = if args.quick { &[5e3, 20e3][..] } else { &[] };
+    let plan = rtt::Plan {
+        contenders,
+        placements: args.placements.clone(),
+        rates: or_all(&args.rates, quick_rates),
+        arrivals: args.arrivals,
+    };
+    let mut options = options(&args.common, &[1], Vec::new(), duration, None);
+    options.quick = args.quick;
+    let document = rtt::run(&mut setup, &options, &plan, director)?;
+    director.progress = Progress::bar();
+    let json = write(&args.common.out, "bench-rtt.json", &output::json(&document)?)?;
+    let page = write(&args.common.out, "bench-rtt.html", &report::rtt::html(&document)?)?;
+    output::tell(&format!("report: {page} (raw samples: {json})"));
+    if args.common.json {
+        return output::print_json(&document);
+    }
+    let mut text = format!("{}\n\n", rtt_table(&document.rows));
+    for sentence in report::rtt::conclusions(&document.rows) {
+        text += &format!("- {sentence}\n");
+    }
+    output::print(&text)
+}
+
 fn or_all<T: Copy>(given: &[T], all: &[T]) -> Vec<T> {
     if given.is_empty() { all.to_vec() } else { given.to_vec() }
 }
@@ -145,7 +291,7 @@ fn options(
 ) -> Options {
     Options {
         threads: threads.to_vec(),
-        sizes: args.size.clone(),
+        sizes: or_all(&args.size, &[10]),
         receivers,
         work: Work::Count,
         rounds: args.rounds,
@@ -239,6 +385,38 @@ fn table(rows: &[BenchRow]) -> Table {
         ]);
     }
     for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn rtt_table(rows: &[RttRow]) -> Table {
+    let mut table = Table::new();
+    let names = ["contender", "placement", "load", "loss %", "p50 µs", "p90", "p99", "p99.9", "max"];
+    table.load_style(presets::NOTHING).set_header(names.into_iter().chain([
+        "behind p99",
+        "server cores",
+        "machine cores",
+    ]));
+    for row in rows {
+        let micros =
+            |nanos: f64| if row.mode == "idle" { "–".into() } else { format!("{:.1}", nanos / 1e3) };
+        table.add_row([
+            row.contender(),
+            row.placement.clone(),
+            row.load(),
+            format!("{:.3}", row.loss * 100.0),
+            micros(row.p50_ns),
+            micros(row.p90_ns),
+            micros(row.p99_ns),
+            micros(row.p999_ns),
+            micros(row.max_ns),
+            micros(row.behind_p99_ns),
+            format!("{:.3}", row.server_cores),
+            format!("{:.3}", row.machine_cores),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table

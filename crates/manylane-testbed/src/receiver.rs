@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::Result;
-use manylane::{Engine, Handle, Steering};
+use manylane::{Engine, Handle, Steering, WaitPolicy};
 
 use crate::baseline;
 
@@ -155,6 +155,8 @@ pub struct ReceiverOptions {
     pub devices: Vec<String>,
     /// Entries of the rings of each queue, for what takes frames from a device.
     pub ring: u32,
+    /// What lanes and `socket/recvfrom` do while there is nothing; all others sleep.
+    pub wait: WaitPolicy,
     /// How lanes are steered to. Baselines have the kernel's hash.
     pub steering: Steering,
 }

@@ -10,12 +10,18 @@ use crate::stats::median;
 pub const BENCH_RX: &str = "manylane.bench.rx.v1";
 /// Name of the document that `bench echo` writes.
 pub const BENCH_ECHO: &str = "manylane.bench.echo.v1";
+/// Name of the document that `bench batch` writes.
+pub const BENCH_BATCH: &str = "manylane.bench.batch.v1";
+/// Name of the document that `bench replies` writes.
+pub const BENCH_REPLIES: &str = "manylane.bench.replies.v1";
 /// Name of the document that `bench gso` writes.
 pub const BENCH_GSO: &str = "manylane.bench.gso.v1";
 /// Name of the document that `bench churn` writes.
 pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
 /// Name of the document that `bench flap` writes.
 pub const BENCH_FLAP: &str = "manylane.bench.flap.v1";
+/// Name of the document that `bench rtt` writes.
+pub const BENCH_RTT: &str = "manylane.bench.rtt.v1";
 /// Name of the document that `echo` writes when it ends.
 pub const ECHO: &str = "manylane.echo.v1";
 /// Name of the document that `run` writes.
@@ -176,6 +182,63 @@ impl BenchRow {
     }
 }
 
+/// One sample of `bench batch`: some queues, filled and emptied; or of `bench replies`, where what was delivered is what the kernel
+/// took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct BatchSample {
+    /// The round that it was taken in, from 0.
+    pub round: usize,
+    /// Nanoseconds of CPU of the receiving thread per datagram, user and kernel, while it emptied the queues.
+    pub rx_cpu_ns: f64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams taken.
+    pub delivered: u64,
+    /// Receives that it took.
+    pub calls: u64,
+}
+
+/// One row of `bench batch` or `bench replies`: figures are medians over the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchRow {
+    /// Name of the receiver: `lane/mmsg`, `socket/recvmmsg`, …
+    pub receiver: String,
+    /// Threads that receive: one.
+    pub threads: usize,
+    /// Receive queues: one.
+    pub lanes: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Messages that a call may take.
+    pub messages: usize,
+    /// Messages that one took on the average.
+    pub messages_taken: f64,
+    /// Share of the sent datagrams that were not taken.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the receiving thread per datagram.
+    pub rx_cpu_ns: f64,
+    /// The raw samples.
+    pub samples: Vec<BatchSample>,
+}
+
+impl BatchRow {
+    /// A row of the medians of `samples`.
+    pub fn of(receiver: &str, size: usize, messages: usize, samples: Vec<BatchSample>) -> Self {
+        let middle = |value: fn(&BatchSample) -> f64| median(samples.iter().map(value));
+        Self {
+            receiver: receiver.into(),
+            threads: 1,
+            lanes: 1,
+            size,
+            messages,
+            messages_taken: middle(|seen| seen.delivered as f64 / seen.calls.max(1) as f64),
+            loss: middle(|seen| 1.0 - seen.delivered.min(seen.sent) as f64 / seen.sent.max(1) as f64),
+            rx_cpu_ns: middle(|seen| seen.rx_cpu_ns),
+            samples,
+        }
+    }
+}
+
 /// The one row of `bench churn`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChurnRow {
@@ -299,6 +362,119 @@ impl FlapRow {
             event_micros: middle(|seen| seen.event_micros as f64),
             samples,
         }
+    }
+}
+
+/// One sample of `bench rtt`: one contender, one stretch of requests. Times count from when a request was due.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RttSample {
+    /// What every sample has: sent are the requests that were due, delivered the answers.
+    #[serde(flatten)]
+    pub sample: Sample,
+    /// Nanoseconds that half of the answers took at most.
+    pub p50_ns: f64,
+    /// Nanoseconds that 90 % of them took at most.
+    pub p90_ns: f64,
+    /// Nanoseconds that 99 % of them took at most.
+    pub p99_ns: f64,
+    /// Nanoseconds that 99.9 % of them took at most.
+    pub p999_ns: f64,
+    /// Nanoseconds that the last one took.
+    pub max_ns: f64,
+    /// Nanoseconds that the generator was behind its own schedule at most, for 99 % of the requests.
+    pub behind_p99_ns: f64,
+    /// Processors that the answering thread kept busy, 1 at most.
+    pub server_cores: f64,
+    /// Processors that were busy on the machine, with the generator, which never sleeps but in `idle`.
+    pub machine_cores: f64,
+}
+
+/// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the samples.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RttRow {
+    /// Name of the receiver.
+    pub receiver: String,
+    /// How it waits: `sleep`, `busy-poll`, `spin:1000`, `adaptive`.
+    pub wait: String,
+    /// Where server, generator and device work: `apart`, `together`, …
+    pub placement: String,
+    /// `ping-pong`, `open` (a loop at a fixed rate) or `idle`.
+    pub mode: String,
+    /// Requests per second of an open loop.
+    pub rate: Option<f64>,
+    /// How requests of an open loop follow each other: `even` or `chance`.
+    pub arrivals: String,
+    /// Threads that answer.
+    pub threads: usize,
+    /// Receive queues.
+    pub lanes: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Requests per second that were due.
+    pub offered_pps: f64,
+    /// Answers per second.
+    pub delivered_pps: f64,
+    /// Share of the requests without an answer.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the answering thread per answer.
+    pub rx_cpu_ns: f64,
+    /// Nanoseconds of CPU of the whole machine per answer.
+    pub total_cpu_ns: f64,
+    /// See [`RttSample`].
+    pub p50_ns: f64,
+    /// See [`RttSample`].
+    pub p90_ns: f64,
+    /// See [`RttSample`].
+    pub p99_ns: f64,
+    /// See [`RttSample`].
+    pub p999_ns: f64,
+    /// The longest of all samples: medians hide what happens rarely.
+    pub max_ns: f64,
+    /// See [`RttSample`].
+    pub behind_p99_ns: f64,
+    /// See [`RttSample`].
+    pub server_cores: f64,
+    /// See [`RttSample`].
+    pub machine_cores: f64,
+    /// The raw samples.
+    pub samples: Vec<RttSample>,
+}
+
+impl RttRow {
+    /// A row of the medians of `samples`.
+    pub fn of(receiver: &str, size: usize, samples: Vec<RttSample>) -> Self {
+        let middle = |value: fn(&RttSample) -> f64| median(samples.iter().map(value));
+        Self {
+            receiver: receiver.into(),
+            threads: 1,
+            lanes: 1,
+            size,
+            offered_pps: middle(|seen| seen.sample.offered_pps),
+            delivered_pps: middle(|seen| seen.sample.delivered_pps),
+            loss: middle(|seen| seen.sample.loss),
+            rx_cpu_ns: middle(|seen| seen.sample.rx_cpu_ns),
+            total_cpu_ns: middle(|seen| seen.sample.total_cpu_ns),
+            p50_ns: middle(|seen| seen.p50_ns),
+            p90_ns: middle(|seen| seen.p90_ns),
+            p99_ns: middle(|seen| seen.p99_ns),
+            p999_ns: middle(|seen| seen.p999_ns),
+            max_ns: samples.iter().map(|seen| seen.max_ns).fold(0.0, f64::max),
+            behind_p99_ns: middle(|seen| seen.behind_p99_ns),
+            server_cores: middle(|seen| seen.server_cores),
+            machine_cores: middle(|seen| seen.machine_cores),
+            samples,
+            ..Self::default()
+        }
+    }
+
+    /// Receiver and policy.
+    pub fn contender(&self) -> String {
+        format!("{}+{}", self.receiver, self.wait)
+    }
+
+    /// The mode, with its rate.
+    pub fn load(&self) -> String {
+        self.rate.map_or_else(|| self.mode.clone(), |rate| format!("{}k/s", rate / 1e3))
     }
 }
 

@@ -5,14 +5,29 @@
 
 use std::net::UdpSocket;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use manylane::Steering;
+use manylane_testbed::bench::batch::{self, By, Plan};
 use manylane_testbed::bench::flap::{self, Event};
+use manylane_testbed::bench::replies::{self, Sender};
 use manylane_testbed::bench::{Director, Load, Options, Setup, measure};
 use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
 use manylane_testbed::traffic::answers::Answers;
 use manylane_testbed::{Layout, Testbed, skip};
+
+/// A testbed to oneself. What is forked to run `ip` in one test has the sockets and programs of all others open until it gets to
+/// its exec, so that a port or a device would be in use for longer than its test knows.
+fn testbed(test: &str, links: usize) -> Option<(MutexGuard<'static, ()>, Setup)> {
+    let alone = alone(test)?;
+    Some((alone, Setup::testbed(None, links).unwrap()))
+}
+
+fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    skip::need_root(test).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 fn receiver(setup: &Setup, work: Work, threads: usize) -> ReceiverOptions {
     ReceiverOptions {
@@ -26,6 +41,7 @@ fn receiver(setup: &Setup, work: Work, threads: usize) -> ReceiverOptions {
         cpus: Vec::new(),
         linger: Duration::ZERO,
         devices: setup.device_names(),
+        wait: manylane::WaitPolicy::Sleep,
         ring: 4096,
         steering: Steering::Flow,
     }
@@ -58,10 +74,7 @@ fn loopback_every_request_is_answered_and_counted() {
 
 #[test]
 fn netns_every_request_is_answered_and_counted() {
-    if !skip::need_root("netns_every_request_is_answered_and_counted") {
-        return;
-    }
-    let mut setup = Setup::testbed(None, 1).unwrap();
+    let Some((_alone, mut setup)) = testbed("netns_every_request_is_answered_and_counted", 1) else { return };
     for kind in Kind::ALL {
         for threads in [1, 2] {
             all_is_done(&mut setup, kind, Work::Echo, threads);
@@ -71,11 +84,10 @@ fn netns_every_request_is_answered_and_counted() {
 
 #[test]
 fn netns_traffic_arrives_over_every_interface() {
-    if !skip::need_root("netns_traffic_arrives_over_every_interface") {
-        return;
-    }
     const LINKS: usize = 3;
-    let mut setup = Setup::testbed(None, LINKS).unwrap();
+    let Some((_alone, mut setup)) = testbed("netns_traffic_arrives_over_every_interface", LINKS) else {
+        return;
+    };
     assert!(setup.bind_addr().ip().is_unspecified() && setup.device_names().len() == LINKS);
     let host = setup.hosts().unwrap().1.clone();
     let arrived = || (0..LINKS).map(|link| host.device_counters(link).unwrap().rx_packets);
@@ -92,9 +104,7 @@ fn netns_traffic_arrives_over_every_interface() {
 
 #[test]
 fn netns_only_answers_are_taken_from_the_kernel() {
-    if !skip::need_root("netns_only_answers_are_taken_from_the_kernel") {
-        return;
-    }
+    let Some(_alone) = alone("netns_only_answers_are_taken_from_the_kernel") else { return };
     // Hosts that have to find each other first: what is no answer must pass.
     let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -151,10 +161,11 @@ fn options(duration: Duration) -> Options {
 
 #[test]
 fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
-    if !skip::need_root("netns_flaps_are_survived_and_every_datagram_is_accounted_for") {
+    let Some((_alone, mut setup)) =
+        testbed("netns_flaps_are_survived_and_every_datagram_is_accounted_for", 1)
+    else {
         return;
-    }
-    let mut setup = Setup::testbed(None, 1).unwrap();
+    };
     let options = options(Duration::from_millis(200));
     let document = flap::run(&mut setup, &options, &Event::ALL, &mut Nobody(AtomicBool::new(false))).unwrap();
     assert_eq!(document.schema, "manylane.bench.flap.v1");
@@ -180,4 +191,48 @@ fn flaps_need_a_testbed() {
     let options = options(Duration::from_millis(1));
     let err = flap::run(&mut setup, &options, &Event::ALL, &mut Nobody(AtomicBool::new(false))).unwrap_err();
     assert!(err.to_string().contains("testbed"), "{err}");
+}
+
+/// Most datagrams of a train, which lanes take as one message: `UDP_MAX_SEGMENTS`.
+const TRAIN: u64 = 64;
+
+/// Every way takes all that was sent, at every size and number of messages per call. A device that works in NAPI makes `trains`.
+fn batches_are_whole(setup: &mut Setup, by: &[By], sizes: &[usize], trains: bool) {
+    let options = Options { sizes: sizes.to_vec(), ..options(Duration::ZERO) };
+    let plan = Plan { by: by.to_vec(), messages: vec![1, 64, 1024], fills: 1 };
+    let document = batch::run(setup, &options, &plan, &mut Nobody(AtomicBool::new(false))).unwrap();
+    assert_eq!(document.schema, "manylane.bench.batch.v1");
+    assert_eq!(document.rows.len(), by.len() * sizes.len() * 3);
+    for row in &document.rows {
+        let [seen] = &row.samples[..] else { panic!("{row:?}") };
+        assert_eq!((seen.sent, seen.delivered), (2048, 2048), "{row:?}");
+        let in_one =
+            row.messages as u64 * if trains && row.receiver.starts_with("lane/") { TRAIN } else { 1 };
+        assert!(seen.calls >= 2048 / in_one && seen.rx_cpu_ns > 0.0, "{row:?}");
+    }
+}
+
+#[test]
+fn loopback_batches_are_taken_whole_by_every_way() {
+    let by: Vec<By> = By::ALL.into_iter().filter(|by| !by.needs_device()).collect();
+    batches_are_whole(&mut Setup::loopback(None).unwrap(), &by, &[64, 8192], false);
+}
+
+#[test]
+fn netns_batches_are_taken_whole_by_every_way() {
+    if let Some((_alone, mut setup)) = testbed("netns_batches_are_taken_whole_by_every_way", 1) {
+        batches_are_whole(&mut setup, &By::ALL, &[64], true);
+    }
+}
+
+#[test]
+fn loopback_replies_are_all_taken() {
+    let setup = Setup::loopback(None).unwrap();
+    let options = Options { sizes: vec![64, 8192], ..options(Duration::ZERO) };
+    let nobody = &mut Nobody(AtomicBool::new(false));
+    let document = replies::run(&setup, &options, &Sender::ALL, &[1, 64], nobody).unwrap();
+    assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.replies.v1", 12));
+    for row in &document.rows {
+        assert!(row.samples.iter().all(|seen| seen.sent == seen.delivered && seen.sent > 0), "{row:?}");
+    }
 }

@@ -29,7 +29,8 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
         .xdp_ring(options.ring)
         .lanes(options.threads)
         .batch(options.batch)
-        .steering(options.steering);
+        .steering(options.steering)
+        .wait(options.wait);
     builder.linger(options.linger);
     if options.recv_buffer > 0 {
         builder.recv_buffer(options.recv_buffer);
@@ -42,6 +43,9 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     let socket = builder.open()?;
     if let Some(why) = socket.fallback() {
         return Err(anyhow!("engine {engine}: {why}"));
+    }
+    if let Some(why) = socket.waiting().why {
+        return Err(anyhow!("wait {}: {why}", options.wait));
     }
     let (addr, handle) = (socket.local_addr(), socket.handle());
     let seats: Arc<Mutex<Vec<Arc<Seat>>>> = Arc::default();

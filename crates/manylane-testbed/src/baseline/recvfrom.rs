@@ -1,20 +1,29 @@
 //! `socket/recvfrom`: one socket, shared by all threads; each takes one datagram with one call, and answers it with
-//! one.
+//! one. It sleeps in that call, or lets the kernel look at the device first (`SO_BUSY_POLL`), or asks again and again.
 
 use std::hint::black_box;
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use manylane::WaitPolicy;
 use manylane_sys::addr::SockAddr;
-use manylane_sys::measure;
+use manylane_sys::{busy, measure};
 
 use super::crew::{self, Crew, Post};
 use crate::receiver::{ReceiverOptions, Running, Work};
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
     let sockets = crew::bind(options, 1, &[])?;
+    match options.wait {
+        WaitPolicy::Spin(_) => sockets[0].set_nonblocking(true)?,
+        WaitPolicy::BusyPoll(time) => {
+            let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+            busy::set(sockets[0].as_fd(), micros, busy::BUDGET).context("SO_BUSY_POLL")?;
+        }
+        _ => {}
+    }
     let (size, answers) = (options.size.max(2048), options.work == Work::Echo);
     Crew::on_sockets(options, sockets, move |post, socket| work(post, socket, size, answers))
 }
@@ -35,6 +44,12 @@ fn work(post: &Post<'_>, socket: &UdpSocket, size: usize, answers: bool) -> Resu
                 }
                 delivered += 1;
                 post.seat.show(delivered);
+            }
+            // It spins.
+            Err(err) if err.kind() == ErrorKind::WouldBlock => {
+                if post.is_over() {
+                    return Ok(());
+                }
             }
             Err(err) if matches!(err.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionRefused) => {}
             Err(err) => return Err(err.into()),

@@ -13,6 +13,7 @@ fn options(threads: usize) -> ReceiverOptions {
         size: 10,
         linger: Duration::ZERO,
         devices: Vec::new(),
+        wait: manylane::WaitPolicy::Sleep,
         ring: 2048,
         cpus: vec![0],
         steering: manylane::Steering::Flow,

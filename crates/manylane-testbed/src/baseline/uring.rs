@@ -1,5 +1,6 @@
 //! `uring/plain`: a multishot receive for each thread, on sockets of its own by `SO_REUSEPORT`: the loop that one writes
-//! by hand, with buffers as large as the datagrams, and each batch answered by one `sendmmsg`.
+//! by hand, with buffers as large as the datagrams, and each batch answered by one `sendmmsg`. Receives that are submitted
+//! one by one (`uring/single` of `bench batch`) cost more, and have no name here.
 
 use std::hint::black_box;
 use std::net::UdpSocket;
@@ -10,17 +11,15 @@ use anyhow::{Context, Result};
 use manylane_sys::mmsg::{SendOptions, SendRing};
 use manylane_sys::sock::{self, Flag};
 use manylane_sys::tick;
-use manylane_sys::uring::{UringOptions, UringRecv};
+use manylane_sys::uring::{BareMultishot, BareOptions};
 
 use super::crew::{self, Crew, Post, needs_local_address};
 use crate::receiver::{ReceiverOptions, Running, Work};
 
 /// Buffers for datagrams one by one, as those of `reuseport/recvmmsg`.
 const SINGLE: usize = 2048;
-/// How many more buffers there are than messages in a batch: what the kernel takes at one go.
-const AT_ONE_GO: usize = 64;
-/// How long it sleeps at most.
-const SLEEP: Duration = Duration::from_secs(1);
+/// It sleeps without a timer: a shutdown wakes it.
+const SLEEP: Duration = Duration::MAX;
 /// How long an answer waits for room in the send buffer.
 const WAIT: Duration = Duration::from_millis(100);
 
@@ -32,13 +31,7 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
         true => &[Flag::PktInfoV6],
     };
     let sockets = crew::bind(options, options.threads, flags)?;
-    let ring = UringOptions {
-        batch: options.batch,
-        buffer: options.size.max(SINGLE),
-        buffers: options.batch + AT_ONE_GO,
-        control,
-        sqarray: false,
-    };
+    let ring = BareOptions { batch: options.batch, buffer: options.size.max(SINGLE), control };
     let (pause, work) = (options.linger, options.work);
     Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work))
 }
@@ -46,17 +39,18 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
 fn take(
     post: &Post<'_>,
     socket: &UdpSocket,
-    options: UringOptions,
+    options: BareOptions,
     pause: Duration,
     work: Work,
 ) -> Result<()> {
-    let mut ring = UringRecv::new(options).context("io_uring: see kernel.io_uring_disabled")?;
+    let mut ring =
+        BareMultishot::new(socket.as_fd(), options).context("io_uring: see kernel.io_uring_disabled")?;
     let send = SendOptions { batch: options.batch, gso: false };
     let mut answers = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
     let mut delivered = 0;
     let mut sleep = Some(SLEEP);
     loop {
-        let messages = ring.recv(socket.as_fd(), sleep)?;
+        let messages = ring.recv(sleep)?;
         if messages == 0 && post.is_over() {
             return Ok(());
         }
@@ -80,7 +74,7 @@ fn take(
 }
 
 /// Sends the batch back. An answer that does not leave is missed where answers are counted.
-fn answer(socket: &UdpSocket, ring: &UringRecv, messages: usize, answers: &mut SendRing) {
+fn answer(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
     let mut out = answers.batch();
     for index in 0..messages {
         let message = ring.message(index);

@@ -3,13 +3,19 @@
 //! | module | answers |
 //! |---|---|
 //! | [`rx`] | what receiving costs (or receiving and answering), up to which rate, and what is left at twice that rate |
+//! | [`batch`] | what taking a datagram costs that is there already, by its size and by messages per call |
+//! | [`replies`] | what sending a datagram costs, by `sendmmsg` and by io_uring |
 //! | [`gso`] | what receiving costs when the sender sends trains |
 //! | [`churn`] | whether lanes that come and go lose datagrams |
+//! | [`rtt`] | how long answers take, with each way to wait, and what that costs |
 //! | [`flap`] | what is lost when a program, a second socket or a link comes and goes |
 
+pub mod batch;
 pub mod churn;
 pub mod flap;
 pub mod gso;
+pub mod replies;
+pub mod rtt;
 pub mod rx;
 mod sample;
 mod search;
@@ -24,7 +30,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
-use manylane::{Builder, Steering};
+use manylane::{Builder, Steering, WaitPolicy};
 use manylane_sys::sock::{self, Buffer};
 
 use crate::receiver::{Kind, ReceiverOptions, Work};
@@ -79,6 +85,7 @@ impl Options {
             linger: self.linger(kind.needs_device(), threads, cpus.len()),
             devices: setup.device_names(),
             ring: RING,
+            wait: WaitPolicy::Sleep,
             size,
             cpus: cpus.to_vec(),
             steering: self.steering,

@@ -95,7 +95,9 @@ pub fn measure(
     let busy = clock.stop().1;
     let at_end = watched.look()?;
     rest(&watched, &before, &sent)?;
-    let receiver = running.stop()?;
+    // Closing is not receiving: a queue has megabytes of frames, and its thread gives them back.
+    let rx_cpu = running.snapshot().rx_cpu;
+    let receiver = Snapshot { rx_cpu, ..running.stop()? };
     let after = done(answers.as_ref(), receiver)?;
     // Idle time counts in ticks; what was busy between the two looks served what was delivered between them.
     let total_cpu_ns = per(busy, at_end.done - before.done);

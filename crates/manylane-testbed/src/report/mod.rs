@@ -1,7 +1,9 @@
 //! A page about one run: what was compared, what it says, plots, and every figure. One file, nothing to load.
 
+pub mod batch;
 mod conclusion;
 mod plots;
+pub mod rtt;
 
 use std::fmt::Write as _;
 
@@ -49,7 +51,7 @@ fn sizes(document: &Document<BenchSettings, BenchRow>) -> Vec<usize> {
     sizes
 }
 
-fn subtitle(document: &Document<BenchSettings, BenchRow>) -> String {
+fn subtitle<R>(document: &Document<BenchSettings, R>) -> String {
     let (machine, settings) = (&document.machine, &document.settings);
     format!(
         "{} processors ({}), Linux {}. Traffic over {} from {}, {} flows, {} rounds of {} s, receivers taking turns.",
@@ -224,7 +226,7 @@ fn table(page: &mut String, rows: &[&BenchRow]) -> Result<()> {
     Ok(())
 }
 
-fn about(page: &mut String, document: &Document<BenchSettings, BenchRow>) -> Result<()> {
+fn about<R>(page: &mut String, document: &Document<BenchSettings, R>) -> Result<()> {
     let (machine, settings) = (&document.machine, &document.settings);
     page.push_str("<section><h2>How it was measured</h2>\n<dl>\n");
     let cpus = |list: &[usize]| list.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");

@@ -13,7 +13,9 @@ const TEXT: u32 = 15;
 /// Stand-ins for colours of the page: no plot uses these values for anything else.
 const INK: RGBColor = RGBColor(1, 2, 3);
 const FAINT: RGBColor = RGBColor(4, 5, 6);
-const SERIES: [RGBColor; 8] = [
+/// So many series can be told apart.
+pub(super) const COLOURS: usize = 8;
+const SERIES: [RGBColor; COLOURS] = [
     RGBColor(16, 0, 1),
     RGBColor(16, 0, 2),
     RGBColor(16, 0, 3),

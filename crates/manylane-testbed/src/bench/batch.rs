@@ -1,0 +1,306 @@
+//! `bench batch`: what taking a datagram costs when it is there already, by its size and by how many a call may take. The
+//! queue is filled, then emptied by one thread, and the CPU time of the emptying is divided by the datagrams: no wake-up, no
+//! pause and no idle time is in it, only what the call costs and what each datagram does.
+//!
+//! Each stage of a sample:
+//!
+//! 1. The receiver is made, with its buffers and whatever it registers, and takes some datagrams, so that no page is new.
+//! 2. As often as it takes: a queue is filled, from another core where there is one; the CPU clock is read; calls take all
+//!    of it; the clock is read again. Datagrams that do not arrive are counted as lost.
+
+use std::fmt;
+use std::hint::black_box;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use manylane::{Builder, Engine, Lane, Placement};
+use manylane_sys::cpu;
+use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::sock::{self, Buffer};
+use manylane_sys::uring::{BareMultishot, BareOptions, BareShots};
+
+use super::sample::go_on;
+use super::{Director, Limits, Load, Options, Setup, crowded};
+use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
+use crate::stats::interleaved;
+use crate::traffic::Until;
+
+/// Datagrams that a queue is filled with: no fewer than one call may take.
+const FILL: u64 = 2048;
+/// Buffers for datagrams one by one: half a page, more for larger datagrams.
+const SINGLE: usize = 2048;
+/// Calls in a row that find nothing after which the rest is lost.
+const IN_VAIN: u32 = 1000;
+
+/// Ways to take what is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum By {
+    /// `recvmmsg` on headers that are built once.
+    Recvmmsg,
+    /// As many receives by io_uring as a call may take, each submitted anew.
+    UringSingle,
+    /// A receive by io_uring that is armed once.
+    UringPlain,
+    /// A lane of engine `mmsg`.
+    LaneMmsg,
+    /// A lane of engine `uring`.
+    LaneUring,
+    /// A lane of engine `xdp`. Testbed only, and what fits a frame.
+    LaneXdp,
+}
+
+impl By {
+    /// All of them, baselines first.
+    pub const ALL: [Self; 6] =
+        [Self::Recvmmsg, Self::UringSingle, Self::UringPlain, Self::LaneMmsg, Self::LaneUring, Self::LaneXdp];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Recvmmsg => "socket/recvmmsg",
+            Self::UringSingle => "uring/single",
+            Self::UringPlain => "uring/plain",
+            Self::LaneMmsg => "lane/mmsg",
+            Self::LaneUring => "lane/uring",
+            Self::LaneXdp => "lane/xdp",
+        }
+    }
+
+    /// Whether it takes frames from a device.
+    pub const fn needs_device(self) -> bool {
+        matches!(self, Self::LaneXdp)
+    }
+
+    /// Whether it needs io_uring.
+    pub const fn needs_uring(self) -> bool {
+        matches!(self, Self::UringSingle | Self::UringPlain | Self::LaneUring)
+    }
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for By {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|by| by.name() == text);
+        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// What is compared, beside the sizes.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The receivers.
+    pub by: Vec<By>,
+    /// Messages that a call may take.
+    pub messages: Vec<usize>,
+    /// Queues that one sample empties.
+    pub fills: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    by: By,
+    size: usize,
+    messages: usize,
+}
+
+/// Runs the benchmark. Of `options` it takes sizes, rounds, flows and the receive buffer.
+///
+/// # Errors
+/// When a receiver or the sender fails, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    plan: &Plan,
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, BatchRow>> {
+    let mut settings = options.settings(setup, &Limits::default());
+    settings.notes.extend(crowded(setup));
+    settings.notes.push(format!("each sample empties {} queues of {FILL} datagrams", plan.fills));
+    settings.receivers = plan.by.iter().map(ToString::to_string).collect();
+    let mut configs = Vec::new();
+    for &size in &options.sizes {
+        for &messages in &plan.messages {
+            configs.extend(plan.by.iter().map(|&by| Config { by, size, messages }));
+        }
+    }
+    let planned = (configs.len() * options.rounds) as f64;
+    let mut samples = vec![Vec::new(); configs.len()];
+    let mut taken = 0;
+    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
+        for index in order {
+            let config = configs[index];
+            go_on(director.stop())?;
+            let Config { by, size, messages } = config;
+            let what = format!("{by}, {size} bytes, {messages} a call, round {}", round + 1);
+            director.progress(f64::from(taken) / planned, &what);
+            let sample = sample(setup, options, plan, config, round).with_context(|| what.clone())?;
+            samples[index].push(sample);
+            taken += 1;
+        }
+    }
+    let rows = configs.into_iter().zip(samples);
+    let rows =
+        rows.map(|(Config { by, size, messages }, samples)| BatchRow::of(by.name(), size, messages, samples));
+    let rows = rows.collect();
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_BATCH, settings, rows))
+}
+
+/// Takes one sample, on a thread of its own: the pinning must not outlive it.
+fn sample(
+    setup: &mut Setup,
+    options: &Options,
+    plan: &Plan,
+    config: Config,
+    round: usize,
+) -> Result<BatchSample> {
+    let receiver = setup.inside(|| Taker::new(setup, options, config))?;
+    let pin = setup.receiver_cpus().first().copied();
+    std::thread::scope(|scope| {
+        let measured = scope.spawn(|| {
+            if let Some(cpu) = pin {
+                cpu::pin(cpu).with_context(|| format!("cannot pin the receiver to CPU {cpu}"))?;
+            }
+            measure(setup, receiver, (plan.fills, options.flows), config, round)
+        });
+        measured.join().map_err(|_| anyhow::anyhow!("the receiver panicked"))?
+    })
+}
+
+fn measure(
+    setup: &mut Setup,
+    mut taker: Taker,
+    (fills, flows): (usize, u16),
+    config: Config,
+    round: usize,
+) -> Result<BatchSample> {
+    // Several flows, in turn: of one the kernel would make trains on a device, for those that take them.
+    let load = Load { pps: None, duration: Duration::ZERO, size: config.size, flows, segment: false };
+    let mut sum = BatchSample { round, ..BatchSample::default() };
+    // A receive that is armed once is armed by the first call.
+    taker.take()?;
+    let mut time = Duration::ZERO;
+    for fill in 0..=fills {
+        let sent = setup.send_until(taker.addr, &load, Until::Count(FILL))?.datagrams;
+        let before = cpu::thread_time();
+        let (got, calls) = empty(&mut taker, sent)?;
+        let spent = cpu::thread_time().saturating_sub(before);
+        // The first one warms up.
+        if fill > 0 {
+            time += spent;
+            sum.sent += sent;
+            sum.delivered += got;
+            sum.calls += calls;
+        }
+    }
+    ensure!(sum.delivered > 0, "nothing arrived");
+    sum.rx_cpu_ns = time.as_nanos() as f64 / sum.delivered as f64;
+    Ok(sum)
+}
+
+/// Takes `sent` datagrams, or as many as come, and says in how many calls.
+fn empty(taker: &mut Taker, sent: u64) -> Result<(u64, u64)> {
+    let (mut got, mut calls, mut in_vain) = (0, 0, 0);
+    while got < sent && in_vain < IN_VAIN {
+        let some = taker.take()?;
+        got += some as u64;
+        calls += 1;
+        in_vain = if some == 0 { in_vain + 1 } else { 0 };
+    }
+    Ok((got, calls))
+}
+
+/// One receiver.
+struct Taker {
+    addr: SocketAddr,
+    way: Way,
+}
+
+enum Way {
+    Recvmmsg(UdpSocket, RecvRing),
+    Single(UdpSocket, Box<Option<BareShots>>, BareOptions),
+    Plain(UdpSocket, Box<Option<BareMultishot>>, BareOptions),
+    Lane(Box<Lane>),
+}
+
+impl Taker {
+    fn new(setup: &Setup, options: &Options, config: Config) -> Result<Self> {
+        let Config { by, size, messages } = config;
+        let addr = setup.bind_addr();
+        let engine = match by {
+            By::LaneMmsg => Engine::Mmsg,
+            By::LaneUring => Engine::Uring,
+            By::LaneXdp => Engine::Xdp,
+            By::Recvmmsg | By::UringSingle | By::UringPlain => {
+                let socket = UdpSocket::bind(addr).with_context(|| format!("cannot bind {addr}"))?;
+                sock::set_buffer(socket.as_fd(), Buffer::Receive, options.recv_buffer)
+                    .context("SO_RCVBUF")?;
+                let addr = socket.local_addr()?;
+                let bare = BareOptions { batch: messages, buffer: size.max(SINGLE), control: false };
+                let ring = RecvOptions { batch: messages, buffer: size.max(SINGLE), control: false };
+                let way = match by {
+                    By::UringSingle => Way::Single(socket, Box::new(None), bare),
+                    By::UringPlain => Way::Plain(socket, Box::new(None), bare),
+                    _ => Way::Recvmmsg(socket, RecvRing::new(ring).context("no memory for buffers")?),
+                };
+                return Ok(Self { addr, way });
+            }
+        };
+        let mut builder = Builder::new(addr)?;
+        builder.engine(engine).lanes(1).batch(messages).placement(Placement::None);
+        builder.xdp_ring(super::RING).recv_buffer(options.recv_buffer);
+        let socket = builder.open()?;
+        ensure!(socket.fallback().is_none(), "engine {engine}: {}", socket.fallback().unwrap_or_default());
+        let addr = socket.local_addr();
+        let lane = socket.into_lanes().pop().context("a socket has a lane")?;
+        Ok(Self { addr, way: Way::Lane(Box::new(lane)) })
+    }
+
+    /// Takes what one call brings, looks at it, and says how much it was.
+    #[inline]
+    fn take(&mut self) -> Result<usize> {
+        Ok(match &mut self.way {
+            Way::Recvmmsg(socket, ring) => {
+                let count = ring.recv(socket.as_fd(), Wait::Never)?;
+                (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
+                count
+            }
+            Way::Single(socket, shots, options) => {
+                let shots = made(shots, || BareShots::new(socket.as_fd(), *options))?;
+                let count = shots.recv()?;
+                (0..count).for_each(|index| _ = black_box(shots.message(index).data.first().copied()));
+                count
+            }
+            Way::Plain(socket, ring, options) => {
+                let ring = made(ring, || BareMultishot::new(socket.as_fd(), *options))?;
+                let count = ring.recv(None)?;
+                (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
+                count
+            }
+            Way::Lane(lane) => {
+                let batch = lane.recv()?.batch;
+                let count = batch.len();
+                batch.for_each(|datagram| _ = black_box(datagram.payload().first().copied()));
+                count
+            }
+        })
+    }
+}
+
+/// What belongs to the thread that receives is made there.
+fn made<T>(place: &mut Option<T>, make: impl FnOnce() -> std::io::Result<T>) -> Result<&mut T> {
+    if place.is_none() {
+        *place = Some(make().context("io_uring: see kernel.io_uring_disabled")?);
+    }
+    place.as_mut().context("it was just made")
+}

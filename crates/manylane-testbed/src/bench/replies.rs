@@ -1,0 +1,159 @@
+//! `bench replies`: what sending a datagram costs, by its size and by how many a call sends: by `sendmmsg` on headers that are
+//! built once, which is how lanes on kernel sockets answer, and by io_uring with an entry for each. One thread sends over
+//! loopback to a socket that refuses all: what the kernel does to deliver, up to there, is in the CPU time of all alike.
+
+use std::fmt;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::str::FromStr;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use manylane_sys::addr::SockAddr;
+use manylane_sys::mmsg::{SendOptions, SendRing};
+use manylane_sys::uring::BareSends;
+use manylane_sys::{cpu, sock};
+
+use super::sample::go_on;
+use super::{Director, Limits, Options, Setup};
+use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
+use crate::stats::interleaved;
+
+/// Bytes of payload that a sample sends at most, and datagrams, of which the first eighth warms up.
+const BYTES: usize = 64 << 20;
+const DATAGRAMS: usize = 8192;
+
+/// Ways to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Sender {
+    /// `sendmmsg`.
+    Sendmmsg,
+    /// An entry for each datagram (`IORING_OP_SENDMSG`), no completion where all went well.
+    UringSendmsg,
+    /// The same without a copy of the payload (`IORING_OP_SENDMSG_ZC`).
+    UringZeroCopy,
+}
+
+impl Sender {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Sendmmsg, Self::UringSendmsg, Self::UringZeroCopy];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sendmmsg => "socket/sendmmsg",
+            Self::UringSendmsg => "uring/sendmsg",
+            Self::UringZeroCopy => "uring/sendmsg-zc",
+        }
+    }
+}
+
+impl fmt::Display for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Sender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|sender| sender.name() == text);
+        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// Runs the benchmark. Of `options` it takes sizes and rounds.
+///
+/// # Errors
+/// When a sender fails, or when it is stopped.
+pub fn run(
+    setup: &Setup,
+    options: &Options,
+    senders: &[Sender],
+    messages: &[usize],
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, BatchRow>> {
+    let mut settings = options.settings(setup, &Limits::default());
+    settings.receivers = senders.iter().map(ToString::to_string).collect();
+    settings.notes.push("the datagrams are refused by a filter of the socket that they are sent to".into());
+    let mut configs = Vec::new();
+    for &size in &options.sizes {
+        for &messages in messages {
+            configs.extend(senders.iter().map(|&sender| (sender, size, messages)));
+        }
+    }
+    let planned = (configs.len() * options.rounds) as f64;
+    let (mut samples, mut taken) = (vec![Vec::new(); configs.len()], 0);
+    for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
+        for index in order {
+            go_on(director.stop())?;
+            let (sender, size, messages) = configs[index];
+            let what = format!("{sender}, {size} bytes, {messages} a call, round {}", round + 1);
+            director.progress(f64::from(taken) / planned, &what);
+            let pin = setup.receiver_cpus().first().copied();
+            // On a thread of its own: the pinning must not outlive it, and a ring belongs to a thread.
+            let measured = thread::spawn(move || {
+                if let Some(cpu) = pin {
+                    cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;
+                }
+                measure(sender, size, messages, round)
+            });
+            let sample = measured.join().map_err(|_| anyhow!("the sender panicked"))?;
+            samples[index].push(sample.context(what)?);
+            taken += 1;
+        }
+    }
+    let rows = configs.into_iter().zip(samples);
+    let rows =
+        rows.map(|((sender, size, messages), samples)| BatchRow::of(sender.name(), size, messages, samples));
+    let rows = rows.collect();
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_REPLIES, settings, rows))
+}
+
+fn measure(sender: Sender, size: usize, messages: usize, round: usize) -> Result<BatchSample> {
+    let target = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
+    sock::refuse_all(target.as_fd()).context("a filter on a socket")?;
+    let peer = SockAddr::from(target.local_addr()?);
+    let socket = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
+    // Payloads in places of their own, as those of a batch are.
+    let payloads: Vec<Vec<u8>> = (0..messages).map(|at| vec![at as u8; size]).collect();
+    let calls = (DATAGRAMS.min(BYTES / size.max(1)) / messages).max(8);
+    let mut send = way(sender, &socket, peer, messages)?;
+    let mut sum = BatchSample { round, ..BatchSample::default() };
+    let mut before = cpu::thread_time();
+    for call in 0..calls + calls / 8 {
+        if call == calls / 8 {
+            (sum.sent, sum.delivered, sum.calls) = (0, 0, 0);
+            before = cpu::thread_time();
+        }
+        sum.delivered += send(&payloads)? as u64;
+        sum.sent += messages as u64;
+        sum.calls += 1;
+    }
+    let time = cpu::thread_time().saturating_sub(before);
+    ensure!(sum.delivered > 0, "nothing was sent");
+    sum.rx_cpu_ns = time.as_nanos() as f64 / sum.delivered as f64;
+    Ok(sum)
+}
+
+/// Sends payloads and says how many left.
+type Send<'a> = Box<dyn FnMut(&[Vec<u8>]) -> Result<usize> + 'a>;
+
+fn way(sender: Sender, socket: &UdpSocket, peer: SockAddr, batch: usize) -> Result<Send<'_>> {
+    if sender == Sender::Sendmmsg {
+        let mut ring = SendRing::new(SendOptions { batch, gso: false })?;
+        return Ok(Box::new(move |payloads| {
+            let mut queue = ring.batch();
+            for payload in payloads {
+                queue.push(&peer, None, payload);
+            }
+            Ok(queue.send(socket.as_fd(), 0)?)
+        }));
+    }
+    let zero_copy = sender == Sender::UringZeroCopy;
+    let ring = BareSends::new(socket.as_fd(), batch, zero_copy);
+    let mut ring = ring.context("io_uring: see kernel.io_uring_disabled")?;
+    Ok(Box::new(move |payloads| Ok(ring.send(&peer, payloads.iter().map(Vec::as_slice))?)))
+}

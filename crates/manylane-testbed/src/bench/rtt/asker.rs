@@ -1,0 +1,396 @@
+//! The generator: one thread that never sleeps, one socket.
+//!
+//! *Open loop*: request n is due when its turn has come, whatever became of those before it, and its time counts from then:
+//! a server that stalls is not spared by a client that waits for it (no coordinated omission). *Ping-pong*: the next request
+//! leaves when the answer is there.
+//!
+//! Requests carry their number. An answer to one of an earlier stretch is none.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use hdrhistogram::Histogram;
+use manylane_sys::cpu;
+use manylane_sys::sock::{self, Buffer};
+
+use super::place::Cpus;
+use crate::bench::Setup;
+
+/// Bytes of the number in a request.
+pub const NUMBER: usize = 8;
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Requests that can be under way: a power of two. What is older is lost.
+const UNDER_WAY: usize = 1 << 16;
+/// Requests that are sent before answers are looked at.
+const BURST: usize = 8;
+/// Looks for an answer between two looks at the clock, in a ping-pong.
+const LOOKS: u32 = 256;
+const RECV_BUFFER: usize = 16 << 20;
+/// Highest time that the histogram tells apart: ten seconds.
+const HIGHEST_NS: u64 = 10_000_000_000;
+
+/// How the requests of an open loop follow each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Arrivals {
+    /// At even distances.
+    #[default]
+    Even,
+    /// By chance, without memory: as from many clients that know nothing of each other (a Poisson process).
+    Chance,
+}
+
+impl fmt::Display for Arrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(if *self == Self::Even { "even" } else { "chance" })
+    }
+}
+
+impl FromStr for Arrivals {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "even" => Ok(Self::Even),
+            "chance" => Ok(Self::Chance),
+            _ => Err("there are even and chance".into()),
+        }
+    }
+}
+
+/// What came of a stretch of requests.
+#[derive(Debug)]
+pub struct Asked {
+    /// Requests that were due.
+    pub asked: u64,
+    /// Answers that came in time.
+    pub answered: u64,
+    /// Nanoseconds from when a request was due to its answer.
+    pub latency: Histogram<u64>,
+    /// How far behind its schedule the generator was itself, in nanoseconds: latencies include it.
+    pub behind: Histogram<u64>,
+    /// How long requests were sent.
+    pub elapsed: Duration,
+}
+
+impl Asked {
+    /// Nothing, yet.
+    ///
+    /// # Errors
+    /// Never: the bounds are right.
+    pub fn new() -> Result<Self> {
+        let histogram = || Histogram::new_with_bounds(1, HIGHEST_NS, 3);
+        Ok(Self {
+            asked: 0,
+            answered: 0,
+            latency: histogram()?,
+            behind: histogram()?,
+            elapsed: Duration::ZERO,
+        })
+    }
+
+    /// Requests per second.
+    #[must_use]
+    pub fn offered_pps(&self) -> f64 {
+        self.asked as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// Share of them that was not answered.
+    #[must_use]
+    pub fn loss(&self) -> f64 {
+        if self.asked == 0 { 0.0 } else { 1.0 - self.answered as f64 / self.asked as f64 }
+    }
+}
+
+/// The generator's socket.
+pub struct Asker {
+    socket: UdpSocket,
+    payload: Vec<u8>,
+    buffer: Vec<u8>,
+    /// The next request's number; those of all stretches are different.
+    next: u64,
+    /// When each request under way was due, by its number.
+    due: Vec<Duration>,
+    /// The server is on the same processor: looks give way to it.
+    gives_way: bool,
+    /// Of the generator of random numbers.
+    state: u64,
+}
+
+impl Asker {
+    /// A socket on the sending side of `setup`, for requests of `size` bytes to `to`.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn open(setup: &Setup, to: SocketAddr, size: usize) -> Result<Self> {
+        ensure!(size >= NUMBER, "a request carries its number: it has {NUMBER} bytes at least, not {size}");
+        let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0_u16; 8], 0).into() };
+        let open = || -> Result<UdpSocket> {
+            let socket = UdpSocket::bind(any)?;
+            socket.connect(to)?;
+            socket.set_nonblocking(true)?;
+            let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
+            Ok(socket)
+        };
+        let socket = match setup.hosts() {
+            Some((sender, _)) => sender.run(open),
+            None => open(),
+        };
+        let socket = socket.with_context(|| format!("cannot reach {to}"))?;
+        let due = vec![Duration::ZERO; UNDER_WAY];
+        let buffer = vec![0; size + 1];
+        Ok(Self {
+            socket,
+            payload: vec![0; size],
+            buffer,
+            next: 1,
+            due,
+            gives_way: false,
+            state: 0x9e37_79b9_7f4a_7c15,
+        })
+    }
+
+    /// Does `work` on a thread that is pinned to the generator's processor.
+    ///
+    /// # Errors
+    /// When it cannot be pinned, and those of `work`.
+    pub fn pinned<T: Send>(
+        &mut self,
+        cpus: Cpus,
+        work: impl FnOnce(&mut Self) -> Result<T> + Send,
+    ) -> Result<T> {
+        self.gives_way = cpus.generator.is_none() || cpus.generator == cpus.server;
+        thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                if let Some(cpu) = cpus.generator {
+                    cpu::pin(cpu).with_context(|| format!("cannot pin the generator to CPU {cpu}"))?;
+                }
+                work(self)
+            });
+            worker.join().map_err(|_| anyhow!("the generator panicked"))?
+        })
+    }
+
+    /// Asks `rate` times a second, for `duration`.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn open_loop(
+        &mut self,
+        rate: f64,
+        arrivals: Arrivals,
+        duration: Duration,
+        stop: &AtomicBool,
+    ) -> Result<Asked> {
+        let mut asked = Asked::new()?;
+        let (base, start) = (self.next, Instant::now());
+        let mut due = Duration::ZERO;
+        while due < duration && !stop.load(Ordering::Relaxed) {
+            for _ in 0..BURST {
+                let now = start.elapsed();
+                if due > now || due >= duration {
+                    break;
+                }
+                asked.behind.saturating_record(nanos(now - due));
+                self.ask(due, &mut asked)?;
+                due += self.distance(rate, arrivals, due, asked.asked);
+            }
+            if !self.collect(base, start, &mut asked)? {
+                self.look_again();
+            }
+        }
+        asked.elapsed = start.elapsed();
+        while asked.answered < asked.asked && start.elapsed() < asked.elapsed + PATIENCE {
+            if !self.collect(base, start, &mut asked)? {
+                self.look_again();
+            }
+        }
+        Ok(asked)
+    }
+
+    /// Asks when the last answer is there, or has taken too long.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn ping_pong(&mut self, duration: Duration, stop: &AtomicBool) -> Result<Asked> {
+        let mut asked = Asked::new()?;
+        let start = Instant::now();
+        loop {
+            let now = start.elapsed();
+            if now >= duration || stop.load(Ordering::Relaxed) {
+                asked.elapsed = now;
+                return Ok(asked);
+            }
+            let base = self.next;
+            self.ask(now, &mut asked)?;
+            let mut looks = 0_u32;
+            while !self.collect(base, start, &mut asked)? {
+                looks += 1;
+                if looks.is_multiple_of(LOOKS) && start.elapsed() > now + PATIENCE {
+                    break;
+                }
+                self.look_again();
+            }
+        }
+    }
+
+    fn look_again(&self) {
+        if self.gives_way { thread::yield_now() } else { std::hint::spin_loop() }
+    }
+
+    /// How long after the request that is due at `due`, which was the one of this number, the next one is.
+    fn distance(&mut self, rate: f64, arrivals: Arrivals, due: Duration, number: u64) -> Duration {
+        match arrivals {
+            // From the beginning, so that nothing adds up.
+            Arrivals::Even => Duration::from_secs_f64(number as f64 / rate).saturating_sub(due),
+            Arrivals::Chance => {
+                self.state ^= self.state << 13;
+                self.state ^= self.state >> 7;
+                self.state ^= self.state << 17;
+                let share = ((self.state >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
+                Duration::from_secs_f64(-share.ln() / rate)
+            }
+        }
+    }
+
+    /// Sends the next request. One that the kernel does not take is asked and not answered.
+    fn ask(&mut self, due: Duration, asked: &mut Asked) -> Result<()> {
+        let number = self.next;
+        self.next += 1;
+        asked.asked += 1;
+        self.due[number as usize % UNDER_WAY] = due;
+        self.payload[..NUMBER].copy_from_slice(&number.to_le_bytes());
+        match self.socket.send(&self.payload) {
+            Ok(_) => Ok(()),
+            Err(err) if passes(&err) => Ok(()),
+            Err(err) => Err(err).context("cannot send a request"),
+        }
+    }
+
+    /// Takes the answers that are there, to requests from `base` on; whether there were any.
+    fn collect(&mut self, base: u64, start: Instant, asked: &mut Asked) -> Result<bool> {
+        let mut some = false;
+        for _ in 0..BURST {
+            let len = match self.socket.recv(&mut self.buffer) {
+                Ok(len) => len,
+                Err(err) if passes(&err) => break,
+                Err(err) => return Err(err).context("cannot receive an answer"),
+            };
+            let now = start.elapsed();
+            let Some(number) = self.buffer[..len].first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+            else {
+                continue;
+            };
+            if len != self.payload.len()
+                || number < base
+                || number >= self.next
+                || self.next - number > UNDER_WAY as u64
+            {
+                continue;
+            }
+            let due = &mut self.due[number as usize % UNDER_WAY];
+            // Answered before: a duplicate.
+            if *due == Duration::MAX {
+                continue;
+            }
+            asked.latency.saturating_record(nanos(now.saturating_sub(*due)).max(1));
+            *due = Duration::MAX;
+            asked.answered += 1;
+            some = true;
+        }
+        Ok(some)
+    }
+}
+
+/// Errors that say nothing about the socket.
+fn passes(err: &std::io::Error) -> bool {
+    /// `ENOBUFS`.
+    const NO_BUFFERS: i32 = 105;
+    matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionRefused)
+        || err.raw_os_error() == Some(NO_BUFFERS)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static NO: AtomicBool = AtomicBool::new(false);
+
+    /// A server that answers what `answer` makes of each request, until it gets an empty one.
+    fn server(mut answer: impl FnMut(u64) -> usize + Send + 'static) -> SocketAddr {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let addr = socket.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut buffer, mut number) = ([0; 64], 0);
+            while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
+                for _ in 0..answer(number) {
+                    socket.send_to(&buffer[..len], peer).unwrap();
+                }
+                number += 1;
+            }
+        });
+        addr
+    }
+
+    fn asker(to: SocketAddr) -> Asker {
+        let mut asker = Asker::open(&Setup::loopback(None).unwrap(), to, 20).unwrap();
+        asker.gives_way = true;
+        asker
+    }
+
+    #[test]
+    fn every_request_is_asked_in_its_turn_and_its_answer_counted_once() {
+        let mut asker = asker(server(|number| 1 + (number % 2) as usize));
+        for arrivals in [Arrivals::Even, Arrivals::Chance] {
+            let got = asker.open_loop(5_000.0, arrivals, Duration::from_millis(200), &NO).unwrap();
+            assert_eq!(
+                (got.answered, got.latency.len(), got.behind.len()),
+                (got.asked, got.asked, got.asked)
+            );
+            if arrivals == Arrivals::Even {
+                assert_eq!(got.asked, 1000);
+            } else {
+                // Six times the square root of what is expected.
+                assert!((800..1200).contains(&got.asked), "{}", got.asked);
+            }
+        }
+    }
+
+    #[test]
+    fn a_stall_shows_in_all_that_were_due_meanwhile() {
+        const STALL: Duration = Duration::from_millis(50);
+        let mut asker = asker(server(|number| {
+            if number == 100 {
+                thread::sleep(STALL);
+            }
+            1
+        }));
+        let got = asker.open_loop(4_000.0, Arrivals::Even, Duration::from_millis(100), &NO).unwrap();
+        assert_eq!((got.asked, got.answered), (400, 400));
+        // Those of its first half waited for half of it and more.
+        let slow = got.latency.count_between(nanos(STALL / 2), HIGHEST_NS);
+        assert!(slow >= 100, "{slow}");
+    }
+
+    #[test]
+    fn in_a_ping_pong_one_is_under_way() {
+        let mut asker = asker(server(|_| 1));
+        let got = asker.ping_pong(Duration::from_millis(50), &NO).unwrap();
+        assert!(got.asked > 10 && got.answered == got.asked, "{got:?}");
+        // One answer is missing; the others are not taken for it.
+        let mut asker = self::asker(server(|number| usize::from(number != 3)));
+        let got = asker.ping_pong(PATIENCE * 2, &NO).unwrap();
+        assert_eq!(got.asked - got.answered, 1);
+    }
+}

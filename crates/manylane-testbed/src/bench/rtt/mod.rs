@@ -1,0 +1,343 @@
+//! `bench rtt`: how long an answer takes, with each way to wait, and what that way costs.
+//!
+//! ```text
+//! for each placement, round, contender (in turn):  start it ─► warm up ─► each mode: a stretch of requests ─► stop it
+//! ```
+//!
+//! A contender is a receiver and how it waits. The modes are a closed ping-pong (the next request when the answer is there),
+//! open loops at fixed rates ([`asker`]), and nothing at all, which tells what an idle server costs.
+
+pub mod asker;
+pub mod place;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use manylane::WaitPolicy;
+
+use self::asker::{Arrivals, Asked, Asker};
+use self::place::Placement;
+use super::sample::{Busy, go_on};
+use super::{Director, Limits, Options, Setup, Trial, crowded, no_loss_rate};
+use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+use crate::schema::{BENCH_RTT, BenchSettings, Document, RttRow, RttSample, Sample};
+use crate::stats::interleaved;
+
+/// Shares of the no-loss rate that open loops run at unless the user gives rates.
+const SHARES: [f64; 3] = [0.1, 0.4, 0.8];
+/// The rate that is always among them: one at which looking all the time would be a waste.
+const MODERATE: f64 = 20_000.0;
+/// Ping-pong before anything is measured: queues know next hops, lanes know gaps.
+const WARM_UP: Duration = Duration::from_millis(20);
+/// Length of a trial of the search.
+const TRIAL: Duration = Duration::from_millis(100);
+
+/// A receiver, and how it waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contender {
+    /// The receiver.
+    pub kind: Kind,
+    /// What it does while there is nothing.
+    pub wait: WaitPolicy,
+}
+
+impl Contender {
+    /// What is compared unless told otherwise: the baselines, and each engine with each policy. Those that cannot be had are
+    /// left out by the caller.
+    #[must_use]
+    pub fn usual() -> Vec<Self> {
+        let spin = WaitPolicy::Spin(Duration::from_millis(1));
+        let kernel = WaitPolicy::BusyPoll(Duration::from_micros(100));
+        let mut all = vec![
+            Self { kind: Kind::SocketRecvfrom, wait: WaitPolicy::Sleep },
+            Self { kind: Kind::SocketRecvmmsg, wait: WaitPolicy::Sleep },
+            Self { kind: Kind::SocketRecvfrom, wait: spin },
+            Self { kind: Kind::SocketRecvfrom, wait: kernel },
+        ];
+        for kind in [Kind::LaneMmsg, Kind::LaneUring, Kind::LaneXdp] {
+            all.extend(
+                [WaitPolicy::Sleep, kernel, spin, WaitPolicy::Adaptive].map(|wait| Self { kind, wait }),
+            );
+        }
+        all
+    }
+
+    fn is_possible(self) -> bool {
+        match self.wait {
+            WaitPolicy::Sleep => true,
+            WaitPolicy::Spin(_) | WaitPolicy::BusyPoll(_) if self.kind == Kind::SocketRecvfrom => true,
+            _ => self.kind.is_ours(),
+        }
+    }
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{}+{}", self.kind, self.wait))
+    }
+}
+
+impl FromStr for Contender {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, wait) = text.split_once('+').unwrap_or((text, "sleep"));
+        let wait = wait.parse().map_err(|err: manylane::Error| err.to_string())?;
+        let contender = Self { kind: kind.parse()?, wait };
+        let none =
+            format!("{kind} has no {wait}: lanes have all policies, socket/recvfrom spin:… and busy-poll:…");
+        contender.is_possible().then_some(contender).ok_or(none)
+    }
+}
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Who is compared.
+    pub contenders: Vec<Contender>,
+    /// Where server, generator and device work.
+    pub placements: Vec<Placement>,
+    /// Requests per second of the open loops; by default shares of the lowest no-loss rate.
+    pub rates: Vec<f64>,
+    /// How requests of an open loop follow each other.
+    pub arrivals: Arrivals,
+}
+
+/// One stretch of requests.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    PingPong,
+    Open(f64),
+    Idle,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Self::PingPong => "ping-pong",
+            Self::Open(_) => "open",
+            Self::Idle => "idle",
+        }
+    }
+
+    fn rate(self) -> Option<f64> {
+        if let Self::Open(rate) = self { Some(rate) } else { None }
+    }
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// When a contender or the generator fails, where a placement cannot be had, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    plan: &Plan,
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, RttRow>> {
+    let limits = Limits { start_pps: MODERATE, max_pps: 1e6, precision: 0.1, ..Limits::default() };
+    let mut settings = options.settings(setup, &limits);
+    let options = &Options { work: Work::Echo, ..options.clone() };
+    settings.receivers = plan.contenders.iter().map(ToString::to_string).collect();
+    settings.sender = "a socket, by a thread that does not sleep".into();
+    settings.flows = 1;
+    settings.linger_micros.clear();
+    settings.notes.extend(crowded(setup));
+    let mut rows = Vec::new();
+    for &size in &options.sizes {
+        let mut bench = Bench { setup, options, plan, size, director };
+        let rates =
+            if plan.rates.is_empty() { bench.rates(&limits, &mut settings)? } else { plan.rates.clone() };
+        for &placement in &plan.placements {
+            rows.extend(bench.compare(placement, &rates)?);
+        }
+    }
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_RTT, settings, rows))
+}
+
+struct Bench<'a> {
+    setup: &'a mut Setup,
+    options: &'a Options,
+    plan: &'a Plan,
+    size: usize,
+    director: &'a mut dyn Director,
+}
+
+impl Bench<'_> {
+    /// Shares of the highest rate that all contenders answer without loss, from this generator.
+    fn rates(&mut self, limits: &Limits, settings: &mut BenchSettings) -> Result<Vec<f64>> {
+        let mut lowest = f64::INFINITY;
+        for &contender in &self.plan.contenders {
+            let cpus = Placement::Apart.cpus(self.setup);
+            let running = self.start(contender, cpus.server)?;
+            let mut asker = Asker::open(self.setup, running.addr(), self.size)?;
+            let stop = self.director.stop();
+            let found = no_loss_rate(limits, |pps| {
+                go_on(stop)?;
+                let asked = asker.pinned(cpus, |asker| asker.open_loop(pps, Arrivals::Even, TRIAL, stop))?;
+                Ok(Trial { offered_pps: asked.offered_pps(), loss: asked.loss() })
+            })?;
+            settings.notes.push(format!(
+                "{contender}: {:.0} requests per second without loss{}",
+                found.pps,
+                if found.sender_limited { ", more than which the generator does not make" } else { "" }
+            ));
+            self.director.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
+            lowest = lowest.min(found.pps);
+        }
+        ensure!(
+            lowest > 0.0 && lowest.is_finite(),
+            "requests are lost at any rate: is the machine busy? (--rates)"
+        );
+        let mut rates: Vec<f64> = SHARES.iter().map(|share| (lowest * share / 1e3).round() * 1e3).collect();
+        rates.push(MODERATE);
+        rates.retain(|rate| *rate >= 1e3 && *rate <= lowest);
+        rates.sort_by(f64::total_cmp);
+        rates.dedup();
+        Ok(rates)
+    }
+
+    fn start(&self, contender: Contender, cpu: Option<usize>) -> Result<Box<dyn Running>> {
+        let kind = contender.kind;
+        let usual = self.options.receiver(self.setup, kind, 1, self.size);
+        // A pause between batches is what lanes have that are to sleep, and only they.
+        let pauses = contender.wait == WaitPolicy::Sleep || self.options.linger.is_some();
+        let linger = if pauses { usual.linger } else { Duration::ZERO };
+        let options =
+            ReceiverOptions { wait: contender.wait, cpus: cpu.into_iter().collect(), linger, ..usual };
+        self.setup.start(kind, &options).with_context(|| contender.to_string())
+    }
+
+    /// All contenders in one placement, interleaved.
+    fn compare(&mut self, placement: Placement, rates: &[f64]) -> Result<Vec<RttRow>> {
+        let held = placement.set(self.setup)?;
+        let mut modes = vec![Mode::PingPong];
+        modes.extend(rates.iter().map(|&rate| Mode::Open(rate)));
+        modes.push(Mode::Idle);
+        let contenders = &self.plan.contenders;
+        let mut samples = vec![vec![Vec::new(); modes.len()]; contenders.len()];
+        let planned = self.options.rounds * contenders.len();
+        let mut taken = 0;
+        for (round, order) in interleaved(self.options.rounds, contenders.len()).enumerate() {
+            for index in order {
+                go_on(self.director.stop())?;
+                let what = format!("{placement}: {}", contenders[index]);
+                self.director.progress(f64::from(taken) / planned as f64, &what);
+                let got = self.sample(contenders[index], placement, &modes, round).context(what)?;
+                for (mode, sample) in got.into_iter().enumerate() {
+                    samples[index][mode].push(sample);
+                }
+                taken += 1;
+            }
+        }
+        drop(held);
+        let mut rows = Vec::new();
+        for (contender, samples) in contenders.iter().zip(samples) {
+            for (mode, samples) in modes.iter().zip(samples) {
+                rows.push(RttRow {
+                    wait: contender.wait.to_string(),
+                    placement: placement.to_string(),
+                    mode: mode.name().into(),
+                    rate: mode.rate(),
+                    arrivals: self.plan.arrivals.to_string(),
+                    ..RttRow::of(contender.kind.name(), self.size, samples)
+                });
+            }
+        }
+        Ok(rows)
+    }
+
+    /// One contender, once in each mode.
+    fn sample(
+        &mut self,
+        contender: Contender,
+        placement: Placement,
+        modes: &[Mode],
+        round: usize,
+    ) -> Result<Vec<RttSample>> {
+        let cpus = placement.cpus(self.setup);
+        let running = self.start(contender, cpus.server)?;
+        let mut asker = Asker::open(self.setup, running.addr(), self.size)?;
+        let (arrivals, duration, stop) = (self.plan.arrivals, self.options.duration, self.director.stop());
+        asker.pinned(cpus, move |asker| {
+            let mut samples = Vec::with_capacity(modes.len());
+            asker.ping_pong(WARM_UP, stop)?;
+            for mode in modes {
+                go_on(stop)?;
+                let (clock, before) = (Busy::start(), running.snapshot());
+                let asked = match mode {
+                    Mode::PingPong => asker.ping_pong(duration, stop)?,
+                    Mode::Open(rate) => asker.open_loop(*rate, arrivals, duration, stop)?,
+                    Mode::Idle => {
+                        std::thread::sleep(duration);
+                        Asked::new()?
+                    }
+                };
+                let (after, (elapsed, busy)) = (running.snapshot(), clock.stop());
+                let server = after.rx_cpu.saturating_sub(before.rx_cpu);
+                let dropped = after.kernel_dropped - before.kernel_dropped;
+                samples.push(summary(round, &asked, elapsed, server, busy, dropped));
+            }
+            running.stop()?;
+            Ok(samples)
+        })
+    }
+}
+
+fn summary(
+    round: usize,
+    asked: &Asked,
+    elapsed: Duration,
+    server: Duration,
+    busy: Duration,
+    kernel_dropped: u64,
+) -> RttSample {
+    let per = |time: Duration| time.as_nanos() as f64 / asked.answered.max(1) as f64;
+    let cores = |time: Duration| time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
+    let at = |share: f64| asked.latency.value_at_quantile(share) as f64;
+    RttSample {
+        sample: Sample {
+            round,
+            offered_pps: asked.offered_pps(),
+            delivered_pps: asked.answered as f64 / elapsed.as_secs_f64().max(1e-9),
+            loss: asked.loss(),
+            rx_cpu_ns: per(server),
+            total_cpu_ns: per(busy),
+            sent: asked.asked,
+            delivered: asked.answered,
+            kernel_dropped,
+            taken: None,
+        },
+        p50_ns: at(0.5),
+        p90_ns: at(0.9),
+        p99_ns: at(0.99),
+        p999_ns: at(0.999),
+        max_ns: asked.latency.max() as f64,
+        behind_p99_ns: asked.behind.value_at_quantile(0.99) as f64,
+        server_cores: cores(server),
+        machine_cores: cores(busy),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contenders_are_read_back() {
+        for contender in Contender::usual() {
+            assert_eq!(contender.to_string().parse(), Ok(contender));
+        }
+        let plain: Contender = "lane/mmsg".parse().unwrap();
+        assert_eq!(plain.wait, WaitPolicy::Sleep);
+        assert!(
+            "socket/recvmmsg+adaptive".parse::<Contender>().unwrap_err().contains("socket/recvfrom spin")
+        );
+        assert!("xsk/raw+spin:5".parse::<Contender>().is_err());
+        assert!("lane/none+sleep".parse::<Contender>().unwrap_err().contains("lane/mmsg"));
+        assert!("lane/mmsg+nap".parse::<Contender>().unwrap_err().contains("adaptive"));
+    }
+}
