@@ -6,11 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use manylane::{Engine, Placement, Steering, SteeringBy, Vlan};
+use manylane::{Engine, Placement, Steering, SteeringBy, Vlan, WaitPolicy};
+use manylane_testbed::bench::batch::By;
 use manylane_testbed::bench::flap::Event;
+use manylane_testbed::bench::replies::Sender;
+use manylane_testbed::bench::rtt::{self, Contender, asker::Arrivals};
 use manylane_testbed::client::{Expect, Payload};
 use manylane_testbed::receiver::Kind;
 
+use crate::metrics;
 use crate::parse::{self, Rate};
 
 /// One UDP socket, a lane per core: serve, send and measure.
@@ -37,6 +41,10 @@ pub(crate) enum Command {
     Capture(CaptureArgs),
     /// Run an unmodified server on lanes
     Run(RunArgs),
+    /// Find out what this machine can do for UDP, and what holds it back
+    Doctor(DoctorArgs),
+    /// Apply the doctor's advice, and take it back
+    Tune(TuneArgs),
     /// Compare receivers: lanes against what is written by hand
     Bench {
         /// Which benchmark.
@@ -74,9 +82,13 @@ pub(crate) struct EchoArgs {
     /// VLAN whose frames engine xdp takes, too: ID, or OUTER.INNER; may be given several times
     #[arg(long, value_name = "ID[.ID]")]
     pub(crate) xdp_vlan: Vec<Vlan>,
-    /// Microseconds that a lane looks for datagrams without pause before it sleeps, 1000000 at most
-    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
-    pub(crate) busy_poll: u64,
+    /// What a lane does while there is nothing: sleep, busy-poll[:MICROSECONDS] (the kernel looks at the device first),
+    /// spin:MICROSECONDS (looks without pause, then sleeps), or adaptive (spins while that pays)
+    #[arg(long, default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
+    pub(crate) wait: WaitPolicy,
+    /// The same as --wait spin:MICROSECONDS, and with engine xdp the device works in the lane's calls; 1000000 at most
+    #[arg(long, value_name = "MICROSECONDS", conflicts_with = "wait")]
+    pub(crate) busy_poll: Option<u64>,
     /// Which lane gets a datagram: flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH"
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,
@@ -119,6 +131,9 @@ pub(crate) struct EchoArgs {
     /// Seconds between two lines of statistics; 0 for none
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) stats: f64,
+    /// Serve counters by lane in the text form of Prometheus, at http://ADDR/metrics; of a port alone, on this machine only
+    #[arg(long, value_name = "ADDR", value_parser = metrics::address)]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Final statistics as JSON (manylane.echo.v1)
     #[arg(long)]
     pub(crate) json: bool,
@@ -229,7 +244,7 @@ pub(crate) struct RunArgs {
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse::ports)]
     pub(crate) ports: Option<String>,
-    /// Datagrams that one system call may take behind the program's back: 1, and no more as yet
+    /// Datagrams that one system call may take behind the program's back, 1 to 32 [default: 1]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
     /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never
@@ -239,6 +254,10 @@ pub(crate) struct RunArgs {
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
     pub(crate) stats: Option<f64>,
+    /// Serve what lanes do in the text form of Prometheus while the program runs, at http://ADDR/metrics; of a port alone, on
+    /// this machine only
+    #[arg(long, value_name = "ADDR", value_parser = metrics::address)]
+    pub(crate) metrics: Option<SocketAddr>,
     /// Write the report as JSON (manylane.run.v1) to FILE when the program has ended; - for standard output, /dev/fd/N for
     /// a descriptor
     #[arg(long, value_name = "FILE")]
@@ -254,8 +273,63 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "exec")]
     pub(crate) follow: bool,
     /// Become the program instead of waiting for it: nobody stands between it and who started it, and there is no report
-    #[arg(long, conflicts_with_all = ["stats", "json", "interfaces"])]
+    #[arg(long, conflicts_with_all = ["stats", "metrics", "json", "interfaces"])]
     pub(crate) exec: bool,
+}
+
+/// `manylane doctor`.
+///
+/// Looks at the kernel, devices, settings and counters of the network namespace it runs in, and changes nothing. Each
+/// finding says what was seen, why it matters and what to run; those that cost most come first. Exit code 1 if datagrams
+/// were lost or something holds the machine back; notes alone are 0. As root it sees more: whose sockets those are.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Look at the sockets of this process: which lose, how many threads share one, what `manylane run` would change
+    #[arg(long, value_name = "PID")]
+    pub(crate) pid: Option<u32>,
+    /// Look at the sockets on this port
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<u16>,
+    /// Count what is lost in so many seconds from now, and not what was lost since boot
+    #[arg(long, value_name = "SECONDS", value_parser = interval)]
+    pub(crate) watch: Option<f64>,
+    /// Say what there is to be found, what each means and what helps, and look at nothing
+    #[arg(long, conflicts_with_all = ["pid", "port", "watch", "json"])]
+    pub(crate) list: bool,
+    /// Everything as JSON (manylane.doctor.v1)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `manylane tune`.
+///
+/// Without a finding and without --all, says what could be changed. Each change is shown before it is made, and what was
+/// there is kept in the file of --state before that, so that --undo puts it back, also after a crash or a restart.
+/// Settings that somebody else has changed meanwhile are left alone, and named. Settings do not outlive a restart of the
+/// machine.
+#[derive(Debug, Args)]
+pub(crate) struct TuneArgs {
+    /// Findings of `manylane doctor` to act on, such as rmem-max-small or gro-off:eth0; with --undo, what to take back
+    #[arg(value_name = "FINDING")]
+    pub(crate) findings: Vec<String>,
+    /// Act on all findings
+    #[arg(long, conflicts_with = "findings")]
+    pub(crate) all: bool,
+    /// Show what would be changed, and change nothing
+    #[arg(long, short = 'n')]
+    pub(crate) dry_run: bool,
+    /// Put back what was there before
+    #[arg(long, conflicts_with = "all")]
+    pub(crate) undo: bool,
+    /// File that keeps what was there
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/manylane/tune.json")]
+    pub(crate) state: PathBuf,
+    /// Also make changes that take down, for a moment, a link which the default route or an ssh session needs
+    #[arg(long)]
+    pub(crate) allow_link_reset: bool,
+    /// What was done as JSON (manylane.tune.v1)
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What to capture.
@@ -274,10 +348,16 @@ pub(crate) enum BenchCommand {
     Rx(RxArgs),
     /// The same of receivers that answer: what a request costs that is received and answered
     Echo(RxArgs),
+    /// What taking a datagram costs that is there already, by its size and by how many a call may take
+    Batch(BatchArgs),
+    /// What sending a datagram costs, by its size and by how many a call sends: sendmmsg, and io_uring with and without a copy
+    Replies(RepliesArgs),
     /// What receiving costs when the sender sends trains (UDP GSO) over loopback
     Gso(GsoArgs),
     /// Whether lanes that come and go under traffic lose datagrams
     Churn(ChurnArgs),
+    /// How long answers take with each way to wait, at fixed rates and in a ping-pong, and what that costs
+    Rtt(RttArgs),
     /// What is lost when an XDP program, a second socket or a link comes and goes under traffic (root)
     Flap(FlapArgs),
 }
@@ -306,6 +386,37 @@ pub(crate) struct RxArgs {
     pub(crate) interfaces: usize,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// `manylane bench batch`.
+#[derive(Debug, Args)]
+pub(crate) struct BatchArgs {
+    /// Receivers to compare [default: all; lane/xdp only in a testbed, with datagrams of up to 1024 bytes]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) receivers: Vec<By>,
+    /// Messages that a call may take; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256,1024", value_name = "N,…", value_parser = messages)]
+    pub(crate) messages: Vec<usize>,
+    /// Queues of 2048 datagrams that a sample empties
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = at_least_one)]
+    pub(crate) queues: usize,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// `manylane bench replies`.
+#[derive(Debug, Args)]
+pub(crate) struct RepliesArgs {
+    /// Senders to compare [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) senders: Vec<Sender>,
+    /// Messages that a call sends; several are compared
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_name = "N,…", value_parser = messages)]
+    pub(crate) messages: Vec<usize>,
     #[command(flatten)]
     pub(crate) common: BenchArgs,
 }
@@ -374,6 +485,37 @@ pub(crate) struct FlapArgs {
     pub(crate) common: BenchArgs,
 }
 
+/// `manylane bench rtt`.
+///
+/// Every contender is a receiver with a thread, and how it waits: lane/mmsg+adaptive, socket/recvfrom+spin:1000. In each
+/// round each has its turn, in a ping-pong, at each rate, and idle. Times of the open loops count from when a request was
+/// due.
+#[derive(Debug, Args)]
+pub(crate) struct RttArgs {
+    /// Who is compared, as RECEIVER+WAIT [default: the baselines, and each engine with each policy]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    pub(crate) contenders: Vec<Contender>,
+    /// Requests per second of the open loops [default: 10, 40 and 80 % of the lowest no-loss rate, and 20k]
+    #[arg(long, value_delimiter = ',', value_name = "RATE,…", value_parser = parse::pps)]
+    pub(crate) rates: Vec<f64>,
+    /// Distances between requests of the open loops: even, or chance (as from many clients)
+    #[arg(long, default_value = "even", value_name = "HOW")]
+    pub(crate) arrivals: Arrivals,
+    /// Where server, generator and the work of the device are: apart, together, rps-server, napi-server, napi-generator
+    #[arg(long, value_delimiter = ',', default_value = "apart", value_name = "WHERE,…")]
+    pub(crate) placements: Vec<rtt::place::Placement>,
+    /// Length of a sample [default: 500ms; 50ms with --quick]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Shorter samples, 5k and 20k requests per second unless rates are given, and fewer contenders
+    #[arg(long)]
+    pub(crate) quick: bool,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
 /// Where a benchmark runs.
 #[derive(Debug, Args)]
 pub(crate) struct PlaceArgs {
@@ -388,8 +530,9 @@ pub(crate) struct PlaceArgs {
 /// What all benchmarks take.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Payload of the datagrams in bytes; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "10", value_name = "BYTES,…", value_parser = payload_size)]
+    /// Payload of the datagrams in bytes; several are compared [default: 10; of batch 64,256,1024,8192, of replies
+    /// 64,1024,8192,60000]
+    #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = payload_size)]
     pub(crate) size: Vec<usize>,
     /// Rounds; in each, every receiver has its turn
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = at_least_one)]
@@ -453,6 +596,10 @@ impl Switch {
     pub(crate) fn is_on(self) -> bool {
         self == Self::On
     }
+}
+
+fn messages(text: &str) -> Result<usize, String> {
+    at_least_one(text).and_then(|count| if count <= 1024 { Ok(count) } else { Err("at most 1024".into()) })
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

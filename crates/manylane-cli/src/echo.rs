@@ -12,6 +12,7 @@ use manylane_testbed::schema::{Document, ECHO};
 use serde::Serialize;
 
 use crate::args::EchoArgs;
+use crate::metrics::{Metrics, Page};
 use crate::output;
 use crate::progress::Progress;
 use crate::signals;
@@ -27,6 +28,10 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     let settings = Settings::of(args, &socket);
     output::tell(&format!("listening on {}", settings.addr));
     output::tell(&settings.describe());
+    if let Some(at) = args.metrics {
+        let (handle, addr, engine) = (socket.handle(), settings.addr.clone(), settings.engine.clone());
+        Metrics::bind(at)?.serve(move || page(&handle.counters(), &addr, &engine))?;
+    }
     let handle = socket.handle();
     let served = AtomicBool::new(false);
     let start = Instant::now();
@@ -59,7 +64,10 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .only_v6(args.only_v6)
         .join_group(args.join_group)
         .xdp_generic(args.xdp_generic)
-        .busy_poll(Duration::from_micros(args.busy_poll));
+        .wait(args.wait);
+    if let Some(micros) = args.busy_poll {
+        builder.busy_poll(Duration::from_micros(micros));
+    }
     for vlan in &args.xdp_vlan {
         builder.xdp_vlan(*vlan);
     }
@@ -169,6 +177,9 @@ struct Settings {
     gso: bool,
     stealing: bool,
     busy_poll_us: u64,
+    /// How lanes wait, and why it is not what was asked for.
+    wait: String,
+    wait_why: Option<String>,
     recv_buffer: Option<usize>,
     seconds: f64,
 }
@@ -176,7 +187,7 @@ struct Settings {
 impl Settings {
     fn of(args: &EchoArgs, socket: &Socket) -> Self {
         let steering = socket.steering();
-        let can = socket.capabilities();
+        let (can, waiting) = (socket.capabilities(), socket.waiting());
         Self {
             command: crate::bench::command_line(),
             addr: socket.local_addr().to_string(),
@@ -193,7 +204,9 @@ impl Settings {
             gro: can.gro,
             gso: can.gso,
             stealing: args.stealing,
-            busy_poll_us: args.busy_poll,
+            busy_poll_us: args.busy_poll.unwrap_or(0),
+            wait: waiting.policy.to_string(),
+            wait_why: waiting.why,
             recv_buffer: args.recv_buffer,
             seconds: 0.0,
         }
@@ -207,13 +220,15 @@ impl Settings {
             None => format!(" (queues {})", self.xdp_queues.join(" ")),
         };
         format!(
-            "{} lanes, engine {}{engine}, steering {} by {}{}, placement {}",
+            "{} lanes, engine {}{engine}, steering {} by {}{}, placement {}, wait {}{}",
             self.lanes,
             self.engine,
             self.steering,
             self.steering_by,
             because(&self.steering_why),
-            self.placement
+            self.placement,
+            self.wait,
+            because(&self.wait_why)
         )
     }
 }
@@ -253,6 +268,8 @@ struct Row {
     sent_by_xdp: u64,
     uring_short: u64,
     uring_fallbacks: u64,
+    sleeps: u64,
+    looks: u64,
 }
 
 impl Row {
@@ -290,8 +307,26 @@ impl Row {
             sent_by_xdp: counters.sent_by_xdp,
             uring_short: counters.uring_short,
             uring_fallbacks: counters.uring_fallbacks,
+            sleeps: counters.sleeps,
+            looks: counters.looks,
         }
     }
+}
+
+/// The counters as metrics: of each lane, and of those that were closed, so that sums over them never go back.
+fn page(counters: &Counters, socket: &str, engine: &str) -> String {
+    let mut page = Page::default();
+    page.add(
+        "manylane_lanes",
+        "gauge",
+        &[("socket", socket), ("engine", engine)],
+        counters.lanes.len() as u64,
+    );
+    for row in rows(counters).into_iter().filter(|row| row.lane != "total") {
+        let labels = [("socket", socket), ("engine", engine), ("lane", row.lane.as_str())];
+        page.counters("manylane_lane", &labels, &row, &[]);
+    }
+    page.text()
 }
 
 fn rows(counters: &Counters) -> Vec<Row> {

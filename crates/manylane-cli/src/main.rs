@@ -1,4 +1,4 @@
-//! The program `manylane`: `echo`, `send`, `capture`, `run`, `bench`, and its own manual.
+//! The program `manylane`: `echo`, `send`, `capture`, `run`, `doctor`, `tune`, `bench`, and its own manual.
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage; those of `run` are the program's. Results go to standard output, everything else to standard
 //! error. A reader that closes the pipe early is no failure.
@@ -6,9 +6,11 @@
 mod args;
 mod bench;
 mod capture;
+mod doctor;
 mod echo;
 mod logger;
 mod manual;
+mod metrics;
 mod output;
 mod parse;
 mod pcapng;
@@ -16,6 +18,7 @@ mod progress;
 mod run;
 mod send;
 mod signals;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -40,6 +43,8 @@ fn main() -> ExitCode {
     match carry_out(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) if output::is_closed_pipe(&err) => ExitCode::SUCCESS,
+        // What is wrong has been printed.
+        Err(err) if err.is::<output::Unwell>() => ExitCode::FAILURE,
         Err(err) => {
             output::tell(&format!("manylane: {err:#}"));
             if err.is::<output::Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
@@ -54,6 +59,8 @@ fn carry_out(cli: Cli) -> Result<()> {
         Command::Capture(args) => capture::run(&args),
         // Above: its exit code is not ours.
         Command::Run(_) => Ok(()),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Bench { bench } => bench::run(&bench),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),

@@ -39,6 +39,18 @@ impl std::fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
+/// All has been said, and it was nothing good: the program ends with 1 and says no more.
+#[derive(Debug)]
+pub(crate) struct Unwell;
+
+impl std::fmt::Display for Unwell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("something is wrong")
+    }
+}
+
+impl std::error::Error for Unwell {}
+
 /// Whether the reason of a failure is that the reader of standard output has gone.
 pub(crate) fn is_closed_pipe(err: &anyhow::Error) -> bool {
     err.chain()

@@ -144,6 +144,7 @@ fn fast(args: &SendArgs) -> Result<Row> {
         size: args.size,
         linger: manylane::Builder::default_linger(args.lanes, setup.receiver_cpus().len()),
         devices: setup.device_names(),
+        wait: manylane::WaitPolicy::Sleep,
         ring: 2048,
         cpus: setup.receiver_cpus().to_vec(),
         steering: manylane::Steering::Flow,

@@ -205,6 +205,15 @@ fn usage_errors_say_what_was_meant() {
         (&["echo", "127.0.0.1:0", "--xdp-vlan", "4095"], "1 to 4094"),
         (&["echo", "127.0.0.1:0", "--xdp-vlan", "5.x"], "100.5"),
         (&["echo", "127.0.0.1:0", "--busy-poll", "5ms"], "--busy-poll"),
+        (&["echo", "127.0.0.1:0", "--wait", "nap"], "spin:MICROSECONDS"),
+        (&["echo", "127.0.0.1:0", "--wait", "spin:2000000"], "more than 1s"),
+        (&["echo", "127.0.0.1:0", "--wait", "sleep", "--busy-poll", "5"], "--busy-poll"),
+        (&["bench", "rtt", "--contenders", "socket/recvmmsg+spin:5"], "lanes have all policies"),
+        (&["bench", "rtt", "--contenders", "lane/mmsg+nap"], "adaptive"),
+        (&["bench", "rtt", "--placements", "nowhere"], "rps-server"),
+        (&["bench", "rtt", "--arrivals", "never"], "even and chance"),
+        (&["bench", "rtt", "--rates", "max"], "250k"),
+        (&["bench", "rtt", "--loopback", "--size", "7"], "8 bytes"),
         (&["send", "127.0.0.1:9", "--rate", "quick"], "250k"),
         (&["send", "127.0.0.1:9", "--expect", "pong"], "text:"),
         (&["bench", "rx", "--receivers", "lane/none"], "lane/mmsg"),
@@ -358,5 +367,107 @@ fn manual_and_completions_are_complete() {
         let output = run(&["completions", shell]);
         assert_eq!(output.status.code(), Some(0));
         assert!(stdout(&output).contains("manylane") && stdout(&output).contains("steering"), "{shell}");
+    }
+}
+
+/// What a client of the metrics gets.
+fn scrape(at: &str) -> String {
+    use std::io::Write;
+    let mut stream = std::net::TcpStream::connect(at).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    answer
+}
+
+#[test]
+fn loopback_metrics_are_the_counters_of_the_lanes() {
+    let mut child = manylane(&["echo", "127.0.0.1:0", "--lanes", "2", "--stats", "0", "--metrics", "0"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said = |prefix: &str| {
+        let line = lines.by_ref().map(Result::unwrap).find(|line| line.starts_with(prefix)).unwrap();
+        line[prefix.len()..].to_owned()
+    };
+    let (addr, at) = (said("listening on "), said("metrics at http://"));
+    let at = at.strip_suffix("/metrics").unwrap();
+    let sum = |metric: &str| -> u64 {
+        let page = scrape(at);
+        let of = |line: &str| {
+            line.starts_with(metric).then(|| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
+        };
+        page.lines().filter_map(of).sum()
+    };
+    assert_eq!((sum("manylane_lanes{"), sum("manylane_lane_delivered_total{")), (2, 0));
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    for _ in 0..100 {
+        client.send_to(b"x", &addr).unwrap();
+        // A wait with a timeout ends when the process was stopped for a moment.
+        while client.recv(&mut [0; 16]).is_err_and(|err| err.kind() == std::io::ErrorKind::Interrupted) {}
+    }
+    // A reply may be here before its lane has counted it.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while sum("manylane_lane_sent_total{") < 100 {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!((sum("manylane_lane_delivered_total{"), sum("manylane_lane_sent_total{")), (100, 100));
+    // A port that is taken is a failure, and says so.
+    let output = run(&["echo", "127.0.0.1:0", "--metrics", at]);
+    assert!(output.status.code() == Some(1) && stderr(&output).contains(at), "{}", stderr(&output));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn loopback_a_benchmark_of_round_trips_has_a_row_for_each_contender_and_load() {
+    let out = folder("bench-rtt");
+    let words =
+        ["bench", "rtt", "--loopback", "--quick", "--json", "--rates", "2k", "--out", out.to_str().unwrap()];
+    let more = ["--rounds", "2", "--duration", "20ms", "--size", "20", "--recv-buffer", "4M", "--contenders"];
+    let contenders =
+        ["socket/recvfrom", "socket/recvfrom+spin:1000", "lane/mmsg+spin:50", "lane/mmsg+adaptive"];
+    let output = run(&[&words[..], &more, &[&contenders.join(",")]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document = document(&stdout(&output));
+    assert_eq!(document["schema"], "manylane.bench.rtt.v1");
+    let rows = document["rows"].as_array().unwrap();
+    // A ping-pong, a rate, and nothing.
+    assert_eq!(rows.len(), contenders.len() * 3);
+    for row in rows {
+        assert_eq!(row["samples"].as_array().unwrap().len(), 2);
+        let times = ["p50_ns", "p90_ns", "p99_ns", "p999_ns"].map(|name| row[name].as_f64().unwrap());
+        let is_idle = row["mode"] == "idle";
+        assert!(times.is_sorted() && (times[0] > 0.0) != is_idle, "{row}");
+        if row["mode"] == "open" {
+            assert_eq!((&row["rate"], &row["arrivals"]), (&2000.0.into(), &"even".into()));
+            assert!(row["samples"][0]["sent"] == 40 && row["samples"][0]["delivered"] == 40, "{row}");
+        }
+    }
+    let kept = fs::read_to_string(out.join("bench-rtt.json")).unwrap();
+    assert_eq!(self::document(&kept), document);
+    let page = fs::read_to_string(out.join("bench-rtt.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("lane/mmsg+adaptive"));
+}
+
+#[test]
+fn loopback_lanes_wait_as_they_are_told_and_say_how() {
+    for wait in ["sleep", "spin:200", "adaptive"] {
+        let echo = Echo::start(&["--lanes", "1", "--wait", wait]);
+        assert!(echo.how.ends_with(&format!(", wait {wait}")), "{}", echo.how);
+        let words =
+            ["send", &echo.addr, "--expect", "echo", "--count", "200", "--rate", "2k", "--timeout", "10s"];
+        let output = run(&words);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let served = echo.end("TERM");
+        assert_eq!((&total(&served)["delivered"], &served["settings"]["wait"]), (&200.into(), &wait.into()));
+        assert!(total(&served)["sleeps"].as_u64().unwrap() > 0);
+        let looks = total(&served)["looks"].as_u64().unwrap();
+        // What pays, the machine decides.
+        assert!(wait == "adaptive" || (looks > 0) == wait.starts_with("spin"), "{wait}: {looks} looks");
     }
 }

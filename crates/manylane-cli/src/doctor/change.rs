@@ -1,0 +1,271 @@
+//! Settings that can be read, set and put back: what findings advise, and `manylane tune` carries out.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use manylane_sys::device::{self, FlowHash};
+use manylane_sys::netns;
+use serde::{Deserialize, Serialize};
+
+use super::ethtool::Ethtool;
+
+/// What is set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(crate) enum Target {
+    /// A sysctl, such as `net.core.rmem_max`.
+    Sysctl { name: String },
+    /// A file of a device below `/sys/class/net/DEVICE`.
+    DeviceFile { device: String, file: String },
+    /// A file of a processor below `/sys/devices/system/cpu/cpuN`.
+    CpuFile { cpu: usize, file: String },
+    /// Processors that may get an interrupt.
+    Interrupt { number: u32 },
+    /// Queues that receive and send.
+    CombinedQueues { device: String },
+    /// Queues that receive, of a driver that counts them apart.
+    ReceiveQueues { device: String },
+    /// Descriptors of each receive ring.
+    ReceiveRing { device: String },
+    /// A feature of a device, such as `rx-gro`.
+    Feature { device: String, name: String },
+    /// Fields of the receive hash of UDP over IPv4, bits of `RXH_*`.
+    Hash4 { device: String },
+    /// The same for IPv6.
+    Hash6 { device: String },
+}
+
+/// What it shall be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Change {
+    pub(crate) target: Target,
+    pub(crate) value: String,
+}
+
+impl Change {
+    pub(crate) fn new(target: Target, value: impl std::fmt::Display) -> Self {
+        Self { target, value: format!("{value}") }
+    }
+
+    pub(crate) fn sysctl(name: &str, value: u64) -> Self {
+        Self::new(Target::Sysctl { name: name.into() }, value)
+    }
+
+    /// What to run for it without Manylane.
+    pub(crate) fn command(&self) -> String {
+        let value = &self.value;
+        match &self.target {
+            Target::Sysctl { name } => format!("sysctl -w {name}={value}"),
+            Target::CombinedQueues { device } => format!("ethtool -L {device} combined {value}"),
+            Target::ReceiveQueues { device } => format!("ethtool -L {device} rx {value}"),
+            Target::ReceiveRing { device } => format!("ethtool -G {device} rx {value}"),
+            Target::Feature { device, name } => {
+                let name = if name == "rx-gro" { "gro" } else { name };
+                format!("ethtool -K {device} {name} {value}")
+            }
+            Target::Hash4 { device } => format!("ethtool -N {device} rx-flow-hash udp4 {}", letters(value)),
+            Target::Hash6 { device } => format!("ethtool -N {device} rx-flow-hash udp6 {}", letters(value)),
+            Target::DeviceFile { .. } | Target::CpuFile { .. } | Target::Interrupt { .. } => {
+                let path = self.target.path().unwrap_or_default();
+                format!("echo {value} > {}", path.display())
+            }
+        }
+    }
+}
+
+impl Target {
+    /// Whether it is of the whole machine, and not of a network namespace.
+    pub(crate) fn is_of_the_machine(&self) -> bool {
+        match self {
+            Self::Sysctl { name } => !name.starts_with("net."),
+            Self::CpuFile { .. } | Self::Interrupt { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// `/sys` may show the devices of another network namespace, under the same names.
+    fn check_sysfs(&self) -> Result<()> {
+        if let Self::DeviceFile { device, .. } = self {
+            let index = netns::device_index(device)?;
+            let shown = fs::read_to_string(format!("/sys/class/net/{device}/ifindex")).unwrap_or_default();
+            ensure!(
+                shown.trim() == index.to_string(),
+                "/sys shows the devices of another network namespace than this process is in: mount it anew"
+            );
+        }
+        Ok(())
+    }
+
+    fn path(&self) -> Option<PathBuf> {
+        Some(match self {
+            Self::Sysctl { name } => format!("/proc/sys/{}", name.replace('.', "/")).into(),
+            Self::DeviceFile { device, file } => format!("/sys/class/net/{device}/{file}").into(),
+            Self::CpuFile { cpu, file } => format!("/sys/devices/system/cpu/cpu{cpu}/{file}").into(),
+            Self::Interrupt { number } => format!("/proc/irq/{number}/smp_affinity_list").into(),
+            _ => return None,
+        })
+    }
+
+    /// The device that it is a setting of.
+    pub(crate) fn device(&self) -> Option<&str> {
+        match self {
+            Self::DeviceFile { device, .. }
+            | Self::CombinedQueues { device }
+            | Self::ReceiveQueues { device }
+            | Self::ReceiveRing { device }
+            | Self::Feature { device, .. }
+            | Self::Hash4 { device }
+            | Self::Hash6 { device } => Some(device),
+            Self::Sysctl { .. } | Self::CpuFile { .. } | Self::Interrupt { .. } => None,
+        }
+    }
+
+    /// Whether drivers take the link down and up for it.
+    pub(crate) fn resets_link(&self) -> bool {
+        match self {
+            Self::CombinedQueues { .. } | Self::ReceiveQueues { .. } | Self::ReceiveRing { .. } => true,
+            // What the kernel's own stack does, it does without the driver.
+            Self::Feature { name, .. } => name != "rx-gro",
+            _ => false,
+        }
+    }
+
+    /// What it is now, as it has to be written to have it again.
+    pub(crate) fn read(&self) -> Result<String> {
+        let of = || format!("cannot read {self}");
+        self.check_sysfs().with_context(of)?;
+        if let Some(path) = self.path() {
+            return Ok(fs::read_to_string(path).with_context(of)?.trim().to_owned());
+        }
+        Ok(match self {
+            Self::CombinedQueues { device } => {
+                Ethtool::open()?.channels(device).with_context(of)?.combined.to_string()
+            }
+            Self::ReceiveQueues { device } => {
+                Ethtool::open()?.channels(device).with_context(of)?.rx.to_string()
+            }
+            Self::ReceiveRing { device } => Ethtool::open()?.ring(device).with_context(of)?.rx.to_string(),
+            Self::Feature { device, name } => {
+                switch(Ethtool::open()?.feature(device, name).with_context(of)?).into()
+            }
+            Self::Hash4 { device } => device::flow_hash(device, FlowHash::Udp4).with_context(of)?.to_string(),
+            Self::Hash6 { device } => device::flow_hash(device, FlowHash::Udp6).with_context(of)?.to_string(),
+            Self::Sysctl { .. } | Self::DeviceFile { .. } | Self::CpuFile { .. } | Self::Interrupt { .. } => {
+                bail!("{self} has no file")
+            }
+        })
+    }
+
+    /// Sets it.
+    pub(crate) fn write(&self, value: &str) -> Result<()> {
+        let done = self.try_write(value);
+        done.with_context(|| format!("cannot set {self} to {value}"))
+    }
+
+    fn try_write(&self, value: &str) -> Result<()> {
+        self.check_sysfs()?;
+        if let Some(path) = self.path() {
+            // Not made if it is not there, and in one call: the kernel takes each write as a value.
+            let mut file = fs::OpenOptions::new().write(true).open(path)?;
+            return Ok(io::Write::write_all(&mut file, value.as_bytes())?);
+        }
+        let number = || value.parse::<u32>().with_context(|| format!("{value} is no number"));
+        match self {
+            Self::CombinedQueues { device } => Ethtool::open()?.set_combined(device, number()?)?,
+            Self::ReceiveQueues { device } => Ethtool::open()?.set_receive_queues(device, number()?)?,
+            Self::ReceiveRing { device } => Ethtool::open()?.set_ring(device, number()?)?,
+            Self::Feature { device, name } => {
+                ensure!(["on", "off"].contains(&value), "a feature is on or off, not {value}");
+                Ethtool::open()?.set_feature(device, name, value == "on")?;
+            }
+            Self::Hash4 { device } => device::set_flow_hash(device, FlowHash::Udp4, value.parse()?)?,
+            Self::Hash6 { device } => device::set_flow_hash(device, FlowHash::Udp6, value.parse()?)?,
+            Self::Sysctl { .. } | Self::DeviceFile { .. } | Self::CpuFile { .. } | Self::Interrupt { .. } => {
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether two values mean the same: masks and lists of processors are printed in more than one way.
+    pub(crate) fn is_same(&self, one: &str, other: &str) -> bool {
+        use super::gather::files::cpus_of;
+        use manylane_testbed::machine::parse_cpu_list;
+        match self {
+            Self::DeviceFile { file, .. } if file.ends_with("_cpus") => cpus_of(one) == cpus_of(other),
+            Self::Interrupt { .. } => parse_cpu_list(one) == parse_cpu_list(other),
+            _ => one.split_whitespace().eq(other.split_whitespace()),
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Sysctl { name } => f.write_str(name),
+            Self::DeviceFile { device, file } => write!(f, "{file} of {device}"),
+            Self::CpuFile { cpu, file } => write!(f, "{file} of processor {cpu}"),
+            Self::Interrupt { number } => write!(f, "the processors of interrupt {number}"),
+            Self::CombinedQueues { device } => write!(f, "the queues of {device}"),
+            Self::ReceiveQueues { device } => write!(f, "the receive queues of {device}"),
+            Self::ReceiveRing { device } => write!(f, "the receive rings of {device}"),
+            Self::Feature { device, name } => write!(f, "{name} of {device}"),
+            Self::Hash4 { device } => write!(f, "the receive hash of {device} for UDP over IPv4"),
+            Self::Hash6 { device } => write!(f, "the receive hash of {device} for UDP over IPv6"),
+        }
+    }
+}
+
+fn switch(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// Fields of a hash as `ethtool -N` takes them.
+fn letters(fields: &str) -> String {
+    let fields: u64 = fields.parse().unwrap_or(0);
+    let all = [(2, 'v'), (3, 't'), (4, 's'), (5, 'd'), (6, 'f'), (7, 'n')];
+    all.iter().filter(|(bit, _)| fields >> bit & 1 == 1).map(|(_, letter)| letter).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_those_of_others() {
+        let device = || "eth0".to_owned();
+        for (target, value, command) in [
+            (Target::Sysctl { name: "net.core.rmem_max".into() }, "5", "sysctl -w net.core.rmem_max=5"),
+            (Target::CombinedQueues { device: device() }, "4", "ethtool -L eth0 combined 4"),
+            (Target::Hash4 { device: device() }, "240", "ethtool -N eth0 rx-flow-hash udp4 sdfn"),
+            (Target::Feature { device: device(), name: "rx-gro".into() }, "on", "ethtool -K eth0 gro on"),
+            (Target::Interrupt { number: 7 }, "0-1", "echo 0-1 > /proc/irq/7/smp_affinity_list"),
+            (
+                Target::DeviceFile { device: device(), file: "queues/rx-0/rps_cpus".into() },
+                "3",
+                "echo 3 > /sys/class/net/eth0/queues/rx-0/rps_cpus",
+            ),
+        ] {
+            assert_eq!(Change::new(target, value).command(), command);
+        }
+    }
+
+    #[test]
+    fn masks_are_the_same_however_they_are_printed() {
+        let mask = Target::DeviceFile { device: "x".into(), file: "queues/rx-0/rps_cpus".into() };
+        assert!(mask.is_same("00000000,00000003", "3") && !mask.is_same("1", "3"));
+        assert!(Target::Interrupt { number: 1 }.is_same("0-1", "0,1"));
+        let sysctl = Target::Sysctl { name: "net.ipv4.udp_mem".into() };
+        assert!(sysctl.is_same("1\t2\t3", "1 2 3") && !sysctl.is_same("1", "10"));
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error_that_names_it() {
+        let sysctl = Target::Sysctl { name: "net.no.such".into() };
+        assert!(format!("{:#}", sysctl.read().unwrap_err()).contains("net.no.such"));
+        assert!(format!("{:#}", sysctl.write("1").unwrap_err()).contains("net.no.such"));
+        let queues = Target::CombinedQueues { device: "nosuchdevice".into() };
+        assert!(queues.read().is_err() && queues.write("x").is_err());
+    }
+}

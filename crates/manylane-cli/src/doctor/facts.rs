@@ -1,0 +1,328 @@
+//! What was seen of this machine, as plain values: rules judge these and nothing else, `--json` prints them.
+//!
+//! `None` and empty lists mean that something could not be seen; [`Facts::gaps`] says why.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that was seen.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    /// Release of the kernel.
+    pub(crate) kernel: String,
+    /// Seconds since boot: since when the machine's counters count.
+    pub(crate) uptime: Option<f64>,
+    /// Seconds that the losses stand for, if they are those of a watch and not all since boot.
+    pub(crate) watched: Option<f64>,
+    /// What the kernel lets this process use.
+    pub(crate) features: Vec<Feature>,
+    /// What this process may do.
+    pub(crate) privileges: Privileges,
+    /// Settings by name; those that are not visible are not in here.
+    pub(crate) sysctls: BTreeMap<String, u64>,
+    /// Processors.
+    pub(crate) cpu: Cpu,
+    /// Process id of `irqbalance`, if it runs and processes can be seen.
+    pub(crate) irqbalance: Option<u32>,
+    /// Network devices of this network namespace.
+    pub(crate) devices: Vec<Device>,
+    /// What the kernel lost before it came to a socket's queue, or there.
+    pub(crate) losses: Losses,
+    /// UDP sockets of this network namespace: those asked for, else all that lost something.
+    pub(crate) sockets: Vec<Socket>,
+    /// The processes that have one of [`Facts::sockets`].
+    pub(crate) programs: Vec<Program>,
+    /// Whether the user asked for a process or a port.
+    pub(crate) asked: bool,
+    /// What could not be seen, by name: `sysfs`, `softnet`, `processes`, … with the reason.
+    pub(crate) gaps: BTreeMap<String, String>,
+}
+
+/// Something of the kernel that was tried.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Feature {
+    /// Its name, as in KERNELS.md.
+    pub(crate) name: String,
+    /// Why it cannot be used; `None` if it can.
+    pub(crate) missing: Option<String>,
+}
+
+/// What this process may do.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Privileges {
+    /// Effective user.
+    pub(crate) uid: Option<u32>,
+    /// Effective capabilities, one bit each, as in `/proc/self/status`.
+    pub(crate) capabilities: Option<u64>,
+    /// `RLIMIT_MEMLOCK` in bytes; `u64::MAX` for none.
+    pub(crate) memlock: Option<u64>,
+}
+
+impl Privileges {
+    pub(crate) const NET_ADMIN: u32 = 12;
+    pub(crate) const NET_RAW: u32 = 13;
+    pub(crate) const IPC_LOCK: u32 = 14;
+    pub(crate) const SYS_ADMIN: u32 = 21;
+    pub(crate) const BPF: u32 = 39;
+
+    /// Whether it has a capability, if that is known.
+    pub(crate) fn has(&self, capability: u32) -> Option<bool> {
+        self.capabilities.map(|bits| bits >> capability & 1 == 1)
+    }
+}
+
+/// Processors.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Cpu {
+    /// Those that run.
+    pub(crate) online: Vec<usize>,
+    /// Those that the scheduler leaves alone (`isolcpus`).
+    pub(crate) isolated: Vec<usize>,
+    /// Groups of more than one that share a core (SMT).
+    pub(crate) siblings: Vec<Vec<usize>>,
+    /// Frequency governor of each, where there is one.
+    pub(crate) governors: BTreeMap<usize, String>,
+    /// NUMA node of each, where the kernel tells.
+    pub(crate) nodes: BTreeMap<usize, u32>,
+}
+
+/// A network device.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) index: u32,
+    /// Hardware address, in the form of `/sys/class/net/DEVICE/address`.
+    pub(crate) mac: Option<String>,
+    pub(crate) up: bool,
+    pub(crate) loopback: bool,
+    /// Kind of a virtual device, such as `veth` or `bridge`.
+    pub(crate) kind: Option<String>,
+    /// Its driver, by ethtool.
+    pub(crate) driver: Option<String>,
+    /// Receive queues in use.
+    pub(crate) rx_queues: Option<u32>,
+    /// Queues that are and could be, by ethtool.
+    pub(crate) channels: Option<Channels>,
+    /// Descriptors of each receive ring.
+    pub(crate) ring: Option<Ring>,
+    /// When it interrupts.
+    pub(crate) coalescing: Option<Coalescing>,
+    /// Whether frames are joined to trains (`rx-gro`).
+    pub(crate) gro: Option<bool>,
+    /// What its driver does with XDP, bits of `NETDEV_XDP_ACT_*` (Linux 6.3).
+    pub(crate) xdp_features: Option<u64>,
+    /// How an XDP program is attached: `driver`, `generic`, `hardware`, `several`.
+    pub(crate) xdp_attached: Option<String>,
+    /// Fields of the receive hash for UDP over IPv4, bits of `RXH_*`.
+    pub(crate) hash_udp4: Option<u64>,
+    /// The same for IPv6.
+    pub(crate) hash_udp6: Option<u64>,
+    /// Processors that each receive queue spreads to (RPS).
+    pub(crate) rps: Option<Vec<Vec<usize>>>,
+    /// Entries of the flow table of each receive queue (RFS).
+    pub(crate) rfs: Option<Vec<u64>>,
+    /// Processors of each send queue (XPS).
+    pub(crate) xps: Option<Vec<Vec<usize>>>,
+    /// Whether NAPI runs in threads of its own (Linux 5.12).
+    pub(crate) threaded: Option<bool>,
+    /// NUMA node, where it has one.
+    pub(crate) numa: Option<u32>,
+    /// Interrupts of its receive queues.
+    pub(crate) irqs: Vec<Irq>,
+    /// What the device counted.
+    pub(crate) counters: DeviceCounters,
+    /// Whether a default route of this namespace leaves by it, or by a device above it.
+    pub(crate) default_route: bool,
+    /// Indices of the devices that this one is made of, or lies on (bond, bridge, VLAN).
+    pub(crate) below: Vec<u32>,
+}
+
+/// `ETHTOOL_MSG_CHANNELS_GET`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Channels {
+    pub(crate) rx: u32,
+    pub(crate) rx_max: u32,
+    pub(crate) combined: u32,
+    pub(crate) combined_max: u32,
+}
+
+/// `ETHTOOL_MSG_RINGS_GET`, of the receive rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ring {
+    pub(crate) rx: u32,
+    pub(crate) rx_max: u32,
+}
+
+/// `ETHTOOL_MSG_COALESCE_GET`, of what is received; what the driver does not tell is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Coalescing {
+    /// Microseconds that an interrupt waits at most.
+    pub(crate) rx_usecs: Option<u32>,
+    /// Frames that it waits for at most.
+    pub(crate) rx_frames: Option<u32>,
+    /// Whether the driver adapts both to the load.
+    pub(crate) adaptive: Option<bool>,
+}
+
+/// An interrupt.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Irq {
+    pub(crate) number: u32,
+    pub(crate) name: String,
+    /// Processors that may get it.
+    pub(crate) allowed: Vec<usize>,
+    /// Processors that do get it.
+    pub(crate) effective: Vec<usize>,
+}
+
+/// `struct rtnl_link_stats64`, as far as it tells of what is received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DeviceCounters {
+    pub(crate) rx_packets: u64,
+    pub(crate) rx_errors: u64,
+    pub(crate) rx_dropped: u64,
+    pub(crate) rx_over: u64,
+    pub(crate) rx_crc: u64,
+    pub(crate) rx_fifo: u64,
+    pub(crate) rx_missed: u64,
+}
+
+impl DeviceCounters {
+    /// Frames that the device had no room for. Drivers count one under several names.
+    pub(crate) fn no_room(&self) -> u64 {
+        self.rx_missed.max(self.rx_fifo).max(self.rx_over)
+    }
+}
+
+/// Counters of the kernel.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Losses {
+    /// Of `/proc/net/snmp`, `Udp:`.
+    pub(crate) udp4: Option<Udp>,
+    /// Of `/proc/net/snmp6`, `Udp6…`.
+    pub(crate) udp6: Option<Udp>,
+    /// Of `/proc/net/softnet_stat`, a row for each processor; machine-wide.
+    pub(crate) softnet: Vec<Softnet>,
+}
+
+/// Counters of UDP, of this network namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Udp {
+    pub(crate) in_datagrams: u64,
+    pub(crate) in_errors: u64,
+    pub(crate) receive_buffer: u64,
+    pub(crate) checksum: u64,
+    pub(crate) memory: u64,
+}
+
+/// Counters of a processor's receive work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Softnet {
+    pub(crate) cpu: usize,
+    pub(crate) processed: u64,
+    pub(crate) dropped: u64,
+    pub(crate) squeezed: u64,
+}
+
+/// A UDP socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Socket {
+    pub(crate) local: SocketAddr,
+    /// Its peer, if it is connected.
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) inode: u64,
+    pub(crate) drops: u64,
+    /// Bytes that wait.
+    pub(crate) queued: u64,
+    /// Size of the receive buffer as the kernel counts, where it tells (`sock_diag`).
+    pub(crate) buffer: Option<u64>,
+}
+
+/// A process that has one of the sockets.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Program {
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) threads: u32,
+    /// Inodes of the sockets, of those looked for, that it has.
+    pub(crate) sockets: Vec<u64>,
+    /// Threads that wait on a socket just now, in a receive call or by epoll, by inode.
+    pub(crate) waiting: BTreeMap<u64, u32>,
+    /// Whether the preload library is in it.
+    pub(crate) on_lanes: bool,
+    /// Why `manylane run` would not reach it; `None` if it would.
+    pub(crate) beyond: Option<String>,
+}
+
+impl Facts {
+    /// Since when losses count, in words.
+    pub(crate) fn since(&self) -> String {
+        match (self.watched, self.uptime) {
+            (Some(seconds), _) => format!("in the last {seconds:.1} seconds"),
+            (None, Some(uptime)) => format!("since boot, {} ago", duration(uptime)),
+            (None, None) => "since boot".into(),
+        }
+    }
+
+    /// Takes away what had been counted before: what is left was lost between the two.
+    pub(crate) fn since_then(mut self, before: &Facts, seconds: f64) -> Facts {
+        let now = &mut self.losses;
+        for (now, before) in [(&mut now.udp4, before.losses.udp4), (&mut now.udp6, before.losses.udp6)] {
+            if let (Some(now), Some(before)) = (now.as_mut(), before) {
+                now.in_datagrams = now.in_datagrams.saturating_sub(before.in_datagrams);
+                now.in_errors = now.in_errors.saturating_sub(before.in_errors);
+                now.receive_buffer = now.receive_buffer.saturating_sub(before.receive_buffer);
+                now.checksum = now.checksum.saturating_sub(before.checksum);
+                now.memory = now.memory.saturating_sub(before.memory);
+            }
+        }
+        for row in &mut now.softnet {
+            if let Some(before) = before.losses.softnet.iter().find(|before| before.cpu == row.cpu) {
+                row.processed = row.processed.saturating_sub(before.processed);
+                row.dropped = row.dropped.saturating_sub(before.dropped);
+                row.squeezed = row.squeezed.saturating_sub(before.squeezed);
+            }
+        }
+        for device in &mut self.devices {
+            if let Some(before) = before.devices.iter().find(|before| before.index == device.index) {
+                let (now, before) = (&mut device.counters, &before.counters);
+                now.rx_packets = now.rx_packets.saturating_sub(before.rx_packets);
+                now.rx_errors = now.rx_errors.saturating_sub(before.rx_errors);
+                now.rx_dropped = now.rx_dropped.saturating_sub(before.rx_dropped);
+                now.rx_over = now.rx_over.saturating_sub(before.rx_over);
+                now.rx_crc = now.rx_crc.saturating_sub(before.rx_crc);
+                now.rx_fifo = now.rx_fifo.saturating_sub(before.rx_fifo);
+                now.rx_missed = now.rx_missed.saturating_sub(before.rx_missed);
+            }
+        }
+        for socket in &mut self.sockets {
+            if let Some(before) = before.sockets.iter().find(|before| before.inode == socket.inode) {
+                socket.drops = socket.drops.saturating_sub(before.drops);
+            }
+        }
+        self.watched = Some(seconds);
+        self
+    }
+
+    /// A setting.
+    pub(crate) fn sysctl(&self, name: &str) -> Option<u64> {
+        self.sysctls.get(name).copied()
+    }
+
+    /// The processes that have a socket.
+    pub(crate) fn owners(&self, inode: u64) -> impl Iterator<Item = &Program> {
+        self.programs.iter().filter(move |program| program.sockets.contains(&inode))
+    }
+}
+
+/// Seconds in words.
+fn duration(seconds: f64) -> String {
+    match seconds as u64 {
+        0..120 => format!("{seconds:.0} seconds"),
+        120..7200 => format!("{:.0} minutes", seconds / 60.0),
+        7200..172_800 => format!("{:.0} hours", seconds / 3600.0),
+        _ => format!("{:.0} days", seconds / 86400.0),
+    }
+}

@@ -1,0 +1,180 @@
+//! Looks at this machine: [`Facts`] from the files of `/proc` and `/sys`, from netlink, and by trying.
+//!
+//! | module | sees |
+//! |---|---|
+//! | [`files`] | reading below a root, which in tests is a folder |
+//! | [`counters`] | what the kernel lost |
+//! | [`system`] | settings, processors, privileges |
+//! | [`devices`] | what the files say of devices; netlink comes before it |
+//! | [`sockets`] | UDP sockets, who has them and who waits on them |
+
+pub(crate) mod counters;
+pub(crate) mod devices;
+pub(crate) mod files;
+#[cfg(test)]
+#[path = "tests.rs"]
+mod from_folders;
+pub(crate) mod sockets;
+pub(crate) mod system;
+
+use super::ethtool::{self, Ethtool};
+use super::facts::{Device, Facts, Feature};
+use super::link;
+use files::Files;
+
+/// What the user asked about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) pid: Option<u32>,
+    pub(crate) port: Option<u16>,
+}
+
+/// Everything, of this machine and the network namespace of this process.
+pub(crate) fn everything(asked: Asked) -> Facts {
+    let files = Files::live();
+    let mut facts = Facts { features: features(), ..Facts::default() };
+    let links = links(&mut facts);
+    from_files(&files, links, &mut facts);
+    sockets::gather(&files, asked, &mut facts);
+    buffers(&mut facts);
+    facts
+}
+
+/// What is in files, of devices that are known.
+pub(crate) fn from_files(files: &Files, links: Vec<Device>, facts: &mut Facts) {
+    system::gather(files, facts);
+    counters::gather(files, facts);
+    facts.devices = links;
+    devices::gather(files, facts);
+}
+
+/// The devices, by netlink.
+fn links(facts: &mut Facts) -> Vec<Device> {
+    let mut devices = match link::devices() {
+        Ok(devices) => devices,
+        Err(err) => {
+            facts.gaps.insert("devices".into(), format!("the kernel does not list devices: {err}"));
+            return Vec::new();
+        }
+    };
+    match Ethtool::open() {
+        Ok(mut ethtool) => devices.iter_mut().for_each(|device| ethtool.fill(device)),
+        Err(err) => {
+            let why =
+                format!("this kernel has no ethtool by netlink (Linux 5.6, CONFIG_ETHTOOL_NETLINK): {err}");
+            facts.gaps.insert("ethtool".into(), why);
+        }
+    }
+    match ethtool::xdp_features() {
+        Ok(found) => {
+            for device in &mut devices {
+                let of = found.iter().find(|(index, _)| *index == device.index);
+                device.xdp_features = of.map(|(_, features)| *features);
+            }
+        }
+        Err(err) => {
+            let why = format!("this kernel does not say what drivers do with XDP (Linux 6.3): {err}");
+            facts.gaps.insert("xdp-features".into(), why);
+        }
+    }
+    match link::default_routes() {
+        Ok(routes) => {
+            for index in with_those_below(&routes, &devices) {
+                devices
+                    .iter_mut()
+                    .filter(|device| device.index == index)
+                    .for_each(|d| d.default_route = true);
+            }
+        }
+        Err(err) => {
+            facts.gaps.insert("routes".into(), format!("the kernel does not list routes: {err}"));
+        }
+    }
+    devices
+}
+
+/// These devices, and all that they are made of.
+pub(crate) fn with_those_below(indices: &[u32], devices: &[Device]) -> Vec<u32> {
+    let mut all = indices.to_vec();
+    let mut at = 0;
+    while let Some(&index) = all.get(at) {
+        at += 1;
+        for below in devices.iter().filter(|device| device.index == index).flat_map(|device| &device.below) {
+            if !all.contains(below) {
+                all.push(*below);
+            }
+        }
+    }
+    all
+}
+
+fn buffers(facts: &mut Facts) {
+    match link::receive_buffers() {
+        Ok(found) => {
+            for socket in &mut facts.sockets {
+                socket.buffer = found.get(&socket.inode).copied();
+            }
+        }
+        Err(err) => {
+            let why = format!("this kernel does not tell the sizes of buffers (CONFIG_INET_UDP_DIAG): {err}");
+            facts.gaps.insert("buffers".into(), why);
+        }
+    }
+}
+
+/// What the library's own probe finds by trying.
+fn features() -> Vec<Feature> {
+    let probe = manylane::probe();
+    let feature = |name: &str, tried: &Result<(), manylane::Error>| Feature {
+        name: name.into(),
+        missing: tried.as_ref().err().map(with_sources),
+    };
+    vec![
+        feature("ebpf-steering", &probe.ebpf),
+        feature("classic-bpf-steering", &probe.classic_bpf),
+        feature("udp-gro", &probe.gro),
+        feature("udp-gso", &probe.gso),
+        feature("io-uring", &probe.uring),
+        feature("ipv6", &probe.ipv6),
+        feature("grace-period", &probe.grace_period),
+        feature("socket-drops", &probe.socket_drops),
+    ]
+}
+
+/// An error with all that is behind it.
+fn with_sources(err: &manylane::Error) -> String {
+    let mut text = err.to_string();
+    let mut source = std::error::Error::source(err);
+    while let Some(err) = source {
+        text += &format!(": {err}");
+        source = err.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_below_a_device_counts_with_it() {
+        let device = |index, below: &[u32]| Device { index, below: below.to_vec(), ..Device::default() };
+        // A VLAN on a bond of two; a bridge that names itself.
+        let devices = [device(1, &[2]), device(2, &[3, 4]), device(3, &[]), device(4, &[]), device(5, &[5])];
+        assert_eq!(with_those_below(&[1], &devices), [1, 2, 3, 4]);
+        assert_eq!(with_those_below(&[3, 5], &devices), [3, 5]);
+        assert!(with_those_below(&[], &devices).is_empty());
+    }
+
+    #[test]
+    fn everything_is_gathered_here() {
+        let facts = everything(Asked::default());
+        assert!(facts.features.len() >= 8 && facts.devices.iter().any(|device| device.name == "lo"));
+        assert!(!facts.cpu.online.is_empty() && !facts.losses.softnet.is_empty());
+        assert!(facts.losses.udp4.is_some() && !facts.sysctls.is_empty());
+        // What is printed as JSON comes back.
+        let text = serde_json::to_string(&facts).unwrap();
+        let back: Facts = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&back).unwrap(), text);
+    }
+}

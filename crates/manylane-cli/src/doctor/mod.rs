@@ -1,0 +1,98 @@
+//! `manylane doctor`: what this machine can do, and what holds it back.
+//!
+//! ```text
+//! gather/ ─► facts ─► rules/ ─► findings ─► text, JSON, exit code
+//!  files, netlink,    plain     facts in,              └─► changes ─► manylane tune
+//!  trying             values    findings out
+//! ```
+//!
+//! Only [`gather`] looks at the machine; it never fails: what cannot be seen is a gap with its reason, and rules that need it
+//! say that they do not know. Nothing is changed here.
+
+pub(crate) mod change;
+pub(crate) mod ethtool;
+pub(crate) mod facts;
+pub(crate) mod finding;
+pub(crate) mod gather;
+pub(crate) mod link;
+pub(crate) mod netlink;
+pub(crate) mod rules;
+mod text;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use manylane_testbed::machine::Machine;
+use serde_json::json;
+
+use self::facts::Facts;
+use self::finding::Verdict;
+use self::gather::Asked;
+use crate::args::DoctorArgs;
+use crate::output::{self, Unwell};
+
+/// Looks, judges, prints.
+pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
+    if args.list {
+        return output::print(&text::list(&rules::all()));
+    }
+    let asked = Asked { pid: args.pid, port: args.port };
+    let facts = look(asked, args.watch)?;
+    let verdict = rules::judge(&facts);
+    if args.json {
+        output::print_json(&document(args, &facts, &verdict))?;
+    } else {
+        output::print(&text::report(&facts, &verdict))?;
+    }
+    if verdict.is_bad() { Err(Unwell.into()) } else { Ok(()) }
+}
+
+/// The facts: all since boot, or those of some seconds.
+fn look(asked: Asked, watch: Option<f64>) -> Result<Facts> {
+    let before = gather::everything(asked);
+    if before.asked && before.sockets.is_empty() {
+        bail!("{}", nothing_there(asked, &before));
+    }
+    let mut facts = match watch {
+        None => before,
+        Some(seconds) => {
+            let start = Instant::now();
+            std::thread::sleep(Duration::from_secs_f64(seconds));
+            gather::everything(asked).since_then(&before, start.elapsed().as_secs_f64())
+        }
+    };
+    if !facts.asked {
+        facts.sockets.retain(|socket| socket.drops > 0);
+        let sockets = &facts.sockets;
+        facts.programs.retain(|program| sockets.iter().any(|socket| program.sockets.contains(&socket.inode)));
+    }
+    Ok(facts)
+}
+
+fn nothing_there(asked: Asked, facts: &Facts) -> String {
+    if let (Some(pid), Some(why)) = (asked.pid, facts.gaps.get("processes")) {
+        return format!("process {pid}: {why}");
+    }
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    if let Some(pid) = asked.pid
+        && namespace(&pid.to_string()).is_some_and(|theirs| Some(theirs) != namespace("self"))
+    {
+        return format!(
+            "process {pid} is in another network namespace: nsenter --target {pid} --net manylane doctor --pid {pid}"
+        );
+    }
+    let of = asked.pid.map_or(String::new(), |pid| format!(" of process {pid}"));
+    let on = asked.port.map_or(String::new(), |port| format!(" on port {port}"));
+    format!("there is no UDP socket{of}{on} in this network namespace")
+}
+
+fn document(args: &DoctorArgs, facts: &Facts, verdict: &Verdict) -> serde_json::Value {
+    json!({
+        "schema": "manylane.doctor.v1",
+        "machine": Machine::read(),
+        "settings": { "pid": args.pid, "port": args.port, "watch": args.watch },
+        "rows": verdict.findings,
+        "unknown": verdict.unknown,
+        "facts": facts,
+    })
+}

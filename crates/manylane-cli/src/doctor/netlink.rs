@@ -1,0 +1,296 @@
+//! Asking the kernel by netlink: just enough of the format for what the doctor asks (generic netlink of ethtool and of
+//! devices, links, addresses, routes, sockets).
+//!
+//! A question is a header and attributes; an answer is messages, each cut into a body and attributes. Lengths are
+//! checked once, here: what is cut short ends the walk, and nothing beyond it is read.
+
+use std::io;
+
+use netlink_sys::{Socket, SocketAddr};
+
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const HEADER: usize = 16;
+const NESTED: u16 = 1 << 15;
+
+/// What is wanted of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// One answer.
+    One,
+    /// All there are.
+    All,
+    /// That it is done.
+    Done,
+}
+
+/// Attributes that are written one behind the other.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attrs(Vec<u8>);
+
+impl Attrs {
+    pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
+        // What we send is short.
+        let len = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
+        self.0.extend(len.to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    pub(crate) fn u32(self, kind: u16, value: u32) -> Self {
+        self.bytes(kind, &value.to_ne_bytes())
+    }
+
+    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
+        self.bytes(kind, &[value.as_bytes(), &[0]].concat())
+    }
+
+    pub(crate) fn nest(self, kind: u16, inner: &Attrs) -> Self {
+        self.bytes(kind | NESTED, &inner.0)
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Attributes that were read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read<'a>(&'a [u8]);
+
+impl<'a> Read<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Each attribute with its kind.
+    pub(crate) fn all(self) -> impl Iterator<Item = (u16, &'a [u8])> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let len = usize::from(u16_at(rest, 0)?);
+            let kind = u16_at(rest, 2)? & 0x3fff;
+            let value = rest.get(4..len)?;
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+            Some((kind, value))
+        })
+    }
+
+    pub(crate) fn find(self, kind: u16) -> Option<&'a [u8]> {
+        self.all().find_map(|(found, value)| (found == kind).then_some(value))
+    }
+
+    pub(crate) fn nest(self, kind: u16) -> Option<Read<'a>> {
+        self.find(kind).map(Read)
+    }
+
+    pub(crate) fn u8(self, kind: u16) -> Option<u8> {
+        self.find(kind)?.first().copied()
+    }
+
+    pub(crate) fn u32(self, kind: u16) -> Option<u32> {
+        u32_at(self.find(kind)?, 0)
+    }
+
+    pub(crate) fn u64(self, kind: u16) -> Option<u64> {
+        u64_at(self.find(kind)?, 0)
+    }
+
+    pub(crate) fn text(self, kind: u16) -> Option<String> {
+        let bytes = self.find(kind)?;
+        let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+        Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
+    }
+}
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// A connection to one part of the kernel, of the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Kernel {
+    /// `protocol` is one of `netlink_sys::protocols`.
+    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        // Reasons in words, where the kernel has them (Linux 4.12).
+        let _ = socket.set_ext_ack(true);
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// Asks, and hands each answer's body to `each`.
+    pub(crate) fn ask(
+        &mut self,
+        kind: u16,
+        body: &[u8],
+        want: Want,
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        self.sequence += 1;
+        let flags = NLM_F_REQUEST
+            | match want {
+                Want::All => NLM_F_DUMP,
+                Want::Done => NLM_F_ACK,
+                Want::One => 0,
+            };
+        let mut message = Vec::with_capacity(HEADER + body.len());
+        message.extend(((HEADER + body.len()) as u32).to_ne_bytes());
+        message.extend(kind.to_ne_bytes());
+        message.extend(flags.to_ne_bytes());
+        message.extend(self.sequence.to_ne_bytes());
+        message.extend(0_u32.to_ne_bytes());
+        message.extend(body);
+        self.socket.send(&message, 0)?;
+        loop {
+            let (datagram, _) = self.socket.recv_from_full()?;
+            let mut rest = datagram.as_slice();
+            while let Some(message) = next(&mut rest) {
+                if message.sequence != self.sequence {
+                    continue;
+                }
+                match message.kind {
+                    NLMSG_DONE => return Ok(()),
+                    NLMSG_ERROR => return result(&message),
+                    _ => {
+                        each(message.body);
+                        if want == Want::One {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Message<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    body: &'a [u8],
+}
+
+/// Takes the first message off.
+fn next<'a>(rest: &mut &'a [u8]) -> Option<Message<'a>> {
+    let len = u32_at(rest, 0)? as usize;
+    let message = Message {
+        kind: u16_at(rest, 4)?,
+        flags: u16_at(rest, 6)?,
+        sequence: u32_at(rest, 8)?,
+        body: rest.get(HEADER..len)?,
+    };
+    *rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some(message)
+}
+
+/// What an acknowledgement says: an error number, and a text if the kernel has one.
+fn result(message: &Message<'_>) -> io::Result<()> {
+    const CAPPED: u16 = 0x100;
+    const HAS_TEXT: u16 = 0x200;
+    const TEXT: u16 = 1;
+    let code = u32_at(message.body, 0).unwrap_or(0) as i32;
+    if code == 0 {
+        return Ok(());
+    }
+    let err = io::Error::from_raw_os_error(-code);
+    // Behind the number: the header of what was asked, and the rest of it unless it was cut off.
+    let asked = u32_at(message.body, 4).unwrap_or(0) as usize;
+    let skip = 4 + if message.flags & CAPPED == 0 { asked.next_multiple_of(4) } else { HEADER };
+    let text = (message.flags & HAS_TEXT != 0)
+        .then(|| Read::new(message.body.get(skip..).unwrap_or_default()).text(TEXT))
+        .flatten();
+    Err(match text {
+        Some(text) => io::Error::new(err.kind(), format!("{err}: {text}")),
+        None => err,
+    })
+}
+
+/// A family of generic netlink.
+#[derive(Debug)]
+pub(crate) struct Family {
+    kernel: Kernel,
+    id: u16,
+}
+
+impl Family {
+    /// Looks for a family by its name.
+    pub(crate) fn open(name: &str) -> io::Result<Self> {
+        const CONTROL: u16 = 16;
+        const GET_FAMILY: u8 = 3;
+        const FAMILY_ID: u16 = 1;
+        const FAMILY_NAME: u16 = 2;
+        let mut family = Self { kernel: Kernel::open(netlink_sys::protocols::NETLINK_GENERIC)?, id: CONTROL };
+        let mut id = None;
+        family.ask(GET_FAMILY, &Attrs::default().text(FAMILY_NAME, name), Want::One, |attrs| {
+            id = attrs.find(FAMILY_ID).and_then(|value| u16_at(value, 0));
+        })?;
+        family.id = id.ok_or(io::ErrorKind::NotFound)?;
+        Ok(family)
+    }
+
+    /// Asks, and hands the attributes of each answer to `each`.
+    pub(crate) fn ask(
+        &mut self,
+        command: u8,
+        attrs: &Attrs,
+        want: Want,
+        mut each: impl FnMut(Read<'_>),
+    ) -> io::Result<()> {
+        let body = [&[command, 1, 0, 0], attrs.as_bytes()].concat();
+        self.kernel.ask(self.id, &body, want, |answer| each(Read::new(answer.get(4..).unwrap_or_default())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let inner = Attrs::default().text(2, "eth0").u32(1, 7);
+        let attrs = Attrs::default().nest(1, &inner).bytes(9, &[1, 2, 3]).u32(4, 5);
+        let read = Read::new(attrs.as_bytes());
+        assert_eq!(read.nest(1).unwrap().text(2).as_deref(), Some("eth0"));
+        assert_eq!(read.nest(1).unwrap().u32(1), Some(7));
+        assert_eq!((read.u32(4), read.find(9), read.u8(9)), (Some(5), Some(&[1, 2, 3][..]), Some(1)));
+        assert_eq!((read.u64(4), read.u32(77)), (None, None));
+    }
+
+    #[test]
+    fn what_is_cut_short_ends_the_walk() {
+        let attrs = Attrs::default().u32(1, 1).u32(2, 2);
+        for len in 0..attrs.as_bytes().len() {
+            let read = Read::new(&attrs.as_bytes()[..len]);
+            assert_eq!(read.all().count(), len / 8, "{len}");
+        }
+        // An attribute of length 0 would be there for ever.
+        assert_eq!(Read::new(&[0; 16]).all().count(), 0);
+        assert!(next(&mut &[0_u8; 32][..]).is_none() && next(&mut &[255_u8; 32][..]).is_none());
+    }
+
+    #[test]
+    fn the_kernel_answers() {
+        assert!(Family::open("nlctrl").is_ok());
+        let err = Family::open("no-such-family").unwrap_err();
+        assert_eq!(err.kind(), io::ErrorKind::NotFound);
+    }
+}

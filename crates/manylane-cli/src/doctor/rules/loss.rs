@@ -1,0 +1,296 @@
+//! What was lost, where.
+
+use super::super::change::{Change, Target};
+use super::super::facts::{Facts, Socket};
+use super::super::finding::Severity;
+use super::{Found, Rule, count};
+
+const MIB: u64 = 1 << 20;
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        id: "socket-drops",
+        cost: 100,
+        meaning: "A socket lost datagrams: its receive buffer was full, because the program was late.",
+        remedy: "A larger receive buffer for short pauses (`net.core.rmem_default`, or `net.core.rmem_max` and the program's own setting); more lanes where the program cannot keep up at all: `manylane run`.",
+        judge: socket_drops,
+    },
+    Rule {
+        id: "receive-buffer-full",
+        cost: 95,
+        meaning: "Datagrams were lost for want of receive buffer at sockets that are closed meanwhile, or that cannot be seen.",
+        remedy: "As for `socket-drops`. `manylane doctor --watch 10` while it happens names the socket.",
+        judge: receive_buffer_full,
+    },
+    Rule {
+        id: "udp-memory-full",
+        cost: 94,
+        meaning: "Datagrams were lost because all UDP sockets together have as much memory as they may.",
+        remedy: "`sysctl -w net.ipv4.udp_mem=\"MIN PRESSURE MAX\"` (pages), or smaller buffers for fewer sockets.",
+        judge: udp_memory_full,
+    },
+    Rule {
+        id: "device-ring-full",
+        cost: 92,
+        meaning: "The device lost frames: no descriptor was free in a receive ring, because the processor was late.",
+        remedy: "Longer rings (`ethtool -G`), more queues (`ethtool -L`), their interrupts on different processors.",
+        judge: device_ring_full,
+    },
+    Rule {
+        id: "backlog-full",
+        cost: 90,
+        meaning: "A processor's backlog was full. What comes by RPS, over loopback, or from a device without NAPI waits there.",
+        remedy: "`net.core.netdev_max_backlog`; RPS to more processors.",
+        judge: backlog_full,
+    },
+    Rule {
+        id: "checksum-errors",
+        cost: 60,
+        meaning: "Datagrams came with a wrong checksum and were dropped.",
+        remedy: "Look for the device, cable or sender that breaks them: `ethtool -S DEVICE`.",
+        judge: checksum_errors,
+    },
+    Rule {
+        id: "frames-broken",
+        cost: 59,
+        meaning: "The device received frames with a wrong check sequence: a cable, a transceiver or a port is bad.",
+        remedy: "Replace the cable or the transceiver; `ethtool -S DEVICE` has more counters.",
+        judge: frames_broken,
+    },
+    Rule {
+        id: "softirq-squeezed",
+        cost: 50,
+        meaning: "A processor's receive work ended with frames left, because its budget or its time was up. They wait, and rings fill meanwhile.",
+        remedy: "`net.core.netdev_budget`, `net.core.netdev_budget_usecs`; spread the work over more processors.",
+        judge: softirq_squeezed,
+    },
+    Rule {
+        id: "device-dropped",
+        cost: 20,
+        meaning: "Frames were dropped behind the device. Frames that nobody wants are counted here too (unknown protocols, other VLANs), so it need not be a loss.",
+        remedy: "`dropwatch` or `perf trace -e skb:kfree_skb` tells the reason of each one while it happens.",
+        judge: device_dropped,
+    },
+];
+
+fn socket_drops(facts: &Facts, found: &mut Found<'_>) {
+    if let Some(why) = facts.gaps.get("sockets") {
+        return found.unknown(why);
+    }
+    for socket in facts.sockets.iter().filter(|socket| socket.drops > 0) {
+        let owners: Vec<_> = facts.owners(socket.inode).collect();
+        let who = match owners.as_slice() {
+            [] => "a process that cannot be seen".into(),
+            [one] => format!("process {} ({})", one.pid, one.name),
+            [one, ..] => format!("{} processes, among them {} ({})", owners.len(), one.pid, one.name),
+        };
+        let since = if facts.watched.is_some() { facts.since() } else { "since it was opened".into() };
+        let lost = count(socket.drops, "datagram");
+        let buffer = socket.buffer.map(|size| format!(" (receive buffer: {size} bytes)")).unwrap_or_default();
+        let finding = found.add(
+            Severity::Loss,
+            format!("UDP socket {} of {who} lost {lost} {since}{buffer}", socket.local),
+            "Its receive buffer was full when they came: the program took datagrams too late or too slowly. (Datagrams with a wrong checksum, or that a filter of the socket refuses, are counted here too.)",
+        );
+        finding.about(socket.local.to_string()).lost(socket.drops);
+        if let Some(change) = enlarge(facts, socket) {
+            finding.set(change).run("then restart the program: a socket gets its size when it is opened");
+        } else {
+            finding.run(
+                "have the program ask for a larger receive buffer (SO_RCVBUF), if it has a setting for it",
+            );
+        }
+        if owners.iter().any(|owner| owner.beyond.is_none() && !owner.on_lanes) {
+            finding.run("more threads on lanes of their own: start it by 'manylane run -- PROGRAM'");
+        }
+    }
+}
+
+/// What the socket's buffer is limited by, if that is a setting of the machine that is not large.
+fn enlarge(facts: &Facts, socket: &Socket) -> Option<Change> {
+    let (max, default) = (facts.sysctl("net.core.rmem_max")?, facts.sysctl("net.core.rmem_default")?);
+    let buffer = socket.buffer?;
+    // The kernel doubles what a program asks for, and gives no more than twice the maximum.
+    if buffer == default && default < 4 * MIB {
+        Some(Change::sysctl("net.core.rmem_default", 4 * MIB))
+    } else if buffer == max * 2 && max < 16 * MIB {
+        Some(Change::sysctl("net.core.rmem_max", 16 * MIB))
+    } else {
+        None
+    }
+}
+
+fn receive_buffer_full(facts: &Facts, found: &mut Found<'_>) {
+    let losses = &facts.losses;
+    let Some(udp4) = losses.udp4 else {
+        return found.unknown("the counters of UDP cannot be read");
+    };
+    let all = udp4.receive_buffer + losses.udp6.map_or(0, |udp| udp.receive_buffer);
+    // A question about one socket has its answer there.
+    if facts.asked {
+        return;
+    }
+    let named: u64 = facts.sockets.iter().map(|socket| socket.drops).sum();
+    let rest = all.saturating_sub(named);
+    if rest == 0 {
+        return;
+    }
+    let also =
+        if named > 0 { format!(", beside the {named} of sockets that are open now") } else { String::new() };
+    let finding = found.add(
+        Severity::Loss,
+        format!("{} lost for want of receive buffer {}{also}", count(rest, "datagram"), facts.since()),
+        "The sockets are closed meanwhile, or cannot be seen: RcvbufErrors of this network namespace counts them.",
+    );
+    finding.lost(rest).raise(facts, "net.core.rmem_default", 4 * MIB);
+    finding.run("to see which socket it is: manylane doctor --watch 10, while it happens");
+}
+
+fn udp_memory_full(facts: &Facts, found: &mut Found<'_>) {
+    let Some(udp4) = facts.losses.udp4 else {
+        return found.unknown("the counters of UDP cannot be read");
+    };
+    let lost = udp4.memory + facts.losses.udp6.map_or(0, |udp| udp.memory);
+    if lost > 0 {
+        found
+            .add(
+                Severity::Loss,
+                format!("{} lost {} for want of memory for UDP", count(lost, "datagram"), facts.since()),
+                "All UDP sockets together had as much memory as net.ipv4.udp_mem allows.",
+            )
+            .lost(lost)
+            .run("sysctl net.ipv4.udp_mem, then sysctl -w net.ipv4.udp_mem=\"MIN PRESSURE MAX\" with larger numbers, in pages");
+    }
+}
+
+fn device_ring_full(facts: &Facts, found: &mut Found<'_>) {
+    if let Some(why) = facts.gaps.get("devices") {
+        return found.unknown(why);
+    }
+    for device in facts.devices.iter().filter(|device| device.counters.no_room() > 0) {
+        let lost = device.counters.no_room();
+        let finding = found.add(
+            Severity::Loss,
+            format!("{} lost {} {}: no room in a receive ring", device.name, count(lost, "frame"), facts.since()),
+            "The processor of a queue did not take frames in time; what comes then is lost before the kernel sees it.",
+        );
+        finding.about(&device.name).lost(lost);
+        match device.ring {
+            Some(ring) if ring.rx < ring.rx_max => {
+                let target = Target::ReceiveRing { device: device.name.clone() };
+                finding.set(Change::new(target, ring.rx_max));
+            }
+            _ => {
+                finding.run("its rings are as long as they can be, or it does not tell: spread its queues over more processors");
+            }
+        }
+    }
+}
+
+fn backlog_full(facts: &Facts, found: &mut Found<'_>) {
+    if let Some(why) = facts.gaps.get("softnet") {
+        return found.unknown(why);
+    }
+    let dropped: u64 = facts.losses.softnet.iter().map(|row| row.dropped).sum();
+    if dropped > 0 {
+        let cpus: Vec<usize> =
+            facts.losses.softnet.iter().filter(|row| row.dropped > 0).map(|row| row.cpu).collect();
+        found
+            .add(
+                Severity::Loss,
+                format!(
+                    "{} lost {} because a processor's backlog was full (processors {}; the whole machine)",
+                    count(dropped, "frame"),
+                    facts.since(),
+                    super::list(&cpus)
+                ),
+                "What RPS hands to another processor, and what comes over loopback, waits in a backlog of limited length.",
+            )
+            .lost(dropped)
+            .raise(facts, "net.core.netdev_max_backlog", 16384);
+    }
+}
+
+fn checksum_errors(facts: &Facts, found: &mut Found<'_>) {
+    let Some(udp4) = facts.losses.udp4 else {
+        return found.unknown("the counters of UDP cannot be read");
+    };
+    let lost = udp4.checksum + facts.losses.udp6.map_or(0, |udp| udp.checksum);
+    if lost > 0 {
+        found
+            .add(
+                Severity::Loss,
+                format!("{} with a wrong checksum {}", count(lost, "datagram"), facts.since()),
+                "Something between the sender and this machine breaks datagrams, or a sender makes them wrong.",
+            )
+            .lost(lost)
+            .run("ethtool -S DEVICE, for errors of the link; manylane capture or tcpdump -v, for the sender");
+    }
+}
+
+fn frames_broken(facts: &Facts, found: &mut Found<'_>) {
+    if let Some(why) = facts.gaps.get("devices") {
+        return found.unknown(why);
+    }
+    for device in facts.devices.iter().filter(|device| device.counters.rx_crc > 0) {
+        let lost = device.counters.rx_crc;
+        found
+            .add(
+                Severity::Loss,
+                format!(
+                    "{} received {} with a wrong check sequence {}",
+                    device.name,
+                    count(lost, "frame"),
+                    facts.since()
+                ),
+                "Frames break on the wire: a cable, a transceiver or a port is bad.",
+            )
+            .about(&device.name)
+            .lost(lost)
+            .run(format!("ethtool -S {}; replace the cable or the transceiver", device.name));
+    }
+}
+
+fn softirq_squeezed(facts: &Facts, found: &mut Found<'_>) {
+    if let Some(why) = facts.gaps.get("softnet") {
+        return found.unknown(why);
+    }
+    let rows = &facts.losses.softnet;
+    let squeezed: u64 = rows.iter().map(|row| row.squeezed).sum();
+    if squeezed == 0 {
+        return;
+    }
+    let processed: u64 = rows.iter().map(|row| row.processed).sum();
+    // A poll takes up to 64 frames; now and then one that is cut short costs nothing.
+    let is_often = squeezed.saturating_mul(10_000) >= processed;
+    let severity = if is_often { Severity::Wrong } else { Severity::Note };
+    found
+        .add(
+            severity,
+            format!(
+                "receive work was cut short {squeezed} times while {} came, {} (the whole machine)",
+                count(processed, "frame"),
+                facts.since()
+            ),
+            "A processor may take so many frames at a time (net.core.netdev_budget), for so long (netdev_budget_usecs); then frames wait, and rings and latency grow.",
+        )
+        .raise(facts, "net.core.netdev_budget", 1200)
+        .raise(facts, "net.core.netdev_budget_usecs", 8000);
+}
+
+fn device_dropped(facts: &Facts, found: &mut Found<'_>) {
+    if let Some(why) = facts.gaps.get("devices") {
+        return found.unknown(why);
+    }
+    for device in facts.devices.iter().filter(|device| device.counters.rx_dropped > 0) {
+        let dropped = device.counters.rx_dropped;
+        found
+            .add(
+                Severity::Note,
+                format!("{} dropped {} behind the device {}", device.name, count(dropped, "frame"), facts.since()),
+                "Frames of protocols and VLANs that nobody here wants are counted so, but also some that were lost.",
+            )
+            .about(&device.name)
+            .run("perf trace -e skb:kfree_skb, or dropwatch: the reason of each one");
+    }
+}

@@ -1,0 +1,139 @@
+//! Rules: facts in, findings out. No rule reads a file or knows another one.
+
+mod cpu;
+mod device;
+mod loss;
+mod socket;
+mod system;
+#[cfg(test)]
+mod tests;
+
+use super::change::Change;
+use super::facts::{Device, Facts};
+use super::finding::{Finding, Severity, Unknown, Verdict};
+
+/// A rule. Its words are those of docs/doctor.md.
+pub(crate) struct Rule {
+    pub(crate) id: &'static str,
+    /// What it costs compared to others, 0 to 100: decides the order.
+    pub(crate) cost: u8,
+    /// What it means that it fires.
+    pub(crate) meaning: &'static str,
+    /// What helps.
+    pub(crate) remedy: &'static str,
+    judge: fn(&Facts, &mut Found<'_>),
+}
+
+/// All rules, those that cost most first.
+pub(crate) fn all() -> Vec<&'static Rule> {
+    let mut all: Vec<&Rule> = [loss::RULES, socket::RULES, device::RULES, system::RULES, cpu::RULES]
+        .into_iter()
+        .flatten()
+        .collect();
+    all.sort_by_key(|rule| std::cmp::Reverse(rule.cost));
+    all
+}
+
+/// Judges by all rules; what costs most comes first.
+pub(crate) fn judge(facts: &Facts) -> Verdict {
+    let mut verdict = Verdict::default();
+    for rule in all() {
+        (rule.judge)(facts, &mut Found { rule, verdict: &mut verdict });
+    }
+    verdict.findings.sort_by_key(|finding| {
+        (finding.severity, std::cmp::Reverse(finding.cost), std::cmp::Reverse(finding.lost))
+    });
+    verdict
+}
+
+/// Where a rule puts what it finds.
+pub(crate) struct Found<'a> {
+    rule: &'static Rule,
+    verdict: &'a mut Verdict,
+}
+
+impl Found<'_> {
+    /// Adds a finding, to be filled in.
+    fn add(&mut self, severity: Severity, seen: impl Into<String>, why: impl Into<String>) -> &mut Finding {
+        self.verdict.findings.push(Finding {
+            id: self.rule.id,
+            subject: None,
+            severity,
+            cost: self.rule.cost,
+            lost: None,
+            seen: seen.into(),
+            why: why.into(),
+            run: Vec::new(),
+            changes: Vec::new(),
+        });
+        // Just pushed.
+        let last = self.verdict.findings.len() - 1;
+        &mut self.verdict.findings[last]
+    }
+
+    fn unknown(&mut self, because: impl Into<String>) {
+        self.verdict.unknown.push(Unknown { id: self.rule.id, because: because.into() });
+    }
+}
+
+impl Finding {
+    fn about(&mut self, subject: impl Into<String>) -> &mut Self {
+        self.subject = Some(subject.into());
+        self
+    }
+
+    fn lost(&mut self, lost: u64) -> &mut Self {
+        self.lost = Some(lost);
+        self
+    }
+
+    /// Something to do that is no setting.
+    fn run(&mut self, line: impl Into<String>) -> &mut Self {
+        self.run.push(line.into());
+        self
+    }
+
+    /// A setting to change, with the command for it.
+    fn set(&mut self, change: Change) -> &mut Self {
+        self.run.push(change.command());
+        self.changes.push(change);
+        self
+    }
+
+    /// A sysctl to raise, unless it is that high already; where it cannot be seen, where to look.
+    fn raise(&mut self, facts: &Facts, name: &str, value: u64) -> &mut Self {
+        match facts.sysctl(name) {
+            Some(now) if now >= value => {
+                self.run(format!("{name} is {now} already: run 'manylane doctor --watch 10' to see whether it is still too little"))
+            }
+            Some(_) => self.set(Change::sysctl(name, value)),
+            None => self.run(format!(
+                "in the initial network namespace (it is not visible in this one): sysctl -w {name}={value}"
+            )),
+        }
+    }
+}
+
+/// Devices that are up and get frames from a queue of their own, not from another device.
+fn ports(facts: &Facts) -> impl Iterator<Item = &Device> {
+    let is_port = |device: &&Device| {
+        device.up && !device.loopback && matches!(device.kind.as_deref(), None | Some("veth"))
+    };
+    facts.devices.iter().filter(is_port)
+}
+
+/// Processors that may get work of the network: those that run and are not isolated.
+fn usable_cpus(facts: &Facts) -> Vec<usize> {
+    let cpu = &facts.cpu;
+    cpu.online.iter().copied().filter(|number| !cpu.isolated.contains(number)).collect()
+}
+
+/// Processors in words.
+fn list(cpus: &[usize]) -> String {
+    cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// `1 datagram`, `2 datagrams`.
+fn count(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}

@@ -1,0 +1,81 @@
+//! Who shares a socket, and what lanes would change.
+
+use super::super::facts::{Facts, Program};
+use super::super::finding::Severity;
+use super::{Found, Rule, count};
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        id: "socket-shared",
+        cost: 78,
+        meaning: "Several threads or processes wait on one socket: each datagram is fought for, and one queue serves all of them.",
+        remedy: "`manylane run -- PROGRAM`: a lane for each of them; or `SO_REUSEPORT`, if the program has a setting for it.",
+        judge: socket_shared,
+    },
+    Rule {
+        id: "beyond-reach",
+        cost: 3,
+        meaning: "`manylane run` cannot give this program lanes: it is static, makes its system calls itself, or is privileged by its file.",
+        remedy: "A build of it that is linked dynamically; its own setting for `SO_REUSEPORT`; the library.",
+        judge: beyond_reach,
+    },
+];
+
+fn socket_shared(facts: &Facts, found: &mut Found<'_>) {
+    if facts.sockets.is_empty() && !facts.asked {
+        return;
+    }
+    if let Some(why) = facts.gaps.get("processes") {
+        found.unknown(why);
+    }
+    for socket in facts.sockets.iter().filter(|socket| facts.asked || socket.drops > 0) {
+        let owners: Vec<&Program> = facts.owners(socket.inode).filter(|owner| !owner.on_lanes).collect();
+        let waiting: u32 = owners.iter().filter_map(|owner| owner.waiting.get(&socket.inode)).sum();
+        let threads: u32 = owners.iter().map(|owner| owner.threads).sum();
+        // A socket of a process that forked is open in all of them, also where one alone uses it.
+        if waiting < 2 && (waiting > 0 || threads < 2 || socket.drops == 0) {
+            continue;
+        }
+        let Some(first) = owners.first() else { continue };
+        let processes = count(owners.len() as u64, "process").replace("processs", "processes");
+        let (severity, who) = if waiting > 1 {
+            (Severity::Wrong, format!("{waiting} threads of {processes} wait on it just now"))
+        } else {
+            // None waits: all are busy, or it is one that is.
+            (Severity::Note, format!("{processes} with {threads} threads have it open"))
+        };
+        let finding = found.add(
+            severity,
+            format!("UDP socket {} ({}) is shared: {who}", socket.local, first.name),
+            "One queue and one lock serve all of them: each datagram wakes one of them up, and the more there are, the more each costs.",
+        );
+        finding.about(socket.local.to_string());
+        match &first.beyond {
+            None if waiting > 1 => finding.run(format!(
+                "start {} by 'manylane run -- {} …': each of the {waiting} threads gets a lane, a queue of its own",
+                first.name, first.name
+            )),
+            None => finding.run(format!("start {} by 'manylane run -- {} …': each thread that receives gets a lane", first.name, first.name)),
+            Some(why) => finding.run(format!("manylane run cannot help: {why}")),
+        };
+    }
+}
+
+fn beyond_reach(facts: &Facts, found: &mut Found<'_>) {
+    // A long list of programs that nobody asked about helps nobody.
+    if !facts.asked {
+        return;
+    }
+    for program in &facts.programs {
+        if let Some(why) = &program.beyond {
+            found
+                .add(
+                    Severity::Note,
+                    format!("'manylane run' would not change process {} ({}): {why}", program.pid, program.name),
+                    "Lanes come by a library that is loaded into the program.",
+                )
+                .about(program.name.clone())
+                .run("a build of it that is linked dynamically; its own setting for SO_REUSEPORT; the library, in its source");
+        }
+    }
+}

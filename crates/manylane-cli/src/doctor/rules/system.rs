@@ -1,0 +1,229 @@
+//! Settings of the kernel, and what this process may use.
+
+use super::super::change::Change;
+use super::super::facts::{Facts, Privileges};
+use super::super::finding::Severity;
+use super::{Found, Rule};
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        id: "jit-off",
+        cost: 70,
+        meaning: "eBPF programs are interpreted: steering and XDP cost many times what they should.",
+        remedy: "`sysctl -w net.core.bpf_jit_enable=1`.",
+        judge: jit_off,
+    },
+    Rule {
+        id: "rmem-max-small",
+        cost: 58,
+        meaning: "Programs get small receive buffers whatever they ask for: a pause of some milliseconds loses datagrams.",
+        remedy: "`sysctl -w net.core.rmem_max=16777216`.",
+        judge: rmem_max_small,
+    },
+    Rule {
+        id: "ebpf-refused",
+        cost: 22,
+        meaning: "Steering by eBPF is not available here: classic BPF does what it can (`flow`, `cpu`, `random`), the rest is refused.",
+        remedy: "As root, or with `CAP_BPF` (and `CAP_NET_ADMIN` for engine `xdp`).",
+        judge: ebpf_refused,
+    },
+    Rule {
+        id: "busy-poll-for-all",
+        cost: 18,
+        meaning: "Every program that waits by `poll`, `select` or `epoll` spins for a while first, or every socket that reads does.",
+        remedy: "`sysctl -w net.core.busy_poll=0 net.core.busy_read=0`; ask for it where it pays: `--busy-poll`.",
+        judge: busy_poll_for_all,
+    },
+    Rule {
+        id: "memlock-small",
+        cost: 9,
+        meaning: "A process may lock little memory: the frames of engine `xdp`, and before Linux 5.11 eBPF maps, count against it.",
+        remedy: "`ulimit -l unlimited`, `LimitMEMLOCK=infinity` of systemd, or `CAP_IPC_LOCK`.",
+        judge: memlock_small,
+    },
+    Rule {
+        id: "io-uring-disabled",
+        cost: 8,
+        meaning: "The kernel was told to refuse io_uring: engine `uring` falls back to `mmsg`.",
+        remedy: "`sysctl -w kernel.io_uring_disabled=0`, if the reason for it does not count here.",
+        judge: io_uring_disabled,
+    },
+    Rule {
+        id: "xdp-needs-privileges",
+        cost: 7,
+        meaning: "This user may not use engine `xdp`.",
+        remedy: "As root, or with `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`; `manylane run --engine xdp` as root starts servers of ordinary users.",
+        judge: xdp_needs_privileges,
+    },
+    Rule {
+        id: "feature-missing",
+        cost: 5,
+        meaning: "The kernel lacks something that Manylane uses, or does not let this process use it.",
+        remedy: "A newer kernel: KERNELS.md says which, and what happens without.",
+        judge: feature_missing,
+    },
+];
+
+fn jit_off(facts: &Facts, found: &mut Found<'_>) {
+    match facts.sysctl("net.core.bpf_jit_enable") {
+        Some(0) => {
+            found
+                .add(
+                    Severity::Wrong,
+                    "eBPF programs are interpreted (net.core.bpf_jit_enable is 0)",
+                    "Steering runs for each datagram and XDP for each frame; interpreted, they cost many times as much.",
+                )
+                .set(Change::sysctl("net.core.bpf_jit_enable", 1));
+        }
+        Some(_) => {}
+        None => found.unknown(
+            "net.core.bpf_jit_enable is visible only in the initial network namespace, or not to this user",
+        ),
+    }
+}
+
+fn rmem_max_small(facts: &Facts, found: &mut Found<'_>) {
+    const ENOUGH: u64 = 4 << 20;
+    let Some(max) = facts.sysctl("net.core.rmem_max") else {
+        return found.unknown("net.core.rmem_max is not visible in this network namespace (older kernels)");
+    };
+    if max >= ENOUGH {
+        return;
+    }
+    let lost = [facts.losses.udp4, facts.losses.udp6].into_iter().flatten().any(|udp| udp.receive_buffer > 0);
+    let severity = if lost { Severity::Wrong } else { Severity::Note };
+    found
+        .add(
+            severity,
+            format!("a program gets a receive buffer of {} bytes at most (net.core.rmem_max: {max}, doubled)", max * 2),
+            "A queued datagram of any size takes 768 bytes and more of it: a pause of the program loses what comes after.",
+        )
+        .raise(facts, "net.core.rmem_max", 16 << 20);
+}
+
+fn ebpf_refused(facts: &Facts, found: &mut Found<'_>) {
+    let Some(why) = missing(facts, "ebpf-steering") else { return };
+    let finding = found.add(
+        Severity::Note,
+        format!("steering by eBPF cannot be used here: {why}"),
+        "Classic BPF and the kernel's own choice stand in for it: round-robin, least-loaded and key need eBPF.",
+    );
+    match (facts.privileges.has(Privileges::BPF), facts.sysctl("kernel.unprivileged_bpf_disabled")) {
+        (Some(false), _) if facts.privileges.has(Privileges::SYS_ADMIN) != Some(true) => {
+            finding.run("as root, or with CAP_BPF (AmbientCapabilities=CAP_BPF CAP_NET_ADMIN of systemd)");
+        }
+        _ => {
+            finding.run("it is no lack of privileges: KERNELS.md says what kernel it needs");
+        }
+    }
+}
+
+fn busy_poll_for_all(facts: &Facts, found: &mut Found<'_>) {
+    let names = ["net.core.busy_poll", "net.core.busy_read"];
+    if names.iter().any(|name| facts.sysctl(name).is_none()) {
+        return found
+            .unknown("net.core.busy_poll and busy_read are visible only in the initial network namespace");
+    }
+    for name in names {
+        match facts.sysctl(name) {
+            None | Some(0) => {}
+            Some(usecs) => {
+                let who = if name.ends_with("poll") {
+                    "who waits by poll, select or epoll"
+                } else {
+                    "who reads from a socket"
+                };
+                found
+                    .add(
+                        Severity::Note,
+                        format!("everybody {who} looks for frames without pause for {usecs} µs first ({name})"),
+                        "It saves latency where a core is to spare, and takes the core from others where none is.",
+                    )
+                    .about(name)
+                    // Somebody wanted it so.
+                    .run(format!("sysctl -w {name}=0, if that was not meant for all of them"));
+            }
+        }
+    }
+}
+
+fn memlock_small(facts: &Facts, found: &mut Found<'_>) {
+    let (Some(limit), Some(may_lock)) =
+        (facts.privileges.memlock, facts.privileges.has(Privileges::IPC_LOCK))
+    else {
+        return found.unknown("/proc/self cannot be read");
+    };
+    if !may_lock && limit < 64 << 20 {
+        found
+            .add(
+                Severity::Note,
+                format!("this process may lock {limit} bytes of memory"),
+                "Each queue of engine xdp locks its frames: 8 to 16 MiB with the usual sizes.",
+            )
+            .run("ulimit -l unlimited, LimitMEMLOCK=infinity of systemd, or CAP_IPC_LOCK");
+    }
+}
+
+fn io_uring_disabled(facts: &Facts, found: &mut Found<'_>) {
+    if let Some(how @ 1..) = facts.sysctl("kernel.io_uring_disabled") {
+        let whom = if how == 1 { "for those outside of kernel.io_uring_group" } else { "for everybody" };
+        found
+            .add(
+                Severity::Note,
+                format!("io_uring is disabled {whom} (kernel.io_uring_disabled: {how})"),
+                "Engine uring falls back to mmsg, which costs about the same on most machines.",
+            )
+            // Somebody had a reason, which is not tune's to weigh.
+            .run("sysctl -w kernel.io_uring_disabled=0, if the reason for it does not count here");
+    }
+}
+
+fn xdp_needs_privileges(facts: &Facts, found: &mut Found<'_>) {
+    let privileges = &facts.privileges;
+    let needed = [
+        ("CAP_NET_ADMIN", Privileges::NET_ADMIN),
+        ("CAP_NET_RAW", Privileges::NET_RAW),
+        ("CAP_BPF", Privileges::BPF),
+    ];
+    if privileges.capabilities.is_none() {
+        return found.unknown("/proc/self/status cannot be read");
+    }
+    let is_root = privileges.has(Privileges::SYS_ADMIN) == Some(true);
+    let lacking: Vec<&str> = needed
+        .iter()
+        .filter(|(name, bit)| privileges.has(*bit) == Some(false) && !(*name == "CAP_BPF" && is_root))
+        .map(|(name, _)| *name)
+        .collect();
+    if !lacking.is_empty() {
+        found
+            .add(
+                Severity::Note,
+                format!("this user lacks {}", lacking.join(", ")),
+                "Engine xdp attaches a program to devices and takes their frames.",
+            )
+            .run("as root; or sudo manylane run --engine xdp -- PROGRAM, where the program keeps its user");
+    }
+}
+
+fn feature_missing(facts: &Facts, found: &mut Found<'_>) {
+    // Steering by eBPF has a rule of its own.
+    for feature in facts.features.iter().filter(|feature| feature.name != "ebpf-steering") {
+        let Some(why) = &feature.missing else { continue };
+        // Switched off on purpose, which has a rule of its own.
+        if feature.name == "io-uring" && facts.sysctl("kernel.io_uring_disabled").is_some_and(|how| how > 0) {
+            continue;
+        }
+        found
+            .add(
+                Severity::Note,
+                format!("{} cannot be used: {why}", feature.name),
+                "Manylane works without it, with less.",
+            )
+            .about(&feature.name)
+            .run("KERNELS.md says since which kernel it is there, and what happens without it");
+    }
+}
+
+fn missing<'a>(facts: &'a Facts, name: &str) -> Option<&'a String> {
+    facts.features.iter().find(|feature| feature.name == name)?.missing.as_ref()
+}

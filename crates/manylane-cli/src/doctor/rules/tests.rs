@@ -1,0 +1,447 @@
+//! Every rule, both ways: nothing fires on a machine that is well, and each fires on the one thing that it is about.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::change::{Change, Target};
+use super::super::facts::{
+    Channels, Coalescing, Cpu, Device, DeviceCounters, Facts, Feature, Irq, Losses, Privileges, Program,
+    Ring, Socket, Softnet, Udp,
+};
+use super::super::finding::{Finding, Severity};
+use super::{all, judge};
+
+fn irq(number: u32, cpu: usize) -> Irq {
+    Irq { number, name: format!("eth0-TxRx-{number}"), allowed: vec![cpu], effective: vec![cpu] }
+}
+
+/// A server that is as it should be: two processors, a card with two queues.
+fn well() -> Facts {
+    let device = Device {
+        name: "eth0".into(),
+        index: 2,
+        up: true,
+        driver: Some("ice".into()),
+        rx_queues: Some(2),
+        channels: Some(Channels { combined: 2, combined_max: 8, ..Channels::default() }),
+        ring: Some(Ring { rx: 2048, rx_max: 8160 }),
+        coalescing: Some(Coalescing { rx_usecs: Some(50), rx_frames: None, adaptive: Some(true) }),
+        gro: Some(true),
+        xdp_features: Some(0x7f),
+        hash_udp4: Some(0xf0),
+        hash_udp6: Some(0xf0),
+        rps: Some(vec![vec![], vec![]]),
+        rfs: Some(vec![0, 0]),
+        xps: Some(vec![vec![0], vec![1]]),
+        threaded: Some(false),
+        numa: Some(0),
+        irqs: vec![irq(40, 0), irq(41, 1)],
+        counters: DeviceCounters { rx_packets: 1_000_000, ..DeviceCounters::default() },
+        ..Device::default()
+    };
+    let sysctls = [
+        ("net.core.rmem_max", 16 << 20),
+        ("net.core.rmem_default", 212_992),
+        ("net.core.netdev_max_backlog", 1000),
+        ("net.core.netdev_budget", 300),
+        ("net.core.netdev_budget_usecs", 2000),
+        ("net.core.busy_poll", 0),
+        ("net.core.busy_read", 0),
+        ("net.core.rps_sock_flow_entries", 0),
+        ("net.core.bpf_jit_enable", 1),
+        ("kernel.unprivileged_bpf_disabled", 2),
+        ("kernel.io_uring_disabled", 0),
+    ];
+    let softnet = |cpu| Softnet { cpu, processed: 500_000, dropped: 0, squeezed: 0 };
+    Facts {
+        kernel: "6.18.0".into(),
+        uptime: Some(7300.0),
+        features: ["ebpf-steering", "io-uring", "udp-gro"]
+            .map(|name| Feature { name: name.into(), missing: None })
+            .into(),
+        privileges: Privileges { uid: Some(0), capabilities: Some(u64::MAX), memlock: Some(8 << 20) },
+        sysctls: sysctls.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        cpu: Cpu {
+            online: vec![0, 1],
+            governors: [(0, "performance".to_owned()), (1, "performance".to_owned())].into(),
+            nodes: [(0, 0), (1, 0)].into(),
+            ..Cpu::default()
+        },
+        devices: vec![
+            Device {
+                name: "lo".into(),
+                index: 1,
+                up: true,
+                loopback: true,
+                gro: Some(false),
+                ..Device::default()
+            },
+            device,
+        ],
+        losses: Losses {
+            udp4: Some(Udp { in_datagrams: 1_000_000, ..Udp::default() }),
+            udp6: Some(Udp::default()),
+            softnet: vec![softnet(0), softnet(1)],
+        },
+        ..Facts::default()
+    }
+}
+
+fn socket(drops: u64, buffer: u64) -> Socket {
+    Socket {
+        local: "0.0.0.0:53".parse().unwrap(),
+        peer: None,
+        inode: 77,
+        drops,
+        queued: 0,
+        buffer: Some(buffer),
+    }
+}
+
+fn program(waiting: u32, beyond: Option<&str>) -> Program {
+    Program {
+        pid: 4711,
+        name: "named".into(),
+        threads: 5,
+        sockets: vec![77],
+        waiting: BTreeMap::from([(77, waiting)]),
+        on_lanes: false,
+        beyond: beyond.map(Into::into),
+    }
+}
+
+/// Changes what was seen.
+type Cause = fn(&mut Facts);
+
+/// What makes each rule fire, on a machine that is well but for this.
+fn causes() -> Vec<(&'static str, Severity, Cause)> {
+    use Severity::{Loss, Note, Wrong};
+    vec![
+        ("socket-drops", Loss, |f| f.sockets = vec![socket(17, 212_992)]),
+        ("receive-buffer-full", Loss, |f| f.losses.udp4.as_mut().unwrap().receive_buffer = 5),
+        ("udp-memory-full", Loss, |f| f.losses.udp6.as_mut().unwrap().memory = 1),
+        ("device-ring-full", Loss, |f| f.devices[1].counters.rx_missed = 3),
+        ("backlog-full", Loss, |f| f.losses.softnet[1].dropped = 9),
+        ("checksum-errors", Loss, |f| f.losses.udp4.as_mut().unwrap().checksum = 2),
+        ("frames-broken", Loss, |f| f.devices[1].counters.rx_crc = 2),
+        ("softirq-squeezed", Wrong, |f| f.losses.softnet[0].squeezed = 1000),
+        ("device-dropped", Note, |f| f.devices[1].counters.rx_dropped = 1),
+        // The fields that a card hashes without being told: addresses.
+        ("udp-ports-not-hashed", Wrong, |f| f.devices[1].hash_udp4 = Some(0x30)),
+        ("queues-unused", Wrong, |f| {
+            f.devices[1].channels.as_mut().unwrap().combined = 1;
+            f.devices[1].rx_queues = Some(1);
+        }),
+        ("interrupts-on-one-core", Wrong, |f| f.devices[1].irqs[1].effective = vec![0]),
+        ("gro-off", Wrong, |f| f.devices[1].gro = Some(false)),
+        ("xdp-generic", Wrong, |f| f.devices[1].xdp_attached = Some("generic".into())),
+        ("one-queue", Note, |f| {
+            f.devices[1].channels = Some(Channels { combined: 1, combined_max: 1, ..Channels::default() });
+            (f.devices[1].rx_queues, f.devices[1].rps) = (Some(1), Some(vec![vec![]]));
+        }),
+        ("interrupts-far", Wrong, |f| {
+            f.cpu.nodes.insert(1, 1);
+        }),
+        ("rfs-half-set", Wrong, |f| {
+            f.sysctls.insert("net.core.rps_sock_flow_entries".into(), 32768);
+        }),
+        ("irqbalance-moves", Note, |f| f.irqbalance = Some(99)),
+        ("no-native-xdp", Note, |f| f.devices[1].xdp_features = Some(0)),
+        ("no-zero-copy", Note, |f| f.devices[1].xdp_features = Some(0x77)),
+        ("coalescing-long", Note, |f| {
+            f.devices[1].coalescing =
+                Some(Coalescing { rx_usecs: Some(250), rx_frames: None, adaptive: Some(false) });
+        }),
+        ("coalescing-off", Note, |f| {
+            f.devices[1].coalescing =
+                Some(Coalescing { rx_usecs: Some(0), rx_frames: Some(1), adaptive: Some(false) });
+        }),
+        ("threaded-napi", Note, |f| f.devices[1].threaded = Some(true)),
+        ("jit-off", Wrong, |f| {
+            f.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
+        }),
+        ("rmem-max-small", Note, |f| {
+            f.sysctls.insert("net.core.rmem_max".into(), 212_992);
+        }),
+        ("ebpf-refused", Note, |f| f.features[0].missing = Some("EPERM".into())),
+        ("busy-poll-for-all", Note, |f| {
+            f.sysctls.insert("net.core.busy_poll".into(), 50);
+        }),
+        ("memlock-small", Note, |f| f.privileges.capabilities = Some(!(1 << Privileges::IPC_LOCK))),
+        ("io-uring-disabled", Note, |f| {
+            f.sysctls.insert("kernel.io_uring_disabled".into(), 2);
+        }),
+        ("xdp-needs-privileges", Note, |f| f.privileges.capabilities = Some(!(1 << Privileges::NET_RAW))),
+        ("feature-missing", Note, |f| f.features[2].missing = Some("ENOPROTOOPT".into())),
+        ("governor-slow", Note, |f| {
+            f.cpu.governors.insert(1, "powersave".into());
+        }),
+        ("smt-shared", Note, |f| f.cpu.siblings = vec![vec![0, 1]]),
+        ("isolated-idle", Note, |f| f.cpu.isolated = vec![1]),
+        ("socket-shared", Wrong, |f| {
+            (f.asked, f.sockets, f.programs) = (true, vec![socket(0, 212_992)], vec![program(4, None)]);
+        }),
+        ("beyond-reach", Note, |f| {
+            (f.asked, f.sockets) = (true, vec![socket(0, 212_992)]);
+            f.programs = vec![program(1, Some("is statically linked"))];
+        }),
+    ]
+}
+
+fn find<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
+    findings.iter().find(|finding| finding.id == id).unwrap_or_else(|| panic!("{id} did not fire"))
+}
+
+#[test]
+fn a_machine_that_is_well_is_told_nothing() {
+    let verdict = judge(&well());
+    let ids: Vec<_> = verdict.findings.iter().map(Finding::name).collect();
+    assert!(ids.is_empty() && verdict.unknown.is_empty(), "{ids:?} {:?}", verdict.unknown);
+    assert!(!verdict.is_bad());
+}
+
+#[test]
+fn each_rule_fires_alone_on_what_it_is_about() {
+    for (id, severity, cause) in causes() {
+        let mut facts = well();
+        cause(&mut facts);
+        let verdict = judge(&facts);
+        let ids: Vec<_> = verdict.findings.iter().map(|finding| finding.id).collect();
+        // A processor that is isolated, or far away, gets no interrupts: another rule may see that, too.
+        assert_eq!(ids, [id]);
+        let finding = &verdict.findings[0];
+        assert_eq!(finding.severity, severity, "{id}");
+        assert!(!finding.seen.is_empty() && !finding.why.is_empty() && !finding.run.is_empty(), "{id}");
+        assert_eq!(verdict.is_bad(), severity < Severity::Note, "{id}");
+        assert!(finding.is_named(id) && finding.is_named(&finding.name()) && !finding.is_named("x"), "{id}");
+    }
+    let tried: BTreeSet<_> = causes().iter().map(|(id, ..)| *id).collect();
+    let rules: BTreeSet<_> = all().iter().map(|rule| rule.id).collect();
+    assert_eq!(tried, rules, "a rule without a test");
+    assert_eq!(rules.len(), all().len(), "two rules of one name");
+}
+
+#[test]
+fn what_cannot_be_seen_is_unknown_and_not_well() {
+    let cases: [(&str, Cause); 14] = [
+        ("socket-drops", |f| drop(f.gaps.insert("sockets".into(), "x".into()))),
+        ("receive-buffer-full", |f| f.losses.udp4 = None),
+        ("udp-memory-full", |f| f.losses.udp4 = None),
+        ("checksum-errors", |f| f.losses.udp4 = None),
+        ("backlog-full", |f| drop(f.gaps.insert("softnet".into(), "x".into()))),
+        ("device-ring-full", |f| drop(f.gaps.insert("devices".into(), "x".into()))),
+        ("udp-ports-not-hashed", |f| (f.devices[1].hash_udp4, f.devices[1].hash_udp6) = (None, None)),
+        ("interrupts-on-one-core", |f| f.devices[1].irqs[0].effective.clear()),
+        ("one-queue", |f| {
+            f.devices[1].channels = None;
+            (f.devices[1].rx_queues, f.devices[1].rps) = (Some(1), None);
+        }),
+        ("no-native-xdp", |f| f.devices[1].xdp_features = None),
+        ("jit-off", |f| f.sysctls.retain(|name, _| name != "net.core.bpf_jit_enable")),
+        ("rmem-max-small", |f| f.sysctls.retain(|name, _| name != "net.core.rmem_max")),
+        ("governor-slow", |f| f.cpu.governors.clear()),
+        ("xdp-needs-privileges", |f| f.privileges.capabilities = None),
+    ];
+    for (id, hide) in cases {
+        let mut facts = well();
+        hide(&mut facts);
+        let verdict = judge(&facts);
+        assert!(verdict.findings.iter().all(|finding| finding.id != id), "{id} fired");
+        let unknown = verdict.unknown.iter().find(|unknown| unknown.id == id);
+        assert!(unknown.is_some_and(|unknown| !unknown.because.is_empty()), "{id} says nothing");
+    }
+    // Nothing at all was seen: rules have no opinion, and none of them fails.
+    let verdict = judge(&Facts::default());
+    assert!(!verdict.is_bad() && verdict.unknown.len() >= 10);
+}
+
+#[test]
+fn losses_are_counted_once() {
+    let mut facts = well();
+    facts.losses.udp4.as_mut().unwrap().receive_buffer = 100;
+    facts.sockets = vec![socket(60, 212_992)];
+    facts.programs = vec![program(0, None)];
+    let verdict = judge(&facts);
+    assert_eq!(find(&verdict.findings, "socket-drops").lost, Some(60));
+    assert_eq!(find(&verdict.findings, "receive-buffer-full").lost, Some(40));
+    // All of it is known.
+    facts.sockets = vec![socket(100, 212_992)];
+    assert!(judge(&facts).findings.iter().all(|finding| finding.id != "receive-buffer-full"));
+}
+
+#[test]
+fn what_limits_a_buffer_is_what_is_raised() {
+    let set = |buffer, max| {
+        let mut facts = well();
+        facts.sockets = vec![socket(1, buffer)];
+        facts.sysctls.insert("net.core.rmem_max".into(), max);
+        find(&judge(&facts).findings, "socket-drops").changes.clone()
+    };
+    // The system's default; what the program asked for, cut at the maximum; what it asked for and got.
+    assert_eq!(set(212_992, 4 << 20), [Change::sysctl("net.core.rmem_default", 4 << 20)]);
+    assert_eq!(set(8 << 20, 4 << 20), [Change::sysctl("net.core.rmem_max", 16 << 20)]);
+    assert_eq!(set(50_000, 4 << 20), []);
+}
+
+#[test]
+fn what_was_raised_already_is_not_raised_again() {
+    let mut facts = well();
+    facts.losses.softnet[0].dropped = 1;
+    assert_eq!(
+        find(&judge(&facts).findings, "backlog-full").changes,
+        [Change::sysctl("net.core.netdev_max_backlog", 16384)]
+    );
+    facts.sysctls.insert("net.core.netdev_max_backlog".into(), 16384);
+    let verdict = judge(&facts);
+    let finding = find(&verdict.findings, "backlog-full");
+    assert!(finding.changes.is_empty() && finding.run[0].contains("--watch"), "{finding:?}");
+}
+
+#[test]
+fn tune_does_not_weigh_the_reasons_of_others() {
+    // What was switched off for safety, or on for latency, is told and left alone.
+    let mut facts = well();
+    facts.sysctls.insert("kernel.io_uring_disabled".into(), 2);
+    facts.sysctls.insert("net.core.busy_read".into(), 50);
+    let findings = judge(&facts).findings;
+    assert!(findings.len() == 2 && findings.iter().all(|finding| finding.changes.is_empty()));
+}
+
+#[test]
+fn the_hash_gets_ports_and_keeps_what_it_has() {
+    let set = |fields| {
+        let mut facts = well();
+        facts.devices[1].hash_udp4 = Some(fields);
+        find(&judge(&facts).findings, "udp-ports-not-hashed").changes.clone()
+    };
+    let target = || Target::Hash4 { device: "eth0".into() };
+    assert_eq!(set(0x30), [Change::new(target(), 0xf0)]);
+    assert_eq!(set(0), [Change::new(target(), 0xf0)]);
+    assert_eq!(set(0x34), [Change::new(target(), 0xf4)]);
+}
+
+#[test]
+fn evidence_makes_a_note_a_wrong() {
+    let mut facts = well();
+    facts.sysctls.insert("net.core.rmem_max".into(), 212_992);
+    facts.losses.udp4.as_mut().unwrap().receive_buffer = 1;
+    assert_eq!(find(&judge(&facts).findings, "rmem-max-small").severity, Severity::Wrong);
+    let mut facts = well();
+    facts.losses.softnet[0].squeezed = 1;
+    assert_eq!(find(&judge(&facts).findings, "softirq-squeezed").severity, Severity::Note);
+    // Without GRO a veth device does what it always did.
+    let mut facts = well();
+    (facts.devices[1].gro, facts.devices[1].kind) = (Some(false), Some("veth".into()));
+    assert_eq!(find(&judge(&facts).findings, "gro-off").severity, Severity::Note);
+}
+
+#[test]
+fn interrupts_are_spread_over_processors_that_may_work() {
+    let mut facts = well();
+    facts.cpu.online = vec![0, 1, 2, 3];
+    facts.cpu.nodes = [(0, 0), (1, 0), (2, 1), (3, 1)].into();
+    facts.devices[1].channels = None;
+    facts.devices[1].irqs = vec![irq(40, 0), irq(41, 0), irq(42, 0)];
+    facts.cpu.isolated = vec![1];
+    let set = |facts: &Facts| {
+        let verdict = judge(facts);
+        let changes = find(&verdict.findings, "interrupts-on-one-core").changes.clone();
+        changes.into_iter().map(|change| change.value).collect::<Vec<_>>()
+    };
+    // On the device's node there is only one that is not isolated.
+    assert_eq!(set(&facts), ["0", "0", "0"]);
+    facts.cpu.isolated.clear();
+    assert_eq!(set(&facts), ["0", "1", "0"]);
+    facts.devices[1].numa = None;
+    assert_eq!(set(&facts), ["0", "1", "2"]);
+}
+
+#[test]
+fn queues_are_as_many_as_processors_at_most() {
+    let mut facts = well();
+    facts.devices[1].channels = Some(Channels { rx: 1, rx_max: 4, ..Channels::default() });
+    let verdict = judge(&facts);
+    let target = Target::ReceiveQueues { device: "eth0".into() };
+    assert_eq!(find(&verdict.findings, "queues-unused").changes, [Change::new(target, 2)]);
+    // Of a veth device, it is no fault.
+    facts.devices[1].kind = Some("veth".into());
+    assert_eq!(find(&judge(&facts).findings, "queues-unused").severity, Severity::Note);
+    // A link that is down, and a device that lies on others, are left alone.
+    (facts.devices[1].up, facts.devices[1].kind) = (false, None);
+    assert!(judge(&facts).findings.is_empty());
+    (facts.devices[1].up, facts.devices[1].kind) = (true, Some("bond".into()));
+    assert!(judge(&facts).findings.is_empty());
+}
+
+#[test]
+fn a_watch_counts_what_was_lost_meanwhile() {
+    let mut before = well();
+    before.losses.softnet[0].dropped = 100;
+    before.losses.udp4.as_mut().unwrap().receive_buffer = 50;
+    before.devices[1].counters.rx_missed = 7;
+    before.sockets = vec![socket(50, 212_992)];
+    let still = before.clone().since_then(&before, 10.0);
+    assert!(judge(&still).findings.is_empty());
+    let mut after = before.clone();
+    after.losses.udp4.as_mut().unwrap().receive_buffer = 53;
+    after.sockets = vec![socket(53, 212_992)];
+    let lost = after.since_then(&before, 10.0);
+    let verdict = judge(&lost);
+    assert_eq!(verdict.findings.len(), 1);
+    let finding = find(&verdict.findings, "socket-drops");
+    assert!(finding.lost == Some(3) && finding.seen.contains("in the last 10.0 seconds"), "{}", finding.seen);
+}
+
+#[test]
+fn what_costs_most_comes_first() {
+    let mut facts = well();
+    for (_, _, cause) in causes().into_iter().rev() {
+        cause(&mut facts);
+    }
+    let findings = judge(&facts).findings;
+    assert!(findings.len() > 20);
+    let order: Vec<_> = findings.iter().map(|f| (f.severity, std::cmp::Reverse(f.cost))).collect();
+    assert!(order.is_sorted());
+    assert_eq!(findings[0].id, "socket-drops");
+}
+
+#[test]
+fn a_shared_socket_says_what_lanes_would_change() {
+    let shared = |programs: Vec<Program>| {
+        let mut facts = well();
+        (facts.asked, facts.sockets, facts.programs) = (true, vec![socket(0, 212_992)], programs);
+        judge(&facts).findings.into_iter().find(|finding| finding.id == "socket-shared")
+    };
+    let finding = shared(vec![program(4, None)]).unwrap();
+    assert!(finding.seen.contains("4 threads of 1 process wait"), "{}", finding.seen);
+    assert!(finding.run[0].contains("manylane run -- named"), "{:?}", finding.run);
+    // Two that one process made by forking.
+    let mut second = program(1, None);
+    second.pid += 1;
+    let finding = shared(vec![program(1, None), second]).unwrap();
+    assert!(finding.seen.contains("2 threads of 2 processes wait"), "{}", finding.seen);
+    let finding = shared(vec![program(4, Some("it is static"))]).unwrap();
+    assert!(finding.run[0].contains("it is static"), "{:?}", finding.run);
+    assert!(shared(vec![program(1, None)]).is_none());
+    let on_lanes = Program { on_lanes: true, ..program(4, None) };
+    assert!(shared(vec![on_lanes]).is_none());
+}
+
+/// The table of docs/doctor.md is made of the rules: `MANYLANE_WRITE_DOCS=1 cargo test -p manylane-cli` writes it anew.
+#[test]
+fn the_page_has_every_rule_in_its_words() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/doctor.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (start, end) = ("<!-- findings: made of the rules -->\n", "<!-- end of findings -->\n");
+    let mut table = String::from("\n| finding | means | what helps | cost |\n|---|---|---|---|\n");
+    for rule in all() {
+        table += &format!("| `{}` | {} | {} | {} |\n", rule.id, rule.meaning, rule.remedy, rule.cost);
+    }
+    table.push('\n');
+    let (head, rest) = page.split_once(start).unwrap();
+    let (shown, tail) = rest.split_once(end).unwrap();
+    if std::env::var_os("MANYLANE_WRITE_DOCS").is_some() {
+        std::fs::write(path, [head, start, &table, end, tail].concat()).unwrap();
+    } else {
+        assert_eq!(shown, table, "MANYLANE_WRITE_DOCS=1 cargo test -p manylane-cli writes the table anew");
+    }
+}

@@ -1,0 +1,160 @@
+//! Making changes and taking them back, each by its entry in the journal.
+//!
+//! ```text
+//! apply:  read ─► entry with what is intended, on the disk ─► write ─► read ─► entry with what is there
+//! undo:   read ─► ours? write what was before ─► read ─► no entry
+//!              ├─ as before: no entry
+//!              └─ somebody else's: left alone, named, no entry
+//! ```
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::journal::{Entry, Journal};
+use super::settings::Settings;
+use crate::doctor::change::Change;
+
+/// What became of a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Outcome {
+    /// It was made, or taken back.
+    Done,
+    /// It would be made, or taken back.
+    Would,
+    /// There is nothing to do: the value is that one.
+    Already,
+    /// Somebody else has changed it since: left alone.
+    Foreign,
+    /// The device is gone, and with it the setting.
+    Gone,
+    /// It is of another network namespace: nothing can be done from here.
+    Elsewhere,
+    /// It could cut the user off.
+    Refused,
+    /// It could not be done.
+    Failed,
+}
+
+impl Outcome {
+    /// Whether what was asked for is not as it should be now.
+    pub(super) fn is_bad(&self) -> bool {
+        matches!(self, Self::Foreign | Self::Elsewhere | Self::Refused | Self::Failed)
+    }
+}
+
+/// Makes a change.
+pub(super) fn apply(
+    settings: &dyn Settings,
+    journal: &mut Journal,
+    finding: &str,
+    change: &Change,
+) -> Result<Outcome> {
+    let Change { target, value } = change;
+    let current = settings.read(target)?;
+    let at = journal.find(target, settings);
+    if target.is_same(&current, value) {
+        // A crash came between the change and the second entry.
+        if let Some(at) = at
+            && journal.entries[at].intent.take().is_some()
+        {
+            journal.entries[at].after = Some(current);
+            journal.save()?;
+        }
+        return Ok(Outcome::Already);
+    }
+    let saved = journal.entries.clone();
+    let at = at.unwrap_or_else(|| {
+        journal.entries.push(Entry {
+            finding: finding.into(),
+            target: target.clone(),
+            before: current.clone(),
+            after: None,
+            intent: None,
+            boot: String::new(),
+            namespace: None,
+            index: None,
+        });
+        journal.entries.len() - 1
+    });
+    let entry = &mut journal.entries[at];
+    if !entry.is_ours(&current) && !entry.is_as_before(&current) {
+        // Somebody has changed it since: that is what it goes back to.
+        entry.before.clone_from(&current);
+        entry.after = None;
+    }
+    entry.intent = Some(value.clone());
+    entry.boot = settings.boot();
+    entry.namespace = (!target.is_of_the_machine()).then(|| settings.namespace()).flatten();
+    entry.index = target.device().and_then(|device| settings.device(device));
+    journal.save()?;
+    let written = settings.write(target, value);
+    let now = settings.read(target);
+    match (written, now) {
+        (Ok(()), Ok(now)) if !target.is_same(&now, &current) => {
+            // The kernel may have rounded it.
+            let entry = &mut journal.entries[at];
+            (entry.after, entry.intent) = (Some(now), None);
+            journal.save()?;
+            Ok(Outcome::Done)
+        }
+        (written, now) => {
+            // If it is as before, there is nothing to keep; else, the entry stays as it is.
+            if now.is_ok_and(|now| target.is_same(&now, &current)) {
+                journal.entries = saved;
+                journal.save()?;
+            }
+            written.and_then(|()| {
+                Err(anyhow::anyhow!("the kernel took {value} for {target}, and it is {current} all the same"))
+            })
+        }
+    }
+}
+
+/// What taking back entry `at` comes to, without doing it: the outcome, and what is there now.
+pub(super) fn plan(settings: &dyn Settings, entry: &Entry) -> Result<(Outcome, String)> {
+    if entry.is_elsewhere(settings) {
+        return Ok((Outcome::Elsewhere, String::new()));
+    }
+    if let Some(device) = entry.target.device() {
+        let index = settings.device(device);
+        let is_another = entry.boot == settings.boot() && index != entry.index;
+        if index.is_none() || is_another {
+            return Ok((Outcome::Gone, String::new()));
+        }
+    }
+    let current = settings.read(&entry.target)?;
+    // First: where both are the same, nothing was changed.
+    let outcome = if entry.is_as_before(&current) {
+        Outcome::Already
+    } else if entry.is_ours(&current) {
+        Outcome::Would
+    } else {
+        Outcome::Foreign
+    };
+    Ok((outcome, current))
+}
+
+/// Takes back entry `at`. It is gone from the journal afterwards unless it may yet be taken back.
+pub(super) fn undo(settings: &dyn Settings, journal: &mut Journal, at: usize) -> Result<(Outcome, String)> {
+    let entry = journal.entries[at].clone();
+    let (planned, current) = plan(settings, &entry)?;
+    let outcome = match planned {
+        Outcome::Elsewhere => return Ok((planned, current)),
+        Outcome::Would => {
+            settings.write(&entry.target, &entry.before)?;
+            let now = settings.read(&entry.target)?;
+            if !entry.is_as_before(&now) {
+                let Entry { target, before, .. } = &entry;
+                return Err(anyhow::anyhow!(
+                    "the kernel took {before} for {target}, and it is {now} all the same"
+                ));
+            }
+            Outcome::Done
+        }
+        other => other,
+    };
+    journal.entries.remove(at);
+    journal.save().context("it is taken back, but the journal still has it: undo again")?;
+    Ok((outcome, current))
+}

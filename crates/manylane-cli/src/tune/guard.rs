@@ -1,0 +1,129 @@
+//! What could cut the user off: changes that take a link down which the default route or an ssh session needs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+
+use crate::doctor::facts::Device;
+use crate::doctor::gather::sockets::parse_ip;
+use crate::doctor::gather::with_those_below;
+use crate::doctor::link;
+
+/// Devices that stay up, each with the reason.
+#[derive(Debug, Default)]
+pub(super) struct Guard {
+    devices: BTreeMap<String, String>,
+}
+
+impl Guard {
+    /// Looks at routes, addresses and sessions.
+    pub(super) fn here() -> Result<Self> {
+        let context = "cannot find out which links this session needs (--allow-link-reset goes without)";
+        let devices = link::devices().context(context)?;
+        let mut guard = Self::default();
+        guard.protect(&link::default_routes().context(context)?, &devices, "the default route leaves by it");
+        let addresses = link::addresses().context(context)?;
+        for (local, peer) in sessions() {
+            let mut indices: Vec<u32> =
+                addresses.iter().filter(|(address, _)| *address == local).map(|(_, index)| *index).collect();
+            indices.extend(link::route_to(peer).ok().flatten());
+            guard.protect(&indices, &devices, &format!("an ssh session from {peer} comes by it"));
+        }
+        Ok(guard)
+    }
+
+    fn protect(&mut self, indices: &[u32], devices: &[Device], why: &str) {
+        for index in with_those_below(indices, devices) {
+            let found = devices.iter().find(|device| device.index == index && !device.loopback);
+            if let Some(device) = found {
+                self.devices.entry(device.name.clone()).or_insert_with(|| why.into());
+            }
+        }
+    }
+
+    /// Why a device has to stay up, if it has to.
+    pub(super) fn needs(&self, device: &str) -> Option<&str> {
+        self.devices.get(device).map(String::as_str)
+    }
+}
+
+/// Local address and peer of each ssh session: that of this process, which sudo may have hidden from it, and all others.
+fn sessions() -> Vec<(IpAddr, IpAddr)> {
+    let mut found = Vec::new();
+    let mut pid = std::process::id();
+    // Up to the first process.
+    for _ in 0..64 {
+        let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let of_ssh = environ.split(|&byte| byte == 0).find_map(|pair| pair.strip_prefix(b"SSH_CONNECTION="));
+        found.extend(of_ssh.and_then(|value| connection(&String::from_utf8_lossy(value))));
+        let stat = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let parent = stat.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+        match parent {
+            Some(parent) if parent > 0 => pid = parent,
+            _ => break,
+        }
+    }
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        found.extend(text.lines().filter_map(established));
+    }
+    found
+}
+
+/// `SSH_CONNECTION`: client, its port, server, its port.
+fn connection(value: &str) -> Option<(IpAddr, IpAddr)> {
+    let mut words = value.split_whitespace();
+    let peer = words.next()?.parse().ok()?;
+    let local = words.nth(1)?.parse().ok()?;
+    Some((local, peer))
+}
+
+/// A line of `/proc/net/tcp` that is a session with the port of ssh here.
+fn established(line: &str) -> Option<(IpAddr, IpAddr)> {
+    const ESTABLISHED: &str = "01";
+    const SSH: &str = "0016";
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let ((local, port), (peer, _)) = (fields.get(1)?.split_once(':')?, fields.get(2)?.split_once(':')?);
+    let is_ssh = *fields.get(3)? == ESTABLISHED && port == SSH;
+    is_ssh.then(|| Some((parse_ip(local)?.to_canonical(), parse_ip(peer)?.to_canonical()))).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_are_found_in_what_there_is() {
+        let (local, peer) = connection("192.0.2.9 55555 192.0.2.1 22").unwrap();
+        assert_eq!((local.to_string(), peer.to_string()), ("192.0.2.1".into(), "192.0.2.9".into()));
+        assert!(connection("").is_none() && connection("x 1 y 2").is_none());
+        let line =
+            |port: &str, state: &str| format!("0: 0100007F:{port} 0200007F:D903 {state} 0:0 0:0 0 0 0 1");
+        assert!(established(&line("0016", "01")).is_some());
+        assert!(established(&line("0016", "0A")).is_none() && established(&line("0050", "01")).is_none());
+        let mapped = "0: 0000000000000000FFFF00000100007F:0016 0000000000000000FFFF00000200007F:1 01 0:0";
+        assert!(established(mapped).unwrap().0.is_ipv4());
+    }
+
+    #[test]
+    fn what_a_needed_device_lies_on_is_needed() {
+        let device = |name: &str, index, below: &[u32]| Device {
+            name: name.into(),
+            index,
+            below: below.to_vec(),
+            ..Device::default()
+        };
+        let devices = [
+            device("bond0", 5, &[2, 3]),
+            device("eth0", 2, &[]),
+            device("eth1", 3, &[]),
+            device("eth2", 4, &[]),
+        ];
+        let mut guard = Guard::default();
+        guard.protect(&[5], &devices, "the default route leaves by it");
+        assert!(["bond0", "eth0", "eth1"].iter().all(|name| guard.needs(name).is_some()));
+        assert!(guard.needs("eth2").is_none());
+    }
+}

@@ -1,0 +1,278 @@
+//! Changes on a machine that crashes when it is told to, with a journal on the disk.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use super::apply::{Outcome, apply, undo};
+use super::journal::Journal;
+use super::settings::Settings;
+use crate::doctor::change::{Change, Target};
+
+/// Where the machine goes down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Crash {
+    Never,
+    BeforeWriting,
+    AfterWriting,
+}
+
+/// Settings in memory.
+struct Fake {
+    values: RefCell<BTreeMap<Target, String>>,
+    crash: Crash,
+    refuses: bool,
+    ignores: bool,
+    boot: &'static str,
+    namespace: u64,
+    device: Option<u32>,
+}
+
+impl Settings for Fake {
+    fn read(&self, target: &Target) -> Result<String> {
+        self.values.borrow().get(target).cloned().context("no such setting")
+    }
+
+    fn write(&self, target: &Target, value: &str) -> Result<()> {
+        assert!(self.crash != Crash::BeforeWriting, "down");
+        if self.refuses {
+            bail!("EINVAL");
+        }
+        if !self.ignores {
+            self.values.borrow_mut().insert(target.clone(), value.into());
+        }
+        assert!(self.crash != Crash::AfterWriting, "down");
+        Ok(())
+    }
+
+    fn device(&self, _: &str) -> Option<u32> {
+        self.device
+    }
+
+    fn boot(&self) -> String {
+        self.boot.into()
+    }
+
+    fn namespace(&self) -> Option<u64> {
+        Some(self.namespace)
+    }
+}
+
+fn sysctl() -> Target {
+    Target::Sysctl { name: "net.core.rmem_max".into() }
+}
+
+fn ring() -> Target {
+    Target::ReceiveRing { device: "eth0".into() }
+}
+
+fn fake() -> Fake {
+    let values = BTreeMap::from([(sysctl(), "100".to_owned()), (ring(), "256".to_owned())]);
+    Fake {
+        values: RefCell::new(values),
+        crash: Crash::Never,
+        refuses: false,
+        ignores: false,
+        boot: "first",
+        namespace: 1,
+        device: Some(7),
+    }
+}
+
+impl Fake {
+    fn value(&self, target: &Target) -> String {
+        self.read(target).unwrap()
+    }
+
+    fn set(&self, target: &Target, value: &str) {
+        self.values.borrow_mut().insert(target.clone(), value.into());
+    }
+}
+
+/// A journal in a folder of this test; opened anew by each use, as by a new process.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("manylane-tune-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        Self(folder)
+    }
+
+    fn open(&self) -> Journal {
+        Journal::open(&self.0.join("deep").join("tune.json")).unwrap()
+    }
+
+    fn apply(&self, fake: &Fake, target: &Target, value: &str) -> Result<Outcome> {
+        apply(fake, &mut self.open(), "a-finding", &Change::new(target.clone(), value))
+    }
+
+    /// Takes all back, the last first.
+    fn undo(&self, fake: &Fake) -> Vec<Outcome> {
+        let mut journal = self.open();
+        (0..journal.entries.len()).rev().map(|at| undo(fake, &mut journal, at).unwrap().0).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn what_was_changed_goes_back_and_only_once() {
+    let (place, fake) = (Place::new("back"), fake());
+    assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Done);
+    assert_eq!(place.apply(&fake, &ring(), "512").unwrap(), Outcome::Done);
+    // Again, nothing happens; another value keeps what was there first.
+    assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Already);
+    assert_eq!(place.apply(&fake, &sysctl(), "300").unwrap(), Outcome::Done);
+    assert_eq!(place.open().entries.len(), 2);
+    assert_eq!(place.undo(&fake), [Outcome::Done, Outcome::Done]);
+    assert_eq!((fake.value(&sysctl()), fake.value(&ring())), ("100".into(), "256".into()));
+    assert!(place.undo(&fake).is_empty());
+}
+
+#[test]
+fn what_is_right_already_is_not_taken_back() {
+    let (place, fake) = (Place::new("right"), fake());
+    assert_eq!(place.apply(&fake, &sysctl(), "100").unwrap(), Outcome::Already);
+    assert!(place.open().entries.is_empty());
+}
+
+#[test]
+fn a_crash_at_any_point_leaves_what_can_be_taken_back() {
+    for crash in [Crash::BeforeWriting, Crash::AfterWriting] {
+        for first in [false, true] {
+            let place = Place::new("crash");
+            let mut fake = fake();
+            // Also where an earlier change is in force.
+            if first {
+                place.apply(&fake, &sysctl(), "150").unwrap();
+            }
+            fake.crash = crash;
+            catch_unwind(AssertUnwindSafe(|| place.apply(&fake, &sysctl(), "200"))).unwrap_err();
+            fake.crash = Crash::Never;
+            let is_set = crash == Crash::AfterWriting;
+            assert_eq!(
+                fake.value(&sysctl()),
+                if is_set {
+                    "200"
+                } else if first {
+                    "150"
+                } else {
+                    "100"
+                }
+            );
+            let expected = if is_set || first { Outcome::Done } else { Outcome::Already };
+            assert_eq!(place.undo(&fake), [expected], "{crash:?} {first}");
+            assert_eq!(fake.value(&sysctl()), "100");
+            assert!(place.undo(&fake).is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_crash_while_taking_back_is_no_loss() {
+    for crash in [Crash::BeforeWriting, Crash::AfterWriting] {
+        let place = Place::new("crash-back");
+        let mut fake = fake();
+        place.apply(&fake, &sysctl(), "200").unwrap();
+        fake.crash = crash;
+        catch_unwind(AssertUnwindSafe(|| place.undo(&fake))).unwrap_err();
+        fake.crash = Crash::Never;
+        let expected = if crash == Crash::AfterWriting { Outcome::Already } else { Outcome::Done };
+        assert_eq!(place.undo(&fake), [expected]);
+        assert_eq!(fake.value(&sysctl()), "100");
+    }
+}
+
+#[test]
+fn a_change_goes_on_after_a_crash() {
+    let place = Place::new("goes-on");
+    let mut fake = fake();
+    fake.crash = Crash::AfterWriting;
+    catch_unwind(AssertUnwindSafe(|| place.apply(&fake, &sysctl(), "200"))).unwrap_err();
+    fake.crash = Crash::Never;
+    assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Already);
+    let journal = place.open();
+    assert_eq!((journal.entries[0].after.as_deref(), &journal.entries[0].intent), (Some("200"), &None));
+    drop(journal);
+    assert_eq!(place.undo(&fake), [Outcome::Done]);
+    assert_eq!(fake.value(&sysctl()), "100");
+}
+
+#[test]
+fn what_somebody_else_changed_is_left_alone() {
+    let (place, fake) = (Place::new("foreign"), fake());
+    place.apply(&fake, &sysctl(), "200").unwrap();
+    fake.set(&sysctl(), "777");
+    assert_eq!(place.undo(&fake), [Outcome::Foreign]);
+    assert_eq!(fake.value(&sysctl()), "777");
+    assert!(place.undo(&fake).is_empty());
+    // And if it is changed again after that, what somebody else wanted is what it goes back to.
+    place.apply(&fake, &sysctl(), "200").unwrap();
+    fake.set(&sysctl(), "888");
+    place.apply(&fake, &sysctl(), "200").unwrap();
+    assert_eq!(place.undo(&fake), [Outcome::Done]);
+    assert_eq!(fake.value(&sysctl()), "888");
+}
+
+#[test]
+fn a_restart_of_the_machine_takes_settings_along() {
+    let place = Place::new("restart");
+    let mut fake = fake();
+    place.apply(&fake, &sysctl(), "200").unwrap();
+    place.apply(&fake, &ring(), "512").unwrap();
+    // One is as it was, the other was put there again by somebody; namespaces and devices have other numbers.
+    (fake.boot, fake.namespace, fake.device) = ("second", 2, Some(9));
+    fake.set(&sysctl(), "100");
+    assert_eq!(place.undo(&fake), [Outcome::Done, Outcome::Already]);
+    assert_eq!((fake.value(&sysctl()), fake.value(&ring())), ("100".into(), "256".into()));
+}
+
+#[test]
+fn devices_and_namespaces_are_not_mistaken_for_others() {
+    let place = Place::new("others");
+    let mut fake = fake();
+    place.apply(&fake, &ring(), "512").unwrap();
+    fake.namespace = 2;
+    assert_eq!(place.undo(&fake), [Outcome::Elsewhere]);
+    // The same setting there is another one.
+    place.apply(&fake, &ring(), "1024").unwrap();
+    assert_eq!(place.open().entries.len(), 2);
+    fake.namespace = 1;
+    fake.device = Some(8);
+    assert_eq!(place.undo(&fake), [Outcome::Elsewhere, Outcome::Gone]);
+    assert_eq!(fake.value(&ring()), "1024");
+}
+
+#[test]
+fn what_fails_leaves_nothing_behind() {
+    let place = Place::new("fails");
+    let mut fake = fake();
+    fake.refuses = true;
+    assert!(place.apply(&fake, &sysctl(), "200").unwrap_err().to_string().contains("EINVAL"));
+    (fake.refuses, fake.ignores) = (false, true);
+    assert!(place.apply(&fake, &sysctl(), "200").unwrap_err().to_string().contains("all the same"));
+    assert!(place.open().entries.is_empty());
+}
+
+#[test]
+fn one_works_at_a_time_and_strange_files_stay() {
+    let place = Place::new("one");
+    let first = place.open();
+    let path = place.0.join("deep").join("tune.json");
+    assert!(Journal::open(&path).unwrap_err().to_string().contains("another manylane tune"));
+    assert!(Journal::look(&path).unwrap().entries.is_empty());
+    drop(first);
+    for text in ["{", "{\"schema\":\"manylane.tune-journal.v9\",\"entries\":[]}"] {
+        std::fs::write(&path, text).unwrap();
+        assert!(Journal::open(&path).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+    }
+}
