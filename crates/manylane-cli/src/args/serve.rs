@@ -1,0 +1,236 @@
+//! The options of what serves, sends, captures and runs.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use manylane::{Engine, Placement, Steering, SteeringBy, Vlan, WaitPolicy};
+use manylane_testbed::client::{Expect, Payload};
+
+use super::values::{
+    CaptureTarget, Switch, at_least_one, capture_target, interval, payload_size, seconds, snaplen,
+};
+use crate::metrics;
+use crate::parse::{self, Rate};
+
+/// `manylane echo`.
+///
+/// Serves until Ctrl-C or SIGTERM; then no lane gets anything new, what is queued is answered, and the final
+/// statistics go to standard output. The first line on standard error is `listening on ADDR`.
+#[derive(Debug, Args)]
+pub(crate) struct EchoArgs {
+    /// Address and port to serve, such as 0.0.0.0:7, [::]:7 or 127.0.0.1:0
+    #[arg(value_name = "ADDR")]
+    pub(crate) addr: String,
+    /// Lanes [default: one for each processor]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) lanes: Option<usize>,
+    /// How lanes talk to the kernel: mmsg, uring (io_uring; else mmsg), xdp (frames past the kernel's stack; needs root), or auto: xdp on the devices of
+    /// --xdp-device where that works, else mmsg
+    #[arg(long, default_value_t = Engine::Auto)]
+    pub(crate) engine: Engine,
+    /// Devices that engine xdp uses [default: those that have the address]
+    #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
+    pub(crate) xdp_device: Vec<String>,
+    /// Attach the program of engine xdp behind the driver (generic XDP): any device, but slower
+    #[arg(long)]
+    pub(crate) xdp_generic: bool,
+    /// VLAN whose frames engine xdp takes, too: ID, or OUTER.INNER; may be given several times
+    #[arg(long, value_name = "ID[.ID]")]
+    pub(crate) xdp_vlan: Vec<Vlan>,
+    /// What a lane does while there is nothing: sleep, busy-poll[:MICROSECONDS] (the kernel looks at the device first),
+    /// spin:MICROSECONDS (looks without pause, then sleeps), or adaptive (spins while that pays)
+    #[arg(long, default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
+    pub(crate) wait: WaitPolicy,
+    /// The same as --wait spin:MICROSECONDS, and with engine xdp the device works in the lane's calls; 1000000 at most
+    #[arg(long, value_name = "MICROSECONDS", conflicts_with = "wait")]
+    pub(crate) busy_poll: Option<u64>,
+    /// Which lane gets a datagram: flow, round-robin, cpu, random, least-loaded or "key OFFSET:LENGTH"
+    #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
+    pub(crate) steering: Steering,
+    /// What does the steering: auto, ebpf, classic-bpf or kernel
+    #[arg(long, default_value_t = SteeringBy::Auto, value_name = "HOW")]
+    pub(crate) steering_by: SteeringBy,
+    /// Processors of the lanes: spread, pack, none, or a list such as 0,2,4-7
+    #[arg(long, default_value_t = Placement::Spread, value_name = "WHERE")]
+    pub(crate) placement: Placement,
+    /// Messages that one call takes at most
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
+    pub(crate) batch: usize,
+    /// Take trains of datagrams as one message (UDP GRO) [default: on, but for round-robin and key]
+    #[arg(long, value_enum)]
+    pub(crate) gro: Option<Switch>,
+    /// Send trains of replies as one message (UDP GSO)
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) gso: Switch,
+    /// Microseconds that a lane pauses when that saves wake-ups; 0 for never [default: 100 for each lane that shares a core, where any do]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub(crate) linger: Option<u64>,
+    /// Receive buffer of each lane, such as 4M [default: the system's]
+    #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
+    pub(crate) recv_buffer: Option<usize>,
+    /// Largest datagram that is taken whole; larger ones are cut off and flagged
+    #[arg(long, value_name = "BYTES", value_parser = at_least_one)]
+    pub(crate) datagram_size: Option<usize>,
+    /// Let idle lanes take work from loaded ones; order within a flow is then not kept
+    #[arg(long)]
+    pub(crate) stealing: bool,
+    /// Read the ECN bits of datagrams
+    #[arg(long)]
+    pub(crate) ecn: bool,
+    /// On an IPv6 wildcard address, take no IPv4
+    #[arg(long)]
+    pub(crate) only_v6: bool,
+    /// Join other processes of this user on the same port: they and we then share the datagrams
+    #[arg(long)]
+    pub(crate) join_group: bool,
+    /// Seconds between two lines of statistics; 0 for none
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) stats: f64,
+    /// Serve counters by lane in the text form of Prometheus, at http://ADDR/metrics; of a port alone, on this machine only
+    #[arg(long, value_name = "ADDR", value_parser = metrics::address)]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Final statistics as JSON (manylane.echo.v1)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `manylane send`.
+///
+/// With --expect, latency counts from the moment a request was due and not from when it was sent (an open
+/// loop): a server that stalls shows. Requests of 16 bytes and more carry a number, so that each reply is
+/// known; smaller or given ones are matched by their order in the flow.
+#[derive(Debug, Args)]
+pub(crate) struct SendArgs {
+    /// Address and port to send to
+    #[arg(value_name = "ADDR", required_unless_present = "fast", conflicts_with = "fast")]
+    pub(crate) addr: Option<String>,
+    /// Datagrams per second, such as 1000, 250k or 1.5M; max for as many as possible
+    #[arg(long, default_value = "1000", value_name = "RATE", value_parser = parse::rate)]
+    pub(crate) rate: Rate,
+    /// Datagrams in all, such as 10000 or 1M
+    #[arg(long, value_name = "N", value_parser = parse::count, conflicts_with = "duration")]
+    pub(crate) count: Option<u64>,
+    /// How long to send, such as 10s or 500ms [default: 10s, unless --count is given]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Payload of each datagram in bytes
+    #[arg(long, default_value_t = 64, value_name = "BYTES", value_parser = payload_size)]
+    pub(crate) size: usize,
+    /// Sources, each with a port of its own
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) flows: u16,
+    /// Bytes of each datagram: text:HELLO, hex:00ff or file:PATH
+    #[arg(long, value_name = "BYTES", conflicts_with = "size")]
+    pub(crate) payload: Option<Payload>,
+    /// Replies to wait for: echo, none, or always the same bytes (text:..., hex:..., file:PATH)
+    #[arg(long, default_value = "none", value_name = "WHAT")]
+    pub(crate) expect: Expect,
+    /// How long to wait for a reply
+    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) timeout: Duration,
+    /// Send trains that the kernel cuts into datagrams (UDP GSO); not with --expect
+    #[arg(long, conflicts_with = "fast")]
+    pub(crate) gso: bool,
+    /// Make frames by an XDP program, several times faster (root). Frames do not leave this machine: they go
+    /// through a testbed, two network namespaces made for this run, to lanes that count them
+    #[arg(long, conflicts_with_all = ["payload"])]
+    pub(crate) fast: bool,
+    /// Lanes that receive in the testbed of --fast
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = at_least_one)]
+    pub(crate) lanes: usize,
+    /// The result as JSON (manylane.send.v1)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `manylane capture`.
+///
+/// Root may, and the user that the process runs as. Ends at Ctrl-C, with a complete file. What was too much for it is
+/// counted, in the file and at the end; the lanes never wait. To look at frames while they pass:
+/// `manylane capture | tcpdump -n -r -`, or `wireshark -k -i -`. What goes through the kernel's stack is not in it:
+/// tcpdump sees that.
+#[derive(Debug, Args)]
+pub(crate) struct CaptureArgs {
+    /// Number of the process, or the address of its socket [default: the only process here that can be captured]
+    #[arg(value_name = "PID|ADDR:PORT", value_parser = capture_target)]
+    pub(crate) target: Option<CaptureTarget>,
+    /// File to write; - for standard output, which is the default if that is no terminal
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) write: Option<String>,
+    /// Bytes of each frame that are kept
+    #[arg(long, short, default_value_t = manylane::capture::LONGEST, value_name = "BYTES", value_parser = snaplen)]
+    pub(crate) snaplen: usize,
+    /// End after so many frames, such as 1000 or 10k
+    #[arg(long, short, value_name = "N", value_parser = parse::count)]
+    pub(crate) count: Option<u64>,
+    /// End after so long, such as 10, 10s or 2m
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// Memory for frames that wait to be written, of each lane, in the process that is captured: 64K to 64M
+    #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = parse::bytes)]
+    pub(crate) buffer: usize,
+}
+
+/// `manylane run`.
+///
+/// Starts PROGRAM with the preload library, which gives each thread, epoll instance or child process that receives on a
+/// shared UDP socket a lane of its own. The program needs no change and notices nothing; what cannot have lanes goes on
+/// as without them, and the end says what did and why. Signals go to the program, and what it ends with is what this
+/// ends with. 125: it could not be started for a reason of ours; 126: it cannot be executed; 127: there is no such
+/// program.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+    /// How lanes talk to the kernel: auto (mmsg), mmsg, or xdp: frames of the devices, past the kernel's stack. For xdp this
+    /// needs root, the program does not [default: auto]
+    #[arg(long)]
+    pub(crate) engine: Option<Engine>,
+    /// Devices whose frames the program gets with engine xdp, such as eth0,eth1 [default: all that are up]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) interfaces: Option<Vec<String>>,
+    /// Which lane gets a datagram, as for `manylane echo` [default: flow]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) steering: Option<Steering>,
+    /// Lanes of each socket, at most [default: one for each thread, epoll instance or child process that receives]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) lanes: Option<usize>,
+    /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
+    #[arg(long, value_name = "LIST", value_parser = parse::ports)]
+    pub(crate) ports: Option<String>,
+    /// Datagrams that one system call may take behind the program's back, 1 to 32 [default: 1]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) batch: Option<usize>,
+    /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never
+    /// [default: 50 to 500, by what a pause costs here]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=20_000))]
+    pub(crate) linger: Option<u32>,
+    /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
+    pub(crate) stats: Option<f64>,
+    /// Serve what lanes do in the text form of Prometheus while the program runs, at http://ADDR/metrics; of a port alone, on
+    /// this machine only
+    #[arg(long, value_name = "ADDR", value_parser = metrics::address)]
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Write the report as JSON (manylane.run.v1) to FILE when the program has ended; - for standard output, /dev/fd/N for
+    /// a descriptor
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Say nothing at the end
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// Do not start a program that the library cannot be loaded into
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Stay until processes that the program leaves behind (a daemon in the background) have ended, and pass signals to
+    /// them
+    #[arg(long, conflicts_with = "exec")]
+    pub(crate) follow: bool,
+    /// Become the program instead of waiting for it: nobody stands between it and who started it, and there is no report
+    #[arg(long, conflicts_with_all = ["stats", "metrics", "json", "interfaces"])]
+    pub(crate) exec: bool,
+}
