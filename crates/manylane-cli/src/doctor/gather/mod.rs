@@ -14,7 +14,7 @@ pub(crate) mod files;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod from_folders;
-pub(crate) mod sockets;
+mod sockets;
 pub(crate) mod system;
 
 use super::ethtool::{self, Ethtool};
