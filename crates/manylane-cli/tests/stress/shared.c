@@ -293,6 +293,8 @@ void receive_shared(struct actor *actor)
 		all->looks[actor->number]++;
 	} else if (!draw(actor, 30))
 		at = draw(actor, SOCKETS);
+	all->last[actor->number] = at;
+	all->line[actor->number] = __LINE__;
 	struct shared_socket *one = &all->socket[at];
 	enum way way =
 		one->way == WAY_MIXED ? draw(actor, WAY_MIXED) : one->way;
@@ -305,11 +307,13 @@ void receive_shared(struct actor *actor)
 					    draw(actor, 2) ? 3 : 1500);
 		CHECK(fd >= 0, "dup: %m");
 	}
+	all->line[actor->number] = __LINE__;
 	if (!draw(actor, 50))
 		disturb_shared(actor, fd, one->way == WAY_MIXED);
 	/* Edges are told to one instance for one descriptor: a copy would be another. */
 	if (copied && (way == WAY_EPOLL || way == WAY_EDGE))
 		way = WAY_POLL;
+	all->line[actor->number] = __LINE__;
 	switch (way) {
 	case WAY_BLOCK:
 		by_blocking(actor, at, fd);
