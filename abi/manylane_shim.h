@@ -60,7 +60,14 @@ enum mls_reason_id {
 	MLS_NO_QUEUE = 17, /* no device has its address, or a queue to spare */
 	MLS_CONTROL = 18,  /* options that only the kernel's socket honours */
 	MLS_LENDER = 19,   /* the launcher lent none */
-	MLS_REASONS_USED = 20,
+	MLS_FORKED = 20, /* forked before there were lanes */
+	/* With --batch: the socket has its lanes, and each call takes one datagram. */
+	MLS_ONE_CONTROL = 21, /* control messages come with each */
+	MLS_ONE_EDGES = 22,   /* EPOLLET */
+	MLS_ONE_SHARED = 23,  /* lanes that several threads have */
+	MLS_ONE_QUEUES = 24,  /* engine xdp */
+	MLS_ONE_FULL = 25,    /* no memory, or too many sockets */
+	MLS_REASONS_USED = 26,
 };
 
 /* A bound address; family 0 if there is none. */

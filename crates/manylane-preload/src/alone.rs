@@ -17,7 +17,7 @@
 //! fork has shared gets none: who receives on it in another process could not take it away.
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence, fence};
 
 use libc::c_int;
 use manylane_sys::barrier;
@@ -49,6 +49,36 @@ static ALL: [Place; PLACES] = [const {
         slot: AtomicPtr::new(ptr::null_mut()),
     }
 }; PLACES];
+
+/// For each descriptor of an epoll instance whose only UDP socket has one receiver: that socket's descriptor, and one, in the
+/// upper half, its index in the lower one; 0 if it is not known to be so.
+static INSTANCES: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
+
+/// The place of the one UDP socket in the instance behind `epfd`, if the calling thread may go straight through to it.
+#[inline(always)]
+pub(crate) fn find_in(epfd: c_int) -> Option<&'static Place> {
+    let word = INSTANCES.get(epfd as usize)?.load(Ordering::Acquire);
+    let place = find((word >> 16) as c_int - 1)?;
+    // The number may mean another socket by now, with which the thread is alone, too.
+    ptr::eq(place.sock.load(Ordering::Relaxed), Sock::at(word & 0xffff)).then_some(place)
+}
+
+/// The instance behind `epfd` has `sock` in it and no other. Whether that could be noted; who says so looks again whether it still
+/// is so.
+pub(crate) fn note_instance(epfd: c_int, sock: &Sock) -> bool {
+    let (Some(word), fd @ 1..) = (INSTANCES.get(epfd as usize), sock.alone.load(Ordering::Relaxed)) else {
+        return false;
+    };
+    word.store((fd as u32) << 16 | sock.index(), Ordering::SeqCst);
+    true
+}
+
+/// The instance behind `epfd`, or what is in it, changes.
+pub(crate) fn forget_instance(epfd: c_int) {
+    if let Some(word) = INSTANCES.get(epfd as usize) {
+        word.store(0, Ordering::SeqCst);
+    }
+}
 
 /// What tells the threads of a process apart at the cost of one instruction; 0 where no such thing is known.
 #[inline(always)]
@@ -86,6 +116,12 @@ pub(crate) fn of(sock: &Sock) -> Option<&'static Place> {
     ptr::eq(place.sock.load(Ordering::Relaxed), sock).then_some(place)
 }
 
+/// The calling thread, whose member this is, waits no more.
+#[inline]
+pub(crate) fn end(member: &Member) {
+    member.state.store(BUSY, Ordering::Release);
+}
+
 impl Place {
     #[inline(always)]
     pub(crate) fn is_mine(&self) -> bool {
@@ -93,31 +129,25 @@ impl Place {
         thread != 0 && thread == thread_pointer()
     }
 
-    fn member(&self) -> Option<&'static Member> {
+    #[inline]
+    pub(crate) fn member(&self) -> Option<&'static Member> {
         // SAFETY: null, or a member in a mapping that is never unmapped (sock.rs); set before `thread`, by this thread.
         unsafe { self.member.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// The calling thread may wait from now on, without a bound; not if the place is not its own any more.
+    /// The calling thread may wait from now on, without a bound; none if the place is not its own any more. What it gets is for
+    /// [`end`]: by then the place may be somebody else's.
     #[inline]
-    pub(crate) fn begin(&self) -> bool {
-        let Some(member) = self.member() else { return false };
+    pub(crate) fn begin(&self) -> Option<&'static Member> {
+        let member = self.member()?;
         member.state.store(UNBOUNDED, Ordering::Relaxed);
         // Not to be reordered by the compiler; the CPU's part is the barrier of who takes the place away.
         compiler_fence(Ordering::SeqCst);
-        let mine = self.is_mine();
-        if !mine {
-            member.state.store(BUSY, Ordering::Release);
+        if self.is_mine() {
+            return Some(member);
         }
-        mine
-    }
-
-    /// The calling thread waits no more.
-    #[inline]
-    pub(crate) fn end(&self) {
-        if let Some(member) = self.member() {
-            member.state.store(BUSY, Ordering::Release);
-        }
+        end(member);
+        None
     }
 
     fn slot(&self) -> Option<&'static Receiver> {
@@ -219,6 +249,7 @@ pub(crate) fn forget(fd: c_int) {
         fence(Ordering::SeqCst);
         place.thread.store(0, Ordering::SeqCst);
     }
+    forget_instance(fd);
 }
 
 /// Before and after a fork.

@@ -6,6 +6,7 @@ use libc::{c_int, c_uint, c_ulong, sockaddr, socklen_t};
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
+use crate::lock::{Guard, lock};
 use crate::sock::Sock;
 use crate::start::refuse;
 use crate::table::{self, Entry};
@@ -27,10 +28,29 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 /// A new descriptor means `entry`. What the number meant before was closed behind our back.
 pub(crate) fn remember(fd: c_int, entry: Entry) {
     if me::is_ours() {
-        match table::set(fd, entry) {
-            Some(before) => forget(before),
-            None => forget(entry),
+        means_now(fd, entry, None);
+    }
+}
+
+fn means_now(fd: c_int, entry: Entry, guard: Option<Guard<'_>>) {
+    let before = table::set(fd, entry);
+    drop(guard);
+    match before {
+        Some(before) => forget(before),
+        None => forget(entry),
+    }
+}
+
+/// Before `fd` is closed, or its number comes to mean something else: no other thread is telling an epoll instance of it
+/// (`epoll::move_to`) while this is held, nor finds it in the table after it has changed there.
+fn hold_still(fd: c_int) -> Option<Guard<'static>> {
+    match table::entry(fd) {
+        Entry::Sock(index) => {
+            let sock = Sock::at(index);
+            if sock.watched.load(Ordering::Acquire) == 0 { None } else { lock(&sock.numbers, true) }
         }
+        Entry::Epoll(index) => epoll::Epoll::at(index).hold_still(),
+        Entry::None | Entry::Hidden => None,
     }
 }
 
@@ -52,7 +72,7 @@ fn forget(entry: Entry) {
 }
 
 /// One descriptor more means what `fd` does.
-fn add(fd: c_int, new: c_int) {
+fn add(fd: c_int, new: c_int, guard: Option<Guard<'_>>) {
     if !me::is_ours() {
         return;
     }
@@ -62,15 +82,16 @@ fn add(fd: c_int, new: c_int) {
         Entry::Epoll(index) => epoll::Epoll::at(index).hold(),
         Entry::None | Entry::Hidden => {}
     }
-    let entry = if entry == Entry::Hidden { Entry::None } else { entry };
-    remember(new, entry);
+    means_now(new, if entry == Entry::Hidden { Entry::None } else { entry }, guard);
 }
 
 pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    let sock = table::sock(fd).filter(|_| me::is_ours());
+    if let Some(sock) = sock {
+        lanes::before_bind(sock, fd);
+    }
     let done = call::bind(fd, addr, len);
-    if done == 0
-        && let Some(sock) = table::sock(fd)
-    {
+    if let (Some(sock), 0) = (sock, done) {
         lanes::bind(sock, fd);
     }
     done
@@ -97,7 +118,9 @@ pub(crate) fn close(fd: c_int) -> c_int {
         // The program does not have this descriptor.
         Entry::Hidden => refuse(libc::EBADF),
         entry => {
+            let guard = hold_still(fd);
             table::set(fd, Entry::None);
+            drop(guard);
             forget(entry);
             call::close(fd)
         }
@@ -122,7 +145,9 @@ pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
                 from = fd + 1;
             }
             entry if flags & CLOEXEC == 0 => {
+                let guard = hold_still(fd as c_int);
                 table::set(fd as c_int, Entry::None);
+                drop(guard);
                 forget(entry);
             }
             _ => {}
@@ -147,7 +172,7 @@ pub(crate) fn closefrom(first: c_int) {
 pub(crate) fn dup(fd: c_int) -> c_int {
     let new = call::dup(fd);
     if new >= 0 {
-        add(fd, new);
+        add(fd, new, None);
     }
     new
 }
@@ -157,9 +182,10 @@ pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
         return refuse(libc::EBUSY);
     }
     make_room(fd, to);
+    let guard = if fd == to || !me::is_ours() { None } else { hold_still(to) };
     let new = call::dup2(fd, to);
     if new >= 0 && fd != to {
-        add(fd, to);
+        add(fd, to, guard);
     }
     new
 }
@@ -174,9 +200,10 @@ pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
         return refuse(libc::EBUSY);
     }
     make_room(fd, to);
+    let guard = if me::is_ours() { hold_still(to) } else { None };
     let new = call::dup3(fd, to, flags);
     if new >= 0 {
-        add(fd, to);
+        add(fd, to, guard);
     }
     new
 }
@@ -211,7 +238,7 @@ pub(crate) fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
     }
     let done = call::fcntl(fd, command, arg);
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add(fd, done),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add(fd, done, None),
         libc::F_SETFL if done >= 0 => {
             if let Some((sock, shared)) = table::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) {
                 options::nonblocking(fd, shared);

@@ -7,7 +7,7 @@
 //! An instance that several threads or processes wait on stays with the program's own socket, which then is plain.
 
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLRDNORM};
@@ -52,6 +52,8 @@ pub(crate) struct Epoll {
     count: AtomicU32,
     /// Items behind these were never used.
     top: AtomicU32,
+    /// The descriptor by which its one receiver goes straight through, and one: `alone.rs`.
+    noted: AtomicI32,
     /// It is in another one.
     nested: AtomicU32,
     /// Waits with queues, to give the kernel its turn.
@@ -95,6 +97,7 @@ impl Epoll {
         epoll.lock.store(0, Ordering::Relaxed);
         epoll.count.store(0, Ordering::Relaxed);
         epoll.top.store(0, Ordering::Relaxed);
+        epoll.noted.store(0, Ordering::Relaxed);
         epoll.nested.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
@@ -105,6 +108,21 @@ impl Epoll {
     pub(crate) fn in_child() {
         let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
         used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
+    }
+
+    fn index(&self) -> u32 {
+        ((ptr::from_ref(self) as usize - Self::all().as_ptr() as usize) / size_of::<Self>()) as u32
+    }
+
+    /// While this is held, nobody moves entries of the instance, by whichever descriptor.
+    pub(crate) fn hold_still(&self) -> Option<Guard<'_>> {
+        if self.count.load(Ordering::Acquire) == 0 { None } else { lock(&self.lock, true) }
+    }
+
+    /// A descriptor of it.
+    fn any_fd(&self) -> Option<c_int> {
+        let entry = Entry::Epoll(self.index());
+        table::known(0, u32::MAX).find(|(_, at)| *at == entry).map(|(fd, _)| fd)
     }
 
     /// One descriptor more.
@@ -140,6 +158,31 @@ impl Epoll {
         if item.sock.swap(0, Ordering::AcqRel) != 0 {
             self.count.fetch_sub(1, Ordering::AcqRel);
         }
+        self.changes();
+    }
+
+    /// Notes that the calling thread's only socket in it is `sock`, which it is alone with.
+    #[cold]
+    fn note(&self, epfd: c_int, sock: &Sock) {
+        if self.noted.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            && alone::note_instance(epfd, sock)
+        {
+            // Either whoever changes it sees the note, or we see the change.
+            fence(Ordering::SeqCst);
+            let is_it = self.items().all(|(_, at)| ptr::eq(at, sock))
+                && self.count.load(Ordering::SeqCst) == 1
+                && table::entry(epfd) == Entry::Epoll(self.index());
+            if !is_it {
+                self.changes();
+            }
+        }
+    }
+
+    /// What is in it changes, or has changed.
+    fn changes(&self) {
+        fence(Ordering::SeqCst);
+        let noted = self.noted.swap(0, Ordering::SeqCst);
+        alone::forget_instance(noted - 1);
     }
 }
 
@@ -157,11 +200,8 @@ pub(crate) fn forget_sock(sock: &Sock) {
         if epoll.count.load(Ordering::Acquire) == 0 || !epoll.items().any(|(_, at)| ptr::eq(at, of)) {
             continue;
         }
-        let index =
-            ((ptr::from_ref(epoll) as usize - Epoll::all().as_ptr() as usize) / size_of::<Epoll>()) as u32;
-        let epfd =
-            table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Epoll(index)).map(|(fd, _)| fd);
         let Some(guard) = lock(&epoll.lock, true) else { continue };
+        let epfd = epoll.any_fd();
         for (item, at) in epoll.items() {
             if !ptr::eq(at, of) {
                 continue;
@@ -219,12 +259,13 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
             && let Some(shared) = sock.shared()
         {
             // An edge is told while the kernel's queue has something: nothing may be taken ahead of it.
-            shared.one_by_one.store(1, Ordering::SeqCst);
+            hold::one_by_one(shared, fd, Reason::OneEdges);
         }
         if epoll.nested.load(Ordering::Acquire) != 0 {
             lanes::fall_back(sock, fd, Reason::NestedEpoll);
         }
     }
+    sock.watched.store(1, Ordering::Release);
     let Some(guard) = lock(&epoll.lock, true) else { return call::epoll_ctl(epfd, op, fd, event) };
     match (op, epoll.item(sock, fd)) {
         (EPOLL_CTL_ADD, None) => {
@@ -278,14 +319,12 @@ pub(crate) fn is_nested_now(fd: c_int) -> Option<&'static Epoll> {
 /// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
 /// sleeps. (Other processes' threads move their entries when they return from a slice.)
 pub(crate) fn fallen(sock: &Sock) {
-    let all = || Epoll::all().iter().enumerate();
-    for (index, epoll) in all().filter(|(_, epoll)| epoll.used.load(Ordering::Acquire) == 1) {
+    for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
         let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
         if !epoll.items().any(|(item, at)| ptr::eq(at, sock) && moved(item)) {
             continue;
         }
-        let entry = Entry::Epoll(index as u32);
-        let Some((epfd, _)) = table::known(0, u32::MAX).find(|(_, at)| *at == entry) else { continue };
+        let Some(epfd) = epoll.any_fd() else { continue };
         for (item, at) in epoll.items().filter(|(_, at)| ptr::eq(*at, sock)) {
             move_to(epoll, item, at, epfd, 0);
         }
@@ -311,10 +350,23 @@ fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> boo
     item.data.store(data, Ordering::Relaxed);
     item.sock.store(sock.index() + 1, Ordering::Release);
     epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
+    epoll.changes();
     true
 }
 
+/// The program's own call, if the calling thread is the one receiver of the one UDP socket in the instance.
+#[inline(always)]
+fn straight(epfd: c_int, native: impl Fn() -> c_int) -> Option<c_int> {
+    let member = alone::find_in(epfd)?.begin()?;
+    let answer = native();
+    alone::end(member);
+    Some(answer)
+}
+
 pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    if let Some(answer) = straight(epfd, || call::epoll_wait(epfd, events, count, timeout)) {
+        return answer;
+    }
     match with_sockets(epfd, count) {
         Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), ptr::null(), || {
             call::epoll_wait(epfd, events, count, timeout)
@@ -330,6 +382,9 @@ pub(crate) fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
+    if let Some(answer) = straight(epfd, || call::epoll_pwait(epfd, events, count, timeout, mask)) {
+        return answer;
+    }
     match with_sockets(epfd, count) {
         Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), mask, || {
             call::epoll_pwait(epfd, events, count, timeout, mask)
@@ -371,11 +426,14 @@ fn sliced(
     native: impl Fn() -> c_int,
 ) -> c_int {
     // Alone with every socket: the program's own call.
-    if epoll.items().all(|(_, sock)| alone::of(sock).is_some_and(alone::Place::begin)) {
+    if epoll.items().all(|(_, sock)| alone::of(sock).and_then(alone::Place::begin).is_some()) {
         let answer = native();
         for (_, sock) in epoll.items() {
             if let Some(shared) = sock.shared() {
                 wait::end(sock, shared);
+            }
+            if epoll.count.load(Ordering::Relaxed) == 1 && epoll.noted.load(Ordering::Relaxed) == 0 {
+                epoll.note(epfd, sock);
             }
         }
         return answer;
@@ -589,12 +647,16 @@ fn move_to(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
     if before == lane || item.sock.load(Ordering::Acquire) != sock.index() + 1 {
         return;
     }
+    // Another thread may close the instance's descriptor or the socket's, and their numbers come to mean something else: it has
+    // to wait with that, or has done so before.
+    let Some(_numbers) = lock(&sock.numbers, true) else { return };
+    if table::entry(epfd) != Entry::Epoll(epoll.index()) {
+        return;
+    }
     let added = item.fd.load(Ordering::Relaxed);
     // The program may have closed the descriptor that it added, and go on with another one for the same socket.
-    let fd = match table::entry(added) == Entry::Sock(sock.index()) {
-        true => added,
-        false => lanes::any_fd(sock).unwrap_or(added),
-    };
+    let is_open = table::entry(added) == Entry::Sock(sock.index());
+    let Some(fd) = (if is_open { Some(added) } else { lanes::any_fd(sock) }) else { return };
     let from = sock.fd_of(before, fd);
     let to = sock.fd_of(lane, fd);
     let mut event =

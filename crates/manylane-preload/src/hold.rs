@@ -39,12 +39,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, c_int, iovec, mmsghdr};
+use manylane_sys::shim::Reason;
 
 use crate::calls::call;
 use crate::deliver::{Into, Parcel};
 use crate::memory::{self, Atomics};
 use crate::sock::{LANED, MAX_LANES, Member, PLAIN, Shared, Sock};
-use crate::{lanes, life, me, real, start};
+use crate::{lanes, life, me, queues, real, report, start};
 
 /// Datagrams that a hold has at most.
 pub(crate) const MOST: usize = 32;
@@ -113,6 +114,36 @@ pub(crate) fn map(sock: &Sock) {
     let Some(holds) = memory::map::<Hold>(settings.lanes.min(MAX_LANES), true) else { return };
     holds.iter().for_each(Hold::init);
     sock.set_holds(holds);
+}
+
+/// From now on nothing is taken ahead of the socket's lanes.
+pub(crate) fn one_by_one(shared: &Shared, fd: c_int, why: Reason) {
+    shared.one_by_one.fetch_or(bit(why), Ordering::SeqCst);
+    tell(shared, fd);
+}
+
+/// Counts why lanes go one by one though batches were asked for: each reason once for a socket.
+pub(crate) fn tell(shared: &Shared, fd: c_int) {
+    let with_queues = queues::are_open(shared);
+    let has_any = shared.mode() == LANED || with_queues;
+    if !has_any || start::settings().is_none_or(|settings| settings.batch <= 1) {
+        return;
+    }
+    let mut all = shared.one_by_one.load(Ordering::SeqCst);
+    if shared.crowded.load(Ordering::Relaxed) != 0 {
+        all |= bit(Reason::OneShared);
+    }
+    if with_queues {
+        all |= bit(Reason::OneQueues);
+    }
+    let fresh = all & !shared.told.fetch_or(all, Ordering::AcqRel);
+    for why in Reason::ALL.into_iter().filter(|why| fresh & bit(*why) != 0) {
+        report::count_reason(why, lanes::local_addr(fd));
+    }
+}
+
+fn bit(why: Reason) -> u32 {
+    1 << why as u32
 }
 
 /// The hold of a lane; none where everything is one by one.

@@ -11,7 +11,7 @@
 //! makes it possible to finish it from the middle.
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
 use manylane_sys::barrier;
@@ -24,9 +24,7 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{
-    alone, epoll, hold, life, loan, look, mend, mirror, queues, real, report, signals, start, steer,
-};
+use crate::{alone, epoll, hold, life, loan, mend, mirror, queues, real, report, signals, start, steer};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -39,6 +37,10 @@ const IN_ADVANCE: usize = 4;
 
 /// Sockets that this is done for: a program with more is no server that forks its receivers.
 const SOCKETS_IN_ADVANCE: usize = 64;
+/// Of a process's sockets, so many are bound with steering that only matters once there is a group: it costs twice what a socket
+/// costs, and who opens one for each request is not to pay that for ever.
+const MOST_AHEAD: u32 = 4096;
+static STEERED_AHEAD: AtomicU32 = AtomicU32::new(0);
 
 /// The address of `fd`.
 pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
@@ -120,7 +122,9 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     }
     let full = !open_up_to(sock, shared, fd, ready.min(limit)) || ready >= limit;
     if shared.lanes.load(Ordering::Relaxed) < 2 {
-        return Some(Reason::NoSocket);
+        let late =
+            shared.forked.load(Ordering::Relaxed) != 0 && sock.steered_ahead.load(Ordering::Relaxed) == 0;
+        return Some(if late { Reason::Forked } else { Reason::NoSocket });
     }
     let _change = mend::begin(shared, mend::OWNERS, guard);
     assign(shared, fd, full);
@@ -130,6 +134,7 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     points::pass("first set");
     shared.mode.store(LANED, Ordering::Release);
     queues::spread(shared);
+    hold::tell(shared, fd);
     None
 }
 
@@ -141,9 +146,12 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
     }
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
     hold::map(sock);
-    if mirror::has_control(fd) || epoll::has_edges(sock) {
-        shared.one_by_one.store(1, Ordering::SeqCst);
-    }
+    let whys = [
+        (Reason::OneControl, mirror::has_control(fd)),
+        (Reason::OneEdges, epoll::has_edges(sock)),
+        (Reason::OneFull, sock.holds().is_none()),
+    ];
+    whys.into_iter().filter(|(_, is)| *is).for_each(|(why, _)| hold::one_by_one(shared, fd, why));
     let mut steered = have >= 2;
     for lane in have..wanted.min(MAX_LANES) {
         // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
@@ -214,6 +222,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     }
     queues::spread(shared);
     note_crowds(shared);
+    hold::tell(shared, fd);
 }
 
 /// Which lanes several members have: nothing is taken ahead of those.
@@ -345,6 +354,9 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
         && let Some(guard) = mend::lock(sock, shared, true)
         && !matches!(shared.mode(), UNBOUND | PLAIN)
     {
+        // It may be a descriptor of another thread, which closes it meanwhile.
+        let kept = keep_as(sock, fd);
+        let fd = kept.as_ref().map_or(fd, Kept::fd);
         let change = mend::begin(shared, mend::falling(reason), &guard);
         points::pass("falling");
         report::count_reason(reason, local_addr(fd));
@@ -367,6 +379,7 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
         if shared.bounded.load(Ordering::Acquire) != 0 && shared.retired.load(Ordering::Acquire) == 0 {
             unbound_waits(shared, fd);
         }
+        forget_steering(sock, fd);
         return;
     }
     steer_to(shared, fd, 1);
@@ -390,6 +403,7 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
         report::lane(member, -1);
     }
     points::pass("nobody's");
+    forget_steering(sock, fd);
     shared.mode.store(PLAIN, Ordering::SeqCst);
     points::pass("plain");
 }
@@ -411,6 +425,30 @@ pub(crate) fn emptied(shared: &Shared, fd: c_int, lane: usize) {
         }
     }
     real::set_errno(errno);
+}
+
+/// A socket is about to be bound: should it get lanes, there is to be no moment in which they get what nobody looks for.
+pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
+    let may_have = sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
+        && sock.spoilt.load(Ordering::Relaxed) == 0
+        && start::settings().is_some_and(|settings| settings.lanes > 1);
+    if may_have
+        && sock.steered_ahead.load(Ordering::Relaxed) == 0
+        && STEERED_AHEAD.fetch_add(1, Ordering::Relaxed) < MOST_AHEAD
+    {
+        let errno = real::errno();
+        sock.steered_ahead.store(u32::from(open::steer_ahead(fd)), Ordering::Release);
+        real::set_errno(errno);
+    }
+}
+
+/// The socket's group, if it ever has one, is the program's.
+pub(crate) fn forget_steering(sock: &Sock, fd: c_int) {
+    if sock.steered_ahead.swap(0, Ordering::AcqRel) != 0 {
+        let errno = real::errno();
+        open::forget_steering(fd);
+        real::set_errno(errno);
+    }
 }
 
 /// A socket was bound: whether it can have lanes is known now.
@@ -457,38 +495,25 @@ pub(crate) fn open_in_advance() {
     let may_have = |sock: &&'static Sock| {
         sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED))
     };
-    let mut are_new = false;
     for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
+        let generation = sock.generation.load(Ordering::Acquire);
         let (Some(shared), Some(fd)) = (sock.shared(), keep(sock)) else { continue };
-        // Another thread may have made it plain meanwhile: then it gets none any more.
+        // Another thread may have made it plain meanwhile: then it gets none any more. Or it has closed it, and what is here now is
+        // another one.
         if let Some(guard) = mend::lock(sock, shared, true)
             && may_have(&sock)
+            && sock.generation.load(Ordering::Acquire) == generation
         {
-            let (before, fd) = (shared.lanes.load(Ordering::Relaxed), fd.fd());
+            let fd = fd.fd();
             loan::in_advance(sock, shared, fd, &guard);
-            open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
-            are_new |= before < 2 && shared.lanes.load(Ordering::Relaxed) >= 2;
+            // Who receives on it may be in a wait without a bound already, or looks at nothing but the program's own socket:
+            // not one datagram may land elsewhere.
+            if sock.steered_ahead.load(Ordering::Acquire) != 0 {
+                open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
+            }
         }
-    }
-    if are_new {
-        bring_back_early(may_have);
     }
     real::set_errno(errno);
-}
-
-/// A group is steered the moment it exists, but not before. What came in between may be in a lane, where nobody looks while
-/// there is one receiver: such a socket becomes plain, with what the lane has in reach.
-#[cold]
-fn bring_back_early(may_have: impl Fn(&&'static Sock) -> bool) {
-    // What is between the kernel's choice and a queue arrives there before this returns.
-    barrier::settle();
-    for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
-        let (Some(shared), Some(fd)) = (sock.shared(), keep(sock)) else { continue };
-        let lanes = lanes_mask(shared) & !1;
-        if matches!(shared.mode(), SINGLE | LEARN) && look::ready(sock, shared, fd.fd(), lanes) != 0 {
-            fall_back(sock, fd.fd(), Reason::Early);
-        }
-    }
 }
 
 /// Any of the program's descriptors for a socket.
@@ -499,8 +524,16 @@ pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
 
 /// A socket, for a thread that has no descriptor of the program's in its hands: another one may close any of them at any time.
 pub(crate) fn keep(sock: &Sock) -> Option<Kept> {
+    keep_by(sock, any_fd(sock)?)
+}
+
+/// [`keep`], by `fd` if that is still one of the socket's.
+fn keep_as(sock: &Sock, fd: c_int) -> Option<Kept> {
+    keep_by(sock, fd).or_else(|| keep(sock))
+}
+
+fn keep_by(sock: &Sock, fd: c_int) -> Option<Kept> {
     let shared = sock.shared()?;
-    let fd = any_fd(sock)?;
     let kept = Kept::of(fd)?;
     // Before it was kept its number may have come to mean another socket.
     let port = local_addr(kept.fd()).map(|addr| u32::from(addr.port()));

@@ -29,7 +29,7 @@ use manylane_sys::xsk::Borrowed;
 use crate::lock::Guard;
 use crate::sock::{LANED, LEARN, SINGLE, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, lanes, memory, mend, mirror, open, queues, real, report, start};
+use crate::{alone, hold, lanes, memory, mend, mirror, open, queues, real, report, start};
 
 pub(crate) const NONE: u32 = 0;
 pub(crate) const LENT: u32 = 1;
@@ -83,6 +83,7 @@ pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) {
         }
         if shared.loan.load(Ordering::Acquire) == LENT {
             open(sock, shared, &guard);
+            hold::tell(shared, fd);
         }
     }
     real::set_errno(errno);

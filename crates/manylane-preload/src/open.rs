@@ -118,6 +118,24 @@ pub(crate) fn lane(fd: c_int, in_group: impl FnOnce()) -> Option<c_int> {
     None
 }
 
+const SO_DETACH_REUSEPORT_BPF: c_int = 68;
+
+/// Before `fd` is bound: should a group ever come of it, then all that comes is this socket's, from the moment at which the
+/// group exists until somebody steers. The kernel takes steering ahead only for a socket that asks for a group and is not
+/// bound; bound without asking, the socket is as exclusive as ever. Whether it could be done.
+pub(crate) fn steer_ahead(fd: c_int) -> bool {
+    let ask = |value| mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, value);
+    let done = ask(1) && attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::first());
+    // Otherwise it would be bound beside others.
+    ask(0) && done
+}
+
+/// Takes the steering off a socket that is in no group of ours (Linux 5.3): a group that the program makes is the kernel's
+/// business.
+pub(crate) fn forget_steering(fd: c_int) {
+    mirror::set_number(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0);
+}
+
 /// Moves a descriptor to where programs seldom look: they count on the lowest free number.
 pub(crate) fn out_of_the_way(low: c_int) -> c_int {
     let high = copy(low);

@@ -37,13 +37,16 @@ pub(crate) fn setsockopt(
         // Before the option is in force: what it changes must not meet lanes.
         lanes::fall_back(sock, fd, reason);
     }
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && !is_zero(value, len) {
+        lanes::forget_steering(sock, fd);
+    }
     // Off is what it is for the program already: the group stays.
     if mirror::brings_control(level, name)
         && !is_zero(value, len)
         && let Some(shared) = sock.shared()
     {
         // What is taken from now on comes with what was asked for.
-        shared.one_by_one.store(1, Ordering::SeqCst);
+        hold::one_by_one(shared, fd, Reason::OneControl);
     }
     let group =
         sock.shared().is_some_and(|shared| shared.lanes.load(Ordering::Acquire) > 1 && is_managed(shared));

@@ -34,6 +34,7 @@ pub(crate) extern "C" fn before_fork() {
 pub(crate) extern "C" fn in_child() {
     me::start();
     Epoll::in_child();
+    Sock::in_child();
     alone::leave_all();
     report::count_process();
 }

@@ -190,11 +190,9 @@ fn straight(
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> Option<isize> {
-    if !alone.begin() {
-        return None;
-    }
+    let member = alone.begin()?;
     let answer = op(fd, 0);
-    alone.end();
+    alone::end(member);
     if answer >= 0 {
         if flags & (MSG_PEEK | MSG_ERRQUEUE | MSG_OOB) == 0 {
             alone.received(size(answer));

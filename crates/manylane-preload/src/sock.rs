@@ -98,8 +98,10 @@ pub(crate) struct Shared {
     /// Looks at whether lanes can be made, in vain.
     pub(crate) tries: AtomicU32,
     pub(crate) port: AtomicU32,
-    /// Something would show that datagrams are taken ahead: none are.
+    /// Something would show that datagrams are taken ahead, or they cannot be: none are. A bit for each reason, by its number.
     pub(crate) one_by_one: AtomicU32,
+    /// Of the reasons why they are not, those that are in the report.
+    pub(crate) told: AtomicU32,
     /// Lanes that several members have.
     pub(crate) crowded: AtomicU64,
     /// Lanes that hold older datagrams than any other: they are emptied first.
@@ -142,7 +144,9 @@ impl Shared {
     /// Back to the state of a fresh mapping, but for the lock.
     pub(crate) fn reset(&self) {
         let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
-        for word in words.into_iter().chain([&self.change, &self.tries, &self.port, &self.one_by_one]) {
+        for word in
+            words.into_iter().chain([&self.change, &self.tries, &self.port, &self.one_by_one, &self.told])
+        {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.timeout_us, &self.first, &self.retired, &self.steered, &self.crowded] {
@@ -187,6 +191,12 @@ pub(crate) struct Sock {
     pub(crate) alone: AtomicI32,
     /// There was such a descriptor.
     pub(crate) was_alone: AtomicU32,
+    /// Should a group come of it, all that comes is its own until somebody steers: `open::steer_ahead`.
+    pub(crate) steered_ahead: AtomicU32,
+    /// It was put into an epoll instance.
+    pub(crate) watched: AtomicU32,
+    /// Held by who tells an epoll instance of one of its descriptors, and by who makes the number of one mean something else.
+    pub(crate) numbers: AtomicU64,
     shared: AtomicPtr<Shared>,
     loan: AtomicPtr<Loan>,
     /// One for each lane that there may be; null: `hold.rs`.
@@ -241,7 +251,15 @@ impl Sock {
         sock.timeout_us.store(0, Ordering::Relaxed);
         sock.alone.store(0, Ordering::Relaxed);
         sock.was_alone.store(0, Ordering::Relaxed);
+        sock.steered_ahead.store(0, Ordering::Relaxed);
+        sock.watched.store(0, Ordering::Relaxed);
+        sock.numbers.store(0, Ordering::Relaxed);
         Some(sock)
+    }
+
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+    pub(crate) fn in_child() {
+        Self::in_use().for_each(|sock| sock.numbers.store(0, Ordering::Relaxed));
     }
 
     /// Gives the slot back. What was shared by a fork still belongs to the other process.

@@ -211,6 +211,11 @@ pub(crate) fn nothing() -> Program {
     to
 }
 
+/// The first socket of a group gets everything.
+pub(crate) fn first() -> Program {
+    nothing()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,7 +17,8 @@ use crate::open::SLICE_MS;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
 use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
-use crate::{alone, epoll, hold, lanes, me, mend, pace, queues, signals, table};
+use crate::table::{self, Entry};
+use crate::{alone, epoll, hold, lanes, me, mend, pace, queues, signals};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -35,7 +36,7 @@ pub(crate) enum Watch {
 #[inline]
 pub(crate) fn begin(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
     // Its one receiver: no more is to be known.
-    if alone::of(sock).is_some_and(alone::Place::begin) {
+    if alone::of(sock).and_then(alone::Place::begin).is_some() {
         return Watch::Native;
     }
     begin_to_watch(sock, shared, fd)
@@ -82,8 +83,8 @@ fn begin_to_watch(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
 /// The calling thread has waited for `sock`.
 #[inline]
 pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
-    if let Some(alone) = alone::of(sock) {
-        return alone.end();
+    if let Some(member) = alone::of(sock).and_then(alone::Place::member) {
+        return alone::end(member);
     }
     if let Some(member) = me::known(sock, shared) {
         member.state.store(BUSY, Ordering::Release);
@@ -169,7 +170,39 @@ fn timespec_of(time: Duration) -> timespec {
     timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
+/// Entries of which a wait is looked through at no cost to speak of.
+const FEW: usize = 4;
+
+/// The program's own call, if the calling thread is the one receiver of all UDP sockets that it waits for, and these are few.
+#[inline(always)]
+fn straight(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
+    if fds.is_null() || count == 0 || count as usize > FEW {
+        return None;
+    }
+    let mut members = [None; FEW];
+    for nth in 0..count as usize {
+        // SAFETY: the program's array of `count`, which the kernel would read here, too.
+        let at = unsafe { &*fds.wrapping_add(nth) };
+        match alone::find(at.fd) {
+            Some(place) if at.events & (POLLIN | POLLRDNORM) != 0 => members[nth] = place.begin(),
+            _ if table::entry(at.fd) == Entry::None => continue,
+            _ => {}
+        }
+        if members[nth].is_none() {
+            // The long way, on which each says anew what it does.
+            members.into_iter().flatten().for_each(alone::end);
+            return None;
+        }
+    }
+    let answer = native();
+    members.into_iter().flatten().for_each(alone::end);
+    Some(answer)
+}
+
 pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    if let Some(answer) = straight(fds, count, || call::poll(fds, count, timeout)) {
+        return answer;
+    }
     match ours(fds, count) {
         Some(slice) => sliced(slice, Until::after_ms(timeout), std::ptr::null(), |slice| {
             call::poll(slice.as_mut_ptr(), count, timeout)
@@ -191,6 +224,9 @@ pub(crate) fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if let Some(answer) = straight(fds, count, || call::ppoll(fds, count, timeout, mask)) {
+        return answer;
+    }
     match ours(fds, count) {
         Some(slice) => sliced(slice, Until::after(timeout), mask, |slice| {
             call::ppoll(slice.as_mut_ptr(), count, timeout, mask)
@@ -250,7 +286,7 @@ pub(crate) fn sliced(
     native: impl Fn(&mut [pollfd]) -> c_int,
 ) -> c_int {
     // Alone with every socket: the program's own call.
-    let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).is_some_and(alone::Place::begin);
+    let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).and_then(alone::Place::begin).is_some();
     if fds.iter().filter_map(managed).all(alone) {
         let answer = native(fds);
         fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));

@@ -14,10 +14,10 @@ fn loopback_what_comes_while_lanes_are_made_ahead_of_a_fork_is_received() {
     for batch in ["1", "32"] {
         let both = format!("{}:{}", library().display(), build_library("rush").display());
         let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("LD_PRELOAD", &both)];
-        let calm = laned(&program, &["calm"], &vars);
-        assert_eq!((calm.output.as_str(), calm.reasons()), (expected, vec![]), "batch {batch}");
-        let rush = laned(&program, &["rush"], &vars);
-        assert_eq!((rush.output.as_str(), rush.reasons()), (expected, vec!["early"]), "batch {batch}");
+        for way in ["calm", "rush", "late", "asleep"] {
+            let with = laned(&program, &[way], &vars);
+            assert_eq!((with.output.as_str(), with.reasons()), (expected, vec![]), "{way}, batch {batch}");
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 mod support;
 
 use manylane_sys::shim::Reason;
-use support::{build, laned, plain};
+use support::{build, build_library, laned, library, plain};
 
 const SOCKETS: u64 = 4;
 
@@ -26,6 +26,22 @@ fn loopback_sleepers_in_epoll_are_woken_after_a_fall() {
     fall("level", Reason::Option);
     fall("edge", Reason::Option);
     fall("closed", Reason::Option);
+}
+
+/// A thread closes a descriptor, and opens something else with its number, while another one has an instance watch it, or
+/// makes the socket plain.
+#[test]
+fn loopback_entries_move_to_the_socket_whatever_its_descriptors_come_to_mean() {
+    let program = build("moved");
+    let both = format!("{}:{}", library().display(), build_library("rush").display());
+    let vars = [("MANYLANE_LANES", "8"), ("LD_PRELOAD", both.as_str())];
+    for (what, reason) in [("socket", "option"), ("instance", "option"), ("exec", "exec")] {
+        let without = plain(&program, &[what]);
+        let expected = without.output.as_str();
+        assert!(expected.ends_with("0 told of something else\n"), "{what}: {expected}");
+        let with = laned(&program, &[what], &vars);
+        assert_eq!((with.output.as_str(), with.reasons()), (expected, vec![reason]), "{what}");
+    }
 }
 
 #[test]

@@ -57,12 +57,17 @@ pub enum Reason {
     NoQueue = 17,
     Control = 18,
     Lender = 19,
-    Early = 20,
+    Forked = 20,
+    OneControl = 21,
+    OneEdges = 22,
+    OneShared = 23,
+    OneQueues = 24,
+    OneFull = 25,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 26] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -83,7 +88,12 @@ impl Reason {
         Self::NoQueue,
         Self::Control,
         Self::Lender,
-        Self::Early,
+        Self::Forked,
+        Self::OneControl,
+        Self::OneEdges,
+        Self::OneShared,
+        Self::OneQueues,
+        Self::OneFull,
     ];
 
     /// One word, for tables and documents.
@@ -135,7 +145,17 @@ impl Reason {
             Self::Lender => {
                 ("lender", "engine xdp: the launcher lent no queues (it is gone, or has no descriptors left)")
             }
-            Self::Early => ("early", "datagrams came in the moment in which lanes were made ahead of a fork"),
+            Self::Forked => (
+                "forked",
+                "the program forked before the socket had lanes, and had bound thousands before it",
+            ),
+            Self::OneControl => ("one-control", "options bring control messages with each datagram"),
+            Self::OneEdges => ("one-edges", "an epoll instance watches it for edges (EPOLLET)"),
+            Self::OneShared => ("one-shared", "more threads than lanes: some lanes are shared"),
+            Self::OneQueues => {
+                ("one-queues", "engine xdp: what waits in the devices' queues is in memory anyway")
+            }
+            Self::OneFull => ("one-full", "no memory, or many sockets before it, to hold datagrams for"),
         }
     }
 }

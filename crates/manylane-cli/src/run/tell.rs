@@ -226,7 +226,11 @@ fn text(report: &Report) -> String {
         let times = if fallback.count == 1 { String::new() } else { format!(", {} times", fallback.count) };
         let socket = if fallback.socket.is_empty() { "a socket" } else { &fallback.socket };
         // Without queues, a socket has its lanes as with engine mmsg.
-        let what = if QUEUES.contains(&fallback.reason) { "no queues" } else { "no lanes" };
+        let what = match fallback.reason {
+            queues if QUEUES.contains(&queues) => "no queues",
+            one if one.starts_with(ONE_BY_ONE) => "one by one (--batch)",
+            _ => "no lanes",
+        };
         _ = write!(text, "\n{what}{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
     }
     text
@@ -234,6 +238,9 @@ fn text(report: &Report) -> String {
 
 /// Reasons that are about the queues of engine xdp alone.
 const QUEUES: [&str; 3] = ["no-queue", "control", "lender"];
+
+/// How reasons begin that are about batches alone: the socket has its lanes.
+const ONE_BY_ONE: &str = "one-";
 
 /// Rows of the table, at most: a server may have had thousands of sockets, one after the other.
 const ROWS: usize = 40;
@@ -293,21 +300,27 @@ mod tests {
             ..Receiver::default()
         };
         let fallback = Fallback { why: "connected", count: 3, pid: 7, ..Fallback::default() };
+        let single = Fallback { reason: "one-edges", why: "edges", count: 1, pid: 7, ..Fallback::default() };
         let receivers = vec![receiver(0), receiver(1)];
-        Report { processes: 1, receivers, fallbacks: vec![fallback], ..Report::default() }
+        Report { processes: 1, receivers, fallbacks: vec![fallback, single], ..Report::default() }
     }
 
     #[test]
     fn the_line_has_rates_and_the_table_has_sums() {
         let line = line(&report([300, 100]), &report([100, 100]), 2.0);
         assert!(
-            line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 3 fallbacks"),
+            line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 4 fallbacks"),
             "{line}"
         );
         let text = text(&report([300, 100]));
-        for hint in
-            ["2 lanes", "127.0.0.1:53", "300", "30.0", "no lanes, 3 times: connected (a socket, process 7)"]
-        {
+        for hint in [
+            "2 lanes",
+            "127.0.0.1:53",
+            "300",
+            "30.0",
+            "no lanes, 3 times: connected (a socket, process 7)",
+            "one by one (--batch): edges (a socket, process 7)",
+        ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }
     }

@@ -10,54 +10,34 @@
  * one device queue and one CPU: what is sent first arrives first, and when
  * the fence has got its datagram, all before it is there.
  */
-#define _GNU_SOURCE
+#include "calls.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <poll.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
-#include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
-/* Datagrams that wait at a time. */
-#define MANY 100
 #define FENCE 6999
 
-#define CHECK(cond) printf("  %s: %s\n", #cond, (cond) ? "yes" : "no")
+const char *ip4, *ip6;
+int there, server, clients[2];
+in_port_t ports[2];
+union address to;
+socklen_t to_len;
+static int here, fence;
+static union address to_fence;
 
-union address {
-	struct sockaddr any;
-	struct sockaddr_in v4;
-	struct sockaddr_in6 v6;
-};
-
-static const char *ip4, *ip6;
-static int here, there, server, clients[2], raw, fence;
-static in_port_t ports[2];
-static union address to, to_fence;
-static socklen_t to_len;
-
-static void fail(const char *what)
+void fail(const char *what)
 {
 	perror(what);
 	exit(1);
 }
 
-/* A socket that no library knows of, in a namespace. */
-static int hidden(int namespace, int family, int type, int protocol)
+int hidden(int namespace, int family, int type, int protocol)
 {
 	int fd;
 
@@ -69,7 +49,7 @@ static int hidden(int namespace, int family, int type, int protocol)
 	return fd;
 }
 
-static socklen_t address(union address *at, const char *ip, int port)
+socklen_t address(union address *at, const char *ip, int port)
 {
 	memset(at, 0, sizeof(*at));
 	if (strchr(ip, ':')) {
@@ -84,15 +64,14 @@ static socklen_t address(union address *at, const char *ip, int port)
 	return sizeof(at->v4);
 }
 
-static void put(int client, const void *data, size_t len)
+void put(int client, const void *data, size_t len)
 {
 	if (syscall(SYS_sendto, clients[client], data, len, 0, &to, to_len) !=
 	    (long)len)
 		fail("sendto");
 }
 
-/* All that was sent is where it waits. */
-static void arrive(void)
+void arrive(void)
 {
 	char byte;
 
@@ -102,13 +81,12 @@ static void arrive(void)
 		fail("fence");
 }
 
-static size_t length(int n)
+size_t length(int n)
 {
 	return 8 + n * 7 % 300;
 }
 
-/* Datagram number n, from the two clients in turn. */
-static void put_number(int n)
+void put_number(int n)
 {
 	char data[1000];
 
@@ -117,8 +95,7 @@ static void put_number(int n)
 	put(n & 1, data, length(n));
 }
 
-/* Whether this is datagram number n. */
-static int is_number(int n, const char *data, ssize_t len)
+int is_number(int n, const char *data, ssize_t len)
 {
 	int is;
 
@@ -127,15 +104,14 @@ static int is_number(int n, const char *data, ssize_t len)
 	       data[len - 1] == 'a' + n % 26;
 }
 
-static int from_client(const union address *from, int client)
+int from_client(const union address *from, int client)
 {
 	return from->any.sa_family == AF_INET6 ?
 		       from->v6.sin6_port == ports[client] :
 		       from->v4.sin_port == ports[client];
 }
 
-/* Receives numbers from `first` to before `end`: how many were as sent. */
-static int take_numbers(int fd, int first, int end)
+int take_numbers(int fd, int first, int end)
 {
 	char data[2000];
 	int n, right = 0;
@@ -153,15 +129,14 @@ static int take_numbers(int fd, int first, int end)
 	return right;
 }
 
-static int is_empty(int fd)
+int is_empty(int fd)
 {
 	char byte;
 
 	return recv(fd, &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN;
 }
 
-/* A server at `ip`, which is asked at `ask`, and clients for it. */
-static void open_at(const char *ip, const char *ask, int port)
+void open_at(const char *ip, const char *ask, int port)
 {
 	union address local;
 	socklen_t len = address(&local, ip, port);
@@ -193,8 +168,7 @@ static void open_at(const char *ip, const char *ask, int port)
 		fail("bind");
 }
 
-/* Receives until a receiver that comes back has its queues. */
-static void warm_up(void)
+void warm_up(void)
 {
 	int n;
 
@@ -205,7 +179,7 @@ static void warm_up(void)
 	}
 }
 
-static void leave(void)
+void leave(void)
 {
 	int i;
 
@@ -215,14 +189,14 @@ static void leave(void)
 		syscall(SYS_close, clients[i]);
 }
 
-static void begin(const char *name, int port)
+void begin(const char *name, int port)
 {
 	printf("%s\n", name);
 	open_at(ip4, ip4, port);
 	warm_up();
 }
 
-static void fill(void)
+void fill(void)
 {
 	int n;
 
@@ -231,8 +205,7 @@ static void fill(void)
 	arrive();
 }
 
-/* The socket is plain now: what waited comes first, then what came after. */
-static void fallen(void)
+void fallen(void)
 {
 	int n;
 
@@ -240,516 +213,6 @@ static void fallen(void)
 		put_number(n);
 	CHECK(take_numbers(server, 0, MANY + 10) == MANY + 10);
 	CHECK(is_empty(server));
-}
-
-static void falls_by_connect(int port)
-{
-	union address peer;
-	socklen_t len = sizeof(peer);
-	char data[2000];
-
-	begin("connect", port);
-	put(0, "peer", 4);
-	CHECK(recvfrom(server, data, sizeof(data), 0, &peer.any, &len) == 4);
-	fill();
-	CHECK(connect(server, &peer.any, len) == 0);
-	put(1, "other", 5);
-	put(0, "same", 4);
-	arrive();
-	CHECK(take_numbers(server, 0, MANY) == MANY);
-	CHECK(recv(server, data, sizeof(data), 0) == 4 &&
-	      !memcmp(data, "same", 4));
-	CHECK(is_empty(server));
-	leave();
-}
-
-static void falls_by_option(int port)
-{
-	int one = 1;
-
-	begin("option", port);
-	fill();
-	CHECK(setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof(one)) ==
-	      0);
-	fallen();
-	leave();
-}
-
-static void falls_by_control(int port)
-{
-	int tos = 0x10;
-
-	begin("control", port);
-	fill();
-	CHECK(setsockopt(server, SOL_IP, IP_TOS, &tos, sizeof(tos)) == 0);
-	fallen();
-	leave();
-}
-
-static void falls_by_filter(int port)
-{
-	/* Drops all that comes. */
-	struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
-	struct sock_fprog program = { .len = 1, .filter = &none };
-
-	begin("filter", port);
-	fill();
-	CHECK(setsockopt(server, SOL_SOCKET, SO_ATTACH_FILTER, &program,
-			 sizeof(program)) == 0);
-	put_number(MANY);
-	arrive();
-	CHECK(take_numbers(server, 0, MANY) == MANY);
-	CHECK(is_empty(server));
-	leave();
-}
-
-static void falls_by_multicast(int port)
-{
-	struct ip_mreq group = { .imr_multiaddr.s_addr = htonl(0xef010203) };
-
-	inet_pton(AF_INET, ip4, &group.imr_interface);
-	begin("multicast", port);
-	fill();
-	CHECK(setsockopt(server, SOL_IP, IP_ADD_MEMBERSHIP, &group,
-			 sizeof(group)) == 0);
-	fallen();
-	leave();
-}
-
-static void falls_while_peeking(int port)
-{
-	char data[2000];
-	int one = 1, size;
-
-	begin("peek, then fall", port);
-	fill();
-	CHECK(recv(server, data, sizeof(data), MSG_PEEK) ==
-		      (ssize_t)length(0) &&
-	      is_number(0, data, length(0)));
-	CHECK(setsockopt(server, SOL_IP, IP_RECVERR, &one, sizeof(one)) == 0);
-	CHECK(recv(server, data, sizeof(data), MSG_PEEK) ==
-		      (ssize_t)length(0) &&
-	      is_number(0, data, length(0)));
-	CHECK(ioctl(server, FIONREAD, &size) == 0 && size == (int)length(0));
-	fallen();
-	leave();
-}
-
-static void polls(int port)
-{
-	struct pollfd at = { .events = POLLIN };
-	int one = 1;
-
-	begin("fall, then poll", port);
-	fill();
-	CHECK(setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one, sizeof(one)) ==
-	      0);
-	at.fd = server;
-	CHECK(poll(&at, 1, -1) == 1 && at.revents == POLLIN);
-	CHECK(take_numbers(server, 0, MANY) == MANY);
-	CHECK(poll(&at, 1, 0) == 0);
-	leave();
-}
-
-static void messages(int port)
-{
-	enum {
-		COUNT = 8
-	};
-	static char data[COUNT][2000];
-	struct mmsghdr all[COUNT];
-	struct iovec pieces[COUNT][2];
-	union address from[COUNT];
-	char control[64], byte;
-	int i, right = 0, size;
-
-	begin("messages", port);
-	fill();
-	CHECK(ioctl(server, FIONREAD, &size) == 0 && size == (int)length(0));
-	CHECK(recv(server, data[0], 5, MSG_PEEK) == 5);
-	CHECK(recv(server, data[0], 5, MSG_PEEK | MSG_TRUNC) ==
-	      (ssize_t)length(0));
-	CHECK(recv(server, data[0], 5, MSG_TRUNC) == (ssize_t)length(0));
-	CHECK(recv(server, data[0], 5, 0) == 5);
-	CHECK(recv(server, NULL, 0, 0) == 0);
-	CHECK(recv(server, NULL, 0, MSG_TRUNC) == (ssize_t)length(3));
-	/* Into pieces: the first too small for all. */
-	for (i = 0; i < COUNT; i++) {
-		pieces[i][0] = (struct iovec){ data[i], 6 };
-		pieces[i][1] = (struct iovec){ data[i] + 6, sizeof(*data) - 6 };
-	}
-	CHECK(readv(server, pieces[0], 2) == (ssize_t)length(4) &&
-	      is_number(4, data[0], length(4)));
-	CHECK(read(server, data[0], sizeof(*data)) == (ssize_t)length(5) &&
-	      is_number(5, data[0], length(5)));
-	CHECK(readv(server, pieces[0], 1) == 6);
-	memset(all, 0, sizeof(all));
-	for (i = 0; i < COUNT; i++) {
-		all[i].msg_hdr.msg_iov = pieces[i];
-		all[i].msg_hdr.msg_iovlen = i == 3 ? 1 : 2;
-		all[i].msg_hdr.msg_name = &from[i];
-		all[i].msg_hdr.msg_namelen = sizeof(from[i]);
-		all[i].msg_hdr.msg_control = control;
-		all[i].msg_hdr.msg_controllen = sizeof(control);
-	}
-	CHECK(recvmmsg(server, all, COUNT, 0, NULL) == COUNT);
-	for (i = 0; i < COUNT; i++) {
-		const struct msghdr *one = &all[i].msg_hdr;
-		int cut = i == 3;
-
-		right += all[i].msg_len == (cut ? 6 : length(7 + i)) &&
-			 (cut || is_number(7 + i, data[i], all[i].msg_len)) &&
-			 one->msg_flags == (cut ? MSG_TRUNC : 0) &&
-			 one->msg_controllen == 0 &&
-			 one->msg_namelen == sizeof(from[i].v4) &&
-			 from_client(&from[i], (7 + i) & 1);
-	}
-	CHECK(right == COUNT);
-	all[0].msg_hdr.msg_iovlen = 1;
-	CHECK(recvmmsg(server, all, 1, MSG_TRUNC, NULL) == 1);
-	printf("  length %u, flags %x\n", all[0].msg_len,
-	       all[0].msg_hdr.msg_flags);
-	CHECK(recvmsg(server, &all[1].msg_hdr, MSG_PEEK | MSG_CMSG_CLOEXEC) ==
-	      (ssize_t)length(16));
-	printf("  flags %x\n", all[1].msg_hdr.msg_flags);
-	all[1].msg_hdr.msg_name = NULL;
-	all[1].msg_hdr.msg_namelen = 7;
-	CHECK(recvmsg(server, &all[1].msg_hdr, 0) == (ssize_t)length(16));
-	printf("  name of %u\n", all[1].msg_hdr.msg_namelen);
-	CHECK(recvmsg(server, &all[2].msg_hdr, MSG_WAITALL) ==
-	      (ssize_t)length(17));
-	/* Less room for the address than it takes. */
-	socklen_t len = 4;
-	memset(&from[0], 0x55, sizeof(from[0]));
-	CHECK(recvfrom(server, data[0], 2000, 0, &from[0].any, &len) ==
-	      (ssize_t)length(18));
-	CHECK(len == sizeof(from[0].v4) &&
-	      from[0].v4.sin_addr.s_addr == 0x55555555);
-	CHECK(take_numbers(server, 19, MANY) == MANY - 19);
-	CHECK(ioctl(server, FIONREAD, &size) == 0 && size == 0);
-	CHECK(recv(server, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == -1 &&
-	      errno == EAGAIN);
-	put(0, "", 0);
-	put(1, "x", 1);
-	arrive();
-	CHECK(recv(server, data[0], 10, 0) == 0);
-	CHECK(recv(server, data[0], 10, 0) == 1);
-	leave();
-}
-
-static void timeouts(int port)
-{
-	struct timeval soon = { .tv_usec = 60000 }, none = { 0 };
-	struct timespec at[2];
-	char data[8];
-	long ms;
-
-	begin("timeouts", port);
-	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &soon,
-			 sizeof(soon)) == 0);
-	clock_gettime(CLOCK_MONOTONIC, &at[0]);
-	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EAGAIN);
-	clock_gettime(CLOCK_MONOTONIC, &at[1]);
-	ms = (at[1].tv_sec - at[0].tv_sec) * 1000 +
-	     (at[1].tv_nsec - at[0].tv_nsec) / 1000000;
-	CHECK(ms >= 50);
-	put(0, "in time", 7);
-	arrive();
-	CHECK(recv(server, data, sizeof(data), 0) == 7);
-	CHECK(setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &none,
-			 sizeof(none)) == 0);
-	put(0, "later", 5);
-	CHECK(recv(server, data, sizeof(data), 0) == 5);
-	leave();
-}
-
-/* The sum of what follows the pseudo header of IPv4. */
-static uint16_t checksum(const uint8_t *udp, size_t len, uint32_t from)
-{
-	uint32_t sum = IPPROTO_UDP + len, target = ntohl(to.v4.sin_addr.s_addr);
-	size_t i;
-
-	sum += (target >> 16) + (target & 0xffff);
-	from = ntohl(from);
-	sum += (from >> 16) + (from & 0xffff);
-	for (i = 0; i < len; i++)
-		sum += i & 1 ? udp[i] : udp[i] << 8;
-	while (sum >> 16)
-		sum = (sum & 0xffff) + (sum >> 16);
-	return ~sum;
-}
-
-/*
- * A datagram of "bad." with a checksum and a length that may be wrong, from a
- * raw socket, whose checksums nobody finishes.
- */
-enum {
-	RIGHT,
-	WRONG,
-	ZERO,
-	SHORTER,
-	LONGER
-};
-
-static void put_raw(int how)
-{
-	uint8_t udp[12] = { 0 };
-	struct sockaddr_in target = to.v4, mine;
-	socklen_t len = sizeof(mine);
-	uint16_t word;
-
-	target.sin_port = 0;
-	if (syscall(SYS_connect, raw, &target, sizeof(target)) ||
-	    syscall(SYS_getsockname, raw, &mine, &len))
-		fail("raw");
-	memcpy(udp, &ports[0], 2);
-	memcpy(udp + 2, &to.v4.sin_port, 2);
-	udp[5] = how == SHORTER ? 10 : how == LONGER ? 20 : 12;
-	memcpy(udp + 8, "raw.", 4);
-	word = checksum(udp, how == SHORTER ? 10 : 12, mine.sin_addr.s_addr);
-	word = how == ZERO ? 0 : how == WRONG ? word ^ 0x0101 : word;
-	udp[6] = word >> 8;
-	udp[7] = word;
-	if (syscall(SYS_sendto, raw, udp, 12, 0, NULL, 0) != 12)
-		fail("raw");
-}
-
-static void checksums(int port)
-{
-	static const char *names[] = { "right", "wrong", "zero", "shorter",
-				       "longer" };
-	char data[2000];
-	int how, got;
-
-	begin("checksums", port);
-	raw = hidden(there, AF_INET, SOCK_RAW, IPPROTO_UDP);
-	for (how = RIGHT; how <= LONGER; how++) {
-		put_raw(how);
-		put(1, "end", 3);
-		arrive();
-		got = recv(server, data, sizeof(data), 0);
-		printf("  %s: %d, %.3s\n", names[how], got, data);
-		if (got != 3)
-			CHECK(recv(server, data, sizeof(data), 0) == 3);
-	}
-	for (how = 0; how < MANY; how++) {
-		put_raw(WRONG);
-		put_number(how);
-	}
-	arrive();
-	CHECK(take_numbers(server, 0, MANY) == MANY);
-	put_raw(WRONG);
-	arrive();
-	CHECK(is_empty(server));
-	syscall(SYS_close, raw);
-	leave();
-}
-
-static void addresses(int port)
-{
-	const char *at[][2] = { { ip4, ip4 },
-				{ "0.0.0.0", ip4 },
-				{ ip6, ip6 },
-				{ "::", ip6 },
-				{ "::", ip4 } };
-	size_t i;
-
-	for (i = 0; i < sizeof(at) / sizeof(*at); i++) {
-		union address from, back;
-		socklen_t len = sizeof(from);
-		char data[2000], text[64] = "";
-		int right = 0, n;
-
-		printf("address %zu\n", i);
-		open_at(at[i][0], at[i][1], port + i);
-		warm_up();
-		fill();
-		CHECK(take_numbers(server, 0, MANY) == MANY);
-		put(0, "who", 3);
-		CHECK(recvfrom(server, data, sizeof(data), 0, &from.any,
-			       &len) == 3);
-		if (from.any.sa_family == AF_INET6)
-			inet_ntop(AF_INET6, &from.v6.sin6_addr, text, 64);
-		else
-			inet_ntop(AF_INET, &from.v4.sin_addr, text, 64);
-		printf("  from %s, %u bytes\n", text, len);
-		/* Answers come from where was asked, in order. */
-		for (n = 0; n < MANY; n++) {
-			socklen_t back_len = sizeof(back);
-
-			if (sendto(server, &n, sizeof(n), 0, &from.any, len) !=
-			    sizeof(n))
-				fail("answer");
-			if (syscall(SYS_recvfrom, clients[0], data, 2000, 0,
-				    &back, &back_len) == sizeof(n))
-				right += !memcmp(data, &n, sizeof(n)) &&
-					 !memcmp(&back, &to, to_len);
-		}
-		CHECK(right == MANY);
-		leave();
-	}
-}
-
-static void copies(int port)
-{
-	int copy, turn, n;
-
-	begin("copies", port);
-	fill();
-	copy = dup(server);
-	close(server);
-	server = copy;
-	CHECK(take_numbers(server, 0, MANY) == MANY);
-	leave();
-	/* Closed with all that waits; the next one gets what is its own. */
-	for (turn = 0; turn < 10; turn++) {
-		union address local;
-		socklen_t len = address(&local, ip4, port);
-
-		open_at(ip4, ip4, port);
-		warm_up();
-		fill();
-		close(server);
-		server = socket(AF_INET, SOCK_DGRAM, 0);
-		CHECK(bind(server, &local.any, len) == 0);
-		for (n = 0; n < 20; n++)
-			put_number(n);
-		CHECK(take_numbers(server, 0, 20) == 20);
-		CHECK(is_empty(server));
-		leave();
-	}
-}
-
-/* As many as can have queues, again and again. */
-static void two_at_a_time(int port)
-{
-	int turn, i, n, two[2], right = 0;
-
-	printf("two at a time\n");
-	open_at(ip4, ip4, port);
-	close(server);
-	for (turn = 0; turn < 10; turn++) {
-		for (i = 0; i < 2; i++) {
-			to_len = address(&to, ip4, port + i);
-			two[i] = socket(AF_INET, SOCK_DGRAM, 0);
-			if (bind(two[i], &to.any, to_len))
-				fail("bind");
-		}
-		for (i = 0; i < 2; i++) {
-			address(&to, ip4, port + i);
-			for (n = 0; n < 3; n++) {
-				put_number(n);
-				right += take_numbers(two[i], n, n + 1);
-			}
-		}
-		close(two[0]);
-		close(two[1]);
-	}
-	CHECK(right == 60);
-	server = -1;
-	leave();
-}
-
-static void few_descriptors(int port)
-{
-	int more, lowest = -1, leaked = 0;
-
-	for (more = 0; more < 12; more++) {
-		struct rlimit limit, before;
-		int next;
-
-		printf("%d more descriptors\n", more);
-		open_at(ip4, ip4, port + more);
-		next = dup(0);
-		close(next);
-		getrlimit(RLIMIT_NOFILE, &before);
-		limit = before;
-		limit.rlim_cur = next + more;
-		if (setrlimit(RLIMIT_NOFILE, &limit))
-			fail("setrlimit");
-		warm_up();
-		fill();
-		CHECK(take_numbers(server, 0, MANY) == MANY);
-		setrlimit(RLIMIT_NOFILE, &before);
-		leave();
-		next = dup(0);
-		close(next);
-		leaked += lowest >= 0 && next != lowest;
-		lowest = next;
-	}
-	CHECK(leaked == 0);
-}
-
-static pthread_t main_thread;
-static atomic_int over, handled;
-
-static void on_signal(int signal)
-{
-	(void)signal;
-	if (++handled == 20)
-		put_number(MANY);
-}
-
-static void on_other(int signal)
-{
-	(void)signal;
-}
-
-static void *poke(void *arg)
-{
-	while (!over) {
-		pthread_kill(main_thread, SIGUSR1);
-		usleep(1000);
-	}
-	return arg;
-}
-
-static void handle(int signal, void (*handler)(int), int flags)
-{
-	struct sigaction action = { .sa_handler = handler, .sa_flags = flags };
-
-	sigaction(signal, &action, NULL);
-}
-
-static void interrupted(int port)
-{
-	struct pollfd at = { .events = POLLIN };
-	struct timeval long_time = { .tv_sec = 80 };
-	char data[2000];
-	pthread_t thread;
-
-	handle(SIGUSR1, on_other, 0);
-	begin("interrupted", port);
-	pthread_create(&thread, NULL, poke, NULL);
-	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EINTR);
-	at.fd = server;
-	CHECK(poll(&at, 1, -1) == -1 && errno == EINTR);
-	setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &long_time,
-		   sizeof(long_time));
-	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EINTR);
-	over = 1;
-	pthread_join(thread, NULL);
-	put_number(0);
-	CHECK(take_numbers(server, 0, 1) == 1);
-	leave();
-}
-
-static void restarted(int port)
-{
-	pthread_t thread;
-
-	handle(SIGUSR1, on_signal, SA_RESTART);
-	begin("restarted", port);
-	pthread_create(&thread, NULL, poke, NULL);
-	CHECK(take_numbers(server, MANY, MANY + 1) == 1);
-	over = 1;
-	pthread_join(thread, NULL);
-	CHECK(is_empty(server));
-	fill();
-	/* Of both kinds now. */
-	handle(SIGUSR2, on_other, 0);
-	fallen();
-	leave();
 }
 
 int main(int argc, char **argv)
@@ -767,7 +230,6 @@ int main(int argc, char **argv)
 		fail("namespace");
 	ip4 = argv[2];
 	ip6 = argv[3];
-	main_thread = pthread_self();
 	sched_getaffinity(0, sizeof(cpus), &cpus);
 	for (i = 0; !CPU_ISSET(i, &cpus); i++)
 		;
@@ -775,22 +237,13 @@ int main(int argc, char **argv)
 	CPU_SET(i, &one);
 	sched_setaffinity(0, sizeof(one), &one);
 	if (!strcmp(argv[4], "falls")) {
-		falls_by_connect(7001);
-		falls_by_option(7002);
-		falls_by_control(7003);
-		falls_by_filter(7004);
-		falls_by_multicast(7005);
-		falls_while_peeking(7006);
-		polls(7007);
+		falls();
 	} else if (!strcmp(argv[4], "calls")) {
-		messages(7011);
-		timeouts(7012);
-		checksums(7013);
-		addresses(7014);
+		calls();
 	} else if (!strcmp(argv[4], "closes")) {
-		copies(7021);
-		few_descriptors(7022);
-		two_at_a_time(7034);
+		closes();
+	} else if (!strcmp(argv[4], "threads")) {
+		threads();
 	} else if (!strcmp(argv[4], "interrupted")) {
 		interrupted(7041);
 	} else if (!strcmp(argv[4], "restarted")) {

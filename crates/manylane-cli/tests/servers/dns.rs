@@ -97,20 +97,25 @@ fn dnsperf(place: &Place, addr: SocketAddr) -> u64 {
 
 /// The same answers with lanes and without.
 fn compare(test: &str, prepare: Prepare) -> (Report, SocketAddr) {
+    compare_with(test, prepare, &[])
+}
+
+/// The same with options of `manylane run`.
+fn compare_with(test: &str, prepare: Prepare, options: &[&str]) -> (Report, SocketAddr) {
     let place = Place::new(test);
     let (without, _, _) = serve(&place, prepare, None);
-    let (with, report, addr) = serve(&place, prepare, Some(&[]));
+    let (with, report, addr) = serve(&place, prepare, Some(options));
     assert!(without == with, "answers differ");
     (report.unwrap(), addr)
 }
 
-fn nsd(place: &Place, addr: SocketAddr) -> Vec<String> {
+fn nsd(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
     let zone = place.file("zone", &zone());
     let at = place.folder().display();
     let configuration = format!(
         "server:\n ip-address: {addr}@{port}\n server-count: 2\n username: \"\"\n chroot: \"\"\n zonesdir: \"{at}\"\n \
          pidfile: \"{at}/nsd.pid\"\n database: \"\"\n zonelistfile: \"{at}/zone.list\"\n xfrdfile: \"{at}/xfrd.state\"\n \
-         reuseport: yes\n rrl-ratelimit: 0\n round-robin: no\n hide-version: yes\nremote-control:\n control-enable: no\n\
+         reuseport: {reuseport}\n rrl-ratelimit: 0\n round-robin: no\n hide-version: yes\nremote-control:\n control-enable: no\n\
          zone:\n name: example.test\n zonefile: \"{zone}\"\n",
         addr = addr.ip(),
         port = addr.port()
@@ -148,7 +153,20 @@ fn unbound(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
 #[test]
 fn loopback_nsd() {
     if crate::has("loopback_nsd", "nsd", "nsd") {
-        compare("nsd", nsd);
+        compare("nsd", |place, addr| nsd(place, addr, "yes"));
+    }
+}
+
+/// Its processes share one socket then.
+#[test]
+fn loopback_nsd_with_one_socket() {
+    if !crate::has("loopback_nsd_with_one_socket", "nsd", "nsd") {
+        return;
+    }
+    for batch in ["1", "32"] {
+        let options = ["--batch", batch];
+        let (report, addr) = compare_with("nsd-one", |place, addr| nsd(place, addr, "no"), &options);
+        assert_eq!((report.lanes(addr), report.reasons()), (2, vec![]), "--batch {batch}: {report:?}");
     }
 }
 
@@ -189,7 +207,7 @@ fn netns_nsd_and_kxdpgun() {
     let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
     let place = Place::at("kxdpgun", testbed.host(1));
     let addr = SocketAddr::from((testbed.host(1).ip4(0), 53));
-    let mut server = Server::start(&place, &nsd(&place, addr), Some(&[]));
+    let mut server = Server::start(&place, &nsd(&place, addr, "yes"), Some(&[]));
     let questions = place.file("questions", &questions());
     let asker = Place::at("kxdpgun-asker", testbed.host(0));
     server.answer(&asker, addr, &question(0));

@@ -305,10 +305,17 @@ fn calls(test: &str, what: &str, reasons: &[&str], frames: &[(u16, u64)]) {
     // One queue: what is sent first arrives first.
     let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
     let place = Place::at(test, testbed.host(1));
-    let (code, program) = (place.file("calls.c", include_str!("calls.c")), place.path("calls"));
-    let mut cc = Command::new("cc");
+    let program = place.path("calls");
+    place.file("calls.h", include_str!("calls.h"));
+    let files = [
+        ("calls.c", include_str!("calls.c")),
+        ("seen.c", include_str!("seen.c")),
+        ("lives.c", include_str!("lives.c")),
+    ];
+    let files = files.map(|(name, text)| place.file(name, text));
     says({
-        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program, &code]);
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program]).args(files);
         cc
     });
     let (host, report) = (testbed.host(1), place.path("report.json"));
@@ -357,6 +364,13 @@ fn netns_xdp_calls_that_close() {
         &["lender"],
         &[(7021, 101), (7033, 101), (7034, 10), (7035, 10)],
     );
+}
+
+#[test]
+fn netns_xdp_a_fall_beside_threads_that_wait() {
+    let frames = [(7061, 12), (7062, 12), (7063, 12)];
+    let reasons = ["control", "error-queue", "option"];
+    calls("netns_xdp_a_fall_beside_threads_that_wait", "threads", &reasons, &frames);
 }
 
 #[test]

@@ -101,6 +101,8 @@ static bool act(struct actor *actor, uint32_t turns)
 {
 	uint32_t bit = 1u << actor->number;
 
+	all->process[actor->number] = (uint32_t)getpid();
+	all->thread[actor->number] = (uint32_t)gettid();
 	while (!all->stop) {
 		if (!(all->receiving & bit)) {
 			all->idle |= bit;
@@ -115,6 +117,7 @@ static bool act(struct actor *actor, uint32_t turns)
 			receive_shared(actor);
 		else
 			use_private(actor);
+		all->line[actor->number] = 0;
 	}
 	return false;
 }
@@ -203,22 +206,18 @@ static void settle(struct actor *actor)
 	all->receiving = some;
 	while (!is_settled()) {
 		if (++turns > PATIENCE) {
-			for (int at = 0; at < SOCKETS; at++) {
-				if (all->socket[at].sent !=
-				    all->socket[at].received)
-					fprintf(stderr,
-						"stress: socket %d (way %d): %u sent, %u received\n",
-						at, all->socket[at].way,
-						all->socket[at].sent,
-						all->socket[at].received);
-			}
 			/* None: it is in some call. Many: the call finds nothing. */
 			for (int at = 0; at < RECEIVERS; at++)
 				if (some & 1u << at)
 					fprintf(stderr,
-						"stress: receiver %d looked %u times\n",
-						at,
-						all->looks[at] - before[at]);
+						"stress: receiver %d (process %u, thread %u) looked %u times, last at socket %u, step %u of %s\n",
+						at, all->process[at],
+						all->thread[at],
+						all->looks[at] - before[at],
+						all->last[at], all->line[at],
+						all->line[at] ? "shared.c" :
+								"private.c");
+			tell_all();
 			fail("receivers %x of %x do not get what is queued",
 			     some, everybody);
 		}

@@ -106,11 +106,11 @@ static void take(uint32_t at, const char *buffer, ssize_t len,
 	all->socket[at].received++;
 }
 
-static long now_ms(void)
+static long now_ms(clockid_t clock)
 {
 	struct timespec time;
 
-	clock_gettime(CLOCK_MONOTONIC, &time);
+	clock_gettime(clock, &time);
 	return time.tv_sec * 1000 + time.tv_nsec / 1000000;
 }
 
@@ -192,16 +192,25 @@ static void drain(struct actor *actor, uint32_t at, int fd, bool all_of_it)
 static void by_blocking(struct actor *actor, uint32_t at, int fd)
 {
 	do {
-		long start = now_ms();
+		/*
+		 * The kernel's timeouts count in ticks. Where the machine
+		 * stood still, these are behind the clock for a moment, and
+		 * catch up during the call: then the coarse clock says so,
+		 * which goes with them.
+		 */
+		long start = now_ms(CLOCK_MONOTONIC), passed;
+		long ticks = now_ms(CLOCK_MONOTONIC_COARSE);
 
 		if (receive(actor, at, fd, 0) >= 0)
 			continue;
 		CHECK(errno == EAGAIN || errno == EINTR,
 		      "socket %u: blocking receive: %m", at);
-		/* The kernel counts in ticks, and may be one or two behind when it begins. */
-		CHECK(errno != EAGAIN || now_ms() - start >= TIMEOUT_MS / 10,
-		      "socket %u: the timeout came after %ld ms", at,
-		      now_ms() - start);
+		passed = now_ms(CLOCK_MONOTONIC) - start;
+		ticks = now_ms(CLOCK_MONOTONIC_COARSE) - ticks;
+		CHECK(errno != EAGAIN || passed >= TIMEOUT_MS / 10 ||
+			      ticks >= TIMEOUT_MS / 10,
+		      "socket %u: the timeout came after %ld ms, %ld in ticks",
+		      at, passed, ticks);
 		return;
 	} while (all->quiet);
 }
@@ -293,6 +302,8 @@ void receive_shared(struct actor *actor)
 		all->looks[actor->number]++;
 	} else if (!draw(actor, 30))
 		at = draw(actor, SOCKETS);
+	all->last[actor->number] = at;
+	all->line[actor->number] = __LINE__;
 	struct shared_socket *one = &all->socket[at];
 	enum way way =
 		one->way == WAY_MIXED ? draw(actor, WAY_MIXED) : one->way;
@@ -305,11 +316,13 @@ void receive_shared(struct actor *actor)
 					    draw(actor, 2) ? 3 : 1500);
 		CHECK(fd >= 0, "dup: %m");
 	}
+	all->line[actor->number] = __LINE__;
 	if (!draw(actor, 50))
 		disturb_shared(actor, fd, one->way == WAY_MIXED);
 	/* Edges are told to one instance for one descriptor: a copy would be another. */
 	if (copied && (way == WAY_EPOLL || way == WAY_EDGE))
 		way = WAY_POLL;
+	all->line[actor->number] = __LINE__;
 	switch (way) {
 	case WAY_BLOCK:
 		by_blocking(actor, at, fd);
@@ -354,6 +367,16 @@ static void pass(int fd)
 	close(pair[1]);
 }
 
+static int reuseport(int fd)
+{
+	int value = -1;
+	socklen_t len = sizeof(value);
+
+	usleep(100000);
+	getsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &value, &len);
+	return value;
+}
+
 /* What looks at a socket or starts processes, and takes no datagram. */
 void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
 {
@@ -380,7 +403,8 @@ void disturb_shared(struct actor *actor, int fd, bool may_fall_back)
 		      "SO_ERROR: %d", value);
 		CHECK(!getsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &value, &len) &&
 			      !value,
-		      "SO_REUSEPORT: %d", value);
+		      "descriptor %d: SO_REUSEPORT: %d, and again: %d", fd,
+		      value, reuseport(fd));
 		break;
 	case 2:
 		CHECK(!ioctl(fd, FIONREAD, &value) && value >= 0 &&

@@ -63,6 +63,9 @@ struct shared {
 	_Atomic uint32_t failures;
 	/* Looks of each receiver while senders paused. */
 	_Atomic uint32_t looks[RECEIVERS];
+	/* Where each receiver is: for who looks into a failure. */
+	_Atomic uint32_t process[RECEIVERS], thread[RECEIVERS];
+	_Atomic uint32_t last[RECEIVERS], line[RECEIVERS];
 	struct shared_socket socket[SOCKETS];
 	_Atomic uint8_t seen[MOST]; /* how often each was received */
 };
@@ -96,5 +99,8 @@ void send_shared(struct actor *actor, const int *flows);
 
 /* private.c: sockets of one thread, about which everything is known. */
 void use_private(struct actor *actor);
+
+/* witness.c: what everybody is at. */
+void tell_all(void);
 
 #endif /* STRESS_H */

@@ -2,16 +2,25 @@
 /*
  * A server with one receiver forks, while datagrams come at the very moment at
  * which the library makes lanes for its children: none of them may get lost.
+ *
+ *	early WAY
+ *
+ * calm: they come before; rush: in that moment; late: so they do to a socket
+ * that is the 5000th of its process; asleep: they do, and the receiver is
+ * another thread, which sleeps in a receive, and is to be woken by each.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -65,22 +74,73 @@ static int receive_all(int fd, int round, const char *way)
 	}
 }
 
+static atomic_int received, tid;
+
+static void *sleeper(void *arg)
+{
+	unsigned char got[16];
+
+	tid = gettid();
+	while (recv(*(int *)arg, got, sizeof(got), 0) == 2)
+		received++;
+	return NULL;
+}
+
+/* It sleeps in its receive: so says the kernel. */
+static void wait_for_sleep(void)
+{
+	char path[64], text[64];
+	size_t got;
+
+	do {
+		FILE *file;
+
+		usleep(1000);
+		snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", tid);
+		file = fopen(path, "r");
+		got = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+		text[got] = 0;
+		if (file)
+			fclose(file);
+	} while (!got || strtol(text, NULL, 10) != SYS_recvfrom);
+}
+
+/* How many it has got, when it has them all, or 5 s later. */
+static int wait_for(int count)
+{
+	for (int turn = 0; received < count && turn < 5000; turn++)
+		usleep(1000);
+	return atomic_exchange(&received, 0);
+}
+
 int main(int argc, char **argv)
 {
 	void (**after_bind)(void) = dlsym(RTLD_DEFAULT, "rush_after_bind");
+	const char *way = argc > 1 ? argv[1] : "calm";
+	int asleep = !strcmp(way, "asleep"), fd, before, early, later;
 	socklen_t len = sizeof(server);
-	int fd = socket(AF_INET, SOCK_DGRAM, 0), before, early, later;
+	pthread_t thread;
 	pid_t child;
 
 	server.sin_family = AF_INET;
 	server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	for (int i = 0; !strcmp(way, "late") && i < 5000; i++) {
+		fd = socket(AF_INET, SOCK_DGRAM, 0);
+		bind(fd, (struct sockaddr *)&server, len);
+		close(fd);
+	}
+	fd = socket(AF_INET, SOCK_DGRAM, 0);
 	bind(fd, (struct sockaddr *)&server, len);
 	getsockname(fd, (struct sockaddr *)&server, &len);
 	for (int i = 0; i < SENDERS; i++)
 		senders[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	if (asleep)
+		pthread_create(&thread, NULL, sleeper, &fd);
 	send_all(0);
-	before = receive_all(fd, 0, "before");
-	if (argc > 1 && !strcmp(argv[1], "rush") && after_bind)
+	before = asleep ? wait_for(SENDERS) : receive_all(fd, 0, "before");
+	if (asleep)
+		wait_for_sleep();
+	if (strcmp(way, "calm") && after_bind)
 		*after_bind = rush;
 	else
 		rush();
@@ -88,9 +148,14 @@ int main(int argc, char **argv)
 	if (child == 0)
 		_exit(0);
 	waitpid(child, NULL, 0);
-	early = receive_all(fd, 1, "early");
+	if (after_bind && *after_bind) {
+		/* No lane was made. */
+		*after_bind = NULL;
+		rush();
+	}
+	early = asleep ? wait_for(SENDERS) : receive_all(fd, 1, "early");
 	send_all(2);
-	later = receive_all(fd, 2, "later");
+	later = asleep ? wait_for(SENDERS) : receive_all(fd, 2, "later");
 	printf("%d before, %d early, %d later\n", before, early, later);
 	return 0;
 }

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A library behind the one under test: when a lane's socket has joined the
- * program's, datagrams of many senders come before anything else is done.
+ * program's, datagrams of many senders come before anything else is done; and
+ * just before an epoll instance is told of a descriptor, or an option is set, its
+ * number may come to mean something else.
  */
 #define _GNU_SOURCE
 #include <stdatomic.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,4 +24,24 @@ int bind(int fd, const struct sockaddr *addr, socklen_t len)
 	if (then)
 		then();
 	return answer;
+}
+
+/* Called before each epoll_ctl(2). */
+void (*rush_before_epoll_ctl)(int epfd, int op, int fd);
+
+int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)
+{
+	if (rush_before_epoll_ctl)
+		rush_before_epoll_ctl(epfd, op, fd);
+	return syscall(SYS_epoll_ctl, epfd, op, fd, event);
+}
+
+/* Called before each setsockopt(2). */
+void (*rush_before_setsockopt)(int fd, int level, int name);
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+	if (rush_before_setsockopt)
+		rush_before_setsockopt(fd, level, name);
+	return syscall(SYS_setsockopt, fd, level, name, value, len);
 }

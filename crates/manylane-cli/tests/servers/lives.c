@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Sockets that come and go, threads that share one, and signals. */
+#include "calls.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+static void copies(int port)
+{
+	int copy, turn, n;
+
+	begin("copies", port);
+	fill();
+	copy = dup(server);
+	close(server);
+	server = copy;
+	CHECK(take_numbers(server, 0, MANY) == MANY);
+	leave();
+	/* Closed with all that waits; the next one gets what is its own. */
+	for (turn = 0; turn < 10; turn++) {
+		union address local;
+		socklen_t len = address(&local, ip4, port);
+
+		open_at(ip4, ip4, port);
+		warm_up();
+		fill();
+		close(server);
+		server = socket(AF_INET, SOCK_DGRAM, 0);
+		CHECK(bind(server, &local.any, len) == 0);
+		for (n = 0; n < 20; n++)
+			put_number(n);
+		CHECK(take_numbers(server, 0, 20) == 20);
+		CHECK(is_empty(server));
+		leave();
+	}
+}
+
+/* As many as can have queues, again and again. */
+static void two_at_a_time(int port)
+{
+	int turn, i, n, two[2], right = 0;
+
+	printf("two at a time\n");
+	open_at(ip4, ip4, port);
+	close(server);
+	for (turn = 0; turn < 10; turn++) {
+		for (i = 0; i < 2; i++) {
+			to_len = address(&to, ip4, port + i);
+			two[i] = socket(AF_INET, SOCK_DGRAM, 0);
+			if (bind(two[i], &to.any, to_len))
+				fail("bind");
+		}
+		for (i = 0; i < 2; i++) {
+			address(&to, ip4, port + i);
+			for (n = 0; n < 3; n++) {
+				put_number(n);
+				right += take_numbers(two[i], n, n + 1);
+			}
+		}
+		close(two[0]);
+		close(two[1]);
+	}
+	CHECK(right == 60);
+	server = -1;
+	leave();
+}
+
+static void few_descriptors(int port)
+{
+	int more, lowest = -1, leaked = 0;
+
+	for (more = 0; more < 12; more++) {
+		struct rlimit limit, before;
+		int next;
+
+		printf("%d more descriptors\n", more);
+		open_at(ip4, ip4, port + more);
+		next = dup(0);
+		close(next);
+		getrlimit(RLIMIT_NOFILE, &before);
+		limit = before;
+		limit.rlim_cur = next + more;
+		if (setrlimit(RLIMIT_NOFILE, &limit))
+			fail("setrlimit");
+		warm_up();
+		fill();
+		CHECK(take_numbers(server, 0, MANY) == MANY);
+		setrlimit(RLIMIT_NOFILE, &before);
+		leave();
+		next = dup(0);
+		close(next);
+		leaked += lowest >= 0 && next != lowest;
+		lowest = next;
+	}
+	CHECK(leaked == 0);
+}
+
+void closes(void)
+{
+	copies(7021);
+	few_descriptors(7022);
+	two_at_a_time(7034);
+}
+
+/* Threads that wait for the server, each in its way. */
+enum {
+	BLOCKS,
+	POLLS,
+	EPOLLS,
+	WAYS
+};
+
+/* Before they all wait. */
+#define OFTEN 5
+
+static atomic_int taken, wrong, ended;
+static atomic_uchar seen[MANY];
+static pthread_barrier_t all_ready;
+
+/* One datagram: whether it was the last for this thread. */
+static int take_one(const char *data, ssize_t len)
+{
+	int n;
+
+	if (len == 1) {
+		ended++;
+		return 1;
+	}
+	memcpy(&n, data, sizeof(n));
+	wrong += n < 0 || n >= MANY || !is_number(n, data, len) || seen[n]++;
+	taken++;
+	return 0;
+}
+
+static void *wait_and_take(void *arg)
+{
+	int way = (int)(long)arg, epoll = -1, often = 0;
+	struct epoll_event event = { .events = EPOLLIN };
+	struct pollfd at = { .fd = server, .events = POLLIN };
+	char data[2000];
+	ssize_t len;
+
+	if (way == EPOLLS) {
+		epoll = epoll_create1(EPOLL_CLOEXEC);
+		epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
+	}
+	for (;;) {
+		if (way == POLLS)
+			poll(&at, 1, -1);
+		if (way == EPOLLS)
+			epoll_wait(epoll, &event, 1, -1);
+		len = recv(server, data, sizeof(data),
+			   way == BLOCKS ? 0 : MSG_DONTWAIT);
+		if (len < 0)
+			continue;
+		if (take_one(data, len))
+			break;
+		if (++often == OFTEN)
+			pthread_barrier_wait(&all_ready);
+	}
+	if (epoll >= 0)
+		close(epoll);
+	return NULL;
+}
+
+static void forget_seen(void)
+{
+	taken = 0;
+	for (int n = 0; n < MANY; n++)
+		seen[n] = 0;
+}
+
+static void wait_until_taken(int count)
+{
+	while (taken < count)
+		usleep(200);
+}
+
+/* The socket falls back beside threads that wait for it: half comes before. */
+static void falls_beside_threads(int port, int level, int option)
+{
+	pthread_t thread[WAYS];
+	int value = 16, n;
+
+	begin("threads", port);
+	pthread_barrier_init(&all_ready, NULL, WAYS + 1);
+	wrong = ended = 0;
+	forget_seen();
+	for (n = 0; n < WAYS; n++)
+		pthread_create(&thread[n], NULL, wait_and_take,
+			       (void *)(long)n);
+	/* Who has enough leaves the rest to the others. */
+	for (n = 0; n < WAYS * OFTEN; n++) {
+		put_number(n);
+		wait_until_taken(n + 1);
+	}
+	pthread_barrier_wait(&all_ready);
+	usleep(50000);
+	forget_seen();
+	for (n = 0; n < MANY / 2; n++)
+		put_number(n);
+	CHECK(setsockopt(server, level, option, &value, sizeof(value)) == 0);
+	for (; n < MANY; n++)
+		put_number(n);
+	wait_until_taken(MANY);
+	arrive();
+	usleep(50000);
+	CHECK(taken == MANY && wrong == 0);
+	while (ended < WAYS) {
+		put(0, "e", 1);
+		usleep(1000);
+	}
+	for (n = 0; n < WAYS; n++)
+		pthread_join(thread[n], NULL);
+	leave();
+}
+
+void threads(void)
+{
+	falls_beside_threads(7061, SOL_SOCKET, SO_RXQ_OVFL);
+	falls_beside_threads(7062, SOL_IP, IP_TOS);
+	falls_beside_threads(7063, SOL_IP, IP_RECVERR);
+}
+
+static pthread_t main_thread;
+static atomic_int over, handled;
+
+static void on_signal(int signal)
+{
+	(void)signal;
+	if (++handled == 20)
+		put_number(MANY);
+}
+
+static void on_other(int signal)
+{
+	(void)signal;
+}
+
+static void *poke(void *arg)
+{
+	while (!over) {
+		pthread_kill(main_thread, SIGUSR1);
+		usleep(1000);
+	}
+	return arg;
+}
+
+static void handle(int signal, void (*handler)(int), int flags)
+{
+	struct sigaction action = { .sa_handler = handler, .sa_flags = flags };
+
+	sigaction(signal, &action, NULL);
+}
+
+void interrupted(int port)
+{
+	struct pollfd at = { .events = POLLIN };
+	struct timeval long_time = { .tv_sec = 80 };
+	char data[2000];
+	pthread_t thread;
+
+	main_thread = pthread_self();
+	handle(SIGUSR1, on_other, 0);
+	begin("interrupted", port);
+	pthread_create(&thread, NULL, poke, NULL);
+	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EINTR);
+	at.fd = server;
+	CHECK(poll(&at, 1, -1) == -1 && errno == EINTR);
+	setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &long_time,
+		   sizeof(long_time));
+	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EINTR);
+	over = 1;
+	pthread_join(thread, NULL);
+	put_number(0);
+	CHECK(take_numbers(server, 0, 1) == 1);
+	leave();
+}
+
+void restarted(int port)
+{
+	pthread_t thread;
+
+	main_thread = pthread_self();
+	handle(SIGUSR1, on_signal, SA_RESTART);
+	begin("restarted", port);
+	pthread_create(&thread, NULL, poke, NULL);
+	CHECK(take_numbers(server, MANY, MANY + 1) == 1);
+	over = 1;
+	pthread_join(thread, NULL);
+	CHECK(is_empty(server));
+	fill();
+	/* Of both kinds now. */
+	handle(SIGUSR2, on_other, 0);
+	fallen();
+	leave();
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Descriptors that are closed, and whose numbers come to mean something else,
+ * in the very moment in which the library has an epoll instance watch them:
+ *
+ *	moved socket|instance|exec
+ *
+ * Three threads with an epoll instance each receive on one socket, by copies
+ * of its descriptor, until each has come back often enough. Then the socket
+ * becomes plain, and another thread closes a copy (or an instance) and opens
+ * something with its number. What is told by instances afterwards has to be of
+ * the socket. exec: it becomes plain since a copy would stay open in a program
+ * that is started; that copy is closed, and the kernel has to see a plain
+ * socket all the same.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FLOWS 16
+#define WORKERS 3
+
+static int server, clients[FLOWS], epolls[WORKERS], added[WORKERS];
+static int instance, exec_copy = -1;
+static struct sockaddr_in address;
+static _Atomic unsigned received[WORKERS], total, over, wanted;
+static _Atomic int victim, closed, other;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+
+	while (!over) {
+		struct epoll_event event;
+		char byte;
+
+		epoll_wait(epolls[nth], &event, 1, 50);
+		while (recv(server, &byte, 1, MSG_DONTWAIT) == 1) {
+			received[nth]++;
+			total++;
+		}
+	}
+	return NULL;
+}
+
+/* Closes a descriptor and opens something readable with its number. */
+static void *closer(void *unused)
+{
+	int fd;
+
+	while (!wanted)
+		usleep(100);
+	fd = victim;
+	close(fd);
+	if (instance) {
+		struct epoll_event event = { .events = EPOLLIN };
+
+		other = epoll_create1(EPOLL_CLOEXEC);
+		epoll_ctl(other, EPOLL_CTL_ADD, dup(added[0]), &event);
+	} else if (exec_copy >= 0) {
+		other = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	} else {
+		other = eventfd(1, 0);
+	}
+	closed = 1;
+	if (other != fd)
+		fprintf(stderr, "%d, not %d\n", other, fd);
+	return unused;
+}
+
+static void wait_until_closed(int turns)
+{
+	while (!closed && turns--)
+		usleep(1000);
+}
+
+/* The next descriptor that is looked for in the table is the victim. */
+static void before_epoll_ctl(int epfd, int op, int fd)
+{
+	static _Atomic int once;
+
+	if (op != EPOLL_CTL_ADD || wanted)
+		return;
+	for (int i = 0; i < WORKERS; i++) {
+		if (fd != added[i] || epfd != epolls[i] || once++)
+			continue;
+		victim = instance ? epfd : fd;
+		wanted = 1;
+		/* Who waits for us is not waited for. */
+		wait_until_closed(100);
+	}
+}
+
+static void before_setsockopt(int fd, int level, int name)
+{
+	(void)fd;
+	if (level != SOL_SOCKET || name != SO_ATTACH_REUSEPORT_CBPF || wanted)
+		return;
+	victim = exec_copy;
+	wanted = 1;
+	wait_until_closed(100);
+}
+
+/* A program is started while a copy is open that it would inherit. */
+static void start_program(void)
+{
+	char *words[] = { "true", NULL }, *nothing[] = { NULL };
+	pid_t pid;
+
+	exec_copy = dup(server);
+	if (posix_spawn(&pid, "/bin/true", NULL, NULL, words, nothing) ||
+	    waitpid(pid, NULL, 0) != pid)
+		perror("posix_spawn");
+}
+
+static void send_some(int count)
+{
+	static unsigned flow;
+
+	while (count--)
+		if (sendto(clients[flow++ % FLOWS], "x", 1, 0, (void *)&address,
+			   sizeof(address)) != 1)
+			perror("sendto");
+}
+
+int main(int argc, char **argv)
+{
+	void (**hook)(int, int, int) = (void (**)(int, int, int))dlsym(
+		RTLD_DEFAULT, "rush_before_epoll_ctl");
+	void (**option_hook)(int, int, int) = (void (**)(int, int, int))dlsym(
+		RTLD_DEFAULT, "rush_before_setsockopt");
+	struct epoll_event event = { .events = EPOLLIN };
+	socklen_t len = sizeof(address);
+	pthread_t threads[WORKERS], thread;
+	int i, one = 1, told = 0, is_exec, shares = -1;
+	unsigned want, turn;
+
+	instance = argc > 1 && !strcmp(argv[1], "instance");
+	is_exec = argc > 1 && !strcmp(argv[1], "exec");
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	server = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	address.sin_family = AF_INET;
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(server, (void *)&address, sizeof(address)) ||
+	    getsockname(server, (void *)&address, &len))
+		return 1;
+	for (i = 0; i < WORKERS; i++) {
+		epolls[i] = epoll_create1(EPOLL_CLOEXEC);
+		added[i] = fcntl(server, F_DUPFD_CLOEXEC, 0);
+		epoll_ctl(epolls[i], EPOLL_CTL_ADD, added[i], &event);
+		pthread_create(&threads[i], NULL, worker,
+			       (void *)(unsigned long)i);
+	}
+	pthread_create(&thread, NULL, closer, NULL);
+	for (turn = 0;
+	     turn < 50 || !received[0] || !received[1] || !received[2];
+	     turn++) {
+		want = total + FLOWS;
+		send_some(FLOWS);
+		while (total < want)
+			usleep(50);
+	}
+	if (is_exec) {
+		if (option_hook)
+			*option_hook = before_setsockopt;
+		start_program();
+	} else {
+		if (hook)
+			*hook = before_epoll_ctl;
+		if (setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one,
+			       sizeof(one)))
+			perror("setsockopt");
+	}
+	/* Instances whose threads sleep have been moved; here nobody moves any. */
+	if (!wanted) {
+		victim = is_exec ? exec_copy : instance ? epolls[0] : added[0];
+		wanted = 1;
+	}
+	pthread_join(thread, NULL);
+	want = total + FLOWS;
+	for (i = 0; i < FLOWS; i++)
+		send_some(1);
+	while (total < want)
+		usleep(50);
+	over = 1;
+	for (i = 0; i < WORKERS; i++)
+		pthread_join(threads[i], NULL);
+	for (i = 0; i < WORKERS; i++)
+		told += epoll_wait(epolls[i], &event, 1, 0) > 0;
+	send_some(1);
+	for (i = 0; i < WORKERS; i++) {
+		struct epoll_event all[4];
+
+		/* Once each; a new instance has a copy of its own in it. */
+		printf("instance %d: %d\n", i,
+		       epoll_wait(epolls[i], all, 4, 0));
+	}
+	/* Past the library. */
+	len = sizeof(shares);
+	syscall(SYS_getsockopt, server, SOL_SOCKET, SO_REUSEPORT, &shares,
+		&len);
+	printf("shares its port: %d\n", shares);
+	printf("%d told of something else\n", told);
+	return 0;
+}
