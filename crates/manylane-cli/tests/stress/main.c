@@ -312,6 +312,10 @@ int main(int argc, char **argv)
 	fprintf(stderr,
 		"stress: the longest pause took %u sleeps, and %u looks of who got least\n",
 		longest, rounds);
+	if (all->late)
+		fprintf(stderr,
+			"stress: %u calls were ahead of the kernel's delivery\n",
+			all->late);
 	printf("stress: %u datagrams, %llu calls, nothing lost, nothing twice, nothing leaked\n",
 	       all->ids, (unsigned long long)all->calls);
 	return 0;

@@ -60,6 +60,7 @@ struct shared {
 	_Atomic uint32_t idle; /* receivers that were told not to, and do not */
 	_Atomic uint32_t ids;  /* datagrams so far */
 	_Atomic uint64_t calls; /* calls so far */
+	_Atomic uint32_t late;	/* datagrams that a call was ahead of */
 	_Atomic uint32_t failures;
 	/* Looks of each receiver while senders paused. */
 	_Atomic uint32_t looks[RECEIVERS];
@@ -102,5 +103,6 @@ void use_private(struct actor *actor);
 
 /* witness.c: what everybody is at. */
 void tell_all(void);
+uint32_t held_by(in_port_t port);
 
 #endif /* STRESS_H */

@@ -263,6 +263,26 @@ static void tell_queues(void)
 	}
 }
 
+/* Bytes that all sockets of this machine that are bound to a port hold. */
+uint32_t held_by(in_port_t wanted)
+{
+	static _Thread_local char text[1 << 16];
+	char *rest, *line;
+	uint32_t sum = 0;
+
+	text_of(text, sizeof(text), "/proc/self/net/udp");
+	for (line = strtok_r(text, "\n", &rest); line;
+	     line = strtok_r(NULL, "\n", &rest)) {
+		unsigned int port, bytes;
+
+		if (sscanf(line, " %*d: %*x:%x %*s %*s %*x:%x", &port,
+			   &bytes) == 2 &&
+		    port == ntohs(wanted))
+			sum += bytes;
+	}
+	return sum;
+}
+
 void tell_all(void)
 {
 	bool again = false;
