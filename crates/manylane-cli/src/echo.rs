@@ -166,6 +166,8 @@ struct Settings {
     hoped: &'static str,
     /// Why it is not the one that was hoped for.
     engine_why: Option<String>,
+    /// What `auto` went by.
+    engine_choice: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
     steering: String,
@@ -195,6 +197,7 @@ impl Settings {
             engine: socket.engine().to_string(),
             hoped: if args.engine == Engine::Uring { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
+            engine_choice: socket.choice().map(|choice| choice.why.clone()),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
             steering_by: steering.by.to_string(),
@@ -216,7 +219,7 @@ impl Settings {
         let because = |why: &Option<String>| why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
         let engine = match &self.engine_why {
             Some(why) => format!(" (not {}: {why})", self.hoped),
-            None if self.xdp_queues.is_empty() => String::new(),
+            None if self.xdp_queues.is_empty() => because(&self.engine_choice),
             None => format!(" (queues {})", self.xdp_queues.join(" ")),
         };
         format!(

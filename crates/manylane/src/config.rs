@@ -11,6 +11,7 @@ use manylane_sys::linger;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::uring;
 use crate::placement::Placement;
+use crate::race::{EngineChoice, choose_engine};
 use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};
 use crate::vlan::Vlan;
@@ -20,9 +21,11 @@ use crate::wait::WaitPolicy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any, and [`Engine::Mmsg`] where that
-    /// is not to be had: [`Socket::fallback`] says why. Without devices [`Engine::Mmsg`]: a program on a network card is
-    /// somebody's decision, and [`Engine::Uring`] was measured to cost more at the usual size of a batch.
+    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any: a program on a network card is
+    /// somebody's decision. [`Socket::fallback`] says why where that is not to be had. Then, and without devices,
+    /// [`Engine::Uring`] if a datagram was measured to cost a tenth less by it on this machine, for batches of this size, and
+    /// else [`Engine::Mmsg`]: [`Socket::choice`] says what was measured. The first socket of a process takes some 20 ms
+    /// longer to open for that.
     #[default]
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
@@ -30,7 +33,7 @@ pub enum Engine {
     /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are registered once; replies as with
     /// [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does not forbid io_uring; where it is not to be had,
     /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why. It was measured to cost less where a call
-    /// takes one message, and no less otherwise: [`Engine::Auto`] never chooses it.
+    /// takes one message, and no less otherwise.
     Uring,
     /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
     /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.9.
@@ -104,6 +107,8 @@ pub struct Builder {
     polls_queues: bool,
     uring_buffers: Option<usize>,
     xdp: XdpOptions,
+    /// Who says what [`Engine::Auto`] takes.
+    chooser: fn(usize) -> EngineChoice,
 }
 
 impl Builder {
@@ -142,6 +147,7 @@ impl Builder {
             polls_queues: false,
             uring_buffers: None,
             xdp: XdpOptions::default(),
+            chooser: choose_engine,
         })
     }
 
@@ -362,31 +368,57 @@ impl Builder {
     /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
     /// the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
-        if self.engine == Engine::Uring {
-            let config = self.check()?;
-            let Err(err) = uring::check(&config) else { return Socket::open(config) };
-            let why = err.chain();
-            let socket =
-                Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
-            log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
-            return Ok(socket);
+        match self.engine {
+            Engine::Auto => self.open_by_choice(),
+            Engine::Uring => self.open_uring(),
+            Engine::Mmsg | Engine::Xdp => Socket::open(self.check()?),
         }
-        if self.engine != Engine::Auto || self.xdp.devices.is_none() {
-            return Socket::open(self.check()?);
-        }
-        let by = |engine, fallback| {
-            let config = Self { engine, ..self.clone() }.check()?;
-            Socket::open(Config { fallback, ..config })
-        };
-        let why = match self.check_xdp().and_then(|()| by(Engine::Xdp, None)) {
-            Ok(socket) => return Ok(socket),
-            Err(err) => err.chain(),
-        };
-        // What is wrong with the port is so with every engine, and is then the error.
-        let socket = by(Engine::Mmsg, Some(why.clone()))?;
-        // No warning: `fallback` tells it to whoever opened the socket.
-        log::info!("{}: engine mmsg, not xdp: {why}", socket.local_addr());
+    }
+
+    fn open_uring(&self) -> Result<Socket> {
+        let config = self.check()?;
+        let Err(err) = uring::check(&config) else { return Socket::open(config) };
+        let why = err.chain();
+        let socket = Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
+        log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
         Ok(socket)
+    }
+
+    /// Engine `auto`.
+    fn open_by_choice(&self) -> Result<Socket> {
+        let mut fallback = None;
+        if self.xdp.devices.is_some() {
+            let by_xdp = Self { engine: Engine::Xdp, ..self.clone() };
+            match by_xdp.check().and_then(Socket::open) {
+                Ok(socket) => return Ok(socket),
+                Err(err) => fallback = Some(err.chain()),
+            }
+        }
+        // What cannot be is told before anything is measured. What is wrong with the port is so with every engine, and is
+        // then the error.
+        let config = Config { fallback, ..self.check()? };
+        let choice = (self.chooser)(config.batch);
+        let config = Config { choice: Some(choice.clone()), ..config };
+        let by_uring = (choice.engine == Engine::Uring && uring::check(&config).is_ok())
+            .then(|| Socket::open(Config { engine: Engine::Uring, ..config.clone() }));
+        let socket = match by_uring {
+            Some(Ok(socket)) => socket,
+            _ => Socket::open(config)?,
+        };
+        // No warning: `fallback` and `choice` tell it to whoever opened the socket.
+        let (addr, engine) = (socket.local_addr(), socket.engine());
+        if let Some(why) = socket.fallback() {
+            log::info!("{addr}: engine {engine}, not xdp: {why}");
+        }
+        log::info!("{addr}: engine {engine}: {}", choice.why);
+        Ok(socket)
+    }
+
+    /// Who decides instead of a race, for tests.
+    #[cfg(test)]
+    pub(crate) fn choose_by(&mut self, chooser: fn(usize) -> EngineChoice) -> &mut Self {
+        self.chooser = chooser;
+        self
     }
 
     /// What the engine `xdp` cannot do.
@@ -474,6 +506,7 @@ impl Builder {
                 .map(|count| range("uring_buffers", count, 1 << 15))
                 .transpose()?,
             fallback: None,
+            choice: None,
             xdp: self.xdp.clone(),
         })
     }
@@ -545,12 +578,15 @@ pub(crate) struct Config {
     pub(crate) uring_buffers: Option<usize>,
     /// Why it is not the engine that was hoped for.
     pub(crate) fallback: Option<String>,
+    /// What `auto` went by.
+    pub(crate) choice: Option<EngineChoice>,
     pub(crate) xdp: XdpOptions,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::race::{Lap, decide};
 
     fn builder() -> Builder {
         Builder::new("127.0.0.1:0").unwrap()
@@ -589,6 +625,37 @@ mod tests {
         assert!(!gro(Steering::RoundRobin));
         assert!(!gro(Steering::Key { offset: 0, len: 8 }));
         assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
+    }
+
+    #[test]
+    fn auto_takes_what_was_measured_to_cost_less() {
+        fn measured(batch: usize, mmsg: u64, uring: u64) -> EngineChoice {
+            decide(batch, &[Lap { mmsg, uring }; 8])
+        }
+        let opened = |chooser| {
+            let socket = builder().lanes(2).batch(7).choose_by(chooser).open().unwrap();
+            let choice = socket.choice().expect("auto says why").clone();
+            assert_eq!((choice.batch, socket.fallback()), (7, None));
+            (socket.engine(), choice)
+        };
+        let (engine, choice) = opened(|batch| measured(batch, 1000, 950));
+        assert_eq!((engine, choice.cost_ns), (Engine::Mmsg, Some((1000, 950))));
+        let (engine, choice) = opened(|batch| measured(batch, 1000, 600));
+        assert_eq!((choice.engine, choice.cost_ns), (Engine::Uring, Some((1000, 600))));
+        // Where this machine has none, the choice changes nothing.
+        let has_uring = uring::try_it().is_ok();
+        assert_eq!(engine, if has_uring { Engine::Uring } else { Engine::Mmsg });
+    }
+
+    #[test]
+    fn what_was_asked_for_is_not_measured() {
+        fn unasked(_: usize) -> EngineChoice {
+            panic!("nobody asked for a race")
+        }
+        let socket = builder().engine(Engine::Mmsg).choose_by(unasked).open().unwrap();
+        assert_eq!((socket.engine(), socket.choice()), (Engine::Mmsg, None));
+        // Nor is anything measured for options that cannot be.
+        assert!(builder().lanes(0).choose_by(unasked).open().is_err());
     }
 
     #[test]

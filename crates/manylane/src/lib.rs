@@ -16,8 +16,8 @@
 //! }
 //! ```
 //!
-//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` (what the
-//! machine can do), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
+//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` and `race` (what the
+//! machine can do, and does best), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
 //! while there is nothing), `io` (the engine), `batch` (what was
 //! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together. Beside the
 //! path is [`capture`] (seeing what lanes of the engine `xdp` receive and send).
@@ -33,6 +33,7 @@ mod lane;
 mod outbox;
 mod placement;
 mod probe;
+mod race;
 mod serve;
 mod sizes;
 mod socket;
@@ -53,6 +54,7 @@ pub use lane::{Lane, Received};
 pub use outbox::{Flushed, Outbox};
 pub use placement::Placement;
 pub use probe::{Probe, probe};
+pub use race::{EngineChoice, choose_engine};
 pub use serve::LaneInfo;
 pub use socket::{Handle, Socket};
 pub use steer::{Steering, SteeringBy, SteeringInForce, key_hash};

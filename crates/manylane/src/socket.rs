@@ -26,6 +26,7 @@ use crate::io::uring::UringIo;
 use crate::io::xdp::{Plane, XdpQueue};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
 use crate::placement;
+use crate::race::EngineChoice;
 use crate::serve::Event;
 use crate::sizes::{Sizes, Wanted};
 use crate::steer::{Slot, Steer, SteeringInForce};
@@ -475,6 +476,12 @@ impl Socket {
     #[must_use]
     pub fn fallback(&self) -> Option<&str> {
         self.shared.config.fallback.as_deref()
+    }
+
+    /// What [`Engine::Auto`] went by when it chose between engines on kernel sockets; none if it did not have to.
+    #[must_use]
+    pub fn choice(&self) -> Option<&EngineChoice> {
+        self.shared.config.choice.as_ref()
     }
 
     /// How lanes wait, and why it is not what was asked for where it is not.
