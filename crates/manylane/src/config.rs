@@ -9,6 +9,7 @@ use manylane_bpf::abi;
 use manylane_sys::linger;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::guard::{Guard, Limit, Prefix, Rule};
 use crate::io::uring;
 use crate::placement::Placement;
 use crate::race::{EngineChoice, choose_engine};
@@ -106,6 +107,8 @@ pub struct Builder {
     wait: WaitPolicy,
     polls_queues: bool,
     uring_buffers: Option<usize>,
+    limits: Vec<Limit>,
+    rules: Vec<(Prefix, Rule)>,
     xdp: XdpOptions,
     /// Who says what [`Engine::Auto`] takes.
     chooser: fn(usize) -> EngineChoice,
@@ -146,6 +149,8 @@ impl Builder {
             wait: WaitPolicy::Sleep,
             polls_queues: false,
             uring_buffers: None,
+            limits: Vec::new(),
+            rules: Vec::new(),
             xdp: XdpOptions::default(),
             chooser: choose_engine,
         })
@@ -350,6 +355,34 @@ impl Builder {
         self
     }
 
+    /// Engine `xdp`: one more limit on what each source may send, up to two, such as one for addresses and one for
+    /// prefixes. What is above it is dropped by the XDP program, and counted. [`Handle::gate`](crate::Handle::gate) changes
+    /// limits and prefixes while the socket is open.
+    pub fn limit(&mut self, limit: Limit) -> &mut Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// Engine `xdp`: lets datagrams from a prefix in, past all limits, but for longer prefixes that are denied.
+    pub fn allow(&mut self, prefix: Prefix) -> &mut Self {
+        self.rules.push((prefix, Rule::Allow));
+        self
+    }
+
+    /// Engine `xdp`: drops datagrams from a prefix, but for longer prefixes that are allowed.
+    pub fn deny(&mut self, prefix: Prefix) -> &mut Self {
+        self.rules.push((prefix, Rule::Deny));
+        self
+    }
+
+    /// Engine `xdp`: sources that each of the limits remembers, 1024 to 16,777,216, about 100 bytes each. When there are
+    /// more, the one that was quiet for longest is forgotten, and has its whole burst when it is back. The first socket of
+    /// the process on a device decides for all. Default: 16,384.
+    pub fn limit_sources(&mut self, sources: u32) -> &mut Self {
+        self.xdp.sources = sources;
+        self
+    }
+
     /// The pause of [`linger`](Self::linger) that so many lanes on so many cores have by default.
     #[must_use]
     pub fn default_linger(lanes: usize, cores: usize) -> Duration {
@@ -391,6 +424,8 @@ impl Builder {
             let by_xdp = Self { engine: Engine::Xdp, ..self.clone() };
             match by_xdp.check().and_then(Socket::open) {
                 Ok(socket) => return Ok(socket),
+                // No other one can hold anything back.
+                Err(err) if self.is_guarded() => return Err(err),
                 Err(err) => fallback = Some(err.chain()),
             }
         }
@@ -421,6 +456,10 @@ impl Builder {
         self
     }
 
+    fn is_guarded(&self) -> bool {
+        !self.limits.is_empty() || !self.rules.is_empty()
+    }
+
     /// What the engine `xdp` cannot do.
     fn check_xdp(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
@@ -442,6 +481,10 @@ impl Builder {
         if !(1..=abi::MAX_SOCKETS).contains(&self.xdp.sockets) {
             let (most, sockets) = (abi::MAX_SOCKETS, self.xdp.sockets);
             return refuse(format!("xdp_sockets {sockets} is not within 1 to {most}"));
+        }
+        if !(1024..=1 << 24).contains(&self.xdp.sources) {
+            let sources = self.xdp.sources;
+            return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
         }
         Ok(())
     }
@@ -476,6 +519,15 @@ impl Builder {
         if self.engine == Engine::Xdp {
             self.check_xdp()?;
         }
+        if self.is_guarded() && self.engine != Engine::Xdp {
+            let message = "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        let mut xdp = self.xdp.clone();
+        xdp.guard.set_limits(&self.limits)?;
+        for (prefix, rule) in &self.rules {
+            xdp.guard.set_rule(*prefix, Some(*rule))?;
+        }
         for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
             bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
         }
@@ -507,7 +559,7 @@ impl Builder {
                 .transpose()?,
             fallback: None,
             choice: None,
-            xdp: self.xdp.clone(),
+            xdp,
         })
     }
 }
@@ -532,7 +584,14 @@ pub(crate) struct XdpOptions {
     pub(crate) capture: bool,
     pub(crate) vlans: Vec<Vlan>,
     pub(crate) sockets: u32,
+    /// What is let in at first.
+    pub(crate) guard: Guard,
+    /// Sources that limits remember.
+    pub(crate) sources: u32,
 }
+
+/// Sources that limits remember, unless somebody says otherwise.
+pub(crate) const SOURCES: u32 = 16_384;
 
 impl Default for XdpOptions {
     fn default() -> Self {
@@ -545,6 +604,8 @@ impl Default for XdpOptions {
             capture: true,
             vlans: Vec::new(),
             sockets: 1,
+            guard: Guard::default(),
+            sources: SOURCES,
         }
     }
 }
@@ -615,6 +676,9 @@ mod tests {
         assert_eq!(refused(&|b| _ = b.linger(Duration::from_secs(1))), "linger is more than 20ms");
         assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
         assert!(refused(&|b| _ = b.join_group(true)).contains("join_group"));
+        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
         assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));
     }
 

@@ -4,7 +4,7 @@ use std::hint;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
@@ -61,6 +61,8 @@ pub(crate) struct LaneShared {
     pub(crate) cpu: Option<usize>,
     pub(crate) cells: Cells,
     pub(crate) state: AtomicU8,
+    /// The thread that serves it in `serve`; 0 if none does.
+    pub(crate) tid: AtomicI32,
     /// The kernel's counts when the lane opened: its socket or slot may have served another before.
     pub(crate) drops_before: u32,
     pub(crate) steered_before: u64,
@@ -73,6 +75,11 @@ impl LaneShared {
         let drops = sock::queue_state(self.fd.as_fd()).map_or(self.drops_before, |state| state.drops);
         counters.kernel_dropped = u64::from(drops.wrapping_sub(self.drops_before));
         counters
+    }
+
+    /// The thread that serves it; 0 if none does.
+    pub(crate) fn thread(&self) -> i32 {
+        self.tid.load(Ordering::Relaxed)
     }
 
     /// Steered to.

@@ -2,7 +2,7 @@
 //!
 //! | stage | who owns the frame | when it is full or missing |
 //! |---|---|---|
-//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is |
+//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`gate`]): dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
 //! | [`XdpIo::receive`]: lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
@@ -14,6 +14,7 @@
 //! has its turn when the queues are empty, and after so many batches of theirs at the latest.
 
 mod device;
+mod gate;
 pub(crate) mod lending;
 mod mailbox;
 mod plane;
@@ -31,6 +32,7 @@ use manylane_sys::measure::Watch;
 use manylane_sys::xsk::{Payloads, Queue};
 use manylane_wire::datagram::{Checksum, Datagram};
 
+pub use gate::{Gate, Refused};
 pub(crate) use plane::Plane;
 pub use plane::XdpQueue;
 
