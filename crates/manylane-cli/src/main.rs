@@ -1,4 +1,4 @@
-//! The program `manylane`: `echo`, `send`, `capture`, `run`, `doctor`, `tune`, `bench`, and its own manual.
+//! The program `manylane`: `echo`, `send`, `capture`, `run`, `doctor`, `tune`, `bench`, `lab`, and its own manual.
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage; those of `run` are the program's. Results go to standard output, everything else to standard
 //! error. A reader that closes the pipe early is no failure.
@@ -8,6 +8,7 @@ mod bench;
 mod capture;
 mod doctor;
 mod echo;
+mod lab;
 mod logger;
 mod manual;
 mod metrics;
@@ -62,6 +63,7 @@ fn carry_out(cli: Cli) -> Result<()> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Bench { bench } => bench::run(&bench),
+        Command::Lab(args) => lab::run(&args),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),
     }

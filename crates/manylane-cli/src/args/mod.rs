@@ -1,6 +1,7 @@
 //! The command line: every flag is defined here once; help, man pages and completions come from it.
 
 mod bench;
+mod lab;
 mod machine;
 mod serve;
 mod values;
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use self::bench::{
     BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
 };
+pub(crate) use self::lab::{LabArgs, LabPaper};
 pub(crate) use self::machine::{DoctorArgs, TuneArgs};
 pub(crate) use self::serve::{CaptureArgs, EchoArgs, RunArgs, SendArgs};
 pub(crate) use self::values::CaptureTarget;
@@ -50,6 +52,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         bench: BenchCommand,
     },
+    /// Run the experiments of published papers on this machine, their numbers beside ours
+    Lab(LabArgs),
     /// Write the man pages
     Man(ManArgs),
     /// Print the completions of a shell
