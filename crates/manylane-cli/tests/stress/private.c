@@ -65,13 +65,13 @@ static void send_one(struct actor *actor, struct model *model)
 /*
  * Something was sent, and a call says that there is nothing. So it is where
  * the kernel has not come to deliver it (its softirq was out of time: a
- * machine that stood still); then all sockets of the port are empty, and the
- * call may be made again when they are not. If one of them holds it, the call
- * was wrong.
+ * machine that stood still), or was a moment ago: then the call is made again
+ * when a socket of the port holds something. If it says so then, too, it is
+ * wrong.
  */
-static bool was_late(const struct model *model)
+static bool was_late(const struct model *model, int *tries)
 {
-	if (held_by(model->addr.sin_port))
+	if ((*tries)++)
 		return false;
 	all->late++;
 	for (int turn = 0; turn < 5000 && !held_by(model->addr.sin_port);
@@ -101,6 +101,7 @@ static void receive_one(struct actor *actor, struct model *model)
 	ssize_t got;
 
 	bool with_message = draw(actor, 2);
+	int tries = 0;
 again:
 	if (with_message) {
 		got = recvmsg(model->fd, &msg, flags);
@@ -119,10 +120,14 @@ again:
 		      "nothing is there, and a receive says %zd: %m", got);
 		return;
 	}
-	if (got < 0 && errno == EAGAIN && was_late(model))
+	if (got < 0 && errno == EAGAIN && was_late(model, &tries))
 		goto again;
-	if (got < 0)
+	if (got < 0) {
+		int saved = errno;
+
 		tell_all();
+		errno = saved;
+	}
 	CHECK(got == (ssize_t)(flags & MSG_TRUNC ? len : copied),
 	      "%u bytes are there, and a receive says %zd: %m", len, got);
 	fill(expected, model->first, copied);
@@ -141,6 +146,7 @@ static void look(struct actor *actor, struct model *model)
 	socklen_t len = sizeof(value);
 
 	uint32_t what = draw(actor, 6);
+	int tries = 0;
 	bool seen;
 
 	switch (what) {
@@ -149,7 +155,7 @@ static void look(struct actor *actor, struct model *model)
 		CHECK(poll(&one, 1, 0) == 1 && one.revents & POLLOUT,
 		      "poll says %x", one.revents);
 		seen = one.revents == (POLLIN | POLLOUT);
-		if (!seen && !is_empty && was_late(model))
+		if (!seen && !is_empty && was_late(model, &tries))
 			goto again;
 		CHECK(seen == !is_empty, "poll says %x", one.revents);
 		break;
@@ -159,7 +165,7 @@ static void look(struct actor *actor, struct model *model)
 		      "EPOLL_CTL_ADD: %m");
 	again_epoll:
 		seen = epoll_wait(epoll, &event, 1, 0) == 1;
-		if (!seen && !is_empty && was_late(model))
+		if (!seen && !is_empty && was_late(model, &tries))
 			goto again_epoll;
 		CHECK(seen == !is_empty && event.data.u32 == 7, "epoll_wait");
 		close(epoll);
@@ -167,7 +173,7 @@ static void look(struct actor *actor, struct model *model)
 	case 2:
 	again_size:
 		CHECK(!ioctl(model->fd, FIONREAD, &value), "FIONREAD: %m");
-		if (!value && !is_empty && was_late(model))
+		if (!value && !is_empty && was_late(model, &tries))
 			goto again_size;
 		CHECK(value == (is_empty ? 0 : model->len[model->first % ROOM]),
 		      "FIONREAD says %d", value);
