@@ -60,7 +60,7 @@ enum mls_reason_id {
 	MLS_NO_QUEUE = 17, /* no device has its address, or a queue to spare */
 	MLS_CONTROL = 18,  /* options that only the kernel's socket honours */
 	MLS_LENDER = 19,   /* the launcher lent none */
-	MLS_FORKED = 20, /* forked before there were lanes */
+	MLS_FORKED = 20,   /* forked before there were lanes */
 	/* With --batch: the socket has its lanes, and each call takes one datagram. */
 	MLS_ONE_CONTROL = 21, /* control messages come with each */
 	MLS_ONE_EDGES = 22,   /* EPOLLET */

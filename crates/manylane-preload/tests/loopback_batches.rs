@@ -38,6 +38,7 @@ fn loopback_what_was_taken_ahead_is_there_for_a_child() {
 #[test]
 fn loopback_what_was_taken_ahead_outlives_a_fall() {
     batches("fall", &["option"]);
+    batches("blunt", &["option"]);
 }
 
 #[test]

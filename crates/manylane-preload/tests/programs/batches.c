@@ -9,6 +9,7 @@
  * again, with the rest of what one call took. CASE: "calls": the main thread
  * takes the rest by all calls, and looks before each; "fork": a child does;
  * "fall": the socket becomes plain, more comes, and the main thread takes all;
+ * "blunt": the same, by receives alone;
  * "die": the receivers are killed; "handler": signal handlers receive in the
  * midst of receives. Prints how many there were, and what was out of order or
  * there twice: the same with the library as without.
@@ -171,9 +172,14 @@ static int take(unsigned how, int epoll)
 		check(word, read(server, word, sizeof(*word)));
 		break;
 	case 3: {
-		/* A part, and how long it is. */
+		/* A part, and how long it is; that it is one is told, too. */
 		char *to = (char *)word;
+		struct iovec part = { to, 2 };
+		struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
 
+		if (recvmsg(server, &message, MSG_PEEK) != 2 ||
+		    message.msg_flags != MSG_TRUNC)
+			all->disorder++;
 		if (recv(server, to, 2, MSG_TRUNC) != sizeof(*word) ||
 		    memcmp(to, &peeked, 2) || to[2])
 			all->disorder++;
@@ -229,6 +235,20 @@ static unsigned take_all(void)
 	return count;
 }
 
+/* Takes all by nothing but receives, which look at nothing before. */
+static unsigned take_bluntly(void)
+{
+	struct word word;
+	unsigned count = 0;
+	ssize_t len;
+
+	while ((len = recv(server, &word, sizeof(word), MSG_DONTWAIT)) >= 0) {
+		check(&word, len);
+		count++;
+	}
+	return count;
+}
+
 static void handle(int signal)
 {
 	int saved = errno;
@@ -265,7 +285,7 @@ int main(int argc, char **argv)
 	pid_t children[WORKERS] = { 0 }, pid;
 	socklen_t len = sizeof(address);
 	unsigned before, ready, rest = 0;
-	int i, turn, processes;
+	int i, turn, processes, blunt;
 
 	if (argc < 2)
 		return 2;
@@ -323,7 +343,8 @@ int main(int argc, char **argv)
 	while (all->parked)
 		usleep(50);
 	printf("taken %u\n", all->total - before);
-	if (!strcmp(argv[1], "fall")) {
+	blunt = !strcmp(argv[1], "blunt");
+	if (blunt || !strcmp(argv[1], "fall")) {
 		i = 1;
 		printf("option %d\n", setsockopt(server, SOL_SOCKET,
 						 SO_RXQ_OVFL, &i, sizeof(i)));
@@ -338,7 +359,7 @@ int main(int argc, char **argv)
 	fflush(stdout);
 	pid = strcmp(argv[1], "fork") ? 0 : fork();
 	if (!pid)
-		printf("rest %u\n", take_all());
+		printf("rest %u\n", blunt ? take_bluntly() : take_all());
 	if (!strcmp(argv[1], "fork")) {
 		if (!pid) {
 			fflush(stdout);
