@@ -28,6 +28,10 @@ pub const LAB: &str = "manylane.lab.v1";
 pub const ECHO: &str = "manylane.echo.v1";
 /// Name of the document that `run` writes.
 pub const RUN: &str = "manylane.run.v1";
+/// Name of the document that `top` writes.
+pub const TOP: &str = "manylane.top.v1";
+/// Name of the document that `limit` writes.
+pub const LIMIT: &str = "manylane.limit.v1";
 /// Name of the document that `send` writes.
 pub const SEND: &str = "manylane.send.v1";
 

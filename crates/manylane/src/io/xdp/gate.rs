@@ -10,6 +10,7 @@
 //! other limits are others, by their generation, so that a source that had used up much of a narrow one is not held to
 //! that by a wide one.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -188,8 +189,8 @@ pub(super) struct Guards {
     guards: Array<MapData, abi::GuardWords>,
     rules: LpmTrie<MapData, abi::RuleKey, u32>,
     refused: PerCpuArray<MapData, abi::Refused>,
-    /// Prefixes that are in place, by number of the socket.
-    there: Vec<Vec<Prefix>>,
+    /// What is in place, by number of the socket.
+    there: Vec<BTreeMap<Prefix, Rule>>,
 }
 
 impl Guards {
@@ -204,7 +205,7 @@ impl Guards {
             guards: Array::try_from(map("ml_guards")?).map_err(&wrong)?,
             rules: LpmTrie::try_from(map("ml_rules")?).map_err(&wrong)?,
             refused: PerCpuArray::try_from(map("ml_refused")?).map_err(&wrong)?,
-            there: vec![Vec::new(); abi::MAX_SOCKETS as usize],
+            there: vec![BTreeMap::new(); abi::MAX_SOCKETS as usize],
         })
     }
 
@@ -214,26 +215,27 @@ impl Guards {
             super::device::refused(name, "what a socket lets in cannot be put in place", err)
         };
         let there = &mut self.there[socket as usize];
-        for (prefix, rule) in guard.rules() {
+        let wanted: BTreeMap<Prefix, Rule> = guard.rules().collect();
+        for (prefix, rule) in &wanted {
+            if there.get(prefix) == Some(rule) {
+                continue;
+            }
             let value = match rule {
                 Rule::Allow => abi::ALLOW,
                 Rule::Deny => abi::DENY,
             };
             let (bits, key) = prefix.to_abi(socket);
             self.rules.insert(&Key::new(bits, key), value, 0).map_err(|err| wrong(&self.name, err))?;
-            if let Err(at) = there.binary_search(&prefix) {
-                there.insert(at, prefix);
-            }
+            there.insert(*prefix, *rule);
         }
-        let wanted: Vec<Prefix> = guard.rules().map(|(prefix, _)| prefix).collect();
         let mut limit = [abi::Limit::default(); abi::LIMITS];
         for (place, limit) in limit.iter_mut().zip(guard.limits()) {
             *place = limit.to_abi();
         }
         let words = abi::Guard { rules: u32::from(!wanted.is_empty()), generation, limit }.words();
         self.guards.set(socket, words, 0).map_err(|err| wrong(&self.name, err))?;
-        there.retain(|prefix| {
-            let stays = wanted.binary_search(prefix).is_ok();
+        there.retain(|prefix, _| {
+            let stays = wanted.contains_key(prefix);
             if !stays {
                 let (bits, key) = prefix.to_abi(socket);
                 // It was there a moment ago, and nobody else removes it.
