@@ -433,18 +433,36 @@ impl Lane {
                 return Ok(taken);
             }
         }
-        if let Some(xdp) = &mut self.xdp {
-            let taken = xdp.receive(self.can.batch, self.can.datagram_size, &self.me.cells);
-            if taken.messages > 0 {
-                self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
-                self.count(taken);
-                return Ok(taken);
-            }
+        let taken = self.take_from_queues();
+        if taken.messages > 0 || companion_first {
+            return Ok(taken);
         }
-        if companion_first {
-            return Ok(Taken::default());
+        if let Some(xdp) = &mut self.xdp {
+            xdp.gives_turn();
         }
         self.take_from_socket(wait)
+    }
+
+    /// Takes what may have come behind a full batch, without waiting. Where queues bring batches their companion is not asked
+    /// for that, which is a system call: its turn comes after so many batches anyway.
+    #[inline]
+    pub(crate) fn take_more(&mut self) -> Result<Taken> {
+        if self.xdp.as_ref().is_some_and(XdpIo::has_batch) {
+            return Ok(self.take_from_queues());
+        }
+        self.take(Wait::Never)
+    }
+
+    /// Takes a batch from a queue of a device, if the lane has any and there is something.
+    #[inline]
+    fn take_from_queues(&mut self) -> Taken {
+        let Some(xdp) = &mut self.xdp else { return Taken::default() };
+        let taken = xdp.receive(self.can.batch, self.can.datagram_size, &self.me.cells);
+        if taken.messages > 0 {
+            self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
+            self.count(taken);
+        }
+        taken
     }
 
     #[inline]

@@ -167,8 +167,8 @@ where
     let mut errors = 0;
     while !lane.is_leaving() {
         lane.follow(&mut sizes, &mut linger);
-        let most = if linger.is_owed() { Duration::ZERO } else { idle };
-        let taken = match lane.take_timeout(most) {
+        let received = if linger.is_owed() { lane.take_more() } else { lane.take_timeout(idle) };
+        let taken = match received {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
             Ok(taken) => taken,
             // One failed receive is counted; only a socket that keeps failing ends the lane.

@@ -11,7 +11,8 @@
 //!
 //! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. It stays with a
 //! queue that brings full batches for a few of them, and then goes on to the next one that has something. The companion
-//! has its turn when the queues are empty, and after so many batches of theirs at the latest.
+//! has its turn when the queues are empty (in `serve`, but for the look behind a full batch), and after so many batches of
+//! theirs at the latest.
 
 mod device;
 mod gate;
@@ -252,8 +253,19 @@ impl XdpIo {
                 break;
             }
         }
-        self.since_companion = 0;
         Taken::default()
+    }
+
+    /// The queues are empty: the companion has its turn.
+    #[inline]
+    pub(crate) fn gives_turn(&mut self) {
+        self.since_companion = 0;
+    }
+
+    /// Whether the batch that was taken last came from a queue, and the companion's turn has not come.
+    #[inline]
+    pub(crate) fn has_batch(&self) -> bool {
+        self.current.is_some() && self.since_companion < COMPANION_EVERY
     }
 
     /// Gives its queues to the other lanes, as far as there are any.
@@ -302,7 +314,7 @@ impl XdpIo {
         for queue in &mut self.queues {
             // What a full device did not take must not lie there while the lane sleeps. That it still does not is no
             // error: the next batch tries again.
-            _ = queue.xsk.sender().flush();
+            _ = queue.xsk.flush_rest();
         }
         if !self.has_received() {
             _ = self.watch.wait(timeout).map_err(|err| Error::system("waiting for a lane", err))?;
