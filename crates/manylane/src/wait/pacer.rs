@@ -73,7 +73,7 @@ pub(crate) enum Pacer {
     /// Looks for so long in each wait.
     Spin(Duration),
     /// As the last gaps say.
-    Adaptive(Adaptive),
+    Adaptive(Box<Adaptive>),
 }
 
 impl Pacer {
@@ -81,7 +81,7 @@ impl Pacer {
         match policy {
             WaitPolicy::Sleep | WaitPolicy::BusyPoll(_) => Self::Sleep,
             WaitPolicy::Spin(time) => Self::Spin(time),
-            WaitPolicy::Adaptive => Self::Adaptive(Adaptive::default()),
+            WaitPolicy::Adaptive => Self::Adaptive(Box::default()),
         }
     }
 
