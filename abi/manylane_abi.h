@@ -75,9 +75,70 @@ struct ml_device {
 	__u32 longest; /* bytes of the longest frame that an XSK takes */
 };
 
+/* Limits that one socket may have at a time. */
+#define ML_LIMITS 2
+/* Prefixes that the sockets of one device can have together. */
+#define ML_MAX_RULES 16384
+
+/* What the families are called in the keys of rules and buckets. */
+enum ml_family {
+	ML_IP4 = 0,
+	ML_IP6 = 1,
+	ML_FAMILIES = 2,
+};
+
 /*
- * Per-CPU counters of the XDP program: why a frame was left to the kernel, or
- * that it was not. Each frame is counted once.
+ * A limit: a datagram costs so many nanoseconds, and a source may be ahead of
+ * its time by so many. The mask of its family, in network order, makes a
+ * source of an address.
+ */
+struct ml_limit {
+	__u64 cost; /* 0: no limit */
+	__u64 room;
+	__u32 mask[ML_FAMILIES][4];
+};
+
+/* What one socket lets in. All zeroes: everything. */
+struct ml_guard {
+	__u32 rules;	  /* whether it has prefixes */
+	__u32 generation; /* of its limits: those before had other buckets */
+	struct ml_limit limit[ML_LIMITS]; /* the widest first */
+};
+
+/* A prefix of a socket. The key of a trie: bits that count, then the bits. */
+struct ml_rule {
+	__u32 bits; /* those of number, family and pad among them */
+	__u8 socket;
+	__u8 family;
+	__u16 pad;
+	__u8 ip[16]; /* IPv4 is mapped */
+};
+#define ML_RULE_HEAD 32
+
+/* What a rule says. */
+enum ml_rule_value {
+	ML_ALLOW = 1, /* neither denied nor limited */
+	ML_DENY = 2,
+};
+
+/* The key of a bucket: a source of a socket. */
+struct ml_source {
+	__u32 generation;
+	__u8 socket;
+	__u8 family;
+	__u16 pad;
+	__u8 ip[16];
+};
+
+/* What of a socket's was dropped, per CPU. */
+struct ml_refused {
+	__u64 denied;
+	__u64 limited;
+};
+
+/*
+ * Per-CPU counters of the XDP program: why a frame was left to the kernel or
+ * dropped, or that it was neither. Each frame is counted once.
  */
 enum ml_xdp_count {
 	ML_XDP_REDIRECTED = 0, /* to the XSK of a lane */
@@ -89,7 +150,9 @@ enum ml_xdp_count {
 	ML_XDP_SOURCE = 6,     /* from an address that cannot be answered */
 	ML_XDP_LONG = 7,       /* longer than a frame of an XSK */
 	ML_XDP_NO_LANE = 8,    /* a queue that no lane serves */
-	ML_XDP_COUNTS = 9,
+	ML_XDP_DENIED = 9,     /* dropped: from a prefix that is denied */
+	ML_XDP_LIMITED = 10,   /* dropped: its source sends too much */
+	ML_XDP_COUNTS = 11,
 };
 
 #ifdef __bpf__
@@ -102,6 +165,15 @@ ML_ASSERT(sizeof(struct ml_port) == 20);
 ML_ASSERT(offsetof(struct ml_port, port) == 16);
 ML_ASSERT(sizeof(struct ml_device) == 12);
 ML_ASSERT(offsetof(struct ml_device, longest) == 8);
+ML_ASSERT(sizeof(struct ml_limit) == 48);
+ML_ASSERT(offsetof(struct ml_limit, mask) == 16);
+ML_ASSERT(sizeof(struct ml_guard) == 8 + 48 * ML_LIMITS);
+ML_ASSERT(offsetof(struct ml_guard, limit) == 8);
+ML_ASSERT(sizeof(struct ml_rule) == 24);
+ML_ASSERT(offsetof(struct ml_rule, ip) == 8);
+ML_ASSERT(sizeof(struct ml_source) == 24);
+ML_ASSERT(offsetof(struct ml_source, ip) == 8);
+ML_ASSERT(sizeof(struct ml_refused) == 16);
 #endif
 
 #endif /* MANYLANE_ABI_H */

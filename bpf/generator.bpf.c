@@ -23,6 +23,7 @@ const volatile __u32 ways = 1;	 /* number of devices to send from */
 const volatile __u32 flows = 1;	 /* number of source ports */
 const volatile __u16 first_port; /* the first one; no overflow */
 const volatile __u8 ipv6;
+const volatile __u8 scattered; /* sources at random from 5.0.0.0/8, IPv4 */
 
 #define MAX_WAYS 64
 
@@ -133,6 +134,35 @@ static __always_inline __u16 finish_checksum(__u16 unfinished, __u16 port)
 	return sum ? sum : 0xffff;
 }
 
+/* A word of a header becomes another one; what the sum over the header is then. */
+static __always_inline __u32 change(__u32 sum, __u16 was, __u16 is)
+{
+	return sum + (__u16)~was + is;
+}
+
+/*
+ * A source at random, for a flood. The IP header's checksum follows it; that of
+ * UDP is left out, as IPv4 allows.
+ */
+static __always_inline void scatter(__u8 *frame)
+{
+	__u32 random = bpf_get_prandom_u32();
+	__u16 *source = (__u16 *)(frame + ETHERNET + 12);
+	__u16 *check = (__u16 *)(frame + ETHERNET + 10);
+	__u16 high = bpf_htons(0x0500 | ((random >> 16) & 0xff)),
+	      low = bpf_htons((__u16)random);
+	__u32 sum = (__u16) ~*check;
+
+	sum = change(sum, source[0], high);
+	sum = change(sum, source[1], low);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	*check = ~sum & 0xffff;
+	source[0] = high;
+	source[1] = low;
+	*(__u16 *)(frame + HEAD4 - 2) = 0;
+}
+
 /* 4: the headers. The length is constant, so that the copy has no loop. */
 static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state,
 				const __u32 length)
@@ -152,6 +182,8 @@ static __always_inline int fill(struct xdp_md *ctx, struct ml_generator *state,
 	*(__u16 *)(frame + length - UDP) = bpf_htons(port);
 	*(__u16 *)(frame + length - 2) =
 		bpf_htons(finish_checksum(out->unfinished, port));
+	if (scattered && length == HEAD4)
+		scatter(frame);
 	state->frames++;
 	return bpf_redirect(out->device, 0);
 }

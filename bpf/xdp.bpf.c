@@ -3,9 +3,10 @@
  * The XDP program of one device: frames that carry a UDP datagram to a bound
  * address go to the XSK of their queue, everything else to the kernel.
  *
- * It decides from headers alone and drops nothing. What it does not understand
- * is the kernel's: the companion socket of the lane gets it from there. Lengths
- * and checksums are verified by the lane, which can count what is wrong.
+ * It decides from headers alone, and drops nothing but what a socket said that
+ * it does not want (guard.h). What it does not understand is the kernel's: the
+ * companion socket of the lane gets it from there. Lengths and checksums are
+ * verified by the lane, which can count what is wrong.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -17,6 +18,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "manylane_abi.h"
+#include "guard.h"
 
 /* Set where one frame may be a train: see is_train. */
 const volatile __u8 ml_trains;
@@ -194,7 +196,7 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 /* 4: which socket, and whether it can be answered. */
 static __always_inline int find_socket(const struct ml_port *to,
 				       const struct ml_addr *from,
-				       __u32 sockets, __u32 *index)
+				       __u32 sockets, __u32 *number)
 {
 	__u32 *socket = bpf_map_lookup_elem(&ml_ports, to);
 
@@ -204,12 +206,12 @@ static __always_inline int find_socket(const struct ml_port *to,
 		return ML_XDP_VLAN;
 	if (bpf_map_lookup_elem(&ml_locals, from))
 		return ML_XDP_SOURCE;
-	*index = *socket * ML_MAX_QUEUES;
+	*number = *socket;
 	return 0;
 }
 
 /*
- * 5: behind the driver, a frame of a kernel on this machine can be a train of
+ * 6: behind the driver, a frame of a kernel on this machine can be a train of
  * datagrams that a device was to cut up, with one header for all. Nothing says
  * so here, but its checksum is unfinished: the sum of the pseudo header alone.
  */
@@ -242,6 +244,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	struct udphdr *udp;
 	__u32 sockets = ~0U;
 	__be16 type;
+	__u32 socket;
 	__u32 index;
 	int reason;
 
@@ -265,16 +268,20 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if ((void *)(udp + 1) > end)
 		return pass(ML_XDP_NOT_UDP);
 	to.port = udp->dest;
-	reason = find_socket(&to, &from, sockets, &index);
+	reason = find_socket(&to, &from, sockets, &socket);
 	if (reason)
 		return pass(reason);
+	/* 5: what its socket does not want goes no further. */
+	reason = guard(socket, type == bpf_htons(ETH_P_IPV6), &from);
+	if (reason)
+		return verdict(reason, XDP_DROP);
 	if (is_train(&from, &to.addr, udp))
 		return pass(ML_XDP_COMPLEX);
-	/* 6: an XSK would drop what does not fit its frames. */
+	/* 7: an XSK would drop what does not fit its frames. */
 	if (length > device->longest)
 		return pass(ML_XDP_LONG);
-	/* 7: to the lane of this queue; if there is none, to the kernel. */
-	index += ctx->rx_queue_index;
+	/* 8: to the lane of this queue; if there is none, to the kernel. */
+	index = socket * ML_MAX_QUEUES + ctx->rx_queue_index;
 	if (ctx->rx_queue_index >= ML_MAX_QUEUES ||
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
 		return pass(ML_XDP_NO_LANE);

@@ -49,6 +49,87 @@ pub type AddrKey = [u8; 16];
 /// What the XDP program knows of its device (`struct ml_device`): hardware address, and the longest frame in bytes.
 pub type DeviceWords = [u8; 12];
 
-/// Why the XDP program left a frame to the kernel, or that it did not: indices of its counters.
-pub const XDP_COUNTS: [&str; 9] =
-    ["redirected", "other_mac", "vlan", "not_udp", "complex", "no_port", "source", "long", "no_lane"];
+/// Limits that one socket may have at a time.
+pub const LIMITS: usize = 2;
+/// Prefixes that the sockets of one device can have together.
+pub const MAX_RULES: usize = 16_384;
+/// Bits in front of the address in the key of a rule: number of the socket, family.
+pub const RULE_HEAD: u32 = 32;
+/// What a rule says (`enum ml_rule_value`).
+pub const ALLOW: u32 = 1;
+/// What a rule says: dropped.
+pub const DENY: u32 = 2;
+
+/// A limit (`struct ml_limit`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Limit {
+    /// Nanoseconds that a datagram costs; 0 for no limit.
+    pub cost: u64,
+    /// How far a source may be ahead of its time.
+    pub room: u64,
+    /// What makes a source of an address, in network order: of IPv4, mapped, and of IPv6.
+    pub mask: [[u8; 16]; 2],
+}
+
+/// What one socket lets in (`struct ml_guard`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Guard {
+    /// Whether it has prefixes.
+    pub rules: u32,
+    /// Of its limits: those before had other buckets.
+    pub generation: u32,
+    /// The widest first.
+    pub limit: [Limit; LIMITS],
+}
+
+/// A [`Guard`] as the map takes it.
+pub type GuardWords = [u64; 1 + 6 * LIMITS];
+
+impl Guard {
+    /// The bytes of the C structure, as words.
+    #[must_use]
+    pub fn words(&self) -> GuardWords {
+        let mut bytes = [0; size_of::<Self>()];
+        bytes[..4].copy_from_slice(&self.rules.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.generation.to_ne_bytes());
+        for (limit, at) in self.limit.iter().zip((8..).step_by(size_of::<Limit>())) {
+            bytes[at..at + 8].copy_from_slice(&limit.cost.to_ne_bytes());
+            bytes[at + 8..at + 16].copy_from_slice(&limit.room.to_ne_bytes());
+            bytes[at + 16..at + 32].copy_from_slice(&limit.mask[0]);
+            bytes[at + 32..at + 48].copy_from_slice(&limit.mask[1]);
+        }
+        let mut words = [0; 1 + 6 * LIMITS];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        words
+    }
+}
+
+/// The data of a rule's key (`struct ml_rule` behind its number of bits): socket, family, zeroes, address.
+pub type RuleKey = [u8; 20];
+/// What of a socket's was dropped (`struct ml_refused`): denied, limited.
+pub type Refused = [u64; 2];
+
+const _: () = assert!(size_of::<Limit>() == 48);
+const _: () = assert!(offset_of!(Limit, mask) == 16);
+const _: () = assert!(size_of::<Guard>() == 8 + 48 * LIMITS);
+const _: () = assert!(offset_of!(Guard, limit) == 8);
+const _: () = assert!(size_of::<GuardWords>() == size_of::<Guard>());
+
+/// Why the XDP program left a frame to the kernel or dropped it, or that it did neither: indices of its counters.
+pub const XDP_COUNTS: [&str; 11] = [
+    "redirected",
+    "other_mac",
+    "vlan",
+    "not_udp",
+    "complex",
+    "no_port",
+    "source",
+    "long",
+    "no_lane",
+    "denied",
+    "limited",
+];

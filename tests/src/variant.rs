@@ -149,7 +149,7 @@ macro_rules! on_every_variant {
                 $crate::on_every_variant!(@run $name, $($queues)? $(no $how)?,
                     native: true, true, Ebpf, false, "sleep";
                     native_no_gro_no_gso: false, false, Kernel, false, "adaptive";
-                    generic: true, true, Ebpf, true, "busy-poll";
+                    generic: true, true, Ebpf, true, "sleep";
                 );
             }
         )*}

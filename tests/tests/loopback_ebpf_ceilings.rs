@@ -12,6 +12,7 @@ use manylane_testbed::skip;
 /// Instructions that the verifier may process for one policy, and for one XDP program.
 const STEER_CEILING: u32 = 700;
 const GENERATOR_CEILING: u32 = 2000;
+const XDP_CEILING: u32 = 12_000;
 
 fn may_load(test: &str) -> bool {
     let probe = manylane::probe();
@@ -72,4 +73,23 @@ fn loopback_the_generator_stays_under_its_ceiling() {
     let count = verified(object.program_mut(&names[0]).unwrap());
     println!("generator: {count} instructions");
     assert!(count <= GENERATOR_CEILING, "{count} instructions");
+}
+
+#[test]
+fn loopback_the_program_of_engine_xdp_stays_under_its_ceiling() {
+    if !may_load("loopback_the_program_of_engine_xdp_stays_under_its_ceiling") {
+        return;
+    }
+    for trains in [0_u8, 1] {
+        for name in ["ml_take", "ml_take_pieces"] {
+            let mut object = EbpfLoader::new()
+                .btf(None)
+                .override_global("ml_trains", &trains, true)
+                .load(manylane_bpf::object("xdp").unwrap())
+                .unwrap();
+            let count = verified(object.program_mut(name).unwrap());
+            println!("{name}, trains {trains}: {count} instructions");
+            assert!(count <= XDP_CEILING, "{name}: {count} instructions");
+        }
+    }
 }

@@ -6,13 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use manylane::{Batch, Builder, Counters, Engine, Handle, LaneCounters, Outbox, Socket};
+use manylane::door::Door;
+use manylane::{Batch, Builder, Counters, Engine, Handle, LaneCounters, Outbox, Refused, Socket};
 use manylane_testbed::report::number;
 use manylane_testbed::schema::{Document, ECHO};
 use serde::Serialize;
 
 use crate::args::EchoArgs;
-use crate::metrics::{Metrics, Page};
+use crate::metrics::Metrics;
 use crate::output;
 use crate::progress::Progress;
 use crate::signals;
@@ -29,9 +30,17 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     output::tell(&format!("listening on {}", settings.addr));
     output::tell(&settings.describe());
     if let Some(at) = args.metrics {
-        let (handle, addr, engine) = (socket.handle(), settings.addr.clone(), settings.engine.clone());
-        Metrics::bind(at)?.serve(move || page(&handle.counters(), &addr, &engine))?;
+        let handle = socket.handle();
+        let page = move || {
+            let mut page = String::new();
+            // Writing to a string does not fail.
+            let _ = handle.write_metrics(&mut page);
+            page
+        };
+        Metrics::bind(at)?.serve(page)?;
     }
+    // Without it nothing is worse but that nobody sees it.
+    let _door = Door::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     let handle = socket.handle();
     let served = AtomicBool::new(false);
     let start = Instant::now();
@@ -47,7 +56,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     })?;
     let document =
         Document::new(ECHO, Settings { seconds: start.elapsed().as_secs_f64(), ..settings }, rows(&counters));
-    if args.json { output::print_json(&document) } else { output::print(&text(&counters.total())) }
+    if args.json { output::print_json(&document) } else { output::print(&text(&counters)) }
 }
 
 fn open(args: &EchoArgs) -> Result<Socket> {
@@ -67,6 +76,15 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .wait(args.wait);
     if let Some(micros) = args.busy_poll {
         builder.busy_poll(Duration::from_micros(micros));
+    }
+    for limit in &args.guard.limit {
+        builder.limit(*limit);
+    }
+    for prefix in &args.guard.allow {
+        builder.allow(*prefix);
+    }
+    for prefix in &args.guard.deny {
+        builder.deny(*prefix);
     }
     for vlan in &args.xdp_vlan {
         builder.xdp_vlan(*vlan);
@@ -96,7 +114,7 @@ fn open(args: &EchoArgs) -> Result<Socket> {
 fn watch(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
     let progress = Progress::live();
     let every = Duration::from_secs_f64(every);
-    let mut last = (Instant::now(), LaneCounters::default());
+    let mut last = (Instant::now(), LaneCounters::default(), Refused::default());
     while !served.load(Ordering::Relaxed) {
         thread::sleep(LOOK);
         if stop.load(Ordering::Relaxed) {
@@ -105,14 +123,14 @@ fn watch(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
         }
         if !every.is_zero() && last.0.elapsed() >= every {
             let now = handle.counters();
-            progress.line(&interval(&last.1, &now, last.0.elapsed()));
-            last = (Instant::now(), now.total());
+            progress.line(&interval((&last.1, last.2), &now, last.0.elapsed()));
+            last = (Instant::now(), now.total(), now.refused);
         }
     }
 }
 
 /// One line: what happened since `before`.
-fn interval(before: &LaneCounters, now: &Counters, elapsed: Duration) -> String {
+fn interval((before, refused): (&LaneCounters, Refused), now: &Counters, elapsed: Duration) -> String {
     let total = now.total();
     let rate = |now: u64, before: u64| number((now - before) as f64 / elapsed.as_secs_f64());
     let messages = (total.messages - before.messages).max(1);
@@ -126,6 +144,8 @@ fn interval(before: &LaneCounters, now: &Counters, elapsed: Duration) -> String 
     );
     for (name, lost) in [
         ("dropped by the kernel", total.kernel_dropped - before.kernel_dropped),
+        ("denied", now.refused.denied - refused.denied),
+        ("over a limit", now.refused.limited - refused.limited),
         ("replies lost", total.lost() - before.lost()),
         ("cut off", total.truncated - before.truncated),
     ] {
@@ -136,12 +156,15 @@ fn interval(before: &LaneCounters, now: &Counters, elapsed: Duration) -> String 
     line
 }
 
-fn text(total: &LaneCounters) -> String {
+fn text(counters: &Counters) -> String {
+    let (total, refused) = (counters.total(), counters.refused);
     let mut text = String::new();
     let mut entry = |name: &str, value: u64| {
         let _ = writeln!(text, "{name:<24}{value}");
     };
-    entry("arrived", total.arrived());
+    entry("arrived", total.arrived() + refused.denied + refused.limited);
+    entry("  denied", refused.denied);
+    entry("  over a limit", refused.limited);
     entry("  delivered", total.delivered);
     entry("  dropped by the kernel", total.kernel_dropped);
     entry("  discarded", total.discarded);
@@ -166,6 +189,8 @@ struct Settings {
     hoped: &'static str,
     /// Why it is not the one that was hoped for.
     engine_why: Option<String>,
+    /// What `auto` went by.
+    engine_choice: Option<String>,
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
     steering: String,
@@ -181,6 +206,10 @@ struct Settings {
     wait: String,
     wait_why: Option<String>,
     recv_buffer: Option<usize>,
+    /// Limits and prefixes at the start.
+    limits: Vec<String>,
+    allow: Vec<String>,
+    deny: Vec<String>,
     seconds: f64,
 }
 
@@ -195,6 +224,7 @@ impl Settings {
             engine: socket.engine().to_string(),
             hoped: if args.engine == Engine::Uring { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
+            engine_choice: socket.choice().map(|choice| choice.why.clone()),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
             steering_by: steering.by.to_string(),
@@ -208,6 +238,9 @@ impl Settings {
             wait: waiting.policy.to_string(),
             wait_why: waiting.why,
             recv_buffer: args.recv_buffer,
+            limits: args.guard.limit.iter().map(ToString::to_string).collect(),
+            allow: args.guard.allow.iter().map(ToString::to_string).collect(),
+            deny: args.guard.deny.iter().map(ToString::to_string).collect(),
             seconds: 0.0,
         }
     }
@@ -216,7 +249,7 @@ impl Settings {
         let because = |why: &Option<String>| why.as_ref().map_or_else(String::new, |why| format!(" ({why})"));
         let engine = match &self.engine_why {
             Some(why) => format!(" (not {}: {why})", self.hoped),
-            None if self.xdp_queues.is_empty() => String::new(),
+            None if self.xdp_queues.is_empty() => because(&self.engine_choice),
             None => format!(" (queues {})", self.xdp_queues.join(" ")),
         };
         format!(
@@ -233,11 +266,14 @@ impl Settings {
     }
 }
 
-/// The counters of one lane, of all that were closed (`closed`), or of everything (`total`).
+/// The counters of one lane, of all that were closed (`closed`), or of everything (`total`): what was refused never got to
+/// a lane, and is in the last alone.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
     lane: String,
     arrived: u64,
+    denied: u64,
+    limited: u64,
     delivered: u64,
     delivered_bytes: u64,
     kernel_dropped: u64,
@@ -277,6 +313,8 @@ impl Row {
         Self {
             lane,
             arrived: counters.arrived(),
+            denied: 0,
+            limited: 0,
             delivered: counters.delivered,
             delivered_bytes: counters.delivered_bytes,
             kernel_dropped: counters.kernel_dropped,
@@ -313,27 +351,13 @@ impl Row {
     }
 }
 
-/// The counters as metrics: of each lane, and of those that were closed, so that sums over them never go back.
-fn page(counters: &Counters, socket: &str, engine: &str) -> String {
-    let mut page = Page::default();
-    page.add(
-        "manylane_lanes",
-        "gauge",
-        &[("socket", socket), ("engine", engine)],
-        counters.lanes.len() as u64,
-    );
-    for row in rows(counters).into_iter().filter(|row| row.lane != "total") {
-        let labels = [("socket", socket), ("engine", engine), ("lane", row.lane.as_str())];
-        page.counters("manylane_lane", &labels, &row, &[]);
-    }
-    page.text()
-}
-
 fn rows(counters: &Counters) -> Vec<Row> {
     let mut rows: Vec<Row> = counters.lanes.iter().map(|(id, lane)| Row::of(id.to_string(), lane)).collect();
     if counters.closed != LaneCounters::default() {
         rows.push(Row::of("closed".into(), &counters.closed));
     }
-    rows.push(Row::of("total".into(), &counters.total()));
+    let Refused { denied, limited, .. } = counters.refused;
+    let total = Row::of("total".into(), &counters.total());
+    rows.push(Row { arrived: total.arrived + denied + limited, denied, limited, ..total });
     rows
 }

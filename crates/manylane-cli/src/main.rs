@@ -1,4 +1,5 @@
-//! The program `manylane`: `echo`, `send`, `capture`, `run`, `doctor`, `tune`, `bench`, and its own manual.
+//! The program `manylane`: `echo`, `send`, `capture`, `limit`, `top`, `run`, `doctor`, `tune`, `bench`, `lab`, and its own
+//! manual.
 //!
 //! Exit codes: 0 done, 1 failed, 2 bad usage; those of `run` are the program's. Results go to standard output, everything else to standard
 //! error. A reader that closes the pipe early is no failure.
@@ -8,6 +9,8 @@ mod bench;
 mod capture;
 mod doctor;
 mod echo;
+mod lab;
+mod limit;
 mod logger;
 mod manual;
 mod metrics;
@@ -18,6 +21,7 @@ mod progress;
 mod run;
 mod send;
 mod signals;
+mod top;
 mod tune;
 
 use std::process::ExitCode;
@@ -57,11 +61,14 @@ fn carry_out(cli: Cli) -> Result<()> {
         Command::Echo(args) => echo::run(&args),
         Command::Send(args) => send::run(&args),
         Command::Capture(args) => capture::run(&args),
+        Command::Limit(args) => limit::run(&args),
+        Command::Top(args) => top::run(&args),
         // Above: its exit code is not ours.
         Command::Run(_) => Ok(()),
         Command::Doctor(args) => doctor::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Bench { bench } => bench::run(&bench),
+        Command::Lab(args) => lab::run(&args),
         Command::Man(args) => manual::man(&args),
         Command::Completions(args) => manual::completions(&args),
     }

@@ -25,6 +25,7 @@
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
+//! | [`udp_table`] | the kernel's tables of bound UDP sockets |
 //! | [`uring`] | io_uring: a receive that is armed once, buffers that are registered once |
 //! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
@@ -60,6 +61,7 @@ pub mod shim;
 pub mod signal;
 pub mod sock;
 pub mod tick;
+pub mod udp_table;
 pub mod uring;
 pub mod volley;
 pub mod xsk;

@@ -5,6 +5,7 @@ mod baseline;
 pub mod bench;
 pub mod client;
 pub mod host;
+pub mod lab;
 pub mod link;
 pub mod machine;
 pub mod receiver;

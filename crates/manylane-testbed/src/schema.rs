@@ -22,10 +22,16 @@ pub const BENCH_CHURN: &str = "manylane.bench.churn.v1";
 pub const BENCH_FLAP: &str = "manylane.bench.flap.v1";
 /// Name of the document that `bench rtt` writes.
 pub const BENCH_RTT: &str = "manylane.bench.rtt.v1";
+/// Name of the document that `lab` writes.
+pub const LAB: &str = "manylane.lab.v1";
 /// Name of the document that `echo` writes when it ends.
 pub const ECHO: &str = "manylane.echo.v1";
 /// Name of the document that `run` writes.
 pub const RUN: &str = "manylane.run.v1";
+/// Name of the document that `top` writes.
+pub const TOP: &str = "manylane.top.v1";
+/// Name of the document that `limit` writes.
+pub const LIMIT: &str = "manylane.limit.v1";
 /// Name of the document that `send` writes.
 pub const SEND: &str = "manylane.send.v1";
 

@@ -95,9 +95,9 @@ impl<'a> Batch<'a> {
     }
 
     /// The next datagram of a train.
-    #[inline]
     fn next_of_train(&mut self) -> Option<Datagram<'a>> {
         let train = self.train.as_mut()?;
+        self.datagrams -= 1;
         let (peer, said) = (train.peer, train.said);
         let (payload, full_len) = match train.rest.split_at_checked(train.segment) {
             Some((payload, rest)) if !rest.is_empty() => {
@@ -113,25 +113,38 @@ impl<'a> Batch<'a> {
         Some(Datagram { payload, full_len, about: About::Message { peer, said }, bound: self.bound })
     }
 
-    /// The next datagram of messages. On its own, so that what goes over frames stays small.
+    /// The next datagram of messages: a message of which the kernel says nothing is one.
+    #[inline]
     fn next_message(&mut self, ring: Messages<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
-        if self.train.is_none() {
-            if self.next == self.messages {
-                return None;
-            }
-            let message = ring.message(self.next);
-            let Message { data, full_len, peer, .. } = message;
-            let said = said.get(self.next).filter(|_| message.has_ancillary()).unwrap_or(&NOTHING);
-            self.next += 1;
-            let segment = usize::from(said.segment);
-            if segment == 0 || data.len() <= segment {
-                self.datagrams -= 1;
-                let about = About::Message { peer, said };
-                return Some(Datagram { payload: data, full_len, about, bound: self.bound });
-            }
-            self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
+        if self.train.is_some() {
+            return self.next_of_train();
         }
+        if self.next == self.messages {
+            return None;
+        }
+        let message = ring.message(self.next);
+        if message.has_ancillary() {
+            return self.next_of_which_is_said(message, said);
+        }
+        let Message { data, full_len, peer, .. } = message;
+        self.next += 1;
         self.datagrams -= 1;
+        let about = About::Message { peer, said: &NOTHING };
+        Some(Datagram { payload: data, full_len, about, bound: self.bound })
+    }
+
+    /// The next datagram, or the first one of the next train.
+    fn next_of_which_is_said(&mut self, message: Message<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
+        let Message { data, full_len, peer, .. } = message;
+        let said = said.get(self.next).unwrap_or(&NOTHING);
+        self.next += 1;
+        let segment = usize::from(said.segment);
+        if segment == 0 || data.len() <= segment {
+            self.datagrams -= 1;
+            let about = About::Message { peer, said };
+            return Some(Datagram { payload: data, full_len, about, bound: self.bound });
+        }
+        self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
         self.next_of_train()
     }
 

@@ -9,8 +9,10 @@ use manylane_bpf::abi;
 use manylane_sys::linger;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::guard::{Guard, Limit, Prefix, Rule};
 use crate::io::uring;
 use crate::placement::Placement;
+use crate::race::{EngineChoice, choose_engine};
 use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};
 use crate::vlan::Vlan;
@@ -20,9 +22,11 @@ use crate::wait::WaitPolicy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any, and [`Engine::Mmsg`] where that
-    /// is not to be had: [`Socket::fallback`] says why. Without devices [`Engine::Mmsg`]: a program on a network card is
-    /// somebody's decision, and [`Engine::Uring`] was measured to cost more at the usual size of a batch.
+    /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any: a program on a network card is
+    /// somebody's decision. [`Socket::fallback`] says why where that is not to be had. Then, and without devices,
+    /// [`Engine::Uring`] if a datagram was measured to cost a tenth less by it on this machine, for batches of this size, and
+    /// else [`Engine::Mmsg`]: [`Socket::choice`] says what was measured. The first socket of a process takes some 20 ms
+    /// longer to open for that.
     #[default]
     Auto,
     /// Kernel sockets with `recvmmsg` and `sendmmsg`. Needs nothing.
@@ -30,7 +34,7 @@ pub enum Engine {
     /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are registered once; replies as with
     /// [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does not forbid io_uring; where it is not to be had,
     /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why. It was measured to cost less where a call
-    /// takes one message, and no less otherwise: [`Engine::Auto`] never chooses it.
+    /// takes one message, and no less otherwise.
     Uring,
     /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
     /// `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, a device with XDP, and Linux 5.9.
@@ -103,7 +107,11 @@ pub struct Builder {
     wait: WaitPolicy,
     polls_queues: bool,
     uring_buffers: Option<usize>,
+    limits: Vec<Limit>,
+    rules: Vec<(Prefix, Rule)>,
     xdp: XdpOptions,
+    /// Who says what [`Engine::Auto`] takes.
+    chooser: fn(usize) -> EngineChoice,
 }
 
 impl Builder {
@@ -141,7 +149,10 @@ impl Builder {
             wait: WaitPolicy::Sleep,
             polls_queues: false,
             uring_buffers: None,
+            limits: Vec::new(),
+            rules: Vec::new(),
             xdp: XdpOptions::default(),
+            chooser: choose_engine,
         })
     }
 
@@ -344,6 +355,34 @@ impl Builder {
         self
     }
 
+    /// Engine `xdp`: one more limit on what each source may send, up to two, such as one for addresses and one for
+    /// prefixes. What is above it is dropped by the XDP program, and counted. [`Handle::gate`](crate::Handle::gate) changes
+    /// limits and prefixes while the socket is open.
+    pub fn limit(&mut self, limit: Limit) -> &mut Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// Engine `xdp`: lets datagrams from a prefix in, past all limits, but for longer prefixes that are denied.
+    pub fn allow(&mut self, prefix: Prefix) -> &mut Self {
+        self.rules.push((prefix, Rule::Allow));
+        self
+    }
+
+    /// Engine `xdp`: drops datagrams from a prefix, but for longer prefixes that are allowed.
+    pub fn deny(&mut self, prefix: Prefix) -> &mut Self {
+        self.rules.push((prefix, Rule::Deny));
+        self
+    }
+
+    /// Engine `xdp`: sources that each of the limits remembers, 1024 to 16,777,216, about 100 bytes each. When there are
+    /// more, the one that was quiet for longest is forgotten, and has its whole burst when it is back. The first socket of
+    /// the process on a device decides for all. Default: 16,384.
+    pub fn limit_sources(&mut self, sources: u32) -> &mut Self {
+        self.xdp.sources = sources;
+        self
+    }
+
     /// The pause of [`linger`](Self::linger) that so many lanes on so many cores have by default.
     #[must_use]
     pub fn default_linger(lanes: usize, cores: usize) -> Duration {
@@ -362,31 +401,63 @@ impl Builder {
     /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
     /// the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
-        if self.engine == Engine::Uring {
-            let config = self.check()?;
-            let Err(err) = uring::check(&config) else { return Socket::open(config) };
-            let why = err.chain();
-            let socket =
-                Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
-            log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
-            return Ok(socket);
+        match self.engine {
+            Engine::Auto => self.open_by_choice(),
+            Engine::Uring => self.open_uring(),
+            Engine::Mmsg | Engine::Xdp => Socket::open(self.check()?),
         }
-        if self.engine != Engine::Auto || self.xdp.devices.is_none() {
-            return Socket::open(self.check()?);
-        }
-        let by = |engine, fallback| {
-            let config = Self { engine, ..self.clone() }.check()?;
-            Socket::open(Config { fallback, ..config })
-        };
-        let why = match self.check_xdp().and_then(|()| by(Engine::Xdp, None)) {
-            Ok(socket) => return Ok(socket),
-            Err(err) => err.chain(),
-        };
-        // What is wrong with the port is so with every engine, and is then the error.
-        let socket = by(Engine::Mmsg, Some(why.clone()))?;
-        // No warning: `fallback` tells it to whoever opened the socket.
-        log::info!("{}: engine mmsg, not xdp: {why}", socket.local_addr());
+    }
+
+    fn open_uring(&self) -> Result<Socket> {
+        let config = self.check()?;
+        let Err(err) = uring::check(&config) else { return Socket::open(config) };
+        let why = err.chain();
+        let socket = Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
+        log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
         Ok(socket)
+    }
+
+    /// Engine `auto`.
+    fn open_by_choice(&self) -> Result<Socket> {
+        let mut fallback = None;
+        if self.xdp.devices.is_some() {
+            let by_xdp = Self { engine: Engine::Xdp, ..self.clone() };
+            match by_xdp.check().and_then(Socket::open) {
+                Ok(socket) => return Ok(socket),
+                // No other one can hold anything back.
+                Err(err) if self.is_guarded() => return Err(err),
+                Err(err) => fallback = Some(err.chain()),
+            }
+        }
+        // What cannot be is told before anything is measured. What is wrong with the port is so with every engine, and is
+        // then the error.
+        let config = Config { fallback, ..self.check()? };
+        let choice = (self.chooser)(config.batch);
+        let config = Config { choice: Some(choice.clone()), ..config };
+        let by_uring = (choice.engine == Engine::Uring && uring::check(&config).is_ok())
+            .then(|| Socket::open(Config { engine: Engine::Uring, ..config.clone() }));
+        let socket = match by_uring {
+            Some(Ok(socket)) => socket,
+            _ => Socket::open(config)?,
+        };
+        // No warning: `fallback` and `choice` tell it to whoever opened the socket.
+        let (addr, engine) = (socket.local_addr(), socket.engine());
+        if let Some(why) = socket.fallback() {
+            log::info!("{addr}: engine {engine}, not xdp: {why}");
+        }
+        log::info!("{addr}: engine {engine}: {}", choice.why);
+        Ok(socket)
+    }
+
+    /// Who decides instead of a race, for tests.
+    #[cfg(test)]
+    pub(crate) fn choose_by(&mut self, chooser: fn(usize) -> EngineChoice) -> &mut Self {
+        self.chooser = chooser;
+        self
+    }
+
+    fn is_guarded(&self) -> bool {
+        !self.limits.is_empty() || !self.rules.is_empty()
     }
 
     /// What the engine `xdp` cannot do.
@@ -410,6 +481,10 @@ impl Builder {
         if !(1..=abi::MAX_SOCKETS).contains(&self.xdp.sockets) {
             let (most, sockets) = (abi::MAX_SOCKETS, self.xdp.sockets);
             return refuse(format!("xdp_sockets {sockets} is not within 1 to {most}"));
+        }
+        if !(1024..=1 << 24).contains(&self.xdp.sources) {
+            let sources = self.xdp.sources;
+            return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
         }
         Ok(())
     }
@@ -444,6 +519,15 @@ impl Builder {
         if self.engine == Engine::Xdp {
             self.check_xdp()?;
         }
+        if self.is_guarded() && self.engine != Engine::Xdp {
+            let message = "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        let mut xdp = self.xdp.clone();
+        xdp.guard.set_limits(&self.limits)?;
+        for (prefix, rule) in &self.rules {
+            xdp.guard.set_rule(*prefix, Some(*rule))?;
+        }
         for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
             bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
         }
@@ -474,7 +558,8 @@ impl Builder {
                 .map(|count| range("uring_buffers", count, 1 << 15))
                 .transpose()?,
             fallback: None,
-            xdp: self.xdp.clone(),
+            choice: None,
+            xdp,
         })
     }
 }
@@ -499,7 +584,14 @@ pub(crate) struct XdpOptions {
     pub(crate) capture: bool,
     pub(crate) vlans: Vec<Vlan>,
     pub(crate) sockets: u32,
+    /// What is let in at first.
+    pub(crate) guard: Guard,
+    /// Sources that limits remember.
+    pub(crate) sources: u32,
 }
+
+/// Sources that limits remember, unless somebody says otherwise.
+pub(crate) const SOURCES: u32 = 16_384;
 
 impl Default for XdpOptions {
     fn default() -> Self {
@@ -512,6 +604,8 @@ impl Default for XdpOptions {
             capture: true,
             vlans: Vec::new(),
             sockets: 1,
+            guard: Guard::default(),
+            sources: SOURCES,
         }
     }
 }
@@ -545,12 +639,15 @@ pub(crate) struct Config {
     pub(crate) uring_buffers: Option<usize>,
     /// Why it is not the engine that was hoped for.
     pub(crate) fallback: Option<String>,
+    /// What `auto` went by.
+    pub(crate) choice: Option<EngineChoice>,
     pub(crate) xdp: XdpOptions,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::race::{Lap, decide};
 
     fn builder() -> Builder {
         Builder::new("127.0.0.1:0").unwrap()
@@ -579,6 +676,9 @@ mod tests {
         assert_eq!(refused(&|b| _ = b.linger(Duration::from_secs(1))), "linger is more than 20ms");
         assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
         assert!(refused(&|b| _ = b.join_group(true)).contains("join_group"));
+        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
         assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));
     }
 
@@ -589,6 +689,37 @@ mod tests {
         assert!(!gro(Steering::RoundRobin));
         assert!(!gro(Steering::Key { offset: 0, len: 8 }));
         assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
+    }
+
+    #[test]
+    fn auto_takes_what_was_measured_to_cost_less() {
+        fn measured(batch: usize, mmsg: u64, uring: u64) -> EngineChoice {
+            decide(batch, &[Lap { mmsg, uring }; 8])
+        }
+        let opened = |chooser| {
+            let socket = builder().lanes(2).batch(7).choose_by(chooser).open().unwrap();
+            let choice = socket.choice().expect("auto says why").clone();
+            assert_eq!((choice.batch, socket.fallback()), (7, None));
+            (socket.engine(), choice)
+        };
+        let (engine, choice) = opened(|batch| measured(batch, 1000, 950));
+        assert_eq!((engine, choice.cost_ns), (Engine::Mmsg, Some((1000, 950))));
+        let (engine, choice) = opened(|batch| measured(batch, 1000, 600));
+        assert_eq!((choice.engine, choice.cost_ns), (Engine::Uring, Some((1000, 600))));
+        // Where this machine has none, the choice changes nothing.
+        let has_uring = uring::try_it().is_ok();
+        assert_eq!(engine, if has_uring { Engine::Uring } else { Engine::Mmsg });
+    }
+
+    #[test]
+    fn what_was_asked_for_is_not_measured() {
+        fn unasked(_: usize) -> EngineChoice {
+            panic!("nobody asked for a race")
+        }
+        let socket = builder().engine(Engine::Mmsg).choose_by(unasked).open().unwrap();
+        assert_eq!((socket.engine(), socket.choice()), (Engine::Mmsg, None));
+        // Nor is anything measured for options that cannot be.
+        assert!(builder().lanes(0).choose_by(unasked).open().is_err());
     }
 
     #[test]

@@ -199,6 +199,46 @@ impl LaneCounters {
             + self.xsk_dropped
     }
 
+    /// All counters with their names in metrics, sums among them. One that there is not has no value.
+    pub(crate) fn named(&self) -> [(&'static str, Option<u64>); 33] {
+        let steered = ("steered", self.steered);
+        let all = [
+            ("arrived", self.arrived()),
+            ("delivered", self.delivered),
+            ("delivered_bytes", self.delivered_bytes),
+            ("kernel_dropped", self.kernel_dropped),
+            ("discarded", self.discarded),
+            ("truncated", self.truncated),
+            ("batches", self.batches),
+            ("messages", self.messages),
+            ("trains", self.trains),
+            ("stolen", self.stolen),
+            ("recv_errors", self.recv_errors),
+            ("offered", self.offered),
+            ("sent", self.sent),
+            ("sent_bytes", self.sent_bytes),
+            ("send_calls", self.send_calls),
+            ("lost", self.lost()),
+            ("lost_full", self.lost_full),
+            ("lost_no_buffers", self.lost_no_buffers),
+            ("lost_unreachable", self.lost_unreachable),
+            ("lost_too_large", self.lost_too_large),
+            ("lost_denied", self.lost_denied),
+            ("lost_other", self.lost_other),
+            ("abandoned", self.abandoned),
+            ("by_xdp", self.by_xdp),
+            ("bad_checksum", self.bad_checksum),
+            ("malformed", self.malformed),
+            ("xsk_dropped", self.xsk_dropped),
+            ("sent_by_xdp", self.sent_by_xdp),
+            ("uring_short", self.uring_short),
+            ("uring_fallbacks", self.uring_fallbacks),
+            ("sleeps", self.sleeps),
+            ("looks", self.looks),
+        ];
+        std::array::from_fn(|at| all.get(at).map_or(steered, |(name, value)| (*name, Some(*value))))
+    }
+
     /// What was to be sent and was not.
     #[must_use]
     pub fn lost(&self) -> u64 {
@@ -274,6 +314,9 @@ pub struct Counters {
     pub steered_short: u64,
     /// Messages that eBPF left to the kernel's choice because the table named no open lane.
     pub steered_by_kernel: u64,
+    /// Datagrams to the socket that the XDP program dropped before they got to a lane: see [`Gate`](crate::Gate). What was
+    /// sent to the socket is these and what [arrived](LaneCounters::arrived) at its lanes.
+    pub refused: crate::Refused,
 }
 
 impl Counters {

@@ -4,7 +4,7 @@ use std::hint;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
@@ -61,6 +61,8 @@ pub(crate) struct LaneShared {
     pub(crate) cpu: Option<usize>,
     pub(crate) cells: Cells,
     pub(crate) state: AtomicU8,
+    /// The thread that serves it in `serve`; 0 if none does.
+    pub(crate) tid: AtomicI32,
     /// The kernel's counts when the lane opened: its socket or slot may have served another before.
     pub(crate) drops_before: u32,
     pub(crate) steered_before: u64,
@@ -73,6 +75,11 @@ impl LaneShared {
         let drops = sock::queue_state(self.fd.as_fd()).map_or(self.drops_before, |state| state.drops);
         counters.kernel_dropped = u64::from(drops.wrapping_sub(self.drops_before));
         counters
+    }
+
+    /// The thread that serves it; 0 if none does.
+    pub(crate) fn thread(&self) -> i32 {
+        self.tid.load(Ordering::Relaxed)
     }
 
     /// Steered to.
@@ -426,18 +433,36 @@ impl Lane {
                 return Ok(taken);
             }
         }
-        if let Some(xdp) = &mut self.xdp {
-            let taken = xdp.receive(self.can.batch, self.can.datagram_size, &self.me.cells);
-            if taken.messages > 0 {
-                self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
-                self.count(taken);
-                return Ok(taken);
-            }
+        let taken = self.take_from_queues();
+        if taken.messages > 0 || companion_first {
+            return Ok(taken);
         }
-        if companion_first {
-            return Ok(Taken::default());
+        if let Some(xdp) = &mut self.xdp {
+            xdp.gives_turn();
         }
         self.take_from_socket(wait)
+    }
+
+    /// Takes what may have come behind a full batch, without waiting. Where queues bring batches their companion is not asked
+    /// for that, which is a system call: its turn comes after so many batches anyway.
+    #[inline]
+    pub(crate) fn take_more(&mut self) -> Result<Taken> {
+        if self.xdp.as_ref().is_some_and(XdpIo::has_batch) {
+            return Ok(self.take_from_queues());
+        }
+        self.take(Wait::Never)
+    }
+
+    /// Takes a batch from a queue of a device, if the lane has any and there is something.
+    #[inline]
+    fn take_from_queues(&mut self) -> Taken {
+        let Some(xdp) = &mut self.xdp else { return Taken::default() };
+        let taken = xdp.receive(self.can.batch, self.can.datagram_size, &self.me.cells);
+        if taken.messages > 0 {
+            self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
+            self.count(taken);
+        }
+        taken
     }
 
     #[inline]

@@ -16,23 +16,28 @@
 //! }
 //! ```
 //!
-//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` (what the
-//! machine can do), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
+//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` and `race` (what the
+//! machine can do, and does best), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
 //! while there is nothing), `io` (the engine), `batch` (what was
 //! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together. Beside the
-//! path is [`capture`] (seeing what lanes of the engine `xdp` receive and send).
+//! path are [`capture`] (seeing what lanes of the engine `xdp` receive and send), `metrics` (counters as text), [`door`]
+//! (other processes that ask for them) and `guard` (limits and prefixes, which `io::xdp` enforces).
 
 mod batch;
 pub mod capture;
 mod config;
 mod counters;
+pub mod door;
 mod error;
+mod guard;
 mod holder;
 mod io;
 mod lane;
+mod metrics;
 mod outbox;
 mod placement;
 mod probe;
+mod race;
 mod serve;
 mod sizes;
 mod socket;
@@ -46,13 +51,16 @@ pub use batch::{Batch, Datagram, Ecn};
 pub use config::{Builder, Engine};
 pub use counters::{Counters, LaneCounters, LaneId};
 pub use error::{Error, ErrorKind, Result};
+pub use guard::{Guard, Limit, Prefix, Rule};
 pub use io::Capabilities;
-pub use io::xdp::XdpQueue;
 pub use io::xdp::lending::Lender;
+pub use io::xdp::{Gate, Refused, XdpQueue};
 pub use lane::{Lane, Received};
+pub use metrics::write_all_metrics;
 pub use outbox::{Flushed, Outbox};
 pub use placement::Placement;
 pub use probe::{Probe, probe};
+pub use race::{EngineChoice, choose_engine};
 pub use serve::LaneInfo;
 pub use socket::{Handle, Socket};
 pub use steer::{Steering, SteeringBy, SteeringInForce, key_hash};

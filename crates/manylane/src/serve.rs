@@ -2,13 +2,14 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
 use manylane_sys::mmsg::Wait;
-use manylane_sys::tick;
+use manylane_sys::{cpu, tick};
 
 use crate::batch::Batch;
 use crate::counters::{Counters, LaneId};
@@ -158,6 +159,7 @@ where
     if let Err(err) = lane.pin() {
         log::warn!("lane {} runs unpinned: {err}", lane.id());
     }
+    lane.me().tid.store(cpu::thread_id(), Ordering::Relaxed);
     let stealing = shared.config.stealing;
     // A lane that polls sleeps after that.
     let idle = shared.config.wait.spins() + if stealing { IDLE_THIEF } else { IDLE };
@@ -165,8 +167,8 @@ where
     let mut errors = 0;
     while !lane.is_leaving() {
         lane.follow(&mut sizes, &mut linger);
-        let most = if linger.is_owed() { Duration::ZERO } else { idle };
-        let taken = match lane.take_timeout(most) {
+        let received = if linger.is_owed() { lane.take_more() } else { lane.take_timeout(idle) };
+        let taken = match received {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
             Ok(taken) => taken,
             // One failed receive is counted; only a socket that keeps failing ends the lane.

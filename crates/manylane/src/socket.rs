@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,10 @@ use crate::holder;
 use crate::io::Capabilities;
 use crate::io::mmsg::{self, Join, MmsgIo};
 use crate::io::uring::UringIo;
-use crate::io::xdp::{Plane, XdpQueue};
+use crate::io::xdp::{Gate, Plane, XdpQueue};
 use crate::lane::{LEAVING, Lane, LaneShared, OPEN, RETIRING, SHUT};
 use crate::placement;
+use crate::race::EngineChoice;
 use crate::serve::Event;
 use crate::sizes::{Sizes, Wanted};
 use crate::steer::{Slot, Steer, SteeringInForce};
@@ -193,7 +194,8 @@ impl Shared {
         let drops_before = sock::queue_state(fd.as_fd()).unwrap_or_default().drops;
         let steered_before = control.steer.steered(slot).unwrap_or(0);
         let state = AtomicU8::new(OPEN);
-        let me = LaneShared { id, slot, fd, cpu, cells: Cells::new(), state, drops_before, steered_before };
+        let (tid, cells) = (AtomicI32::new(0), Cells::new());
+        let me = LaneShared { id, slot, fd, cpu, cells, state, tid, drops_before, steered_before };
         let me = Arc::new(me);
         control.lanes.push(Arc::clone(&me));
         Ok(Lane::new(Arc::clone(self), me, io, uring, can, control.steer.load_words()))
@@ -300,6 +302,7 @@ impl Shared {
             closed: control.closed,
             steered_short,
             steered_by_kernel,
+            refused: self.xdp.get().map(|plane| plane.gate.refused()).unwrap_or_default(),
         }
     }
 
@@ -477,6 +480,12 @@ impl Socket {
         self.shared.config.fallback.as_deref()
     }
 
+    /// What [`Engine::Auto`] went by when it chose between engines on kernel sockets; none if it did not have to.
+    #[must_use]
+    pub fn choice(&self) -> Option<&EngineChoice> {
+        self.shared.config.choice.as_ref()
+    }
+
     /// How lanes wait, and why it is not what was asked for where it is not.
     #[must_use]
     pub fn waiting(&self) -> WaitInForce {
@@ -528,6 +537,15 @@ impl Handle {
         self.shared.counters()
     }
 
+    /// Where it is bound, and its engine.
+    pub(crate) fn about(&self) -> (SocketAddr, Engine) {
+        (self.shared.addr, self.shared.config.engine)
+    }
+
+    pub(crate) fn lanes(&self) -> Vec<Arc<LaneShared>> {
+        self.shared.lanes()
+    }
+
     /// The queues of devices that feed lanes now, with engine `xdp`; none with any other. They change as lanes and
     /// devices come and go.
     #[must_use]
@@ -535,8 +553,18 @@ impl Handle {
         self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
     }
 
+    /// By what limits and prefixes can be changed while the socket is open, with engine `xdp`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with any other engine.
+    pub fn gate(&self) -> Result<Gate> {
+        let message = "limit, allow and deny need the engine xdp";
+        let none = || Error::new(ErrorKind::Unsupported, message);
+        self.shared.xdp.get().map(|plane| plane.gate.clone()).ok_or_else(none)
+    }
+
     /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`, or why a frame was
-    /// left to the kernel), how many. Other sockets of this process on the same devices count too. Empty with any
+    /// left to the kernel or dropped), how many. Other sockets of this process on the same devices count too. Empty with any
     /// other engine than `xdp`.
     #[must_use]
     pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {

@@ -1,6 +1,8 @@
 //! The command line: every flag is defined here once; help, man pages and completions come from it.
 
 mod bench;
+mod lab;
+mod live;
 mod machine;
 mod serve;
 mod values;
@@ -12,6 +14,8 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use self::bench::{
     BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
 };
+pub(crate) use self::lab::{LabArgs, LabPaper};
+pub(crate) use self::live::{GuardArgs, LimitArgs, TopArgs};
 pub(crate) use self::machine::{DoctorArgs, TuneArgs};
 pub(crate) use self::serve::{CaptureArgs, EchoArgs, RunArgs, SendArgs};
 pub(crate) use self::values::CaptureTarget;
@@ -38,6 +42,10 @@ pub(crate) enum Command {
     Send(SendArgs),
     /// Capture what lanes of the engine xdp receive and send, which tcpdump does not see (pcapng)
     Capture(CaptureArgs),
+    /// Show live lanes of running processes: rates, queues, losses by reason, processors
+    Top(TopArgs),
+    /// Limit what sources may send to a running process with engine xdp, deny and allow prefixes
+    Limit(LimitArgs),
     /// Run an unmodified server on lanes
     Run(RunArgs),
     /// Find out what this machine can do for UDP, and what holds it back
@@ -50,6 +58,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         bench: BenchCommand,
     },
+    /// Run the experiments of published papers on this machine, their numbers beside ours
+    Lab(LabArgs),
     /// Write the man pages
     Man(ManArgs),
     /// Print the completions of a shell

@@ -9,6 +9,7 @@ use clap::Args;
 use manylane::{Engine, Placement, Steering, SteeringBy, Vlan, WaitPolicy};
 use manylane_testbed::client::{Expect, Payload};
 
+use super::GuardArgs;
 use super::values::{
     CaptureTarget, Switch, at_least_one, capture_target, interval, payload_size, seconds, snaplen,
 };
@@ -28,7 +29,7 @@ pub(crate) struct EchoArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) lanes: Option<usize>,
     /// How lanes talk to the kernel: mmsg, uring (io_uring; else mmsg), xdp (frames past the kernel's stack; needs root), or auto: xdp on the devices of
-    /// --xdp-device where that works, else mmsg
+    /// --xdp-device where that works, else uring if it was just measured to cost a tenth less, else mmsg
     #[arg(long, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
     /// Devices that engine xdp uses [default: those that have the address]
@@ -86,6 +87,8 @@ pub(crate) struct EchoArgs {
     /// Join other processes of this user on the same port: they and we then share the datagrams
     #[arg(long)]
     pub(crate) join_group: bool,
+    #[command(flatten)]
+    pub(crate) guard: GuardArgs,
     /// Seconds between two lines of statistics; 0 for none
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) stats: f64,
@@ -193,6 +196,8 @@ pub(crate) struct RunArgs {
     /// Devices whose frames the program gets with engine xdp, such as eth0,eth1 [default: all that are up]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) interfaces: Option<Vec<String>>,
+    #[command(flatten)]
+    pub(crate) guard: GuardArgs,
     /// Which lane gets a datagram, as for `manylane echo` [default: flow]
     #[arg(long, value_name = "POLICY")]
     pub(crate) steering: Option<Steering>,

@@ -142,7 +142,7 @@ pub(crate) fn route_to(peer: IpAddr) -> io::Result<Option<u32>> {
     let bits = bytes.len() as u8 * 8;
     let mut body = vec![family, bits];
     body.resize(12, 0);
-    body.extend(Attrs::default().bytes(DST, &bytes).as_bytes());
+    body.extend(Attrs::default().bytes(DST, &bytes).to_bytes());
     let mut found = None;
     Kernel::open(NETLINK_ROUTE)?.ask(GET_ROUTE, &body, Want::One, |message| {
         found = Read::new(message.get(12..).unwrap_or_default()).u32(OIF);

@@ -1,20 +1,20 @@
-//! Asking the kernel by netlink: just enough of the format for what the doctor asks (generic netlink of ethtool and of
-//! devices, links, addresses, routes, sockets).
+//! Asking the kernel by netlink: what the doctor asks generic netlink (ethtool, devices), links, addresses, routes and
+//! sockets.
 //!
-//! A question is a header and attributes; an answer is messages, each cut into a body and attributes. Lengths are
-//! checked once, here: what is cut short ends the walk, and nothing beyond it is read.
+//! A question is a header and attributes; an answer is messages, each cut into a body and attributes. What is cut short
+//! ends the walk, and nothing beyond it is read. Only the attributes that are asked for are looked at, so that a kernel
+//! which tells more, or in another form, hides no device.
 
 use std::io;
 
+use netlink_packet_core::{
+    DefaultNla, Emitable, NLA_F_NESTED, NLA_HEADER_SIZE, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP,
+    NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader, NlasIterator,
+};
 use netlink_sys::{Socket, SocketAddr};
 
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
+/// Length of a message's header.
 const HEADER: usize = 16;
-const NESTED: u16 = 1 << 15;
 
 /// What is wanted of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,16 +29,11 @@ pub(crate) enum Want {
 
 /// Attributes that are written one behind the other.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Attrs(Vec<u8>);
+pub(crate) struct Attrs(Vec<DefaultNla>);
 
 impl Attrs {
     pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        // What we send is short.
-        let len = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
-        self.0.extend(len.to_ne_bytes());
-        self.0.extend(kind.to_ne_bytes());
-        self.0.extend(value);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self.0.push(DefaultNla::new(kind, value.to_vec()));
         self
     }
 
@@ -51,11 +46,14 @@ impl Attrs {
     }
 
     pub(crate) fn nest(self, kind: u16, inner: &Attrs) -> Self {
-        self.bytes(kind | NESTED, &inner.0)
+        self.bytes(kind | NLA_F_NESTED, &inner.to_bytes())
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let attrs = self.0.as_slice();
+        let mut bytes = vec![0; attrs.buffer_len()];
+        attrs.emit(&mut bytes);
+        bytes
     }
 }
 
@@ -70,13 +68,10 @@ impl<'a> Read<'a> {
 
     /// Each attribute with its kind.
     pub(crate) fn all(self) -> impl Iterator<Item = (u16, &'a [u8])> {
-        let mut rest = self.0;
-        std::iter::from_fn(move || {
-            let len = usize::from(u16_at(rest, 0)?);
-            let kind = u16_at(rest, 2)? & 0x3fff;
-            let value = rest.get(4..len)?;
-            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-            Some((kind, value))
+        NlasIterator::new(self.0).map_while(|attr| {
+            let attr = attr.ok()?;
+            let (kind, len) = (attr.kind(), usize::from(attr.length()));
+            Some((kind, attr.into_inner().get(NLA_HEADER_SIZE..len)?))
         })
     }
 
@@ -146,32 +141,29 @@ impl Kernel {
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
         self.sequence += 1;
-        let flags = NLM_F_REQUEST
+        let mut header = NetlinkHeader::default();
+        header.length = (HEADER + body.len()) as u32;
+        header.message_type = kind;
+        header.flags = NLM_F_REQUEST
             | match want {
                 Want::All => NLM_F_DUMP,
                 Want::Done => NLM_F_ACK,
                 Want::One => 0,
             };
-        let mut message = Vec::with_capacity(HEADER + body.len());
-        message.extend(((HEADER + body.len()) as u32).to_ne_bytes());
-        message.extend(kind.to_ne_bytes());
-        message.extend(flags.to_ne_bytes());
-        message.extend(self.sequence.to_ne_bytes());
-        message.extend(0_u32.to_ne_bytes());
+        header.sequence_number = self.sequence;
+        let mut message = vec![0; HEADER];
+        header.emit(&mut message);
         message.extend(body);
         self.socket.send(&message, 0)?;
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            let mut rest = datagram.as_slice();
-            while let Some(message) = next(&mut rest) {
-                if message.sequence != self.sequence {
-                    continue;
-                }
-                match message.kind {
+            let ours = |message: &NetlinkBuffer<&[u8]>| message.sequence_number() == self.sequence;
+            for message in messages(&datagram).filter(ours) {
+                match message.message_type() {
                     NLMSG_DONE => return Ok(()),
                     NLMSG_ERROR => return result(&message),
                     _ => {
-                        each(message.body);
+                        each(message.payload());
                         if want == Want::One {
                             return Ok(());
                         }
@@ -182,41 +174,29 @@ impl Kernel {
     }
 }
 
-struct Message<'a> {
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    body: &'a [u8],
-}
-
-/// Takes the first message off.
-fn next<'a>(rest: &mut &'a [u8]) -> Option<Message<'a>> {
-    let len = u32_at(rest, 0)? as usize;
-    let message = Message {
-        kind: u16_at(rest, 4)?,
-        flags: u16_at(rest, 6)?,
-        sequence: u32_at(rest, 8)?,
-        body: rest.get(HEADER..len)?,
-    };
-    *rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
-    Some(message)
+/// The messages of a datagram of the kernel.
+fn messages(mut rest: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+    std::iter::from_fn(move || {
+        let message = NetlinkBuffer::new_checked(rest).ok()?;
+        rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
 }
 
 /// What an acknowledgement says: an error number, and a text if the kernel has one.
-fn result(message: &Message<'_>) -> io::Result<()> {
-    const CAPPED: u16 = 0x100;
-    const HAS_TEXT: u16 = 0x200;
+fn result(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
     const TEXT: u16 = 1;
-    let code = u32_at(message.body, 0).unwrap_or(0) as i32;
+    let body = message.payload();
+    let code = u32_at(body, 0).unwrap_or(0) as i32;
     if code == 0 {
         return Ok(());
     }
-    let err = io::Error::from_raw_os_error(-code);
+    let err = io::Error::from_raw_os_error(code.wrapping_neg());
     // Behind the number: the header of what was asked, and the rest of it unless it was cut off.
-    let asked = u32_at(message.body, 4).unwrap_or(0) as usize;
-    let skip = 4 + if message.flags & CAPPED == 0 { asked.next_multiple_of(4) } else { HEADER };
-    let text = (message.flags & HAS_TEXT != 0)
-        .then(|| Read::new(message.body.get(skip..).unwrap_or_default()).text(TEXT))
+    let asked = u32_at(body, 4).unwrap_or(0) as usize;
+    let skip = 4 + if message.flags() & NLM_F_CAPPED == 0 { asked.next_multiple_of(4) } else { HEADER };
+    let text = (message.flags() & NLM_F_ACK_TLVS != 0)
+        .then(|| Read::new(body.get(skip..).unwrap_or_default()).text(TEXT))
         .flatten();
     Err(match text {
         Some(text) => io::Error::new(err.kind(), format!("{err}: {text}")),
@@ -255,7 +235,7 @@ impl Family {
         want: Want,
         mut each: impl FnMut(Read<'_>),
     ) -> io::Result<()> {
-        let body = [&[command, 1, 0, 0], attrs.as_bytes()].concat();
+        let body = [&[command, 1, 0, 0][..], &attrs.to_bytes()].concat();
         self.kernel.ask(self.id, &body, want, |answer| each(Read::new(answer.get(4..).unwrap_or_default())))
     }
 }
@@ -268,7 +248,8 @@ mod tests {
     fn what_is_written_is_read() {
         let inner = Attrs::default().text(2, "eth0").u32(1, 7);
         let attrs = Attrs::default().nest(1, &inner).bytes(9, &[1, 2, 3]).u32(4, 5);
-        let read = Read::new(attrs.as_bytes());
+        let bytes = attrs.to_bytes();
+        let read = Read::new(&bytes);
         assert_eq!(read.nest(1).unwrap().text(2).as_deref(), Some("eth0"));
         assert_eq!(read.nest(1).unwrap().u32(1), Some(7));
         assert_eq!((read.u32(4), read.find(9), read.u8(9)), (Some(5), Some(&[1, 2, 3][..]), Some(1)));
@@ -277,14 +258,16 @@ mod tests {
 
     #[test]
     fn what_is_cut_short_ends_the_walk() {
-        let attrs = Attrs::default().u32(1, 1).u32(2, 2);
-        for len in 0..attrs.as_bytes().len() {
-            let read = Read::new(&attrs.as_bytes()[..len]);
+        let bytes = Attrs::default().u32(1, 1).u32(2, 2).to_bytes();
+        for len in 0..bytes.len() {
+            let read = Read::new(&bytes[..len]);
             assert_eq!(read.all().count(), len / 8, "{len}");
         }
         // An attribute of length 0 would be there for ever.
         assert_eq!(Read::new(&[0; 16]).all().count(), 0);
-        assert!(next(&mut &[0_u8; 32][..]).is_none() && next(&mut &[255_u8; 32][..]).is_none());
+        for bytes in [[0; 32], [255; 32]] {
+            assert_eq!((messages(&bytes).count(), Read::new(&bytes).all().count()), (0, 0));
+        }
     }
 
     #[test]

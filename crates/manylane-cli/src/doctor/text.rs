@@ -50,6 +50,9 @@ fn heading(facts: &Facts, out: &mut String) {
     let works: Vec<&str> =
         facts.features.iter().filter(|feature| feature.missing.is_none()).map(|f| f.name.as_str()).collect();
     wrap(out, "works here: ", &works.join(", "));
+    for (engine, why) in &facts.engines {
+        wrap(out, &format!("engine auto, {engine}: "), why);
+    }
     for device in facts.devices.iter().filter(|device| device.up && !device.loopback) {
         wrap(out, &format!("{}: ", device.name), &about(device));
     }

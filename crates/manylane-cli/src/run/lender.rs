@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use anyhow::{Context, Result};
-use manylane::{Engine, Lender};
+use manylane::{Engine, Gate, Lender, Rule};
 use manylane_sys::lend;
 
 use crate::args::RunArgs;
@@ -32,11 +32,24 @@ pub(super) fn is_wanted(args: &RunArgs) -> bool {
 /// What is in the way, and what to change.
 pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<Open> {
     let (lender, theirs) = Lender::open(args.interfaces.as_deref()).context("engine xdp")?;
+    let guard = &args.guard;
+    lender.gate().change(|wanted| {
+        wanted.set_limits(&guard.limit)?;
+        for (prefixes, rule) in [(&guard.allow, Rule::Allow), (&guard.deny, Rule::Deny)] {
+            prefixes.iter().try_for_each(|prefix| wanted.set_rule(*prefix, Some(rule)))?;
+        }
+        Ok(())
+    })?;
     command.env(lend::VARIABLE, theirs.as_raw_fd().to_string());
     Ok(Open { lender, theirs })
 }
 
 impl Open {
+    /// What the program is not to be bothered with.
+    pub(super) fn gate(&self) -> Gate {
+        self.lender.gate()
+    }
+
     /// Lends from now on; the program has been started.
     ///
     /// # Errors

@@ -28,6 +28,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use manylane::door::Door;
 use manylane_sys::process;
 
 use self::launch::{End, Running};
@@ -65,6 +66,8 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 }
 
 fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
+    let is_guarded = !args.guard.is_empty();
+    ensure!(!is_guarded || lender::is_wanted(args), "--limit, --allow and --deny need --engine xdp");
     let library = find::library()?;
     let beyond = reach::judge(file).err();
     if let Some(beyond) = &beyond {
@@ -96,15 +99,21 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         Ok(running) => running,
         Err(err) => return Ok(refused(file, &err)),
     };
+    let gate = lender.as_ref().map(lender::Open::gate);
     if let Some(lender) = lender {
         lender.start()?;
     }
+    let (read, of_door) = (shared.reader(), gate.clone());
+    // Without it nothing is worse but that nobody sees it.
+    let _door = Door::with(move || tell::page(&read(), of_door.as_ref()), gate.clone())
+        .map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     // Only now: its thread leaves signals to this one.
     if let Some(metrics) = metrics {
         let read = shared.reader();
-        metrics.serve(move || tell::page(&read()))?;
+        let gate = gate.clone();
+        metrics.serve(move || tell::page(&read(), gate.as_ref()))?;
     }
-    let teller = Teller::new(shared, file, args);
+    let teller = Teller::new(shared, file, args, gate);
     let end = tend(running, &teller, args, beyond.is_some())?;
     teller.end(end, json)?;
     Ok(as_ended(end))

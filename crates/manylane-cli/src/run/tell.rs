@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
+use manylane::{Gate, Refused};
 use manylane_testbed::machine::Machine;
 use manylane_testbed::report::number;
 use manylane_testbed::schema;
@@ -25,6 +26,7 @@ use crate::output;
 pub(super) struct Teller {
     shared: Shared,
     settings: Settings,
+    gate: Option<Gate>,
     quiet: bool,
     start: Instant,
     last: RefCell<(Instant, Report)>,
@@ -58,10 +60,13 @@ struct Document {
     processes: u32,
     sockets: u32,
     left_out: u32,
+    /// Datagrams that the XDP program dropped: from prefixes that are denied, and over a limit.
+    denied: u64,
+    limited: u64,
 }
 
 impl Teller {
-    pub(super) fn new(shared: Shared, file: &Path, args: &RunArgs) -> Self {
+    pub(super) fn new(shared: Shared, file: &Path, args: &RunArgs, gate: Option<Gate>) -> Self {
         let settings = Settings {
             command: command_line(),
             program: file.display().to_string(),
@@ -76,7 +81,8 @@ impl Teller {
             signal: None,
         };
         let start = Instant::now();
-        Self { shared, settings, quiet: args.quiet, start, last: RefCell::new((start, Report::default())) }
+        let last = RefCell::new((start, Report::default()));
+        Self { shared, settings, gate, quiet: args.quiet, start, last }
     }
 
     /// What is there now.
@@ -97,8 +103,12 @@ impl Teller {
     /// If the document cannot be written.
     pub(super) fn end(self, end: End, json: Option<Box<dyn Write>>) -> Result<()> {
         let report = self.report();
+        let Refused { denied, limited, .. } = refused(self.gate.as_ref());
         if !self.quiet {
             output::tell(&text(&report));
+            if denied + limited > 0 {
+                output::tell(&format!("dropped by the XDP program: {denied} denied, {limited} over a limit"));
+            }
         }
         let alive: Vec<u32> = report.pids().into_iter().filter(|&pid| is_alive(pid)).collect();
         if !alive.is_empty() {
@@ -130,6 +140,8 @@ impl Teller {
             processes: report.processes,
             sockets: report.sockets,
             left_out: report.left_out,
+            denied,
+            limited,
         };
         let written = out.write_all(output::json(&document)?.as_bytes()).and_then(|()| out.flush());
         match written {
@@ -141,7 +153,7 @@ impl Teller {
 }
 
 /// The report as metrics. Threads that have ended stay in it, so that sums over them never go back.
-pub(super) fn page(report: &Report) -> String {
+pub(super) fn page(report: &Report, gate: Option<&Gate>) -> String {
     let mut page = Page::default();
     page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
     page.add("manylane_run_sockets_total", "counter", &[], report.sockets.into());
@@ -155,7 +167,15 @@ pub(super) fn page(report: &Report) -> String {
     for fallback in &report.fallbacks {
         page.add("manylane_run_fallbacks_total", "counter", &[("reason", fallback.reason)], fallback.count);
     }
+    let Refused { denied, limited, .. } = refused(gate);
+    for (reason, count) in [("denied", denied), ("limited", limited)] {
+        page.add("manylane_run_refused_total", "counter", &[("reason", reason)], count);
+    }
     page.text()
+}
+
+fn refused(gate: Option<&Gate>) -> Refused {
+    gate.map(Gate::refused).unwrap_or_default()
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -327,7 +347,7 @@ mod tests {
 
     #[test]
     fn metrics_are_the_report_by_thread_and_lane() {
-        let page = page(&report([300, 100]));
+        let page = page(&report([300, 100]), None);
         for line in [
             "manylane_run_processes_total 1",
             "manylane_run_lanes 2",

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 
+use crate::doctor::change::Target;
 use crate::doctor::facts::Device;
-use crate::doctor::gather::sockets::parse_ip;
 use crate::doctor::gather::with_those_below;
 use crate::doctor::link;
+use manylane_sys::udp_table::parse_addr;
 
 /// Devices that stay up, each with the reason.
 #[derive(Debug, Default)]
@@ -43,8 +44,16 @@ impl Guard {
         }
     }
 
+    /// Why a setting is not to be touched, if it is not.
+    pub(super) fn refuses(&self, target: &Target) -> Option<String> {
+        let why = self.needs(target.device().filter(|_| target.resets_link())?)?;
+        Some(format!(
+            "this takes the link down for a moment, and {why}; --allow-link-reset does it all the same"
+        ))
+    }
+
     /// Why a device has to stay up, if it has to.
-    pub(super) fn needs(&self, device: &str) -> Option<&str> {
+    fn needs(&self, device: &str) -> Option<&str> {
         self.devices.get(device).map(String::as_str)
     }
 }
@@ -83,11 +92,11 @@ fn connection(value: &str) -> Option<(IpAddr, IpAddr)> {
 /// A line of `/proc/net/tcp` that is a session with the port of ssh here.
 fn established(line: &str) -> Option<(IpAddr, IpAddr)> {
     const ESTABLISHED: &str = "01";
-    const SSH: &str = "0016";
+    const SSH: u16 = 22;
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let ((local, port), (peer, _)) = (fields.get(1)?.split_once(':')?, fields.get(2)?.split_once(':')?);
-    let is_ssh = *fields.get(3)? == ESTABLISHED && port == SSH;
-    is_ssh.then(|| Some((parse_ip(local)?.to_canonical(), parse_ip(peer)?.to_canonical()))).flatten()
+    let (local, peer) = (parse_addr(fields.get(1)?)?, parse_addr(fields.get(2)?)?);
+    let is_ssh = *fields.get(3)? == ESTABLISHED && local.port() == SSH;
+    is_ssh.then(|| (local.ip().to_canonical(), peer.ip().to_canonical()))
 }
 
 #[cfg(test)]

@@ -152,11 +152,7 @@ fn advance(
     if target.is_same(&current, value) {
         return Ok(row(&current, Outcome::Already, None));
     }
-    let needed = target.device().filter(|_| target.resets_link()).and_then(|device| guard.needs(device));
-    if let Some(why) = needed {
-        let why = format!(
-            "this takes the link down for a moment, and {why}; --allow-link-reset does it all the same"
-        );
+    if let Some(why) = guard.refuses(target) {
         say(args, &format!("  refused: {why}"))?;
         return Ok(row(&current, Outcome::Refused, Some(why)));
     }
@@ -218,11 +214,7 @@ fn retreat(args: &TuneArgs, journal: &mut Journal, guard: &Guard, at: usize) -> 
     let planned = apply::plan(&Here, &entry);
     if let Ok((Outcome::Would, current)) = &planned {
         say(args, &format!("{}: {target}: {current} -> {}", entry.finding, entry.before))?;
-        let needed = target.device().filter(|_| target.resets_link()).and_then(|device| guard.needs(device));
-        if let Some(why) = needed {
-            let why = format!(
-                "this takes the link down for a moment, and {why}; --allow-link-reset does it all the same"
-            );
+        if let Some(why) = guard.refuses(target) {
             say(args, &format!("  refused: {why}"))?;
             return Ok(row(current, Outcome::Refused, Some(why)));
         }

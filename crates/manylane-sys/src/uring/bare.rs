@@ -117,7 +117,6 @@ impl BareMultishot {
             opcode: abi::OP_POLL_ADD,
             flags: abi::SQE_FIXED_FILE,
             fd: SOCKET,
-            msg_flags: libc::POLLRDHUP as u32,
             user_data: SHUTDOWN,
             ..Sqe::default()
         });

@@ -1,147 +1,191 @@
 //! Buffers that the kernel picks from: a ring of their addresses, and who owns each.
 //!
-//! The ring has a slot for each buffer, so that it is never full. The kernel takes addresses at its head, in order; we add
-//! at its tail. What we write (the entry) comes before the tail, which is stored with `Release` and loaded by the kernel with
-//! `smp_load_acquire` (`io_ring_buffer_select` in io_uring/kbuf.c): whoever sees the tail sees the entries, and our last
-//! reads of the buffer are over.
+//! There are as many slots as buffers, a power of two, and buffer k is in slot k for good. The kernel picks buffers in the
+//! order of the slots, each for one message (`io_ring_buffer_select` in io_uring/kbuf.c), and its completions tell of them in
+//! that order. So they also come back in that order: the slots are written once, and to give back a batch is one store.
+//!
+//! ```text
+//!        tail - count        head                   tail
+//!  ──────────┼────────────────┼──────────────────────┼──►   buffers, counted on and on
+//!            │ the batch's    │ the kernel's         │
+//! ```
+//!
+//! What we read of a buffer comes before the tail, which is stored with `Release` and loaded by the kernel with
+//! `smp_load_acquire`: whoever sees the tail finds our last reads of the buffer over.
 
 use std::io;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::abi::{Buf, BufReg};
+use super::abi::{Buf, BufReg, RecvmsgOut};
 use super::setup::Ring;
+use crate::addr::SockAddr;
 use crate::map::Mapping;
 
 /// Most buffers of one ring (`io_register_pbuf_ring`).
 pub(super) const MOST: usize = 1 << 15;
 
-/// Who owns each buffer: the kernel, or the batch.
-#[derive(Debug)]
-pub(super) struct Owners {
-    is_ours: Box<[bool]>,
-}
-
-impl Owners {
-    /// All are the batch's, to be given.
-    pub(super) fn new(buffers: usize) -> Self {
-        Self { is_ours: vec![true; buffers].into_boxed_slice() }
-    }
-
-    /// The kernel says that it has filled `id`: false if it cannot be so.
-    #[inline]
-    pub(super) fn take(&mut self, id: u16) -> bool {
-        match self.is_ours.get_mut(usize::from(id)) {
-            Some(is_ours) if !*is_ours => {
-                *is_ours = true;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// `id` is the kernel's from now on: false if it was already.
-    #[inline]
-    pub(super) fn give(&mut self, id: u16) -> bool {
-        match self.is_ours.get_mut(usize::from(id)) {
-            Some(is_ours) if *is_ours => {
-                *is_ours = false;
-                true
-            }
-            _ => false,
-        }
-    }
-}
-
-/// A buffer that is the batch's: as long as this is there, the kernel does not write to it.
-#[derive(Debug)]
-pub(super) struct Held(u16);
-
-/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it (48 bytes, and with
+/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it ([`Head`], and with
 /// control messages three lines more) then starts a line of its own.
-pub(super) const LEAD: usize = 16;
+const LEAD: usize = 16;
+/// Large buffers start at odd multiples of a cache line apart, as those of the message ring.
+const STAGGER: usize = 192;
+
+/// What the kernel says of a message, before control messages and payload.
+#[repr(C)]
+pub(super) struct Head {
+    pub(super) out: RecvmsgOut,
+    pub(super) peer: SockAddr,
+}
+
+/// Parts of a buffer, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) control: usize,
+    pub(super) payload: usize,
+}
+
+impl Shape {
+    /// Where the payload starts.
+    #[inline]
+    pub(super) fn payload_at(self) -> usize {
+        size_of::<Head>() + self.control
+    }
+
+    fn len(self) -> usize {
+        self.payload_at() + self.payload
+    }
+
+    fn stride(self) -> usize {
+        (self.len() + LEAD).next_multiple_of(64) + if self.payload >= 4096 { STAGGER } else { 0 }
+    }
+}
+
+/// Whose the buffers are. Counters go on and on, and wrap.
+#[derive(Debug)]
+struct Turns {
+    mask: u16,
+    /// The next one that the kernel fills.
+    head: u16,
+    /// Given to the kernel so far.
+    tail: u16,
+}
+
+impl Turns {
+    /// All are the kernel's.
+    fn new(count: usize) -> Self {
+        Self { mask: (count - 1) as u16, head: 0, tail: count as u16 }
+    }
+
+    /// The kernel says that it has filled buffer `id`: false if that cannot be so.
+    #[inline]
+    fn take(&mut self, id: u16) -> bool {
+        let is_next = id == self.head & self.mask && self.head != self.tail;
+        self.head = self.head.wrapping_add(is_next.into());
+        is_next
+    }
+
+    /// All that were taken are the kernel's again.
+    #[inline]
+    fn give_back(&mut self) {
+        self.tail = self.head.wrapping_add(self.mask).wrapping_add(1);
+    }
+}
 
 /// The buffers of one ring.
 pub(super) struct Buffers {
     ring: Mapping,
     memory: Mapping,
+    shape: Shape,
     stride: usize,
-    len: usize,
-    mask: u16,
-    /// Buffers given so far; the ring is told by [`publish`](Self::publish).
-    tail: u16,
-    owners: Owners,
+    turns: Turns,
 }
 
 impl Buffers {
-    /// Maps `count` buffers of `len` bytes, `stride` apart (with room for [`LEAD`] bytes more), registers them with `ring`, and gives all to the kernel.
-    pub(super) fn new(ring: &Ring, count: usize, len: usize, stride: usize) -> io::Result<Self> {
+    /// Maps `count` buffers, a power of two, registers them with `ring`, and gives all to the kernel.
+    pub(super) fn new(ring: &Ring, count: usize, shape: Shape) -> io::Result<Self> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
-        if !(1..=MOST).contains(&count) || len + LEAD > stride {
+        if !count.is_power_of_two() || count > MOST {
             return Err(invalid());
         }
-        let entries = count.next_power_of_two();
+        let stride = shape.stride();
         let memory = Mapping::new(stride.checked_mul(count).ok_or_else(invalid)?)?;
-        let map = Mapping::new(entries * size_of::<Buf>())?;
+        let map = Mapping::new(count * size_of::<Buf>())?;
+        let buffers = Self { ring: map, memory, shape, stride, turns: Turns::new(count) };
+        for id in 0..count {
+            let addr = buffers.at(id as u16).expose_provenance() as u64;
+            // SAFETY: the mapping has so many entries, and nobody reads them yet. The tail, which shares the first, is not
+            // touched.
+            unsafe {
+                let entry = buffers.ring.as_ptr().cast::<Buf>().add(id);
+                (&raw mut (*entry).addr).write(addr);
+                (&raw mut (*entry).len).write(shape.len() as u32);
+                (&raw mut (*entry).bid).write(id as u16);
+            }
+        }
         ring.register_buffers(&BufReg {
-            ring_addr: map.as_ptr().expose_provenance() as u64,
-            ring_entries: entries as u32,
+            ring_addr: buffers.ring.as_ptr().expose_provenance() as u64,
+            ring_entries: count as u32,
             ..BufReg::default()
         })?;
-        let owners = Owners::new(count);
-        let mut buffers =
-            Self { ring: map, memory, stride, len, mask: (entries - 1) as u16, tail: 0, owners };
-        (0..count).for_each(|id| buffers.give(Held(id as u16)));
-        buffers.publish();
+        store_tail(&buffers.ring, buffers.turns.tail);
         Ok(buffers)
     }
 
-    /// The kernel has filled buffer `id`; none if that cannot be.
+    /// The kernel has filled buffer `id`, the caller's until [`give_back`](Self::give_back); false if that cannot be.
     #[inline]
-    pub(super) fn take(&mut self, id: u16) -> Option<Held> {
-        self.owners.take(id).then_some(Held(id))
+    pub(super) fn take(&mut self, id: u16) -> bool {
+        self.turns.take(id)
     }
 
-    /// Gives a buffer to the kernel, as soon as it is told.
+    /// Gives all that were taken to the kernel.
     #[inline]
-    pub(super) fn give(&mut self, Held(id): Held) {
-        if !self.owners.give(id) {
-            return;
-        }
-        let slot = usize::from(self.tail & self.mask);
-        let addr = self.at(id).expose_provenance() as u64;
-        // SAFETY: the masked index is below the number of entries, which the mapping has. The kernel reads an entry only
-        // once the tail has passed it; the entry there before was consumed: there are no more entries than buffers, and this
-        // buffer is not in the ring (its owner was the batch). The tail, which shares the first entry, is not touched.
-        unsafe {
-            let entry = self.ring.as_ptr().cast::<Buf>().add(slot);
-            (&raw mut (*entry).addr).write(addr);
-            (&raw mut (*entry).len).write(self.len as u32);
-            (&raw mut (*entry).bid).write(id);
-        }
-        self.tail = self.tail.wrapping_add(1);
+    pub(super) fn give_back(&mut self) {
+        self.turns.give_back();
+        store_tail(&self.ring, self.turns.tail);
     }
 
-    /// Tells the kernel of all that it was given.
     #[inline]
-    pub(super) fn publish(&self) {
-        store_tail(&self.ring, self.tail);
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
     }
 
+    /// Where buffer `id` is, of so many: always inside the mapping.
+    #[inline]
     fn at(&self, id: u16) -> *mut u8 {
-        self.memory.as_ptr().wrapping_add(usize::from(id) * self.stride + LEAD)
+        let start = usize::from(id & self.turns.mask) * self.stride + LEAD;
+        self.memory.as_ptr().wrapping_add(start)
     }
 
-    /// The bytes of a buffer.
-    ///
-    /// # Panics
-    /// If it is of a ring with more buffers.
+    /// What the kernel says of the message in buffer `id`, which was taken.
     #[inline]
-    pub(super) fn bytes(&self, held: &Held) -> &[u8] {
-        assert!(usize::from(held.0) < self.owners.is_ours.len());
-        // SAFETY: checked above to lie inside the mapping, which started zeroed. The kernel writes to the buffer only while it
-        // owns it: from `give`, which takes what this borrows, to the completion that `take` made it from.
-        unsafe { std::slice::from_raw_parts(self.at(held.0), self.len) }
+    pub(super) fn head(&self, id: u16) -> &Head {
+        // SAFETY: the buffer lies inside the mapping, which started zeroed, at a multiple of 16; all values of its bytes are a
+        // head. The kernel writes to it only while it owns it: from `give_back`, which takes what this borrows, to the
+        // completion by which it was taken.
+        unsafe { &*self.at(id).cast() }
+    }
+
+    /// Whether the message in buffer `id`, which was taken, was cut off at its end.
+    #[inline]
+    pub(super) fn is_cut(&self, id: u16) -> bool {
+        self.head(id).out.flags & libc::MSG_TRUNC as u32 != 0
+    }
+
+    /// `len` bytes of the control messages in buffer `id`, which was taken, or as many as fit.
+    #[inline]
+    pub(super) fn control(&self, id: u16, len: usize) -> &[u8] {
+        let start = self.at(id).wrapping_add(size_of::<Head>());
+        // SAFETY: as for the head; the length is cut at the end of this part.
+        unsafe { std::slice::from_raw_parts(start, len.min(self.shape.control)) }
+    }
+
+    /// The same of the payload.
+    #[inline]
+    pub(super) fn payload(&self, id: u16, len: usize) -> &[u8] {
+        let start = self.at(id).wrapping_add(self.shape.payload_at());
+        // SAFETY: as for the control messages.
+        unsafe { std::slice::from_raw_parts(start, len.min(self.shape.payload)) }
     }
 }
 
@@ -162,18 +206,41 @@ mod tests {
     proptest! {
         /// Whatever completions claim: a buffer has one owner, and none is lost or there twice.
         #[test]
-        fn each_buffer_has_one_owner(steps in prop::collection::vec((any::<bool>(), 0_u16..20), 0..200)) {
-            let mut owners = Owners::new(16);
-            let mut model = [true; 16];
-            for (takes, id) in steps {
-                let is_ours = model.get(usize::from(id)).copied();
-                let done = if takes { owners.take(id) } else { owners.give(id) };
-                prop_assert_eq!(done, is_ours == Some(!takes));
-                if done {
-                    model[usize::from(id)] = takes;
-                }
-                prop_assert_eq!(&*owners.is_ours, &model[..]);
+        fn each_buffer_has_one_owner(
+            rounds in 0_usize..5000,
+            steps in prop::collection::vec(prop::option::of(0_u16..20), 0..200),
+        ) {
+            let mut turns = Turns::new(16);
+            // The counters have any value.
+            for round in 0..rounds {
+                prop_assert!(turns.take((round % 16) as u16));
+                turns.give_back();
             }
+            let (mut next, mut ours) = (rounds % 16, 0);
+            for step in steps {
+                if let Some(id) = step {
+                    let can_be = usize::from(id) == next && ours < 16;
+                    prop_assert_eq!(turns.take(id), can_be);
+                    if can_be {
+                        (next, ours) = ((next + 1) % 16, ours + 1);
+                    }
+                } else {
+                    turns.give_back();
+                    ours = 0;
+                }
+                let kernels = turns.tail.wrapping_sub(turns.head);
+                prop_assert_eq!(usize::from(kernels), 16 - ours);
+            }
+        }
+    }
+
+    #[test]
+    fn all_of_them_can_be_the_batchs() {
+        let mut turns = Turns::new(MOST);
+        for round in 0..5 {
+            (0..MOST).for_each(|id| assert!(turns.take(id as u16), "{round}: {id}"));
+            assert!(!turns.take(0));
+            turns.give_back();
         }
     }
 }

@@ -18,6 +18,7 @@ mod abi;
 mod bare;
 mod bare_send;
 mod buffers;
+mod lookup;
 mod recv;
 mod setup;
 
@@ -26,4 +27,5 @@ mod tests;
 
 pub use bare::{BareMultishot, BareOptions, BareShots};
 pub use bare_send::BareSends;
+pub use lookup::{Lookup, Lookups};
 pub use recv::{UringOptions, UringRecv};

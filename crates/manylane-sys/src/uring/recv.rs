@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use super::abi::{self, Cqe, RecvmsgOut, Sqe};
-use super::buffers::{Buffers, Held, LEAD, MOST};
+use super::abi::{self, Cqe, Sqe};
+use super::buffers::{Buffers, MOST, Shape};
 use super::setup::Ring;
 use crate::addr::SockAddr;
 use crate::control;
@@ -29,11 +29,6 @@ const RECEIVE: u64 = 1;
 const SHUTDOWN: u64 = 3;
 /// How often one call arms a receive that ended at once.
 const TRIES: u32 = 10;
-/// Room of the address before the payload.
-const NAME: usize = size_of::<SockAddr>();
-const OUT: usize = size_of::<RecvmsgOut>();
-/// Large buffers start at odd multiples of a cache line apart, as those of the message ring.
-const STAGGER: usize = 192;
 /// Completions that are no message: ends of receives, and their cancellation.
 const OTHERS: usize = 16;
 
@@ -44,7 +39,7 @@ pub struct UringOptions {
     pub batch: usize,
     /// Bytes of payload that fit into a buffer.
     pub buffer: usize,
-    /// Buffers, 1 to 32,768. Those of a batch are not the kernel's while it lasts.
+    /// Buffers, 1 to 32,768, of which the next power of two is taken. Those of a batch are not the kernel's while it lasts.
     pub buffers: usize,
     /// Whether to receive control messages at all.
     pub control: bool,
@@ -53,24 +48,25 @@ pub struct UringOptions {
 }
 
 impl UringOptions {
-    /// Bytes of control messages before the payload.
-    fn controls(&self) -> usize {
-        if self.control { control::RECV_CAPACITY } else { 0 }
+    fn shape(&self) -> Shape {
+        Shape { control: if self.control { control::RECV_CAPACITY } else { 0 }, payload: self.buffer }
     }
 
-    /// Where the payload starts.
-    fn payload_at(&self) -> usize {
-        OUT + NAME + self.controls()
+    fn check(&self) -> io::Result<()> {
+        if (1..=1024).contains(&self.batch) && (1..=MOST).contains(&self.buffers) {
+            return Ok(());
+        }
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
     }
 }
 
-/// One message of the batch: a checked view of a buffer, as numbers.
+/// One message of the batch.
+#[derive(Clone, Copy, Default)]
 struct Taken {
-    held: Held,
-    truncated: bool,
+    buffer: u16,
+    /// Bytes of control messages, and of payload that fitted.
     control: u16,
     len: u32,
-    full_len: u32,
 }
 
 /// A ring with its buffers.
@@ -81,7 +77,9 @@ struct Registered {
     is_owned: bool,
     /// The receive is under way.
     is_armed: bool,
-    /// The socket was shut down for reading: nobody sleeps any more.
+    /// It will be told when the socket is shut down for reading.
+    is_watched: bool,
+    /// That has happened: nobody sleeps any more.
     is_shut: bool,
 }
 
@@ -89,11 +87,11 @@ struct Registered {
 pub struct UringRecv {
     options: UringOptions,
     now: Registered,
-    batch: Vec<Taken>,
+    /// The batch: as many of these as are `filled`.
+    batch: Box<[Taken]>,
+    filled: usize,
     /// What the messages of the batch are together.
     sums: Sums,
-    /// Where the payload starts: the same for all rings of this value.
-    payload_at: usize,
     /// The sizes of room before the payload, which the kernel reads when the receive is armed.
     header: Fixed<libc::msghdr>,
     /// Another ring, with the options of now, is to take over.
@@ -124,12 +122,10 @@ impl AsFd for UringRecv {
 
 impl Registered {
     fn new(options: &UringOptions) -> io::Result<Self> {
-        let completions = options.buffers + OTHERS;
-        let ring = Ring::new(completions as u32, options.sqarray)?;
-        let len = options.payload_at() + options.buffer;
-        let stride = (len + LEAD).next_multiple_of(64) + if options.buffer >= 4096 { STAGGER } else { 0 };
-        let buffers = Buffers::new(&ring, options.buffers, len, stride)?;
-        Ok(Self { buffers, ring, is_owned: false, is_armed: false, is_shut: false })
+        let count = options.buffers.next_power_of_two();
+        let ring = Ring::new((count + OTHERS) as u32, options.sqarray)?;
+        let buffers = Buffers::new(&ring, count, options.shape())?;
+        Ok(Self { buffers, ring, is_owned: false, is_armed: false, is_watched: false, is_shut: false })
     }
 
     /// Makes the calling thread the owner.
@@ -137,16 +133,19 @@ impl Registered {
         self.ring.enable()?;
         self.ring.register_file(socket)?;
         self.is_owned = true;
-        // A receive that does not sleep itself is not told of a shutdown; what waits for its completion is to be woken all
-        // the same (`wake` in `sock.rs`).
+        Ok(())
+    }
+
+    /// A receive that does not sleep itself is not told of a shutdown; what waits for its completion is to be woken all the
+    /// same (`wake` in `sock.rs`). A poll for nothing is told of hang-ups and errors (`IO_POLL_UNMASK` in io_uring/poll.c).
+    fn watch_for_shutdown(&mut self) {
         self.ring.put(Sqe {
             opcode: abi::OP_POLL_ADD,
             flags: abi::SQE_FIXED_FILE,
-            msg_flags: libc::POLLRDHUP as u32,
             user_data: SHUTDOWN,
             ..Sqe::default()
         });
-        Ok(())
+        self.is_watched = true;
     }
 
     /// Ends what is under way, if the ring is the calling thread's; what it has taken is among the completions then. Whether
@@ -175,19 +174,17 @@ impl UringRecv {
     /// `ENOSYS` without io_uring; `EPERM` where the sysctl `kernel.io_uring_disabled` or a seccomp filter forbids it;
     /// `EINVAL` before Linux 6.1, and for sizes that cannot be; `ENOMEM` at a limit of memory, `EMFILE` of descriptors.
     pub fn new(options: UringOptions) -> io::Result<Self> {
-        if !(1..=1024).contains(&options.batch) || !(1..=MOST).contains(&options.buffers) {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
+        options.check()?;
         // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        header.msg_namelen = NAME as u32;
-        header.msg_controllen = options.controls() as _;
+        header.msg_namelen = size_of::<SockAddr>() as u32;
+        header.msg_controllen = options.shape().control as _;
         Ok(Self {
             options,
             now: Registered::new(&options)?,
-            batch: Vec::with_capacity(options.batch),
+            batch: vec![Taken::default(); options.batch].into_boxed_slice(),
+            filled: 0,
             sums: Sums::default(),
-            payload_at: options.payload_at(),
             header: Fixed::new(header, 1),
             is_outdated: false,
             is_ending: false,
@@ -205,11 +202,14 @@ impl UringRecv {
     /// # Errors
     /// `EINVAL` for a number that cannot be.
     pub fn resize(&mut self, batch: usize, buffers: usize, buffer: usize) -> io::Result<()> {
-        if !(1..=1024).contains(&batch) || !(1..=MOST).contains(&buffers) {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        let options = UringOptions { batch, buffers, buffer, ..self.options };
+        options.check()?;
+        if batch > self.batch.len() {
+            let mut places = std::mem::take(&mut self.batch).into_vec();
+            places.resize(batch, Taken::default());
+            self.batch = places.into_boxed_slice();
         }
-        self.batch.reserve(batch.saturating_sub(self.batch.len()));
-        self.options = UringOptions { batch, buffers, buffer, ..self.options };
+        self.options = options;
         self.is_outdated = true;
         Ok(())
     }
@@ -273,16 +273,16 @@ impl UringRecv {
         // Each call brings a message, or is one of the tries.
         for _ in 0..self.options.batch + TRIES as usize {
             self.reap()?;
-            if self.is_outdated && self.batch.is_empty() && !self.is_ending {
+            if self.is_outdated && self.filled == 0 && !self.is_ending {
                 let done = self.take_over();
                 self.is_broken = done.is_err();
                 done?;
             }
-            let is_full = self.batch.len() == self.options.batch;
+            let is_full = self.filled >= self.options.batch;
             if is_full || self.is_ending || self.is_outdated || self.is_short {
                 break;
             }
-            let time = if self.batch.is_empty() && !self.now.is_shut { wait.take() } else { None };
+            let time = if self.filled == 0 && !self.now.is_shut { wait.take() } else { None };
             if !self.now.is_armed {
                 let done = self.arm(socket);
                 self.is_broken = done.is_err();
@@ -294,7 +294,7 @@ impl UringRecv {
                 break;
             }
         }
-        Ok(self.batch.len())
+        Ok(self.filled)
     }
 
     /// Calls the kernel; false if there is nothing to be had from this ring any more, but what the batch holds.
@@ -304,10 +304,10 @@ impl UringRecv {
             // Another thread than the ring's owner.
             Err(err) if err.raw_os_error() == Some(libc::EEXIST) => {
                 self.is_outdated = true;
-                Ok(self.batch.is_empty())
+                Ok(self.filled == 0)
             }
             // The batch first: the error comes again.
-            Err(_) if !self.batch.is_empty() => Ok(false),
+            Err(_) if self.filled > 0 => Ok(false),
             Err(err) => {
                 self.is_broken = true;
                 Err(err)
@@ -318,14 +318,10 @@ impl UringRecv {
     /// Gives the buffers of the batch back to the kernel, all at once.
     #[inline]
     fn give_back(&mut self) {
-        if self.batch.is_empty() {
-            return;
+        if self.filled > 0 {
+            self.now.buffers.give_back();
+            (self.filled, self.sums) = (0, Sums::default());
         }
-        for taken in self.batch.drain(..) {
-            self.now.buffers.give(taken.held);
-        }
-        self.now.buffers.publish();
-        self.sums = Sums::default();
     }
 
     /// Another ring takes over from one of which all has been handed out; else what is left of it becomes the batch.
@@ -333,7 +329,7 @@ impl UringRecv {
     fn take_over(&mut self) -> io::Result<()> {
         self.now.cancel();
         self.reap()?;
-        if self.batch.is_empty() {
+        if self.filled == 0 {
             self.now = Registered::new(&self.options)?;
             if self.busy_poll > 0 {
                 // The last ring could.
@@ -350,6 +346,9 @@ impl UringRecv {
     fn arm(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         if !self.now.is_owned {
             self.now.own(socket)?;
+        }
+        if !self.now.is_watched {
+            self.now.watch_for_shutdown();
         }
         self.now.ring.put(Sqe {
             opcode: abi::OP_RECVMSG,
@@ -372,11 +371,12 @@ impl UringRecv {
     fn reap(&mut self) -> io::Result<()> {
         let mut outcome = Ok(());
         let there = self.now.ring.there();
-        while self.batch.len() < self.options.batch {
+        self.take_messages(there);
+        while self.filled < self.options.batch {
             let Some(completion) = self.now.ring.peek(there) else { break };
-            if let Err(err) = self.look_at(completion) {
+            if let Err(err) = self.look_closely(completion) {
                 // The batch first: the completion stays.
-                if self.batch.is_empty() {
+                if self.filled == 0 {
                     self.now.ring.pop();
                     self.now.is_armed = false;
                     outcome = Err(err);
@@ -384,55 +384,79 @@ impl UringRecv {
                 break;
             }
             self.now.ring.pop();
+            self.take_messages(there);
         }
         self.now.ring.release();
         outcome
     }
 
+    /// Takes what is a message of many, up to the first completion that is anything else: of each only its lengths, and all but
+    /// these is read when somebody asks.
     #[inline]
-    fn look_at(&mut self, completion: Cqe) -> io::Result<()> {
+    fn take_messages(&mut self, there: u32) {
         const USUAL: u32 = abi::CQE_BUFFER | abi::CQE_MORE;
-        let is_usual = completion.flags & USUAL == USUAL && completion.res >= 0;
-        if !is_usual || completion.user_data != RECEIVE {
-            return self.look_closely(completion);
+        let Registered { buffers, ring, .. } = &mut self.now;
+        let shape = buffers.shape();
+        let (payload_at, has_control) = (shape.payload_at(), shape.control > 0);
+        let (mut filled, mut sums) = (self.filled, self.sums);
+        let places = self.batch.iter_mut().take(self.options.batch).skip(filled);
+        for place in places {
+            let Some(completion) = ring.peek(there) else { break };
+            // Of an error it becomes a length that cannot be.
+            let len = (completion.res as usize).wrapping_sub(payload_at);
+            let is_usual = completion.flags & USUAL == USUAL && completion.user_data == RECEIVE;
+            let buffer = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
+            if !is_usual || len > shape.payload || !buffers.take(buffer) {
+                break;
+            }
+            let control = if has_control { buffers.head(buffer).out.controllen as u16 } else { 0 };
+            *place = Taken { buffer, control, len: len as u32 };
+            // What did not fit has filled its buffer.
+            sums.add(len, len == shape.payload && buffers.is_cut(buffer), control > 0);
+            filled += 1;
+            ring.pop();
         }
-        self.put_into_batch(completion);
-        Ok(())
+        (self.filled, self.sums) = (filled, sums);
     }
 
     /// Looks at anything but one message of many.
     #[cold]
     fn look_closely(&mut self, completion: Cqe) -> io::Result<()> {
-        if completion.user_data != RECEIVE {
-            self.now.is_shut |= completion.user_data == SHUTDOWN && completion.res > 0;
-            return Ok(());
+        if completion.user_data == SHUTDOWN {
+            // An error on the socket ends the poll, too: it is armed anew together with the receive, which that has ended.
+            self.now.is_watched = false;
+            self.now.is_shut |= completion.res > 0 && completion.res & i32::from(libc::POLLRDHUP) != 0;
         }
-        if completion.res < 0 {
-            self.ended(-completion.res)?;
+        if completion.user_data != RECEIVE {
+            return Ok(());
         }
         // What says neither "more" nor anything bad is the last message: an empty datagram ends a receive.
         self.now.is_armed &= completion.flags & abi::CQE_MORE != 0;
-        if completion.flags & abi::CQE_BUFFER != 0 {
-            self.put_into_batch(completion);
+        if completion.flags & abi::CQE_BUFFER != 0 && !self.take_last(completion) {
+            // No message, or in a buffer whose turn it is not: no kernel that we know does that.
+            self.is_broken = true;
+            return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
-        Ok(())
+        if completion.res < 0 { self.ended(-completion.res) } else { Ok(()) }
     }
 
-    #[inline]
-    fn put_into_batch(&mut self, completion: Cqe) {
-        let id = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
-        let Some(held) = self.now.buffers.take(id) else { return };
-        match view(self.now.buffers.bytes(&held), completion.res, self.payload_at) {
-            Some(view) => {
-                self.sums.add(view.len as usize, view.truncated, view.control > 0);
-                let View { truncated, control, len, full_len } = view;
-                self.batch.push(Taken { held, truncated, control, len, full_len });
-            }
-            None => {
-                self.now.buffers.give(held);
-                self.now.buffers.publish();
-            }
+    /// Takes the message with which a receive has ended; false if it is none.
+    fn take_last(&mut self, completion: Cqe) -> bool {
+        let buffer = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
+        let buffers = &mut self.now.buffers;
+        let shape = buffers.shape();
+        let len = (completion.res as usize).wrapping_sub(shape.payload_at());
+        let (Some(place), true) = (self.batch.get_mut(self.filled), len <= shape.payload) else {
+            return false;
+        };
+        if !buffers.take(buffer) {
+            return false;
         }
+        let control = if shape.control > 0 { buffers.head(buffer).out.controllen as u16 } else { 0 };
+        *place = Taken { buffer, control, len: len as u32 };
+        self.sums.add(len, len == shape.payload && buffers.is_cut(buffer), control > 0);
+        self.filled += 1;
+        true
     }
 
     /// The receive ended with an error.
@@ -441,7 +465,7 @@ impl UringRecv {
         match code {
             libc::ENOBUFS => {
                 self.short += 1;
-                self.is_short = !self.batch.is_empty();
+                self.is_short = self.filled > 0;
             }
             libc::ECANCELED | libc::EINTR | libc::EAGAIN => {}
             // Not about what is in the queue, which may be full.
@@ -466,40 +490,12 @@ impl UringRecv {
     #[inline]
     #[must_use]
     pub fn message(&self, index: usize) -> Message<'_> {
-        let taken = &self.batch[index];
-        let bytes = self.now.buffers.bytes(&taken.held);
-        // The lengths were checked when the message was taken, against buffers of this very size.
-        let start = self.payload_at;
-        let data = bytes.get(start..start + taken.len as usize).unwrap_or_default();
-        let peer = bytes.get(OUT..).and_then(SockAddr::within).unwrap_or(&SockAddr::EMPTY);
-        let control = match taken.control {
-            0 => &[],
-            len => bytes.get(OUT + NAME..OUT + NAME + usize::from(len)).unwrap_or_default(),
-        };
-        Message::new(data, taken.full_len as usize, taken.truncated, peer, control)
+        let Taken { buffer, control, len } = self.batch[..self.filled][index];
+        let (buffers, len) = (&self.now.buffers, len as usize);
+        let head = buffers.head(buffer);
+        let truncated = len == buffers.shape().payload && buffers.is_cut(buffer);
+        let full_len = if truncated { head.out.payloadlen as usize } else { len };
+        let control = if control > 0 { buffers.control(buffer, control.into()) } else { &[] };
+        Message::new(buffers.payload(buffer, len), full_len, truncated, &head.peer, control)
     }
-}
-
-/// What is said of a message in its buffer.
-struct View {
-    truncated: bool,
-    control: u16,
-    len: u32,
-    full_len: u32,
-}
-
-/// Checks what the kernel wrote into a buffer, `written` bytes, with the payload at `payload_at`; none if it is no message.
-#[inline]
-fn view(bytes: &[u8], written: i32, payload_at: usize) -> Option<View> {
-    let bytes = bytes.get(..usize::try_from(written).ok()?)?;
-    let room = bytes.len().checked_sub(payload_at)?;
-    let out: &[u8; OUT] = bytes.first_chunk()?;
-    let word = |at: usize| u32::from_ne_bytes([out[at], out[at + 1], out[at + 2], out[at + 3]]);
-    let out = RecvmsgOut { namelen: word(0), controllen: word(4), payloadlen: word(8), flags: word(12) };
-    Some(View {
-        truncated: out.flags & libc::MSG_TRUNC as u32 != 0,
-        control: out.controllen.min((payload_at - OUT - NAME) as u32) as u16,
-        len: out.payloadlen.min(room as u32),
-        full_len: out.payloadlen,
-    })
 }

@@ -435,6 +435,19 @@ fn an_error_on_the_socket_ends_the_receive_and_loses_nothing() {
         assert_eq!(got, range.collect::<Vec<_>>());
     }
     assert!(!recv.is_broken());
+    // Nor is it taken for a shutdown, after which nobody would sleep any more.
+    let sender = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        send(&client, 0..1);
+        client
+    });
+    assert_eq!(batch(&mut recv, server.as_fd(), Some(PATIENCE)), [0]);
+    let _client = sender.join().unwrap();
+    // A shutdown is one, also after errors.
+    sock::wake(server.as_fd());
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || _ = tell.send(recv.recv(server.as_fd(), Some(Duration::from_secs(3600)))));
+    assert_eq!(told.recv_timeout(PATIENCE).expect("woken").unwrap(), 0);
 }
 
 #[test]

@@ -92,8 +92,8 @@ impl Core {
     #[inline]
     pub(super) fn receive(&mut self, bell: &dyn Bell, most: usize) -> usize {
         // Otherwise the kernel works without being asked.
-        let is_asked = bell.is_zero_copy() || bell.is_busy_polling();
-        if self.quiet > 0 && !is_asked && self.rx.is_empty() {
+        let is_asked = || bell.is_zero_copy() || bell.is_busy_polling();
+        if self.quiet > 0 && self.rx.is_empty() && !is_asked() {
             self.quiet -= 1;
             return 0;
         }
@@ -155,6 +155,17 @@ impl Core {
     #[inline]
     pub(super) fn has_received(&self) -> bool {
         !self.rx.is_empty()
+    }
+
+    /// See [`Queue::flush_rest`](super::Queue::flush_rest).
+    #[inline]
+    pub(super) fn flush_rest(&mut self, bell: &dyn Bell) -> io::Result<()> {
+        if !self.out.tx.is_ahead() {
+            return Ok(());
+        }
+        // What is sent comes back.
+        self.quiet = 0;
+        self.out.flush(bell).map(drop)
     }
 
     /// See [`Queue::packet`](super::Queue::packet).

@@ -114,6 +114,59 @@ impl Packet {
 // SAFETY: what `start` points at goes with the batch, and that with its queue, which one thread has at a time.
 unsafe impl Send for Packet {}
 
+/// All that a loop over a batch needs of the frames, by value, so that it stays in registers: for whoever has the lock of
+/// the pool.
+///
+/// It moves frames between filling and the batch of the member that has the lock. Of those places nobody else has one, and who
+/// had it before has moved it with the lock held, or is this member: the lock is order enough, and no load or store has to be.
+/// What is in a frame goes to the kernel and comes back by the rings, with their order.
+#[derive(Clone, Copy)]
+pub(super) struct Turnover<'a> {
+    base: *mut u8,
+    shift: u32,
+    places: &'a [AtomicU16],
+}
+
+impl Turnover<'_> {
+    /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame.
+    #[inline]
+    fn packet(self, frame: u32, desc: &xdp_desc) -> Option<Packet> {
+        let start = desc.addr.wrapping_sub(u64::from(frame) << self.shift);
+        if start.saturating_add(u64::from(desc.len)) > 1 << self.shift {
+            return None;
+        }
+        let start = self.base.wrapping_add(desc.addr as usize);
+        Some(Packet { start, frame, len: desc.len, at: 0, payload: desc.len })
+    }
+
+    /// Filling to `to`: the packet that a descriptor names, and lies within its frame. None, and nothing is moved, if that
+    /// cannot be.
+    #[inline]
+    pub(super) fn received(self, desc: &xdp_desc, to: Place) -> Option<Packet> {
+        let frame = desc.addr >> self.shift;
+        let place = self.places.get(usize::try_from(frame).ok()?)?;
+        if place.load(Ordering::Relaxed) != Place::FILLING.0 {
+            return None;
+        }
+        // No more places than numbers of 32 bits.
+        let packet = self.packet(frame as u32, desc)?;
+        place.store(to.0, Ordering::Relaxed);
+        Some(packet)
+    }
+
+    /// To filling, from one of two places, if `put` takes its address. False, and nothing is moved, if not.
+    #[inline]
+    pub(super) fn refill(self, frame: u32, from: [Place; 2], put: impl FnOnce(u64) -> bool) -> bool {
+        let Some(place) = self.places.get(frame as usize) else { return false };
+        let now = place.load(Ordering::Relaxed);
+        if (now != from[0].0 && now != from[1].0) || !put(u64::from(frame) << self.shift) {
+            return false;
+        }
+        place.store(Place::FILLING.0, Ordering::Relaxed);
+        true
+    }
+}
+
 /// The memory of all frames, and their places.
 pub(super) struct Frames {
     memory: Mapping,
@@ -192,12 +245,13 @@ impl Frames {
     /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame.
     #[inline]
     pub(super) fn packet(&self, frame: u32, desc: &xdp_desc) -> Option<Packet> {
-        let start = desc.addr.wrapping_sub(self.addr(frame));
-        if start.saturating_add(u64::from(desc.len)) > self.size() as u64 {
-            return None;
-        }
-        let start = self.base().wrapping_add(desc.addr as usize);
-        Some(Packet { start, frame, len: desc.len, at: 0, payload: desc.len })
+        self.turnover().packet(frame, desc)
+    }
+
+    /// The frames for a loop of whoever has the lock.
+    #[inline]
+    pub(super) fn turnover(&self) -> Turnover<'_> {
+        Turnover { base: self.base(), shift: self.shift, places: &self.places }
     }
 
     /// How many frames are where; what is `invalid` is not known here. While other members work, frames may be

@@ -265,6 +265,16 @@ impl Queue {
         self.split().1
     }
 
+    /// [`Sender::flush`], if something is left that the kernel had not taken when it was told last: without it, a look at
+    /// our side of the ring is all that it costs.
+    ///
+    /// # Errors
+    /// As for [`Sender::flush`].
+    #[inline]
+    pub fn flush_rest(&mut self) -> io::Result<()> {
+        self.core.flush_rest(&self.socket)
+    }
+
     /// What the kernel counts.
     ///
     /// # Errors

@@ -172,7 +172,7 @@ impl<T: Copy> Producer<T> {
             self.look();
         }
         let (next, left) = (self.next, room(self).min(most));
-        Puts { producer: self, next, left }
+        Puts { memory: self.memory, producer: self, next, left }
     }
 
     /// Takes back what was put in last, if it was not published.
@@ -210,6 +210,13 @@ impl<T: Copy> Producer<T> {
         self.next
     }
 
+    /// Whether the consumer has not taken all that was put in, as far as this side has looked: no load of its counter.
+    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
+    #[inline]
+    pub(super) fn is_ahead(&self) -> bool {
+        self.next != self.taken
+    }
+
     /// Published entries that the consumer has not taken yet.
     pub(super) fn waiting(&mut self) -> u32 {
         self.look();
@@ -243,6 +250,7 @@ impl<T: Copy> Producer<T> {
 
 /// Puts entries in, with its counts at hand. When it is dropped they are in, as after [`Producer::put`].
 pub(super) struct Puts<'a, T> {
+    memory: RingMemory<T>,
     producer: &'a mut Producer<T>,
     next: u32,
     left: u32,
@@ -256,7 +264,7 @@ impl<T: Copy> Puts<'_, T> {
             return false;
         }
         // SAFETY: as in `Producer::put`: there is room for as many as are left.
-        self.producer.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });
+        self.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });
         self.next = self.next.wrapping_add(1);
         self.left -= 1;
         true
@@ -334,9 +342,10 @@ impl<T: Copy> Consumer<T> {
             self.put = self.load();
         }
         let there = self.put.wrapping_sub(self.next).min(most);
+        let (memory, first) = (self.memory, self.next);
         let mut taken = 0;
         while taken < there {
-            let slot = self.memory.slot(self.next.wrapping_add(taken));
+            let slot = memory.slot(first.wrapping_add(taken));
             // SAFETY: as in `take`: the slot is one of those that are there.
             let value = slot.with(|slot| unsafe { slot.read_volatile() });
             if !each(value) {
@@ -344,7 +353,7 @@ impl<T: Copy> Consumer<T> {
             }
             taken += 1;
         }
-        self.next = self.next.wrapping_add(taken);
+        self.next = first.wrapping_add(taken);
         taken
     }
 

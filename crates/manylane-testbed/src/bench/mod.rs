@@ -21,6 +21,7 @@ mod sample;
 mod search;
 mod setup;
 
+pub(crate) use sample::go_on;
 pub use sample::measure;
 pub use search::{Found, Limits, Trial, no_loss_rate};
 pub use setup::{Load, Setup};
@@ -38,7 +39,7 @@ use crate::schema::BenchSettings;
 
 /// Entries of the rings of each queue, of all receivers that have such rings: as many as lanes can have. A hypervisor may
 /// take a core away for longer than a quarter of them lasts, and kernel sockets have queues for that, too.
-const RING: u32 = 16_384;
+pub(crate) const RING: u32 = 16_384;
 
 /// What all benchmarks share.
 #[derive(Debug, Clone)]
@@ -164,7 +165,7 @@ fn easy_rate(
     for &kind in kinds {
         let receiver = options.receiver(setup, kind, threads, size);
         let found = no_loss_rate(limits, |pps| {
-            sample::go_on(director.stop())?;
+            go_on(director.stop())?;
             director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));
             let load = Load { pps: Some(pps), duration: TRIAL, size, flows: options.flows, segment: false };
             let sample = measure(setup, kind, &receiver, &load, 0)?;

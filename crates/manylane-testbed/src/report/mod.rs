@@ -2,6 +2,7 @@
 
 pub mod batch;
 mod conclusion;
+pub mod lab;
 mod plots;
 pub mod rtt;
 
@@ -269,7 +270,7 @@ fn about<R>(page: &mut String, document: &Document<BenchSettings, R>) -> Result<
     Ok(())
 }
 
-fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+pub(crate) fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut found = Vec::new();
     for value in values {
         if !found.contains(&value) {

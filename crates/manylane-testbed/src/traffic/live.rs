@@ -73,7 +73,17 @@ impl LiveSender {
     /// # Errors
     /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
     pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
-        Self::over(from, to, &[link], std::slice::from_ref(traffic))
+        Self::over(from, to, &[link], std::slice::from_ref(traffic), false)
+    }
+
+    /// As [`LiveSender::new`], but that each frame comes from a random address of 5.0.0.0/8: a flood. IPv4 only, and without
+    /// UDP checksums.
+    ///
+    /// # Errors
+    /// As [`LiveSender::new`].
+    pub fn scattered(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
+        ensure!(traffic.target.is_ipv4(), "a flood from random sources is of IPv4");
+        Self::over(from, to, &[link], std::slice::from_ref(traffic), true)
     }
 
     /// As [`LiveSender::new`], over all of `links` in turn, so that each has the same share of the rate: what goes
@@ -85,11 +95,17 @@ impl LiveSender {
         let target = |&link: &usize| (to.ip(link, traffic.target.is_ipv6()), traffic.target.port()).into();
         let each: Vec<Traffic> =
             links.iter().map(|link| Traffic { target: target(link), ..traffic.clone() }).collect();
-        Self::over(from, to, links, &each)
+        Self::over(from, to, links, &each, false)
     }
 
     /// Link n carries traffic n; they differ in their target only.
-    fn over(from: &Host, to: &Host, links: &[usize], each: &[Traffic]) -> Result<LiveSender> {
+    fn over(
+        from: &Host,
+        to: &Host,
+        links: &[usize],
+        each: &[Traffic],
+        scattered: bool,
+    ) -> Result<LiveSender> {
         let traffic = each.first().context("traffic needs a link")?;
         ensure!(links.len() <= MAX_WAYS, "live frames take {MAX_WAYS} links at most");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
@@ -103,6 +119,7 @@ impl LiveSender {
             .override_global("ways", &u32::try_from(links.len())?, true)
             .override_global("flows", &u32::from(traffic.flows), true)
             .override_global("first_port", &first_port, true)
+            .override_global("scattered", &u8::from(scattered), true)
             .override_global("ipv6", &u8::from(traffic.target.is_ipv6()), true)
             .load(object)
             .context("loading the traffic generator")?;

@@ -27,18 +27,17 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
-use std::{fs, io, panic, thread};
+use std::{fs, io};
 
 use manylane_sys::capture::{self as rings, Consumer, Region};
 pub use manylane_sys::capture::{Direction, LONGEST};
 use manylane_sys::local;
 use manylane_sys::measure::Watch;
-use manylane_sys::netns::NetNs;
 
 use self::wire::{About, Answer, Ask};
 use crate::counters::LaneId;
+use crate::door::in_namespace_of;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a process may take to answer.
@@ -69,33 +68,7 @@ pub struct Points {
 /// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
 /// that this process may not enter (`CAP_SYS_ADMIN`).
 pub fn points(of: Option<u32>) -> Result<Points> {
-    let Some(pid) = of else { return look(None) };
-    let missing = |err: io::Error| match err.kind() {
-        io::ErrorKind::NotFound => Error::new(ErrorKind::State, format!("there is no process {pid}")),
-        _ => Error::system(format!("looking at the network namespace of process {pid}"), err),
-    };
-    let path = format!("/proc/{pid}/ns/net");
-    fs::metadata(format!("/proc/{pid}")).map_err(missing)?;
-    let ours = fs::metadata("/proc/thread-self/ns/net").map_err(missing)?;
-    match fs::metadata(&path) {
-        Ok(theirs) if (theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()) => {}
-        // Who may not even look at it may still be in the same one.
-        _ => return look(of),
-    }
-    let refused = |err| {
-        let message = format!(
-            "process {pid} is in another network namespace: capture as root, or from inside ('nsenter -n -t {pid}')"
-        );
-        Error::with(ErrorKind::Permission, message, err)
-    };
-    // On a thread of its own: the caller shall stay where it is. Connections stay where they were made.
-    thread::scope(|scope| {
-        let looking = scope.spawn(|| {
-            NetNs::open(&path).and_then(|namespace| namespace.enter()).map_err(refused)?;
-            look(of)
-        });
-        looking.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
-    })
+    of.map_or_else(|| look(None), |pid| in_namespace_of(pid, || look(of)))
 }
 
 /// Asks everybody in the network namespace of the calling thread.

@@ -32,7 +32,7 @@ use crate::io::mmsg::wants_control;
 
 /// Messages that the kernel takes out of a socket at one go, with room to spare (`MULTISHOT_MAX_RETRY`): so many buffers more
 /// than a batch has are never short.
-const AT_ONE_GO: usize = 64;
+pub(crate) const AT_ONE_GO: usize = 64;
 
 /// How long a datagram may take on a trial over loopback.
 const TRIAL: Duration = Duration::from_secs(1);

@@ -14,8 +14,10 @@ pub(crate) mod files;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod from_folders;
-pub(crate) mod sockets;
+mod sockets;
 pub(crate) mod system;
+
+use std::collections::BTreeMap;
 
 use super::ethtool::{self, Ethtool};
 use super::facts::{Device, Facts, Feature};
@@ -32,7 +34,7 @@ pub(crate) struct Asked {
 /// Everything, of this machine and the network namespace of this process.
 pub(crate) fn everything(asked: Asked) -> Facts {
     let files = Files::live();
-    let mut facts = Facts { features: features(), ..Facts::default() };
+    let mut facts = Facts { features: features(), engines: engines(), ..Facts::default() };
     let links = links(&mut facts);
     from_files(&files, links, &mut facts);
     sockets::gather(&files, asked, &mut facts);
@@ -139,6 +141,15 @@ fn features() -> Vec<Feature> {
         feature("grace-period", &probe.grace_period),
         feature("socket-drops", &probe.socket_drops),
     ]
+}
+
+/// What engine `auto` takes here: a call of the usual size, and one that takes one message.
+fn engines() -> BTreeMap<String, String> {
+    let choice = |batch| {
+        let choice = manylane::choose_engine(batch);
+        (format!("{batch} a call"), format!("{} ({})", choice.engine, choice.why))
+    };
+    [64, 1].map(choice).into()
 }
 
 /// An error with all that is behind it.

@@ -4,9 +4,9 @@
 //! an epoll instance that has it; both are seen by whoever may trace the process.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use manylane_sys::process::{Awaited, awaited};
+use manylane_sys::udp_table::Entry;
 
 use super::super::facts::{Facts, Program, Socket};
 use super::Asked;
@@ -19,7 +19,7 @@ pub(crate) fn gather(files: &Files, asked: Asked, facts: &mut Facts) {
     let mut all = Vec::new();
     for table in ["proc/net/udp", "proc/net/udp6"] {
         match files.text(table) {
-            Some(text) => all.extend(text.lines().filter_map(parse)),
+            Some(text) => all.extend(text.lines().filter_map(socket)),
             None if table.ends_with('6') => {}
             None => {
                 facts.gaps.insert("sockets".into(), format!("/{table} cannot be read"));
@@ -46,36 +46,17 @@ pub(crate) fn gather(files: &Files, asked: Asked, facts: &mut Facts) {
     programs(files, facts);
 }
 
-/// A line of `/proc/net/udp`.
-fn parse(line: &str) -> Option<Socket> {
-    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
-    let address = |field: &str| {
-        let (ip, port) = field.split_once(':')?;
-        Some(SocketAddr::new(parse_ip(ip)?, u16::from_str_radix(port, 16).ok()?))
-    };
-    let (local, peer) = (address(fields.get(1)?)?, address(fields.get(2)?)?);
-    let (_, queued) = fields.get(4)?.split_once(':')?;
+/// A line of the tables.
+fn socket(line: &str) -> Option<Socket> {
+    let entry = Entry::parse(line)?;
     Some(Socket {
-        local,
-        peer: (peer.port() != 0).then_some(peer),
-        inode: fields.get(9)?.parse().ok()?,
-        drops: fields.get(12)?.parse().ok()?,
-        queued: u64::from_str_radix(queued, 16).ok()?,
+        local: entry.local,
+        peer: (entry.peer.port() != 0).then_some(entry.peer),
+        inode: entry.inode,
+        drops: entry.drops,
+        queued: entry.queued,
         buffer: None,
     })
-}
-
-/// Words in the byte order of the machine, in hexadecimal.
-pub(crate) fn parse_ip(hex: &str) -> Option<IpAddr> {
-    let mut bytes = Vec::with_capacity(16);
-    for at in (0..hex.len()).step_by(8) {
-        bytes.extend(u32::from_str_radix(hex.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
-    }
-    match bytes.len() {
-        4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).into()),
-        16 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),
-        _ => None,
-    }
 }
 
 /// Inode of each socket that a process has open, by descriptor.
@@ -156,27 +137,4 @@ fn waits_on(files: &Files, base: &str, open: &BTreeMap<i32, u64>, call: Option<A
         None => Vec::new(),
     };
     fds.iter().filter_map(|fd| open.get(fd)).copied().collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_of_the_tables() {
-        let line = "  412: 0100007F:0035 0200007F:1F90 01 00000000:00000B00 00:00000000 00000000     0        0 5151 2 0000000000000000 17";
-        let socket = parse(line).unwrap();
-        if cfg!(target_endian = "little") {
-            assert_eq!(socket.local, "127.0.0.1:53".parse().unwrap());
-            assert_eq!(socket.peer, Some("127.0.0.2:8080".parse().unwrap()));
-        }
-        assert_eq!((socket.inode, socket.drops, socket.queued), (5151, 17, 0xb00));
-        let line = "1: 00000000000000000000000001000000:0035 00000000000000000000000000000000:0000 07 0:0 0:0 0 0 0 1 2 0 3";
-        let socket = parse(line).unwrap();
-        assert!(socket.local.is_ipv6() && socket.peer.is_none() && socket.drops == 3);
-        let header = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops";
-        for bad in [header, "", "1: 0100007F:0035", "1: zz:0035 0:0 0 0:0 0 0 0 0 0 1 2 3 4"] {
-            assert_eq!(parse(bad), None, "{bad}");
-        }
-    }
 }

@@ -90,13 +90,12 @@ impl Locked<'_> {
         let (held, done) = (Place::of(Kind::Held, me), Place::of(Kind::HeldDone, me));
         let lacking = inner.receiving.saturating_sub(inner.filling);
         let mut fill = inner.fill.puts(lacking.min(batch.len() as u32));
+        let frames = frames.turnover();
         let mut back = 0;
         for packet in batch {
-            let place = frames.place(packet.frame);
-            if (place != held && place != done) || !fill.put(frames.addr(packet.frame)) {
+            if !frames.refill(packet.frame, [held, done], |addr| fill.put(addr)) {
                 break;
             }
-            frames.put(packet.frame, Place::FILLING);
             back += 1;
         }
         drop(fill);
@@ -115,17 +114,16 @@ impl Locked<'_> {
         rx: &mut Consumer<xdp_desc>,
         batch: &mut [Packet],
     ) -> usize {
-        let frames = self.frames;
+        let frames = self.frames.turnover();
         let held = Place::of(Kind::Held, me);
         let mut room = batch.iter_mut();
         let most = room.len() as u32;
         let taken = rx.take_while(most, |desc| {
-            let Some(frame) = frames.frame_of(desc.addr) else { return false };
-            if desc.options != 0 || frames.place(frame) != Place::FILLING {
+            if desc.options != 0 {
                 return false;
             }
-            let (Some(packet), Some(to)) = (frames.packet(frame, &desc), room.next()) else { return false };
-            frames.put(frame, held);
+            let Some(to) = room.next() else { return false };
+            let Some(packet) = frames.received(&desc, held) else { return false };
             // Another core has written it: all lines of a batch are on their way before the first is looked at.
             prefetch(packet.start);
             *to = packet;

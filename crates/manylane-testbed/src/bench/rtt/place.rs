@@ -68,7 +68,7 @@ impl Placement {
     }
 
     /// Puts the work of the server's device where it belongs, until what this returns is dropped.
-    pub(super) fn set(self, setup: &Setup) -> Result<Option<Held>> {
+    pub(crate) fn set(self, setup: &Setup) -> Result<Option<Held>> {
         if !self.needs_device() {
             return Ok(None);
         }
@@ -112,7 +112,7 @@ pub struct Cpus {
 
 /// The device works elsewhere than usual, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(crate) struct Held {
     host: Host,
     placement: Placement,
 }

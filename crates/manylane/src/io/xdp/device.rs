@@ -20,6 +20,7 @@ use manylane_bpf::abi;
 use manylane_sys::device as sys;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
 
+use super::gate::Guards;
 use super::route;
 use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
 use crate::verify::verified;
@@ -55,6 +56,7 @@ pub(crate) struct Device {
     /// The program is in the driver.
     is_native: bool,
     maps: Mutex<Maps>,
+    guards: Mutex<Guards>,
     /// By what a second socket of this process joins a queue that has one: the kernel takes no second owner.
     shares: Mutex<Vec<Option<Share>>>,
 }
@@ -78,9 +80,15 @@ pub(crate) type Number = u32;
 
 impl Device {
     /// The device `index` of the calling thread's namespace, with the program attached. `longest` is the longest
-    /// frame that an XSK takes. Who `waits` does so for a program of ours that is on its way out; for who does not, the
+    /// frame that an XSK takes; `sources` are those of limits that are remembered. Who `waits` does so for a program of ours that is on its way out; for who does not, the
     /// device is in use.
-    pub(crate) fn open(index: u32, attach: Attach, longest: u32, waits: bool) -> Result<Arc<Self>> {
+    pub(crate) fn open(
+        index: u32,
+        attach: Attach,
+        longest: u32,
+        sources: u32,
+        waits: bool,
+    ) -> Result<Arc<Self>> {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")
             .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
             .ino();
@@ -91,7 +99,7 @@ impl Device {
             return Ok(device);
         }
         let patience = if waits && known.is_some() { HANDOVER } else { Duration::ZERO };
-        let device = Arc::new(Self::load(index, attach, longest, patience)?);
+        let device = Arc::new(Self::load(index, attach, longest, sources, patience)?);
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),
             None => open.push((namespace, index, Arc::downgrade(&device))),
@@ -99,7 +107,7 @@ impl Device {
         Ok(device)
     }
 
-    fn load(index: u32, attach: Attach, longest: u32, patience: Duration) -> Result<Self> {
+    fn load(index: u32, attach: Attach, longest: u32, sources: u32, patience: Duration) -> Result<Self> {
         let asking = |err| Error::system(format!("asking for the device {index}"), err);
         let name = sys::name(index).map_err(asking)?;
         let mac = sys::mac(&name).map_err(|err| {
@@ -110,10 +118,15 @@ impl Device {
         let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         // The driver gives XDP whole frames; behind it trains are not cut yet.
         let trains = u8::from(attach == Attach::Generic);
-        let mut program =
-            EbpfLoader::new().btf(None).override_global("ml_trains", &trains, true).load(object).map_err(
-                |err| refused(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err),
-            )?;
+        let mut program = EbpfLoader::new()
+            .btf(None)
+            .override_global("ml_trains", &trains, true)
+            .map_max_entries("ml_wide", sources)
+            .map_max_entries("ml_narrow", sources)
+            .load(object)
+            .map_err(|err| {
+                refused(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
+            })?;
         attach_program(&mut program, index, &name, attach, patience)?;
         let mut map = |map: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
@@ -126,6 +139,7 @@ impl Device {
         let locals = HashMap::try_from(map("ml_locals")?).map_err(wrong)?;
         let vlans = HashMap::try_from(map("ml_vlans")?).map_err(wrong)?;
         let counts = PerCpuArray::try_from(map("ml_xdp_counts")?).map_err(wrong)?;
+        let guards = Guards::new(&name, map, wrong)?;
         let mut words = [0; size_of::<abi::DeviceWords>()];
         words[..6].copy_from_slice(&mac);
         words[8..].copy_from_slice(&longest.to_ne_bytes());
@@ -149,6 +163,7 @@ impl Device {
             is_virtual_pair,
             is_native: attach == Attach::Native,
             maps: Mutex::new(maps),
+            guards: Mutex::new(guards),
             shares: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
         })
     }
@@ -232,6 +247,12 @@ impl Device {
         Ok(())
     }
 
+    /// What its program lets in.
+    pub(super) fn guards(&self) -> MutexGuard<'_, Guards> {
+        // As below.
+        self.guards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn maps(&self) -> MutexGuard<'_, Maps> {
         // Nothing that holds the lock leaves the maps in a state that a later holder could not use.
         self.maps.lock().unwrap_or_else(PoisonError::into_inner)
@@ -253,8 +274,8 @@ impl Device {
         Ok(free as Number)
     }
 
-    /// Takes back the number of a socket, and everything that leads to it.
-    pub(crate) fn unregister(&self, socket: Number) {
+    /// Lets no address lead to a socket any more.
+    pub(crate) fn unlead(&self, socket: Number) {
         let mut maps = self.maps();
         let stale: Vec<abi::PortKey> = maps
             .ports
@@ -265,6 +286,12 @@ impl Device {
             // It was there a moment ago, and nobody else removes it.
             let _ = maps.ports.remove(&key);
         }
+    }
+
+    /// Takes back the number of a socket, and everything that leads to it.
+    pub(crate) fn unregister(&self, socket: Number) {
+        self.unlead(socket);
+        let mut maps = self.maps();
         let vlans: Vec<(u32, u32)> = maps.vlans.iter().filter_map(std::result::Result::ok).collect();
         for (key, sockets) in vlans.into_iter().filter(|(_, sockets)| sockets & 1 << socket != 0) {
             let left = sockets & !(1 << socket);
@@ -400,7 +427,7 @@ fn describe_program(index: u32) -> String {
 }
 
 /// The error of a step, of the kind that its number says.
-fn refused<E: std::error::Error + Send + Sync + 'static>(name: &str, what: &str, err: E) -> Error {
+pub(super) fn refused<E: std::error::Error + Send + Sync + 'static>(name: &str, what: &str, err: E) -> Error {
     let kind = match errno_of(&err) {
         Some(EPERM | EACCES) => ErrorKind::Permission,
         Some(number @ (crate::error::ENOMEM | crate::error::EMFILE)) => {

@@ -30,8 +30,10 @@ use manylane_sys::xsk::{Borrowed, LentQueue, MEMBERS};
 use manylane_sys::{barrier, device as sys, sock};
 
 use super::device::{Attach, Device, Number};
+use super::gate::Gate;
 use super::plane::{FRAME, HEADROOM};
 use super::route::{Reader, Routes};
+use crate::config::SOURCES;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Between two looks while something is sent, and while nothing is.
@@ -70,6 +72,7 @@ pub struct Lender {
     hops_file: OwnedFd,
     peers: HashMap<[IpAddr; 2], Peer>,
     turn: usize,
+    gate: Gate,
 }
 
 struct LentDevice {
@@ -152,6 +155,7 @@ impl Lender {
             hops_file,
             peers: HashMap::new(),
             turn: 0,
+            gate: Gate::default(),
         };
         Ok((lender, theirs))
     }
@@ -160,6 +164,13 @@ impl Lender {
     #[must_use]
     pub fn devices(&self) -> Vec<&str> {
         self.devices.iter().map(|lent| lent.device.name.as_str()).collect()
+    }
+
+    /// By what limits and prefixes are set, of all sockets that have queues or will; before it [runs](Self::run), and while
+    /// it does.
+    #[must_use]
+    pub fn gate(&self) -> Gate {
+        self.gate.clone()
     }
 
     /// Lends until `stop` is set, or nothing can be waited for any more.
@@ -237,6 +248,11 @@ impl Lender {
             }
             reached = true;
             let Ok(number) = lent.device.register(&[]) else { continue };
+            if let Err(err) = self.gate.join(&lent.device, number) {
+                log::warn!("{} is not lent: {}", lent.device.name, err.chain());
+                lent.device.unregister(number);
+                continue;
+            }
             let before = loan.members.len();
             for queue in 0..lent.device.queues() {
                 if loan.members.len() == lend::QUEUES {
@@ -249,6 +265,7 @@ impl Lender {
                 }
             }
             if loan.members.len() == before {
+                self.gate.leave(&lent.device, number);
                 lent.device.unregister(number);
             } else {
                 loan.numbers.push((index, number));
@@ -344,6 +361,8 @@ impl Lender {
                 for member in loan.members.iter().filter(|member| member.terms.ifindex == *index) {
                     lent.device.unsteer(*number, member.terms.queue);
                 }
+                lent.device.unlead(*number);
+                self.gate.leave(&lent.device, *number);
                 lent.device.unregister(*number);
             }
         }
@@ -474,7 +493,7 @@ impl Peer {
 /// The devices, with the program on them.
 fn attach(routes: &Routes, names: Option<&[String]>) -> Result<Vec<LentDevice>> {
     let longest = FRAME - HEADROOM;
-    let open = |index| Device::open(index, Attach::Native, longest, true);
+    let open = |index| Device::open(index, Attach::Native, longest, SOURCES, true);
     let mut devices = Vec::new();
     if let Some(names) = names {
         for name in names {

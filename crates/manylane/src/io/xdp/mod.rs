@@ -2,7 +2,7 @@
 //!
 //! | stage | who owns the frame | when it is full or missing |
 //! |---|---|---|
-//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is |
+//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`gate`]): dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
 //! | [`XdpIo::receive`]: lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
@@ -11,9 +11,11 @@
 //!
 //! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. It stays with a
 //! queue that brings full batches for a few of them, and then goes on to the next one that has something. The companion
-//! has its turn when the queues are empty, and after so many batches of theirs at the latest.
+//! has its turn when the queues are empty (in `serve`, but for the look behind a full batch), and after so many batches of
+//! theirs at the latest.
 
 mod device;
+mod gate;
 pub(crate) mod lending;
 mod mailbox;
 mod plane;
@@ -31,6 +33,7 @@ use manylane_sys::measure::Watch;
 use manylane_sys::xsk::{Payloads, Queue};
 use manylane_wire::datagram::{Checksum, Datagram};
 
+pub use gate::{Gate, Refused};
 pub(crate) use plane::Plane;
 pub use plane::XdpQueue;
 
@@ -250,8 +253,19 @@ impl XdpIo {
                 break;
             }
         }
-        self.since_companion = 0;
         Taken::default()
+    }
+
+    /// The queues are empty: the companion has its turn.
+    #[inline]
+    pub(crate) fn gives_turn(&mut self) {
+        self.since_companion = 0;
+    }
+
+    /// Whether the batch that was taken last came from a queue, and the companion's turn has not come.
+    #[inline]
+    pub(crate) fn has_batch(&self) -> bool {
+        self.current.is_some() && self.since_companion < COMPANION_EVERY
     }
 
     /// Gives its queues to the other lanes, as far as there are any.
@@ -300,7 +314,7 @@ impl XdpIo {
         for queue in &mut self.queues {
             // What a full device did not take must not lie there while the lane sleeps. That it still does not is no
             // error: the next batch tries again.
-            _ = queue.xsk.sender().flush();
+            _ = queue.xsk.flush_rest();
         }
         if !self.has_received() {
             _ = self.watch.wait(timeout).map_err(|err| Error::system("waiting for a lane", err))?;

@@ -26,6 +26,7 @@ use manylane_sys::xsk;
 
 use super::XdpIo;
 use super::device::{Attach, Device, Number};
+use super::gate::Gate;
 use super::queues::State;
 use super::route::{Change, Routes};
 use crate::capture::point::Point;
@@ -78,6 +79,8 @@ pub(crate) struct Plane {
     reach: Reach,
     /// Where others can capture what lanes receive and send.
     capture: Option<Point>,
+    /// What is let in.
+    pub(crate) gate: Gate,
     state: Mutex<State>,
 }
 
@@ -97,6 +100,7 @@ impl Plane {
             routes,
             reach: Reach::All,
             capture: None,
+            gate: Gate::new(config.xdp.guard.clone()),
             state: Mutex::default(),
         };
         plane.reach = plane.decide_reach();
@@ -177,8 +181,8 @@ impl Plane {
                 continue;
             }
             // Lanes that run let go of a device that was gone and is back only if nobody waits for it under the lock.
-            let opened = Device::open(index, attach, FRAME - HEADROOM, strict)
-                .and_then(|device| device.register(&self.options.vlans).map(|number| (device, number)));
+            let opened = Device::open(index, attach, FRAME - HEADROOM, self.options.sources, strict)
+                .and_then(|device| self.register(device));
             match opened {
                 Ok(device) => state.devices.push(device),
                 Err(err) if strict && matches!(self.reach, Reach::Named(_)) => return Err(err),
@@ -195,6 +199,16 @@ impl Plane {
             }
         }
         Ok(why)
+    }
+
+    /// A number of the socket on a device, whose program lets in what the socket wants.
+    fn register(&self, device: Arc<Device>) -> Result<(Arc<Device>, Number)> {
+        let number = device.register(&self.options.vlans)?;
+        if let Err(err) = self.gate.join(&device, number) {
+            device.unregister(number);
+            return Err(err);
+        }
+        Ok((device, number))
     }
 
     /// Lets others capture the lanes, unless that is off. Without it nothing is worse but that.
@@ -246,7 +260,7 @@ impl Plane {
             let left = state.devices.iter().find(|(device, _)| gone && device.index == ifindex);
             left.inspect(|(device, _)| device.set_gone());
         }
-        state.let_go(Device::refresh);
+        state.let_go(Device::refresh, &self.gate);
         let attached = self.attach(&mut state, false).and_then(|_| self.distribute(&mut state, false));
         state.even_out();
         let followed = attached.and_then(|()| self.lead_addresses(&state));
@@ -321,6 +335,8 @@ impl Plane {
 impl Drop for Plane {
     fn drop(&mut self) {
         for (device, number) in &self.state().devices {
+            device.unlead(*number);
+            self.gate.leave(device, *number);
             device.unregister(*number);
         }
     }

@@ -12,6 +12,7 @@ use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 
 use super::LaneQueue;
 use super::device::{Device, Number};
+use super::gate::Gate;
 use super::mailbox::{Mailbox, Order, QueueId};
 use super::plane::{FRAME, HEADROOM, Plane, dropped_at};
 use crate::counters::LaneId;
@@ -97,12 +98,13 @@ impl State {
     }
 
     /// Has the queues of devices closed of which `is_there` says that they are gone.
-    pub(super) fn let_go(&mut self, is_there: impl Fn(&Device) -> bool) {
+    pub(super) fn let_go(&mut self, is_there: impl Fn(&Device) -> bool, gate: &Gate) {
         let (there, gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.devices).into_iter().partition(|(device, _)| is_there(device));
         self.devices = there;
         for (device, number) in gone {
             log::warn!("engine xdp: {} is gone", device.name);
+            gate.leave(&device, number);
             device.unregister(number);
             for served in self.served.iter().filter(|served| Arc::ptr_eq(&served.device, &device)) {
                 if let Some(mailbox) = self.mailbox(served.lane) {

@@ -238,6 +238,8 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::super::table::Prefix;
     use super::*;
 
@@ -318,6 +320,29 @@ mod tests {
         assert_eq!(world.resolve("10.0.0.9", None, None), Some(next));
         assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.9"), None), Some(next));
         assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.8"), None), None);
+    }
+
+    /// However many neighbours there are and peers ask, what is kept of them has a bound, and goes with them.
+    #[test]
+    fn a_flood_of_neighbours_and_peers_is_bounded() {
+        let near =
+            |at: usize| Hop { ifindex: 3, address: Ipv4Addr::from_bits(0x0a00_0000 + at as u32).into() };
+        let mut world = World::new([Fact::Link(3, device())]);
+        for at in 0..NEIGHBOURS + 1000 {
+            world.learn(Fact::Neighbour(near(at), Some(GATEWAY)));
+        }
+        assert_eq!(world.kernel.neighbours.len(), NEIGHBOURS);
+        let route = Route { ifindex: 3, gateway: None, mtu: None };
+        for at in 0..AWAITED + 1000 {
+            let peer = Ipv4Addr::from_bits(0x0b00_0000 + at as u32).into();
+            assert_eq!(world.kernel.resolve(peer, &route, 0), None);
+        }
+        assert_eq!(world.kernel.awaited.len(), AWAITED);
+        for at in 0..NEIGHBOURS + 1000 {
+            world.learn(Fact::Neighbour(near(at), None));
+        }
+        world.kernel.forget_awaited();
+        assert!(world.kernel.neighbours.is_empty() && world.kernel.awaited.is_empty());
     }
 
     #[test]

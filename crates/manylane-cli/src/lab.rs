@@ -1,0 +1,136 @@
+//! `manylane lab`: runs the experiments of papers, shows their tables, writes the report.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use manylane_testbed::bench::Director;
+use manylane_testbed::lab::state::State;
+use manylane_testbed::lab::table;
+use manylane_testbed::lab::{self, Finished, LabSettings, Paper, Scale};
+use manylane_testbed::report;
+
+use crate::args::{LabArgs, LabPaper};
+use crate::bench::command_line;
+use crate::output;
+use crate::progress::Progress;
+use crate::signals;
+
+/// Runs the lab.
+pub(crate) fn run(args: &LabArgs) -> Result<()> {
+    let papers = match args.paper {
+        LabPaper::List => return list(),
+        LabPaper::Salesforce => {
+            bail!("lab salesforce is not yet available: it needs TCP lanes, which Manylane does not have yet")
+        }
+        LabPaper::Rivera => vec![Paper::Rivera],
+        LabPaper::Sarma => vec![Paper::Sarma],
+        LabPaper::Orlowsky => vec![Paper::Orlowsky],
+        LabPaper::Priambodo => vec![Paper::Priambodo],
+        LabPaper::All => Paper::ALL.to_vec(),
+    };
+    let settings = LabSettings::new(command_line(), &papers, args.only.clone(), scale(args));
+    if args.list {
+        let names: Vec<String> = settings.parts().into_iter().map(|(_, part)| part.id + "\n").collect();
+        return output::print(&names.concat());
+    }
+    let name = if args.paper == LabPaper::All { "all" } else { papers[0].name() };
+    let mut state = match &args.resume {
+        Some(file) => State::resume(file, &settings)?,
+        None => State::begin(&args.out.join(format!("lab-{name}.state.jsonl")), settings)?,
+    };
+    if args.resume.is_some() {
+        output::tell(&format!("{} parts are done already", state.len()));
+    }
+    let finished = work(&mut state, args)?;
+    let json = write(args, &format!("lab-{name}.json"), &output::json(&finished)?)?;
+    let page = write(args, &format!("lab-{name}.html"), &report::lab::html(&finished)?)?;
+    output::tell(&format!("report: {page} (raw samples: {json})"));
+    if args.json { output::print_json(&finished) } else { output::print(&text(&finished)) }
+}
+
+fn scale(args: &LabArgs) -> Scale {
+    let usual = if args.quick { Scale::quick() } else { Scale::full() };
+    let millis = |time: Option<std::time::Duration>, usual: u64| {
+        time.map_or(usual, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1))
+    };
+    Scale {
+        rounds: args.rounds.unwrap_or(usual.rounds),
+        units: args.units.unwrap_or(usual.units),
+        flood_ms: millis(args.flood, usual.flood_ms),
+        stretch_ms: millis(args.stretch, usual.stretch_ms),
+        ..usual
+    }
+}
+
+/// Does the parts; what a stop leaves undone can be done later.
+fn work(state: &mut State, args: &LabArgs) -> Result<Finished> {
+    let mut director = Bar { progress: Progress::bar(), stop: signals::stop_flag()? };
+    let done = lab::run(state, &mut director);
+    director.progress = Progress::bar();
+    match done {
+        Err(_) if director.stop.load(Ordering::Relaxed) => {
+            let all = state.settings().parts().len();
+            bail!(
+                "stopped: {} of {all} parts are done and kept; the same command with --resume {} does the others{}",
+                state.len(),
+                state.path().display(),
+                if args.json { " (nothing is printed before the end)" } else { "" }
+            )
+        }
+        done => done,
+    }
+}
+
+struct Bar {
+    progress: Progress,
+    stop: Arc<AtomicBool>,
+}
+
+impl Director for Bar {
+    fn progress(&mut self, done: f64, what: &str) {
+        self.progress.show(done, what);
+    }
+
+    fn stop(&self) -> &AtomicBool {
+        &self.stop
+    }
+}
+
+fn write(args: &LabArgs, name: &str, text: &str) -> Result<String> {
+    fs::create_dir_all(&args.out)
+        .with_context(|| format!("cannot make {} (--out names another)", args.out.display()))?;
+    let path = args.out.join(name);
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path.display().to_string())
+}
+
+/// Everything for a reader of plain text.
+fn text(run: &Finished) -> String {
+    let machine = &run.machine;
+    let mut text = format!("{} × {}, Linux {}\n", machine.cpus, machine.model, machine.kernel);
+    for &paper in &run.settings.papers {
+        text += &format!("\n{paper}\n{}\n\n", paper.title());
+        text += &table::text(paper, &run.settings.scale, &run.rows);
+        text += "\nWhat differs from the paper:\n";
+        for sentence in paper.differs(&run.settings.scale) {
+            text += &format!("- {sentence}\n");
+        }
+        let said = paper.conclude(&run.rows);
+        text += &format!(
+            "\nConclusion: {}\n",
+            if said.is_empty() { "too little was measured.".into() } else { said.join(" ") }
+        );
+    }
+    text
+}
+
+fn list() -> Result<()> {
+    let mut text = String::new();
+    for paper in Paper::ALL {
+        text += &format!("{:<12}{}\n", paper.name(), paper.title());
+    }
+    text += "salesforce  not yet available: it needs TCP lanes, which Manylane does not have yet\n";
+    output::print(&text)
+}

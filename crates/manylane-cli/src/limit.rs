@@ -1,0 +1,102 @@
+//! `manylane limit`: what a running process lets in, shown and changed through its door.
+
+use anyhow::{Context, Result, bail};
+use manylane::door::{self, Knock};
+use manylane_testbed::schema::{Document, LIMIT};
+use serde::Serialize;
+
+use crate::args::LimitArgs;
+use crate::output;
+
+/// Changes what there is to be changed; says what is in force.
+pub(crate) fn run(args: &LimitArgs) -> Result<()> {
+    let pid = args.pid;
+    let doors = door::doors(Some(pid))?;
+    if doors.is_empty() {
+        bail!(
+            "process {pid} has no door: 'manylane echo' and the launcher 'manylane run' have one, and programs that open one by the library"
+        );
+    }
+    // A process may have sockets with other engines beside the one that is meant.
+    let (mut guarded, mut why) = (Vec::new(), None);
+    for knock in &doors {
+        match knock.guard() {
+            Ok(_) => guarded.push(knock),
+            Err(err) => why = Some(err),
+        }
+    }
+    if let (true, Some(err)) = (guarded.is_empty(), why) {
+        return Err(err.into());
+    }
+    let changes = changes(args);
+    if !changes.is_empty() {
+        for knock in &guarded {
+            knock.change(&changes).context("nothing was changed there")?;
+        }
+    }
+    let rows = guarded.into_iter().map(Row::of).collect::<Result<Vec<_>>>()?;
+    if args.json {
+        let settings = Settings { command: crate::bench::command_line(), pid };
+        return output::print_json(&Document::new(LIMIT, settings, rows));
+    }
+    let text: String = rows.iter().map(Row::text).collect();
+    output::print(&text)
+}
+
+/// As a door hears them.
+fn changes(args: &LimitArgs) -> Vec<String> {
+    let mut lines: Vec<String> = args.limit.iter().map(|limit| format!("limit {limit}")).collect();
+    if args.unlimited {
+        lines.push("unlimited".into());
+    }
+    for (verb, prefixes) in [("forget", &args.forget), ("allow", &args.allow), ("deny", &args.deny)] {
+        lines.extend(prefixes.iter().map(|prefix| format!("{verb} {prefix}")));
+    }
+    lines
+}
+
+#[derive(Debug, Serialize)]
+struct Settings {
+    command: String,
+    pid: u32,
+}
+
+/// What a door lets in.
+#[derive(Debug, Default, Serialize)]
+struct Row {
+    pid: u32,
+    limits: Vec<String>,
+    allow: Vec<String>,
+    deny: Vec<String>,
+    denied: u64,
+    limited: u64,
+}
+
+impl Row {
+    fn of(knock: &Knock) -> Result<Self> {
+        let mut row = Self { pid: knock.pid(), ..Self::default() };
+        for line in knock.guard()?.lines() {
+            match line.split_once(' ') {
+                Some(("limit", limit)) => row.limits.push(limit.into()),
+                Some(("allow", prefix)) => row.allow.push(prefix.into()),
+                Some(("deny", prefix)) => row.deny.push(prefix.into()),
+                Some(("denied", count)) => row.denied = count.parse()?,
+                Some(("limited", count)) => row.limited = count.parse()?,
+                // Of a later version.
+                _ => {}
+            }
+        }
+        Ok(row)
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (what, all) in [("limit", &self.limits), ("allow", &self.allow), ("deny", &self.deny)] {
+            text.extend(all.iter().map(|one| format!("{what:<8}{one}\n")));
+        }
+        if text.is_empty() {
+            text.push_str("everything is let in\n");
+        }
+        text + &format!("dropped {} denied, {} over a limit\n", self.denied, self.limited)
+    }
+}

@@ -1,0 +1,177 @@
+//! The terminal: the table, what is known of the lane that is picked, and the cores. It fits into 80 columns and 24 lines.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as Cells, Table, TableState, Wrap};
+
+use super::view::{HEAD, NOBODY, Sort, View};
+
+/// What the keys have changed.
+#[derive(Debug, Default)]
+pub(super) struct Screen {
+    pub(super) table: TableState,
+    pub(super) sort: Sort,
+    pub(super) is_paused: bool,
+}
+
+/// Columns of the table: 72, and one between each two.
+const WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
+/// Lines below the table: a title and four of text; a title and two for the cores.
+const DETAILS: u16 = 5;
+const CORES: u16 = 3;
+
+impl Screen {
+    /// The next lane, or the one before.
+    pub(super) fn step(&mut self, by: isize, rows: usize) {
+        let at = self.table.selected().map_or(0, |at| at.saturating_add_signed(by));
+        self.table.select((rows > 0).then_some(at.min(rows.saturating_sub(1))));
+    }
+
+    /// Draws all of it.
+    pub(super) fn draw(&mut self, frame: &mut Frame<'_>, view: &View) {
+        let parts = [
+            Constraint::Length(1),
+            Constraint::Min(3),
+            Constraint::Length(DETAILS),
+            Constraint::Length(CORES),
+        ];
+        let [title, table, details, cores] = Layout::vertical(parts).areas(frame.area());
+        let mut processes: Vec<u32> = view.rows.iter().map(|row| row.pid).collect();
+        processes.sort_unstable();
+        processes.dedup();
+        let state = if self.is_paused { "stopped" } else { self.sort.name() };
+        let line = format!(
+            "manylane top: {} processes, {} lanes, by {state}   q ends, s sorts, space stops",
+            processes.len(),
+            view.rows.len()
+        );
+        let bold = Style::default().add_modifier(Modifier::BOLD);
+        frame.render_widget(Line::styled(line, bold), title);
+        if view.rows.is_empty() {
+            frame.render_widget(Paragraph::new(NOBODY).wrap(Wrap { trim: true }), table);
+        } else {
+            self.step(0, view.rows.len());
+            self.draw_table(frame, table, view);
+        }
+        let text: Vec<Line<'_>> = self.details(view).into_iter().map(Line::from).collect();
+        let titled = |title| Block::default().borders(Borders::TOP).title(title);
+        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }).block(titled("lost")), details);
+        let line = Paragraph::new(view.cores_line()).wrap(Wrap { trim: true });
+        frame.render_widget(line.block(titled("softirq")), cores);
+    }
+
+    fn draw_table(&mut self, frame: &mut Frame<'_>, area: ratatui::layout::Rect, view: &View) {
+        let cells = |row: [String; 8]| {
+            let pad = |(at, text): (usize, String)| match at {
+                0 | 1 => Cell::from(shortened(&text, WIDTHS[at].into())),
+                _ => Cell::from(format!("{text:>0$}", usize::from(WIDTHS[at]))),
+            };
+            Cells::new(row.into_iter().enumerate().map(pad).collect::<Vec<_>>())
+        };
+        let head = cells(HEAD.map(String::from)).style(Style::default().add_modifier(Modifier::BOLD));
+        let rows = view.rows.iter().map(|row| cells(row.cells()));
+        let table = Table::new(rows, WIDTHS.map(Constraint::Length))
+            .header(head)
+            .row_highlight_style(Style::default().add_modifier(Modifier::REVERSED));
+        frame.render_stateful_widget(table, area, &mut self.table);
+    }
+
+    /// What is known of the lane that is picked, and what was not let in.
+    fn details(&self, view: &View) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Some(row) = self.table.selected().and_then(|at| view.rows.get(at)) {
+            let thread = row.thread.map_or_else(String::new, |tid| format!(", thread {tid}"));
+            lines.push(format!(
+                "{} lane {} ({}{thread}), since it opened: {}",
+                row.socket,
+                row.lane,
+                row.engine,
+                row.losses()
+            ));
+        }
+        lines.extend(view.refused.iter().map(super::view::Refusals::line));
+        lines.extend(view.silent.iter().map(|(pid, why)| format!("process {pid}: {why}")));
+        lines
+    }
+}
+
+/// As much as has room, with what is last: a port says more than where an address begins.
+fn shortened(text: &str, room: usize) -> String {
+    let len = text.chars().count();
+    if len <= room {
+        return text.into();
+    }
+    let is_address = text.ends_with(|c: char| c.is_ascii_digit()) && text.contains(':');
+    if is_address {
+        format!("…{}", text.chars().skip(len + 1 - room).collect::<String>())
+    } else {
+        format!("{}…", text.chars().take(room - 1).collect::<String>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::view::tests::view;
+    use super::*;
+
+    fn drawn(screen: &mut Screen, view: &View, width: u16, height: u16) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| screen.draw(frame, view)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol().to_owned()).collect::<String>();
+        (0..height).map(line).map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    #[test]
+    fn it_fits_into_80_columns_and_24_lines() {
+        let mut screen = Screen::default();
+        let lines = drawn(&mut screen, &view(), 80, 24);
+        let expected = [
+            (0, "manylane top: 1 processes, 2 lanes, by lane   q ends, s sorts, space stops"),
+            (1, "process         socket               lane    in/s   out/s queue  lost/s   cpu"),
+            (2, "4242 echo       192.0.2.1:53            0    1000       0   25%      20   50%"),
+            (3, "4242 echo       192.0.2.1:53            1       0       0     -       0     -"),
+            (16, "lost"),
+            (17, "192.0.2.1:53 lane 0 (xdp), since it opened: kernel_dropped 40"),
+            (18, "not let in, 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
+            (21, "softirq"),
+            (22, "core 0 50%, core 1 0%"),
+        ];
+        for (at, text) in expected {
+            assert!(
+                lines[at].trim_end_matches('─') == text,
+                "line {at} is {:?}, not {text:?}\n{lines:#?}",
+                lines[at]
+            );
+        }
+    }
+
+    #[test]
+    fn lanes_are_picked_and_any_size_will_do() {
+        let (mut screen, view) = (Screen::default(), view());
+        for (by, lane) in [(1, "lane 0"), (1, "lane 1"), (1, "lane 1"), (-1, "lane 0"), (-5, "lane 0")] {
+            screen.step(by, view.rows.len());
+            let lines = drawn(&mut screen, &view, 80, 24);
+            assert!(lines[17].contains(lane), "{lane}: {}", lines[17]);
+        }
+        for (width, height) in [(1, 1), (10, 3), (40, 10), (79, 23), (200, 60)] {
+            drawn(&mut screen, &view, width, height);
+        }
+        // Processes that go away take the lane that was picked along.
+        screen.step(5, 2);
+        let lines = drawn(&mut screen, &View::default(), 80, 24);
+        assert!(lines[1].starts_with("no process here") && !lines[17].contains("lane 1"), "{lines:#?}");
+    }
+
+    #[test]
+    fn what_is_too_long_keeps_what_says_most() {
+        assert_eq!(shortened("[2001:db8::1]:5353", 10), "…::1]:5353");
+        assert_eq!(shortened("4242 a-long-name", 8), "4242 a-…");
+        assert_eq!(shortened("short", 5), "short");
+    }
+}

@@ -1,0 +1,247 @@
+//! One look: what processes with a door say, the time of their threads, and what the cores do.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Instant;
+
+use anyhow::Result;
+use manylane::door;
+
+use super::page::{Sample, samples};
+
+/// What was there at one moment.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Look {
+    /// When; none in tests, which say how much later another one is.
+    pub(super) at: Option<Instant>,
+    /// By process, socket, and lane.
+    pub(super) lanes: BTreeMap<Key, Lane>,
+    pub(super) sockets: BTreeMap<(u32, String), Refused>,
+    pub(super) cores: BTreeMap<u32, Core>,
+    /// Processes that did not answer, and why.
+    pub(super) silent: Vec<(u32, String)>,
+}
+
+/// Which lane.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) pid: u32,
+    pub(super) socket: String,
+    /// By number; what has none comes last.
+    pub(super) number: u64,
+    pub(super) lane: String,
+    /// Threads of a program that is run may share a lane.
+    pub(super) thread: Option<u32>,
+}
+
+/// One lane, with all that it counted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Lane {
+    pub(super) program: String,
+    pub(super) engine: String,
+    pub(super) thread: Option<u32>,
+    pub(super) received: u64,
+    pub(super) sent: u64,
+    pub(super) queued: Option<u64>,
+    pub(super) queue_limit: Option<u64>,
+    /// By reason.
+    pub(super) lost: BTreeMap<String, u64>,
+    /// Nanoseconds that its thread has run.
+    pub(super) cpu: Option<u64>,
+}
+
+/// Datagrams that a socket did not let in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) denied: u64,
+    pub(super) limited: u64,
+}
+
+/// Ticks of a core.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Core {
+    pub(super) softirq: u64,
+    pub(super) idle: u64,
+    pub(super) all: u64,
+}
+
+/// Counters of a lane that are losses.
+const LOSSES: [&str; 12] = [
+    "kernel_dropped",
+    "discarded",
+    "xsk_dropped",
+    "bad_checksum",
+    "malformed",
+    "lost_full",
+    "lost_no_buffers",
+    "lost_unreachable",
+    "lost_too_large",
+    "lost_denied",
+    "lost_other",
+    "abandoned",
+];
+
+impl Look {
+    /// Asks everybody, or process `of`.
+    ///
+    /// # Errors
+    /// If there is no process `of`, or nobody can be looked for.
+    pub(super) fn now(of: Option<u32>) -> Result<Self> {
+        let mut look = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
+        for knock in door::doors(of)? {
+            let pid = knock.pid();
+            match knock.metrics() {
+                Ok(page) => look.add(pid, &program(pid), &page),
+                // One that has ended meanwhile was never there.
+                Err(err) if err.kind() == manylane::ErrorKind::State => {}
+                Err(err) => look.silent.push((pid, err.to_string())),
+            }
+        }
+        for (key, lane) in &mut look.lanes {
+            // The program that is run has another number than its launcher, which the thread's own list knows.
+            lane.cpu = lane.thread.and_then(|tid| run_time(key.pid, tid));
+        }
+        look.at = Some(Instant::now());
+        Ok(look)
+    }
+
+    /// Adds the page of a process.
+    pub(super) fn add(&mut self, pid: u32, program: &str, page: &str) {
+        for sample in samples(page) {
+            if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
+                if sample.label("lane") != "closed" {
+                    self.add_to_lane(pid, program, name, &sample);
+                }
+            } else if sample.name == "manylane_refused_total" || sample.name == "manylane_run_refused_total" {
+                let socket = self.sockets.entry((pid, sample.label("socket").into())).or_default();
+                match sample.label("reason") {
+                    "denied" => socket.denied = sample.value,
+                    "limited" => socket.limited = sample.value,
+                    _ => {}
+                }
+            } else if let Some(name) = sample.name.strip_prefix("manylane_run_") {
+                self.add_to_receiver(program, name, &sample);
+            }
+        }
+    }
+
+    /// A lane of the library.
+    fn add_to_lane(&mut self, pid: u32, program: &str, name: &str, sample: &Sample<'_>) {
+        let lane = sample.label("lane");
+        let number = lane.parse().unwrap_or(u64::MAX);
+        let key = Key { pid, socket: sample.label("socket").into(), number, lane: lane.into(), thread: None };
+        let seen = self.lanes.entry(key).or_default();
+        seen.program = program.into();
+        seen.engine = sample.label("engine").into();
+        let counter = name.strip_suffix("_total").unwrap_or(name);
+        match counter {
+            "delivered" => seen.received = sample.value,
+            "sent" => seen.sent = sample.value,
+            "queued_bytes" => seen.queued = Some(sample.value),
+            "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
+            "thread" => seen.thread = u32::try_from(sample.value).ok(),
+            _ if LOSSES.contains(&counter) && sample.value > 0 => {
+                seen.lost.insert(counter.into(), sample.value);
+            }
+            _ => {}
+        }
+    }
+
+    /// A thread of a program that is run, which receives.
+    fn add_to_receiver(&mut self, program: &str, name: &str, sample: &Sample<'_>) {
+        let number = |label| sample.label(label).parse::<u32>().ok();
+        let (Some(pid), Some(tid)) = (number("pid"), number("tid")) else { return };
+        let lane = number("lane");
+        let key = Key {
+            pid,
+            socket: sample.label("socket").into(),
+            number: lane.map_or(u64::MAX, u64::from),
+            lane: lane.map_or_else(|| "-".into(), |lane| lane.to_string()),
+            thread: Some(tid),
+        };
+        let is_new = !self.lanes.contains_key(&key);
+        let seen = self.lanes.entry(key).or_default();
+        if is_new {
+            let own = self::program(pid);
+            seen.program = if own.is_empty() { program.into() } else { own };
+            seen.engine = "run".into();
+            seen.thread = Some(tid);
+        }
+        match name {
+            "received_total" => seen.received = sample.value,
+            "sent_total" => seen.sent = sample.value,
+            _ => {}
+        }
+    }
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The name of a process; empty if it has gone.
+fn program(pid: u32) -> String {
+    // Whoever it is has chosen it, and it goes to a terminal.
+    read(&format!("/proc/{pid}/comm")).chars().filter(|c| !c.is_control()).collect()
+}
+
+/// Nanoseconds that a thread has run.
+fn run_time(pid: u32, tid: u32) -> Option<u64> {
+    read(&format!("/proc/{pid}/task/{tid}/schedstat")).split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, and two that are in the first ones.
+fn cores(stat: &str) -> BTreeMap<u32, Core> {
+    let core = |line: &str| -> Option<(u32, Core)> {
+        let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let ticks: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
+        let idle = ticks.get(3)? + ticks.get(4)?;
+        Some((number, Core { softirq: *ticks.get(6)?, idle, all: ticks.iter().sum() }))
+    };
+    // The first line is all of them together, and has no number.
+    stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(core).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_the_library_and_of_programs_become_lanes() {
+        let mut look = Look::default();
+        look.add(
+            7,
+            "echo",
+            "manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"10\"} 5\n\
+             manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 6\n\
+             manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"closed\"} 9\n\
+             manylane_lane_sent_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 4\n\
+             manylane_lane_kernel_dropped_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 3\n\
+             manylane_lane_lost_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 3\n\
+             manylane_lane_queued_bytes{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 100\n\
+             manylane_refused_total{socket=\"[::]:53\",engine=\"xdp\",reason=\"limited\"} 8\n",
+        );
+        look.add(
+            8,
+            "manylane",
+            "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
+             manylane_run_received_by_xdp_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
+             manylane_run_lanes 1\n",
+        );
+        let lanes: Vec<(&str, u64)> =
+            look.lanes.iter().map(|(key, lane)| (&*key.lane, lane.received)).collect();
+        assert_eq!(lanes, [("2", 6), ("10", 5), ("-", 11)], "by number");
+        let second = look.lanes.values().next().unwrap();
+        assert_eq!((second.sent, second.queued, second.queue_limit), (4, Some(100), None));
+        assert_eq!(second.lost, BTreeMap::from([("kernel_dropped".into(), 3)]));
+        assert_eq!(look.lanes.values().last().unwrap().program, "manylane");
+        assert_eq!(look.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);
+    }
+
+    #[test]
+    fn cores_are_read() {
+        let cores = cores("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 40 5 6 70 8 0 0\ncpu1 1 2\nintr 5\n");
+        assert_eq!(cores, BTreeMap::from([(0, Core { softirq: 70, idle: 45, all: 135 })]));
+    }
+}

@@ -1,0 +1,136 @@
+//! `manylane top`: live lanes of running processes.
+//!
+//! ```text
+//!  doors of processes (manylane::door), /proc ─► look.rs ─► view.rs (rates between two looks) ─► draw.rs, a table, JSON
+//!                                    page.rs ┘
+//! ```
+
+mod draw;
+mod look;
+mod page;
+mod view;
+
+use std::io::{self, IsTerminal};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use manylane_testbed::schema::{Document, TOP};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use serde::Serialize;
+
+use self::draw::Screen;
+use self::look::Look;
+use self::view::{CoreRow, Refusals, View};
+use crate::args::TopArgs;
+use crate::output::{self, Usage};
+
+/// Rates of less time say nothing.
+const LEAST: Duration = Duration::from_millis(50);
+
+/// Shows lanes until a key ends it, or once.
+pub(crate) fn run(args: &TopArgs) -> Result<()> {
+    let interval = args.interval.max(LEAST);
+    if args.once || args.json {
+        return once(args, interval);
+    }
+    if !io::stdout().is_terminal() {
+        return Err(Usage("there is no terminal: --once prints a table, --json a document".into()).into());
+    }
+    let first = Look::now(args.pid)?;
+    let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
+    let outcome = live(&mut terminal, args, interval, first);
+    ratatui::restore();
+    outcome
+}
+
+fn once(args: &TopArgs, interval: Duration) -> Result<()> {
+    let before = Look::now(args.pid)?;
+    thread::sleep(interval);
+    let now = Look::now(args.pid)?;
+    let view = between(&before, &now, interval);
+    if !args.json {
+        return output::print(&view.text(args.rows));
+    }
+    let settings = Settings {
+        command: crate::bench::command_line(),
+        seconds: view.seconds,
+        refused: view.refused,
+        cores: view.cores,
+        silent: view.silent.into_iter().map(|(pid, why)| Silent { pid, why }).collect(),
+    };
+    output::print_json(&Document::new(TOP, settings, view.rows))
+}
+
+fn between(before: &Look, now: &Look, interval: Duration) -> View {
+    let times = now.at.zip(before.at).map(|(now, before)| now - before);
+    View::between(before, now, times.unwrap_or(interval).max(LEAST).as_secs_f64())
+}
+
+/// Looks and draws until a key ends it.
+fn live(
+    terminal: &mut ratatui::DefaultTerminal,
+    args: &TopArgs,
+    interval: Duration,
+    mut last: Look,
+) -> Result<()> {
+    let broken = "cannot use the terminal";
+    let (mut screen, mut view) = (Screen::default(), View::between(&last, &last, 1.0));
+    let mut due = Instant::now() + LEAST;
+    loop {
+        terminal.draw(|frame| screen.draw(frame, &view)).context(broken)?;
+        // A terminal that has another size is drawn anew, as after a key.
+        if event::poll(due.saturating_duration_since(Instant::now())).context(broken)? {
+            if let Event::Key(key) = event::read().context(broken)?
+                && key.kind == KeyEventKind::Press
+            {
+                let is_interrupt =
+                    key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+                match key.code {
+                    KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                    _ if is_interrupt => return Ok(()),
+                    KeyCode::Up | KeyCode::Char('k') => screen.step(-1, view.rows.len()),
+                    KeyCode::Down | KeyCode::Char('j') => screen.step(1, view.rows.len()),
+                    KeyCode::Char(' ') => screen.is_paused = !screen.is_paused,
+                    KeyCode::Char('s') => {
+                        screen.sort = screen.sort.next();
+                        view.sort(screen.sort);
+                    }
+                    _ => {}
+                }
+            }
+            continue;
+        }
+        due = Instant::now() + interval;
+        if screen.is_paused {
+            continue;
+        }
+        let now = match Look::now(args.pid) {
+            Ok(now) => now,
+            // The process that was asked for has ended.
+            Err(_) if args.pid.is_some() => Look { at: Some(Instant::now()), ..Look::default() },
+            Err(err) => return Err(err),
+        };
+        view = between(&last, &now, interval);
+        view.sort(screen.sort);
+        last = now;
+    }
+}
+
+/// How it was looked, and what is not of a lane.
+#[derive(Debug, Serialize)]
+struct Settings {
+    command: String,
+    /// Between the two looks.
+    seconds: f64,
+    refused: Vec<Refusals>,
+    cores: Vec<CoreRow>,
+    silent: Vec<Silent>,
+}
+
+/// A process that does not answer.
+#[derive(Debug, Serialize)]
+struct Silent {
+    pid: u32,
+    why: String,
+}

@@ -1,0 +1,79 @@
+//! Reads the text form of Prometheus, as far as our own pages use it. What is not understood is passed over: a process may
+//! be of a later version, or not be what it says it is.
+
+/// One line of a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sample<'a> {
+    pub(super) name: &'a str,
+    labels: Vec<(&'a str, String)>,
+    pub(super) value: u64,
+}
+
+impl Sample<'_> {
+    /// The text of a label; empty without it.
+    pub(super) fn label(&self, name: &str) -> &str {
+        self.labels.iter().find(|(label, _)| *label == name).map_or("", |(_, text)| text)
+    }
+}
+
+/// The samples of a page.
+pub(super) fn samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
+    page.lines().filter(|line| !line.starts_with('#')).filter_map(sample)
+}
+
+fn sample(line: &str) -> Option<Sample<'_>> {
+    let Some((name, rest)) = line.split_once('{') else {
+        let (name, value) = line.split_once(' ')?;
+        return Some(Sample { name, labels: Vec::new(), value: value.parse().ok()? });
+    };
+    let (mut rest, mut labels) = (rest, Vec::new());
+    while !rest.starts_with('}') {
+        let (label, behind) = rest.split_once("=\"")?;
+        let (text, behind) = quoted(behind)?;
+        labels.push((label, text));
+        rest = behind.strip_prefix(',').unwrap_or(behind);
+    }
+    Some(Sample { name, labels, value: rest.strip_prefix("} ")?.parse().ok()? })
+}
+
+/// What is within quotation marks, and what is behind them.
+fn quoted(text: &str) -> Option<(String, &str)> {
+    let mut out = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => return Some((out, &text[at + 1..])),
+            '\\' => out.push(match chars.next()?.1 {
+                'n' => '\n',
+                other => other,
+            }),
+            // It goes to a terminal.
+            c if c.is_control() => {}
+            c => out.push(c),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn pages_are_read() {
+        let page = "# TYPE x counter\nx 5\ny{a=\"1\",b=\"q\\\"\\\\,}\"} 7\nz{} 1\nbroken{a=\"1} 2\nw -1\n\nv{a=\"\x1b[2J\"} 3";
+        let all: Vec<Sample<'_>> = samples(page).collect();
+        let names: Vec<(&str, u64)> = all.iter().map(|sample| (sample.name, sample.value)).collect();
+        assert_eq!(names, [("x", 5), ("y", 7), ("z", 1), ("v", 3)]);
+        assert_eq!((all[1].label("b"), all[1].label("c"), all[3].label("a")), ("q\"\\,}", "", "[2J"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_another_process_says_is_too_much(page in ".{0,200}") {
+            samples(&page).for_each(drop);
+        }
+    }
+}

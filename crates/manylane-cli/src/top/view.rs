@@ -1,0 +1,310 @@
+//! What happened between two looks: rates and shares, sorted; as a table and as rows of JSON.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use comfy_table::{CellAlignment, Table, presets};
+use manylane_testbed::report::number;
+use serde::Serialize;
+
+use super::look::{Core, Look};
+
+/// What happened on one lane.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Row {
+    pub(super) pid: u32,
+    pub(super) program: String,
+    pub(super) socket: String,
+    pub(super) engine: String,
+    pub(super) lane: String,
+    pub(super) thread: Option<u32>,
+    /// Since it was opened.
+    pub(super) received: u64,
+    pub(super) sent: u64,
+    /// By reason.
+    pub(super) lost: BTreeMap<String, u64>,
+    /// Per second.
+    pub(super) received_pps: f64,
+    pub(super) sent_pps: f64,
+    pub(super) lost_pps: f64,
+    /// Memory that waits in the lane's queue of the kernel, and at which it is full.
+    pub(super) queued_bytes: Option<u64>,
+    pub(super) queue_limit_bytes: Option<u64>,
+    /// Share of a core that its thread had.
+    pub(super) cpu: Option<f64>,
+}
+
+/// What a socket did not let in.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Refusals {
+    pub(super) pid: u32,
+    pub(super) socket: String,
+    pub(super) denied: u64,
+    pub(super) limited: u64,
+    pub(super) denied_pps: f64,
+    pub(super) limited_pps: f64,
+}
+
+/// What a core did, as shares of the time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct CoreRow {
+    pub(super) core: u32,
+    pub(super) softirq: f64,
+    pub(super) busy: f64,
+}
+
+/// By what rows are sorted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Sort {
+    #[default]
+    Lane,
+    Received,
+    Lost,
+    Cpu,
+}
+
+impl Sort {
+    pub(super) fn next(self) -> Self {
+        match self {
+            Self::Lane => Self::Received,
+            Self::Received => Self::Lost,
+            Self::Lost => Self::Cpu,
+            Self::Cpu => Self::Lane,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Lane => "lane",
+            Self::Received => "received",
+            Self::Lost => "lost",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+/// What happened between two looks.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct View {
+    pub(super) seconds: f64,
+    pub(super) rows: Vec<Row>,
+    pub(super) refused: Vec<Refusals>,
+    pub(super) cores: Vec<CoreRow>,
+    pub(super) silent: Vec<(u32, String)>,
+}
+
+impl View {
+    /// From one look to a later one. What was not there before has no rates yet.
+    pub(super) fn between(before: &Look, now: &Look, seconds: f64) -> Self {
+        let rate =
+            |now: u64, then: Option<u64>| then.map_or(0.0, |then| now.saturating_sub(then) as f64 / seconds);
+        let rows = now.lanes.iter().map(|(key, lane)| {
+            let then = before.lanes.get(key);
+            let lost = lane.lost.values().sum();
+            let cpu = lane.cpu.map(|time| rate(time, then.and_then(|then| then.cpu)) / 1e9);
+            Row {
+                pid: key.pid,
+                program: lane.program.clone(),
+                socket: key.socket.clone(),
+                engine: lane.engine.clone(),
+                lane: key.lane.clone(),
+                thread: lane.thread,
+                received: lane.received,
+                sent: lane.sent,
+                lost: lane.lost.clone(),
+                received_pps: rate(lane.received, then.map(|then| then.received)),
+                sent_pps: rate(lane.sent, then.map(|then| then.sent)),
+                lost_pps: rate(lost, then.map(|then| then.lost.values().sum())),
+                queued_bytes: lane.queued,
+                queue_limit_bytes: lane.queue_limit,
+                cpu,
+            }
+        });
+        let refused = now.sockets.iter().filter(|(_, socket)| socket.denied + socket.limited > 0);
+        let refused = refused.map(|(key, socket)| {
+            let then = before.sockets.get(key);
+            Refusals {
+                pid: key.0,
+                socket: key.1.clone(),
+                denied: socket.denied,
+                limited: socket.limited,
+                denied_pps: rate(socket.denied, then.map(|then| then.denied)),
+                limited_pps: rate(socket.limited, then.map(|then| then.limited)),
+            }
+        });
+        let cores = now.cores.iter().map(|(core, ticks)| {
+            let then = before.cores.get(core).copied().unwrap_or_default();
+            let since = |field: fn(&Core) -> u64| field(ticks).saturating_sub(field(&then)) as f64;
+            let all = since(|core| core.all).max(1.0);
+            let busy = (all - since(|core| core.idle)).max(0.0) / all;
+            CoreRow { core: *core, softirq: since(|core| core.softirq) / all, busy }
+        });
+        Self {
+            seconds,
+            rows: rows.collect(),
+            refused: refused.collect(),
+            cores: cores.collect(),
+            silent: now.silent.clone(),
+        }
+    }
+
+    pub(super) fn sort(&mut self, by: Sort) {
+        let most = |a: f64, b: f64| b.partial_cmp(&a).unwrap_or(Ordering::Equal);
+        // It keeps the order of lanes where nothing else makes one.
+        self.rows.sort_by(|a, b| match by {
+            Sort::Lane => Ordering::Equal,
+            Sort::Received => most(a.received_pps, b.received_pps),
+            Sort::Lost => most(a.lost_pps, b.lost_pps),
+            Sort::Cpu => most(a.cpu.unwrap_or(0.0), b.cpu.unwrap_or(0.0)),
+        });
+    }
+
+    /// As text of a few tables.
+    pub(super) fn text(&self, most: usize) -> String {
+        let mut text = String::new();
+        if self.rows.is_empty() {
+            text.push_str(NOBODY);
+            text.push('\n');
+        } else {
+            let mut table = Table::new();
+            table.load_style(presets::NOTHING);
+            table.set_header(HEAD);
+            for row in self.rows.iter().take(most) {
+                table.add_row(row.cells());
+            }
+            for column in table.column_iter_mut().skip(2) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+            text += &format!("{table}\n");
+            if self.rows.len() > most {
+                text += &format!("and {} more (--rows)\n", self.rows.len() - most);
+            }
+        }
+        for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
+            text += &format!("lost, {} lane {}: {}\n", row.socket, row.lane, row.losses());
+        }
+        for one in &self.refused {
+            text += &format!("{}\n", one.line());
+        }
+        for (pid, why) in &self.silent {
+            text += &format!("process {pid}: {why}\n");
+        }
+        text + &format!("softirq: {}\n", self.cores_line())
+    }
+
+    /// Share of softirqs by core.
+    pub(super) fn cores_line(&self) -> String {
+        let core = |row: &CoreRow| format!("core {} {}", row.core, percent(row.softirq));
+        self.cores.iter().map(core).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// What is said where there is nothing.
+pub(super) const NOBODY: &str =
+    "no process here shows lanes ('manylane echo' and 'manylane run' do, and programs with manylane::door)";
+
+/// The columns.
+pub(super) const HEAD: [&str; 8] = ["process", "socket", "lane", "in/s", "out/s", "queue", "lost/s", "cpu"];
+
+impl Row {
+    pub(super) fn cells(&self) -> [String; 8] {
+        let queue = match (self.queued_bytes, self.queue_limit_bytes) {
+            (Some(queued), Some(limit @ 1..)) => percent(queued as f64 / limit as f64),
+            _ => "-".into(),
+        };
+        [
+            format!("{} {}", self.pid, self.program),
+            self.socket.clone(),
+            self.lane.clone(),
+            number(self.received_pps.round()),
+            number(self.sent_pps.round()),
+            queue,
+            number(self.lost_pps.round()),
+            self.cpu.map_or_else(|| "-".into(), percent),
+        ]
+    }
+
+    /// What was lost, by reason.
+    pub(super) fn losses(&self) -> String {
+        let all: Vec<String> = self.lost.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+        if all.is_empty() { "nothing".into() } else { all.join(", ") }
+    }
+}
+
+impl Refusals {
+    pub(super) fn line(&self) -> String {
+        let socket =
+            if self.socket.is_empty() { format!("process {}", self.pid) } else { self.socket.clone() };
+        format!(
+            "not let in, {socket}: denied {} ({}/s), over a limit {} ({}/s)",
+            self.denied,
+            number(self.denied_pps.round()),
+            self.limited,
+            number(self.limited_pps.round())
+        )
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0}%", share * 100.0)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    const PAGE: &str = "manylane_lane_delivered_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} RECEIVED\n\
+        manylane_lane_sent_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 100\n\
+        manylane_lane_kernel_dropped_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} LOST\n\
+        manylane_lane_queued_bytes{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 50\n\
+        manylane_lane_queue_limit_bytes{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 200\n\
+        manylane_lane_delivered_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"1\"} 7\n\
+        manylane_refused_total{socket=\"192.0.2.1:53\",engine=\"xdp\",reason=\"limited\"} RECEIVED\n";
+
+    /// Two lanes, of which one got 1000 datagrams a second and lost 20, for two seconds.
+    pub(in crate::top) fn view() -> View {
+        let look = |received: &str, lost: &str, softirq, cpu| {
+            let mut look = Look::default();
+            look.add(4242, "echo", &PAGE.replace("RECEIVED", received).replace("LOST", lost));
+            look.cores.insert(0, Core { softirq, idle: 100, all: 100 + 2 * softirq });
+            look.cores.insert(1, Core { softirq: 0, idle: 100 + 2 * softirq, all: 100 + 2 * softirq });
+            look.lanes.values_mut().next().unwrap().cpu = Some(cpu);
+            look
+        };
+        View::between(&look("500", "0", 0, 0), &look("2500", "40", 50, 1_000_000_000), 2.0)
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between() {
+        let mut view = view();
+        let row = &view.rows[0];
+        assert_eq!((row.received_pps, row.sent_pps, row.lost_pps, row.cpu), (1000.0, 0.0, 20.0, Some(0.5)));
+        assert_eq!((row.received, row.losses().as_str()), (2500, "kernel_dropped 40"));
+        assert_eq!(row.cells()[3..], ["1000", "0", "25%", "20", "50%"].map(String::from));
+        assert_eq!((view.cores[0].softirq, view.cores[0].busy, view.cores[1].busy), (0.5, 1.0, 0.0));
+        assert_eq!((view.refused[0].limited, view.refused[0].limited_pps), (2500, 1000.0));
+        let text = view.text(1);
+        for hint in
+            ["4242 echo", "and 1 more", "kernel_dropped 40", "over a limit 2500 (1000/s)", "core 0 50%"]
+        {
+            assert!(text.contains(hint), "{hint} is not in\n{text}");
+        }
+        view.rows.reverse();
+        view.sort(Sort::Lane);
+        assert_eq!(view.rows[0].lane, "1");
+        view.sort(Sort::Cpu);
+        assert_eq!(view.rows[0].lane, "0");
+        assert!(View::default().text(9).contains("no process here"));
+        let four = Sort::Lane.next().next().next();
+        assert_eq!((four, four.next()), (Sort::Cpu, Sort::Lane));
+    }
+
+    #[test]
+    fn who_was_not_there_before_has_no_rates_yet() {
+        let mut look = Look::default();
+        look.add(1, "x", PAGE.replace("RECEIVED", "9").replace("LOST", "9").as_str());
+        let view = View::between(&Look::default(), &look, 1.0);
+        assert!(view.rows.iter().all(|row| row.received_pps == 0.0 && row.lost_pps == 0.0));
+        assert_eq!(View::between(&look, &Look::default(), 1.0).rows, []);
+    }
+}

@@ -1,0 +1,266 @@
+//! `manylane top` and `manylane limit` from outside: what they say of processes that run, and what they change there.
+
+#![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
+
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::net::{SocketAddr, UdpSocket};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use manylane_testbed::{Host, Layout, Testbed, skip};
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs the program inside `host`, or here.
+fn run(host: Option<&Host>, words: &[&str]) -> Output {
+    let mut command = host.map_or_else(|| Command::new(PROGRAM), |host| host.command(PROGRAM).unwrap());
+    command.args(words).stdin(Stdio::null()).output().unwrap()
+}
+
+/// What it prints when all is well.
+fn said(host: Option<&Host>, words: &[&str]) -> String {
+    let output = run(host, words);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn document(host: Option<&Host>, words: &[&str]) -> Value {
+    serde_json::from_str(&said(host, words)).unwrap()
+}
+
+/// What it complains of.
+fn refused(host: Option<&Host>, words: &[&str], code: i32) -> String {
+    let output = run(host, words);
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// A program that runs; killed when the test fails or ends.
+struct Running {
+    child: Child,
+    addr: String,
+}
+
+impl Running {
+    fn echo(host: Option<&Host>, addr: &str, words: &[&str]) -> Self {
+        let mut command = host.map_or_else(|| Command::new(PROGRAM), |host| host.command(PROGRAM).unwrap());
+        command.args(["echo", addr, "--lanes", "2", "--stats", "0"]).args(words);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let first = lines.next().unwrap().unwrap();
+        // The door is open when the second line has been said, or a moment later: see `pid`.
+        let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
+        thread::spawn(move || lines.for_each(drop));
+        let running = Self { child, addr };
+        until(|| {
+            run(host, &["top", &running.pid(), "--once", "--interval", "50ms"]).stdout.starts_with(b"process")
+        });
+        running
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "it does not come to that");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn client(server: &str) -> UdpSocket {
+    let server: SocketAddr = server.parse().unwrap();
+    let socket =
+        UdpSocket::bind(if server.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" }).unwrap();
+    socket.connect(server).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn ping(socket: &UdpSocket) {
+    socket.send(b"ping").unwrap();
+    // A wait with a timeout ends when the process was stopped for a moment.
+    while let Err(err) = socket.recv(&mut [0; 16]) {
+        assert_eq!(err.kind(), ErrorKind::Interrupted);
+    }
+}
+
+fn sum(document: &Value, field: &str) -> u64 {
+    document["rows"].as_array().unwrap().iter().map(|row| row[field].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn loopback_top_shows_each_lane_with_all_that_it_received() {
+    let mut echo = Running::echo(None, "127.0.0.1:0", &[]);
+    let pid = echo.pid();
+    let socket = client(&echo.addr);
+    for _ in 0..100 {
+        ping(&socket);
+    }
+    let look = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
+    // A reply may be here before its lane has counted it.
+    until(|| sum(&look(), "sent") == 100);
+    let seen = look();
+    assert_eq!((sum(&seen, "received"), sum(&seen, "sent")), (100, 100), "{seen}");
+    assert_eq!(seen["schema"], "manylane.top.v1");
+    let rows = seen["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (lane, row) in rows.iter().enumerate() {
+        assert_eq!((&row["socket"], &row["lane"]), (&echo.addr.as_str().into(), &lane.to_string().into()));
+        assert_eq!(
+            (row["pid"].to_string(), &row["engine"], &row["program"]),
+            (pid.clone(), &"mmsg".into(), &"manylane".into())
+        );
+        assert!(row["thread"].as_u64().is_some_and(|tid| tid > 0) && row["cpu"].is_f64(), "{row}");
+        assert_eq!((&row["queued_bytes"], &row["lost"]), (&0.into(), &serde_json::json!({})), "{row}");
+    }
+    assert!(!seen["settings"]["cores"].as_array().unwrap().is_empty());
+    let text = said(None, &["top", "--once", "--interval", "50ms"]);
+    assert_eq!(text.lines().filter(|line| line.contains(&echo.addr)).count(), 2, "{text}");
+    // Without a terminal there is nothing to draw on.
+    assert!(refused(None, &["top"], 2).contains("--once"));
+    // It holds nothing back, and says why.
+    assert!(refused(None, &["limit", &pid, "--limit", "5"], 1).contains("engine xdp"));
+    assert_eq!(run(None, &["limit", &pid, "--limit", "sideways"]).status.code(), Some(2));
+    echo.end();
+    assert!(!said(None, &["top", "--once", "--interval", "50ms"]).contains(&echo.addr));
+    assert!(refused(None, &["limit", &pid], 1).contains("no process"));
+}
+
+#[test]
+fn netns_top_without_processes_says_so() {
+    const TEST: &str = "netns_top_without_processes_says_so";
+    if !skip::need_root(TEST) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout::default()).unwrap();
+    let text = said(Some(testbed.host(0)), &["top", "--once", "--interval", "50ms"]);
+    assert!(text.starts_with("no process here shows lanes"), "{text}");
+}
+
+/// Limits from the start and changed from outside, of a process in another network namespace.
+#[test]
+fn netns_xdp_limits_of_echo_change_from_outside() {
+    const TEST: &str = "netns_xdp_limits_of_echo_change_from_outside";
+    if !skip::need_root(TEST) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let addr = format!("{}:4711", b.ip4(0));
+    let words = ["--engine", "xdp", "--limit", "0.001/5", "--deny", "203.0.113.0/24"];
+    let echo = Running::echo(Some(b), &addr, &words);
+    let pid = echo.pid();
+    let limits = |words: &[&str]| {
+        let all = [&["limit", &pid, "--json"], words].concat();
+        document(None, &all)["rows"][0].clone()
+    };
+    let socket = a.run(|| client(&addr));
+    for _ in 0..5 {
+        ping(&socket);
+    }
+    for _ in 0..7 {
+        socket.send(b"too much").unwrap();
+    }
+    until(|| limits(&[])["limited"] == 7);
+    let own = format!("{}/32", a.ip4(0));
+    let now = limits(&["--allow", &own, "--forget", "203.0.113.0/24"]);
+    assert_eq!(
+        (&now["limits"], &now["allow"], &now["deny"]),
+        (&serde_json::json!(["0.001/5,per=32:64"]), &serde_json::json!([own]), &serde_json::json!([]))
+    );
+    for _ in 0..20 {
+        ping(&socket);
+    }
+    limits(&["--deny", &own, "--unlimited"]);
+    for _ in 0..3 {
+        socket.send(b"denied").unwrap();
+    }
+    until(|| limits(&[])["denied"] == 3);
+    // All of it, or nothing.
+    let many = ["limit", &pid, "--limit", "1", "--limit", "2", "--limit", "3", "--forget", &own];
+    assert!(refused(None, &many, 1).contains("at most 2"));
+    let text = said(None, &["limit", &pid]);
+    assert_eq!(text, format!("deny    {own}\ndropped 3 denied, 7 over a limit\n"));
+    let seen = document(Some(b), &["top", "--json", "--interval", "50ms"]);
+    assert_eq!(
+        (sum(&seen, "received"), &seen["settings"]["refused"][0]["limited"]),
+        (25, &7.into()),
+        "{seen}"
+    );
+    limits(&["--forget", &own]);
+    ping(&socket);
+}
+
+/// The launcher holds back what the program is not to be bothered with.
+#[test]
+fn netns_xdp_limits_of_programs_that_are_run() {
+    const TEST: &str = "netns_xdp_limits_of_programs_that_are_run";
+    const SERVER: &str = "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+        s.bind((sys.argv[1], 4712))\nprint('up', flush=True)\nwhile True:\n d, a = s.recvfrom(2048)\n s.sendto(d, a)\n";
+    let has_python = Command::new("python3").arg("--version").output().is_ok();
+    if !skip::need_root(TEST) || !skip::need(TEST, has_python, "there is no python3") {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let addr = format!("{}:4712", b.ip4(0));
+    let mut command = b.command(PROGRAM).unwrap();
+    command.args([
+        "run",
+        "--engine",
+        "xdp",
+        "--quiet",
+        "--deny",
+        "203.0.113.0/24",
+        "--",
+        "python3",
+        "-c",
+        SERVER,
+    ]);
+    command.arg(b.ip4(0).to_string()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut running = Running { child: command.spawn().unwrap(), addr: addr.clone() };
+    let mut lines = BufReader::new(running.child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "up");
+    let pid = running.pid();
+    let socket = a.run(|| client(&addr));
+    let shown = || document(Some(b), &["top", &pid, "--json", "--interval", "50ms"]);
+    // The queues come when the receiver has come back.
+    let mut asked = 0;
+    until(|| {
+        ping(&socket);
+        asked += 1;
+        asked > 20 && said(Some(b), &["limit", &pid]).contains("deny    203.0.113.0/24")
+    });
+    until(|| sum(&shown(), "received") == asked);
+    let own = a.ip4(0).to_string();
+    said(None, &["limit", &pid, "--deny", &own]);
+    for _ in 0..9 {
+        socket.send(b"denied").unwrap();
+    }
+    until(|| document(None, &["limit", &pid, "--json"])["rows"][0]["denied"] == 9);
+    assert_eq!(sum(&shown(), "received"), asked);
+    said(None, &["limit", &pid, "--forget", &own]);
+    ping(&socket);
+    running.end();
+    let wrong = ["run", "--limit", "5", "--", "true"];
+    assert!(refused(None, &wrong, 125).contains("--engine xdp"));
+}

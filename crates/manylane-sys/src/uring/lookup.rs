@@ -1,0 +1,109 @@
+//! Requests of io_uring that do nothing but look up a file: what finding a descriptor costs, by itself.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::abi::Sqe;
+use super::bare::let_go;
+use super::setup::Ring;
+
+/// Does nothing.
+const OP_NOP: u8 = 0;
+/// Of `nop_flags`: looks the file up (Linux 6.13); the file is a registered one (the same).
+const NOP_FILE: u32 = 1 << 1;
+const NOP_FIXED_FILE: u32 = 1 << 2;
+
+/// How a request finds its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// It has none.
+    None,
+    /// By its descriptor, in the table of the process.
+    Descriptor,
+    /// By its place among the files that the ring has registered.
+    Registered,
+}
+
+/// A ring for such requests, for the thread that makes it.
+pub struct Lookups {
+    ring: Ring,
+    fd: i32,
+    batch: u32,
+}
+
+impl Drop for Lookups {
+    fn drop(&mut self) {
+        let_go(&mut self.ring);
+    }
+}
+
+impl Lookups {
+    /// Registers `file`, and makes room for `batch` requests at one time.
+    ///
+    /// # Errors
+    /// As of [`UringRecv::new`](super::UringRecv::new).
+    pub fn new(file: BorrowedFd<'_>, batch: u32) -> io::Result<Self> {
+        let batch = batch.clamp(1, 1024).next_power_of_two();
+        let ring = Ring::sized(batch, 2 * batch, false)?;
+        ring.enable()?;
+        ring.register_file(file)?;
+        Ok(Self { ring, fd: file.as_raw_fd(), batch })
+    }
+
+    /// Does a batch of requests by one call, and returns how many they were.
+    ///
+    /// # Errors
+    /// `EINVAL` before Linux 6.13; what else io_uring reports.
+    pub fn run(&mut self, how: Lookup) -> io::Result<u32> {
+        let (fd, msg_flags) = match how {
+            Lookup::None => (-1, 0),
+            Lookup::Descriptor => (self.fd, NOP_FILE),
+            Lookup::Registered => (0, NOP_FILE | NOP_FIXED_FILE),
+        };
+        for _ in 0..self.batch {
+            self.ring.put(Sqe { opcode: OP_NOP, fd, msg_flags, user_data: u64::MAX, ..Sqe::default() });
+        }
+        let mut done = 0;
+        let mut failed = None;
+        while done < self.batch {
+            self.ring.enter(None)?;
+            let there = self.ring.there();
+            while let Some(completion) = self.ring.peek(there) {
+                self.ring.pop();
+                done += 1;
+                if completion.res < 0 {
+                    failed = Some(completion.res);
+                }
+            }
+            self.ring.release();
+        }
+        failed.map_or(Ok(done), |res| Err(io::Error::from_raw_os_error(-res)))
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn requests_that_only_look_up_a_file_are_done() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut lookups = match Lookups::new(socket.as_fd(), 8) {
+            Ok(lookups) => lookups,
+            Err(err) => return eprintln!("skipped: io_uring cannot be had: {err}"),
+        };
+        assert_eq!(lookups.run(Lookup::None).unwrap(), 8);
+        for how in [Lookup::Descriptor, Lookup::Registered] {
+            match lookups.run(how) {
+                Ok(count) => assert_eq!(count, 8),
+                Err(err) => {
+                    assert_eq!(err.raw_os_error(), Some(libc::EINVAL));
+                    eprintln!("skipped: {how:?} needs Linux 6.13");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! `manylane lab`: the experiments of published papers, on this kernel and this machine.
+//!
+//! ```text
+//! paper ─► parts ─► each part: rows with raw samples ─► state file, at once
+//!                                    │
+//!                     rows of equal name are merged, the paper's numbers are laid beside them
+//!                                    │
+//!                     table in the paper's form ─ conclusion by rules ─ JSON ─ page
+//! ```
+//!
+//! A run is a list of *parts*. A part is one round of one experiment: it takes seconds, depends on no other part, and its rows
+//! are in the state file before the next one starts. So a run can be stopped at any moment and resumed ([`state`]); rounds
+//! are parts of their own, so that receivers take turns over the whole run. What a machine cannot do is a row with the reason
+//! and no value. Nothing that is said of the results is written down beforehand: each paper has rules that make sentences of
+//! the rows ([`Rows`]), and a rule whose rows are missing says nothing.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`row`] | one figure: its place in a table, its samples, the paper's figure |
+//! | [`state`] | what is done, in a file |
+//! | [`table`] | tables in plain text |
+//! | [`place`] | loopback and the testbed, made when a part first needs them |
+//! | [`locks`] | contentions of the kernel's locks, by BPF |
+//! | [`rivera`], [`sarma`], [`orlowsky`], [`priambodo`] | the papers |
+
+pub mod locks;
+pub mod orlowsky;
+pub mod place;
+pub mod priambodo;
+pub mod rivera;
+pub mod row;
+pub mod sarma;
+pub mod state;
+pub mod table;
+mod words;
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+pub use self::place::Places;
+pub use self::row::{Row, Rows, merge};
+use self::state::State;
+use crate::bench::Director;
+use crate::machine::Machine;
+use crate::schema::{Document, LAB};
+
+/// The papers whose experiments are here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Paper {
+    /// Rivera, Achá, Bustos-Jiménez, Piquer: threads that read one UDP socket.
+    Rivera,
+    /// Sarma, McKenney: scalability of the 2.6 kernel.
+    Sarma,
+    /// Orlowsky: message headers that the kernel remembers.
+    Orlowsky,
+    /// Priambodo, Ashari: receivers and round-trip times.
+    Priambodo,
+}
+
+impl Paper {
+    /// All of them, in the order of a run of everything.
+    pub const ALL: [Self; 4] = [Self::Rivera, Self::Sarma, Self::Orlowsky, Self::Priambodo];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rivera => "rivera",
+            Self::Sarma => "sarma",
+            Self::Orlowsky => "orlowsky",
+            Self::Priambodo => "priambodo",
+        }
+    }
+
+    /// Authors, title, year.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Rivera => {
+                "Rivera, Achá, Bustos-Jiménez, Piquer: Analysis of Linux UDP Sockets Concurrent Performance (2014)"
+            }
+            Self::Sarma => {
+                "Sarma, McKenney: Issues with Selected Scalability Features of the 2.6 Kernel (Linux Symposium 2004)"
+            }
+            Self::Orlowsky => "Orlowsky: Modifications to Linux Kernel Networking Stack (2024)",
+            Self::Priambodo => {
+                "Priambodo, Ashari: Resource Modification On Multicore Server With Kernel Bypass (2020)"
+            }
+        }
+    }
+
+    /// Its tables and figures, in their order.
+    #[must_use]
+    pub fn tables(self, scale: &Scale) -> Vec<Table> {
+        match self {
+            Self::Rivera => rivera::tables(scale),
+            Self::Sarma => sarma::tables(),
+            Self::Orlowsky => orlowsky::tables(scale),
+            Self::Priambodo => priambodo::tables(),
+        }
+    }
+
+    /// What a run is made of.
+    #[must_use]
+    pub fn parts(self, scale: &Scale) -> Vec<Part> {
+        match self {
+            Self::Rivera => rivera::parts(scale),
+            Self::Sarma => sarma::parts(scale),
+            Self::Orlowsky => orlowsky::parts(scale),
+            Self::Priambodo => priambodo::parts(scale),
+        }
+    }
+
+    /// What the paper printed.
+    fn printed(self) -> Vec<Printed> {
+        match self {
+            Self::Rivera => rivera::printed(),
+            Self::Sarma => sarma::printed(),
+            Self::Orlowsky => Vec::new(),
+            Self::Priambodo => priambodo::printed(),
+        }
+    }
+
+    /// What is not as in the paper, and why.
+    #[must_use]
+    pub fn differs(self, scale: &Scale) -> Vec<String> {
+        match self {
+            Self::Rivera => rivera::differs(scale),
+            Self::Sarma => sarma::differs(),
+            Self::Orlowsky => orlowsky::differs(),
+            Self::Priambodo => priambodo::differs(),
+        }
+    }
+
+    /// What the rows say, by rules.
+    #[must_use]
+    pub fn conclude(self, rows: &[Row]) -> Vec<String> {
+        let rows = Rows::of(self, rows);
+        match self {
+            Self::Rivera => rivera::conclude(&rows),
+            Self::Sarma => sarma::conclude(&rows),
+            Self::Orlowsky => orlowsky::conclude(&rows),
+            Self::Priambodo => priambodo::conclude(&rows),
+        }
+    }
+}
+
+impl fmt::Display for Paper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How much of everything.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scale {
+    /// Each paper within a minute.
+    pub quick: bool,
+    /// Rounds of every experiment that has rounds.
+    pub rounds: usize,
+    /// Units that the readers of one run take together.
+    pub units: u64,
+    /// Length of a stretch of traffic, in milliseconds.
+    pub stretch_ms: u64,
+    /// Length of a flood, in milliseconds.
+    pub flood_ms: u64,
+}
+
+impl Scale {
+    /// As the papers have it.
+    #[must_use]
+    pub fn full() -> Self {
+        Self { quick: false, rounds: 9, units: 500_000, stretch_ms: 1000, flood_ms: 60_000 }
+    }
+
+    /// Each paper within a minute.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { quick: true, rounds: 2, units: 25_000, stretch_ms: 100, flood_ms: 2000 }
+    }
+}
+
+/// A table or a figure of a paper.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// What rows call it.
+    pub name: &'static str,
+    /// What it shows.
+    pub title: String,
+    /// Whether the page draws it, over its columns.
+    pub plot: Option<Plot>,
+}
+
+/// How a table is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plot {
+    /// A line of the plot for each line of the table; what the columns are.
+    Lines(&'static str),
+    /// A group of bars for each column.
+    Bars(&'static str),
+}
+
+/// One number of a paper.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Printed {
+    /// Name of the table.
+    pub table: &'static str,
+    /// Line of the table.
+    pub line: &'static str,
+    /// Column of the table.
+    pub column: &'static str,
+    /// The number, in the unit of our rows.
+    pub value: f64,
+}
+
+/// The work of a part.
+type Work = Box<dyn Fn(&mut Places, &AtomicBool) -> Result<Vec<Row>>>;
+
+/// One round of one experiment.
+pub struct Part {
+    /// Its name in the state file: unique among the parts of a run.
+    pub id: String,
+    work: Work,
+}
+
+impl Part {
+    fn new(id: String, work: impl Fn(&mut Places, &AtomicBool) -> Result<Vec<Row>> + 'static) -> Self {
+        Self { id, work: Box::new(work) }
+    }
+}
+
+/// How a lab run was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LabSettings {
+    /// The command line that finished it.
+    pub command: String,
+    /// When it began, in seconds since 1970.
+    pub started_unix: u64,
+    /// The papers.
+    pub papers: Vec<Paper>,
+    /// Only the parts whose names contain this.
+    pub only: Option<String>,
+    /// How much of everything.
+    pub scale: Scale,
+}
+
+impl LabSettings {
+    /// Settings of a run that begins now.
+    #[must_use]
+    pub fn new(command: String, papers: &[Paper], only: Option<String>, scale: Scale) -> Self {
+        let started_unix = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        Self { command, started_unix, papers: papers.to_vec(), only, scale }
+    }
+
+    /// The parts of the run, in order.
+    #[must_use]
+    pub fn parts(&self) -> Vec<(Paper, Part)> {
+        let all = self
+            .papers
+            .iter()
+            .flat_map(|&paper| paper.parts(&self.scale).into_iter().map(move |part| (paper, part)));
+        let wanted = |part: &Part| self.only.as_ref().is_none_or(|only| part.id.contains(only.as_str()));
+        all.filter(|(_, part)| wanted(part)).collect()
+    }
+}
+
+/// A finished run.
+pub type Finished = Document<LabSettings, Row>;
+
+/// Does what `state` does not have yet, and returns all of it. A part that fails is a row that says why; only a stop ends the
+/// run, and leaves the state as it is.
+///
+/// # Errors
+/// When it is stopped, or the state cannot be written.
+pub fn run(state: &mut State, director: &mut dyn Director) -> Result<Finished> {
+    let settings = state.settings().clone();
+    let parts = settings.parts();
+    anyhow::ensure!(!parts.is_empty(), "there is no such part: {}", settings.only.unwrap_or_default());
+    let mut places = Places::new(settings.scale.clone());
+    for (index, (paper, part)) in parts.iter().enumerate() {
+        if state.has(&part.id) {
+            continue;
+        }
+        crate::bench::go_on(director.stop())?;
+        director.progress(index as f64 / parts.len() as f64, &part.id);
+        let rows = match (part.work)(&mut places, director.stop()) {
+            Ok(rows) => rows,
+            Err(err) => {
+                // Whatever it says, it may say so because it was stopped.
+                crate::bench::go_on(director.stop())?;
+                vec![Row::failed(&part.id, &format!("{err:#}"))]
+            }
+        };
+        let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
+        state.add(&part.id, rows)?;
+    }
+    director.progress(1.0, "done");
+    Ok(finished(state))
+}
+
+/// What a state has, as a document.
+#[must_use]
+pub fn finished(state: &State) -> Finished {
+    let settings = state.settings().clone();
+    let mut rows = Vec::new();
+    for &paper in &settings.papers {
+        let own: Vec<Row> = state.rows().filter(|row| row.paper == paper).cloned().collect();
+        rows.extend(merge(paper, own, &paper.printed(), settings.only.is_none()));
+    }
+    Document { schema: LAB.into(), machine: state.machine().clone(), settings, rows }
+}
+
+/// Runs a benchmark as a part: it may be stopped, and the bar shows parts.
+struct Still<'a>(&'a AtomicBool);
+
+impl Director for Still<'_> {
+    fn progress(&mut self, _done: f64, _what: &str) {}
+
+    fn stop(&self) -> &AtomicBool {
+        self.0
+    }
+}
+
+/// Whether two machines are one, as far as figures of both can stand in one table.
+pub(crate) fn is_same(a: &Machine, b: &Machine) -> bool {
+    let mut b = b.clone();
+    b.memory_bytes = a.memory_bytes;
+    *a == b
+}

@@ -1,0 +1,150 @@
+//! Table 1: datagrams per second that reach the application when as many are sent as the generator can make.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use manylane::{Steering, WaitPolicy};
+
+use super::TABLE_1;
+use crate::bench::{self, Load, RING, Setup};
+use crate::lab::{Places, Row};
+use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+
+pub(super) const DEFAULT: &str = "default";
+pub(super) const NUMA: &str = "NUMA";
+pub(super) const ADDRESSES: &str = "multiple IP";
+pub(super) const THREADS: &str = "multiple thread";
+pub(super) const BOUND: &str = "binding port";
+
+/// Payload of the paper's kind of test program.
+const SIZE: usize = 10;
+/// Sources: enough for two sockets to get some each.
+const FLOWS: u16 = 64;
+
+/// A method: its column, the receiver, threads, addresses that are received on by a socket each.
+type Method = (&'static str, Kind, usize, usize);
+
+const METHODS: [Method; 7] = [
+    (DEFAULT, Kind::SocketRecvfrom, 1, 1),
+    (ADDRESSES, Kind::SocketRecvfrom, 1, 2),
+    (THREADS, Kind::SocketRecvfrom, 2, 1),
+    (BOUND, Kind::ReuseportRecvmmsg, 2, 1),
+    ("lane/mmsg", Kind::LaneMmsg, 2, 1),
+    ("lane/uring", Kind::LaneUring, 2, 1),
+    ("lane/xdp", Kind::LaneXdp, 2, 1),
+];
+
+/// Columns of what is ours.
+pub(super) const LANES: [&str; 3] = ["lane/mmsg", "lane/uring", "lane/xdp"];
+
+/// One run of all methods.
+pub(super) fn rows(places: &mut Places, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
+    let stretch = Duration::from_millis(places.scale.stretch_ms);
+    let mut rows = Vec::new();
+    for method in METHODS {
+        bench::go_on(stop)?;
+        let setup = if method.3 > 1 { places.two_links() } else { places.testbed() };
+        let got = setup.and_then(|setup| rate(setup, method, stretch));
+        rows.push(match got {
+            Ok(got) => {
+                let counts = [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)];
+                Row::new(TABLE_1, run, method.0, "1/s", vec![got.pps]).with(&counts)
+            }
+            Err(err) => Row::cannot(TABLE_1, run, method.0, "1/s", &format!("{err:#}")),
+        });
+        // Where the paper has it.
+        if method.0 == DEFAULT {
+            rows.push(Row::cannot(TABLE_1, run, NUMA, "1/s", &numa()));
+        }
+    }
+    Ok(rows)
+}
+
+fn numa() -> String {
+    let nodes = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
+    match nodes.trim() {
+        "" | "0" => "this machine has one NUMA node".into(),
+        nodes => format!("this program does not bind memory to NUMA nodes (there are {nodes})"),
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    pps: f64,
+    sent: u64,
+    delivered: u64,
+    dropped: u64,
+}
+
+fn rate(setup: &mut Setup, (_, kind, threads, addresses): Method, stretch: Duration) -> Result<Rate> {
+    let port = setup.bind_addr().port();
+    let mut running: Vec<Box<dyn Running>> = Vec::new();
+    for address in 0..addresses {
+        let addr: SocketAddr = match (addresses, setup.hosts()) {
+            (2.., Some((_, host))) => (host.ip4(address), port).into(),
+            _ => setup.bind_addr(),
+        };
+        let cpus = setup.receiver_cpus().to_vec();
+        let options = ReceiverOptions {
+            addr,
+            work: Work::Count,
+            threads,
+            batch: 64,
+            recv_buffer: bench::usual_recv_buffer(),
+            size: SIZE,
+            linger: manylane::Builder::default_linger(threads, cpus.len().max(1)),
+            cpus,
+            devices: setup.device_names(),
+            ring: RING,
+            wait: WaitPolicy::Sleep,
+            steering: Steering::Flow,
+        };
+        running.push(setup.start(kind, &options)?);
+    }
+    let to = running[0].addr();
+    let load = Load { pps: None, duration: stretch, size: SIZE, flows: FLOWS, segment: false };
+    let warm = setup.send(to, &Load { duration: stretch / 5, ..load })?;
+    let (sent, pps) = thread::scope(|scope| {
+        let sender = scope.spawn(|| setup.send(to, &load));
+        let pps = rate_inside(&running, stretch);
+        (sender.join(), pps)
+    });
+    let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
+    rest(&running);
+    let (mut delivered, mut dropped) = (0, 0);
+    for receiver in running {
+        let end = receiver.stop()?;
+        delivered += end.delivered;
+        dropped += end.kernel_dropped;
+    }
+    Ok(Rate { pps, sent: sent.datagrams + warm.datagrams, delivered, dropped })
+}
+
+fn delivered(running: &[Box<dyn Running>]) -> u64 {
+    running.iter().map(|receiver| receiver.snapshot().delivered).sum()
+}
+
+/// In the middle of the stretch: neither its first moments count nor the queue that is emptied after its end.
+fn rate_inside(running: &[Box<dyn Running>], stretch: Duration) -> f64 {
+    thread::sleep(stretch.mul_f64(0.3));
+    let (start, before) = (Instant::now(), delivered(running));
+    thread::sleep(stretch.mul_f64(0.6));
+    (delivered(running) - before) as f64 / start.elapsed().as_secs_f64().max(1e-9)
+}
+
+/// Until nothing comes any more.
+fn rest(running: &[Box<dyn Running>]) {
+    const QUIET: Duration = Duration::from_millis(50);
+    let mut last = (delivered(running), Instant::now());
+    while last.1.elapsed() < QUIET {
+        thread::sleep(Duration::from_millis(2));
+        let now = delivered(running);
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Rivera and others: threads that read one UDP socket do not get faster, and where the kernel serialises them.
+//!
+//! | module | reproduces |
+//! |---|---|
+//! | [`reading`] | one cell of figures 2 and 4: so many units, read by so many threads |
+//! | [`contention`] | Tables I to III: waits for locks while they are read |
+//! | [`say`] | the conclusion |
+
+mod contention;
+mod reading;
+mod say;
+
+use manylane::Steering;
+
+pub(super) use self::contention::look;
+use self::reading::{Reader, UNIT};
+pub(super) use self::say::conclude;
+use super::{Part, Plot, Printed, Row, Scale, Table};
+use crate::bench;
+use crate::lab::locks;
+use crate::receiver::Kind;
+use crate::stats::interleaved;
+
+/// Threads that read.
+const READERS: [usize; 4] = [1, 2, 4, 8];
+
+const FIGURE_2: &str = "figure 2";
+const FIGURE_2_CPU: &str = "figure 2, processor time";
+const FIGURE_4: &str = "figure 4";
+const TABLE_1: &str = "table I";
+const TABLE_2: &str = "table II";
+const TABLE_3: &str = "table III";
+const CALLERS: &str = "callers";
+
+/// Columns of Tables I to III.
+const HELD: &str = "held, ms";
+const TAKEN: &str = "acquisitions";
+const HELD_EACH: &str = "held each, ms";
+const WAITED: &str = "waited, ms";
+const WAITS: &str = "contentions";
+const WAITED_EACH: &str = "waited each, ms";
+
+/// Flows of figure 2: enough for the kernel's hash to give each of eight sockets some.
+const FLOWS: u16 = 64;
+
+/// Who reads in figure 2.
+fn readers() -> Vec<Reader> {
+    let udp = |kind| Reader::Udp(kind, Steering::Flow, FLOWS);
+    vec![
+        Reader::Pipe,
+        udp(Kind::SocketRecvfrom),
+        udp(Kind::SocketRecvmmsg),
+        udp(Kind::ReuseportRecvmmsg),
+        udp(Kind::LaneMmsg),
+        udp(Kind::LaneUring),
+        udp(Kind::LaneXdp),
+    ]
+}
+
+/// The ways to receive datagrams of which another paper's question is asked, too.
+pub(super) fn usual() -> Vec<Reader> {
+    readers().into_iter().filter(|reader| *reader != Reader::Pipe).collect()
+}
+
+/// Who reads in figure 4: everything comes from one source, as in the paper.
+fn queues() -> Vec<Reader> {
+    vec![
+        Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1),
+        Reader::Udp(Kind::ReuseportRecvmmsg, Steering::Flow, 1),
+        Reader::Udp(Kind::LaneMmsg, Steering::RoundRobin, 1),
+        Reader::Udp(Kind::LaneUring, Steering::RoundRobin, 1),
+        Reader::Udp(Kind::LaneXdp, Steering::RoundRobin, 1),
+    ]
+}
+
+pub(super) fn tables(scale: &Scale) -> Vec<Table> {
+    let units = super::table::short(scale.units as f64);
+    let what = format!("{units} units of {UNIT} bytes");
+    let table = |name, title, plot| Table { name, title, plot };
+    let lines = Some(Plot::Lines("threads that read"));
+    vec![
+        table(FIGURE_2, format!("Figure 2: seconds until {what} are read, by threads that read"), lines),
+        table(
+            FIGURE_2_CPU,
+            "Beside figure 2: nanoseconds of processor time of the reading threads, per unit".into(),
+            lines,
+        ),
+        table(
+            FIGURE_4,
+            format!(
+                "Figure 4: seconds until {what} of one source are read: one queue, and a queue for each thread"
+            ),
+            lines,
+        ),
+        table(TABLE_1, format!("Table I: lock of the receive queue, one socket, {what}"), None),
+        table(TABLE_2, format!("Table II: lock of the whole socket, one socket, {what}"), None),
+        table(TABLE_3, "Table III: lock of the receive queue, without memory accounting".into(), None),
+        table(
+            CALLERS,
+            format!("Who waits for which lock, {what}: contentions for each million units, and time"),
+            None,
+        ),
+    ]
+}
+
+/// Every round of each figure is a part for each number of threads; the lock statistics are one part for each number.
+pub(super) fn parts(scale: &Scale) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for (figure, tables, who) in [
+        ("figure2", (FIGURE_2, Some(FIGURE_2_CPU)), readers as fn() -> Vec<Reader>),
+        ("figure4", (FIGURE_4, None), queues as fn() -> Vec<Reader>),
+    ] {
+        for (round, order) in interleaved(scale.rounds, who().len()).enumerate() {
+            for threads in READERS {
+                let order = order.clone();
+                parts.push(Part::new(
+                    format!("rivera/{figure}/{threads}-readers/round-{}", round + 1),
+                    move |places, stop| {
+                        let readers = who();
+                        let mut rows: Vec<(usize, Vec<Row>)> = Vec::new();
+                        for &index in &order {
+                            bench::go_on(stop)?;
+                            let got = reading::rows(places, readers[index], threads, tables, stop)?;
+                            rows.push((index, got));
+                        }
+                        // Lines in the same order in every round.
+                        rows.sort_by_key(|(index, _)| *index);
+                        Ok(rows.into_iter().flat_map(|(_, rows)| rows).collect())
+                    },
+                ));
+            }
+        }
+    }
+    for threads in READERS {
+        let id = format!("rivera/locks/{threads}-readers");
+        parts.push(Part::new(id, move |places, stop| contention::rows(places, &readers(), threads, stop)));
+    }
+    parts
+}
+
+/// Tables I to III of the paper (Linux 3.12.5, Intel i5-2400, four cores).
+pub(super) fn printed() -> Vec<Printed> {
+    type Line = (&'static str, [f64; 6]);
+    const ONE: [Line; 4] = [
+        ("1", [241_739.56, 1_498_456.0, 0.16133, 14.69, 72.0, 0.20403]),
+        ("2", [491_475.11, 3_000_009.0, 0.16382, 83.76, 427.0, 0.19616]),
+        ("4", [999_715.69, 6_001_903.0, 0.16657, 193.33, 956.0, 0.20223]),
+        ("8", [2_001_099.30, 12_002_304.0, 0.16673, 300.51, 1479.0, 0.20318]),
+    ];
+    const TWO: [Line; 4] = [
+        ("1", [1_727_674.73, 1_000_102.0, 1.72750, 122.21, 222.0, 0.55050]),
+        ("2", [3_546_050.22, 2_000_037.0, 1.77299, 1417.54, 1235.0, 1.14781]),
+        ("4", [7_253_937.17, 4_000_143.0, 1.81342, 3163.35, 2576.0, 1.22801]),
+        ("8", [14_511_741.72, 8_000_053.0, 1.81396, 5301.16, 4281.0, 1.23830]),
+    ];
+    const THREE: [Line; 4] = [
+        ("1", [475_795.94, 1_995_714.0, 0.23841, 173.13, 543.0, 0.31884]),
+        ("2", [983_877.62, 4_000_453.0, 0.24594, 677.32, 1743.0, 0.38859]),
+        ("4", [1_988_615.96, 8_004_417.0, 0.24844, 1147.46, 3679.0, 0.31189]),
+        ("8", [3_976_472.06, 16_007_064.0, 0.24842, 2429.32, 8650.0, 0.28085]),
+    ];
+    let mut all = Vec::new();
+    for (table, lines) in [(TABLE_1, ONE), (TABLE_2, TWO), (TABLE_3, THREE)] {
+        for (line, values) in lines {
+            let columns = [HELD, TAKEN, HELD_EACH, WAITED, WAITS, WAITED_EACH];
+            let cells = columns.into_iter().zip(values);
+            all.extend(cells.map(|(column, value)| Printed { table, line, column, value }));
+        }
+    }
+    all
+}
+
+pub(super) fn differs(scale: &Scale) -> Vec<String> {
+    let mut all = vec![
+        "The paper draws figures 2 and 4 without printing their numbers, so no number of the paper stands beside ours there; those of Tables I to III do.".into(),
+        format!(
+            "Here all threads together read {} units. The acquisitions in the paper's tables grow with the threads (three for each unit and thread), so there each thread seems to have read 500,000: compare per unit.",
+            super::table::short(scale.units as f64)
+        ),
+        "The sender waits when more units are under way than the receive buffer is sure to hold, so that nothing is lost and every count is exact; of the paper's sender nothing is said.".into(),
+        "The FIFO is a pipe without a name: the kernel reads and writes both by the same functions.".into(),
+        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. The two senders cost differently, so compare lane/xdp by processor time, and its seconds with care.".into(),
+        "Frames enter the testbed's device on the queue of the sender's processor, so that lane/xdp has one queue with frames, however many lanes there are.".into(),
+        "Threads are not pinned, as in the paper; sender and readers share this machine's processors.".into(),
+    ];
+    if !locks::has_hold_times() {
+        all.push("This kernel keeps no lock statistics (CONFIG_LOCK_STAT): contentions and waits come from the tracepoints lock:contention_begin and _end, hold times and acquisitions from nowhere. The paper ran a kernel with lockdep, whose own cost is in its times.".into());
+    }
+    if scale.units < Scale::full().units {
+        all.push("A quick run has fewer units and rounds than the paper.".into());
+    }
+    all
+}

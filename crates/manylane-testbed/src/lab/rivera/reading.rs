@@ -1,0 +1,262 @@
+//! One cell of figures 2 and 4: so many units of ten bytes, read by so many threads, and how long that takes.
+
+use std::io::{PipeReader, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use manylane::{Steering, WaitPolicy};
+use manylane_sys::cpu;
+
+use crate::bench::{self, Load, RING};
+use crate::lab::{Places, Row};
+use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+use crate::traffic::portable::Flows;
+use crate::traffic::{Traffic, Until};
+
+/// Bytes of a unit.
+pub(super) const UNIT: usize = 10;
+/// Units that are sent between two looks at how many are under way.
+const CHUNK: u64 = 512;
+/// What a datagram of ten bytes takes of a receive buffer, generously, twice over.
+const ROOM: u64 = 2048;
+/// Units under way at most, if the receive buffers hold them.
+const WINDOW: u64 = 16_384;
+/// Nothing has come for so long: what is missing is lost.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the reader of a result looks.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// Who reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::lab) enum Reader {
+    /// A pipe, shared by all threads.
+    Pipe,
+    /// A receiver, how its lanes are steered to, and sources of the traffic.
+    Udp(Kind, Steering, u16),
+}
+
+impl Reader {
+    /// The line of the table.
+    pub(in crate::lab) fn name(self) -> String {
+        match self {
+            Self::Pipe => "FIFO".into(),
+            Self::Udp(kind, Steering::RoundRobin, _) => format!("{kind}, round robin"),
+            Self::Udp(kind, ..) => kind.to_string(),
+        }
+    }
+
+    fn needs_device(self) -> bool {
+        matches!(self, Self::Udp(kind, ..) if kind.needs_device())
+    }
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(in crate::lab) struct Reading {
+    pub(super) elapsed: Duration,
+    pub(super) cpu: Duration,
+    pub(super) sent: u64,
+    pub(in crate::lab) delivered: u64,
+    pub(super) dropped: u64,
+}
+
+/// One sample, as rows; a receiver that cannot be had is a row that says why.
+pub(super) fn rows(
+    places: &mut Places,
+    reader: Reader,
+    threads: usize,
+    (seconds, cpu): (&str, Option<&str>),
+    stop: &AtomicBool,
+) -> Result<Vec<Row>> {
+    let (name, column) = (reader.name(), threads.to_string());
+    let got = match read(places, reader, threads, stop, &mut |_| Ok(())) {
+        Ok(got) => got,
+        Err(err) => {
+            bench::go_on(stop)?;
+            let why = format!("{err:#}");
+            let empty = |table: &str, unit: &str| Row::cannot(table, &name, &column, unit, &why);
+            return Ok(std::iter::once(empty(seconds, "s"))
+                .chain(cpu.map(|table| empty(table, "ns")))
+                .collect());
+        }
+    };
+    let counts = [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)];
+    let each = got.cpu.as_nanos() as f64 / got.delivered.max(1) as f64;
+    let time = Row::new(seconds, &name, &column, "s", vec![got.elapsed.as_secs_f64()]).with(&counts);
+    let each = cpu.map(|table| Row::new(table, &name, &column, "ns", vec![each]));
+    Ok(std::iter::once(time).chain(each).collect())
+}
+
+/// Between what belongs to reading and what does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// The readers are there, and nothing is sent yet.
+    Begins,
+    /// All is read, and the readers are there still.
+    Ends,
+}
+
+/// Who is told of these moments.
+pub(super) type Around<'a> = &'a mut (dyn FnMut(Moment) -> Result<()> + Send);
+
+/// Has `threads` threads read all units of the run's scale.
+pub(super) fn read(
+    places: &mut Places,
+    reader: Reader,
+    threads: usize,
+    stop: &AtomicBool,
+    around: Around<'_>,
+) -> Result<Reading> {
+    let units = places.scale.units;
+    let Reader::Udp(kind, steering, flows) = reader else { return pipe(units, threads, around) };
+    let setup = if reader.needs_device() { places.testbed()? } else { places.loopback()? };
+    let options = ReceiverOptions {
+        addr: setup.bind_addr(),
+        work: Work::Count,
+        threads,
+        batch: 64,
+        recv_buffer: bench::usual_recv_buffer(),
+        size: UNIT,
+        cpus: Vec::new(),
+        linger: Duration::ZERO,
+        devices: setup.device_names(),
+        ring: RING,
+        wait: WaitPolicy::Sleep,
+        steering,
+    };
+    let running = setup.start(kind, &options)?;
+    let window = (options.recv_buffer as u64 / ROOM).clamp(CHUNK / 8, WINDOW);
+    around(Moment::Begins)?;
+    let start = Instant::now();
+    let sent = if reader.needs_device() {
+        let load = Load { pps: None, duration: Duration::ZERO, size: UNIT, flows, segment: false };
+        setup.send_until(running.addr(), &load, Until::Count(units))?.datagrams
+    } else {
+        send(running.as_ref(), (units, window), flows, stop)?
+    };
+    let done = wait(running.as_ref(), sent, stop)?;
+    let elapsed = done.saturating_duration_since(start);
+    let cpu = running.snapshot().rx_cpu;
+    around(Moment::Ends)?;
+    let end = running.stop()?;
+    Ok(Reading { elapsed, cpu, sent, delivered: end.delivered, dropped: end.kernel_dropped })
+}
+
+/// Sends all units over loopback, never more than `window` ahead of the readers.
+fn send(running: &dyn Running, (units, window): (u64, u64), flows: u16, stop: &AtomicBool) -> Result<u64> {
+    let traffic = Traffic { flows, ..Traffic::new(running.addr(), UNIT) };
+    let flows = Flows::open(&traffic)?;
+    let mut sent = 0;
+    while sent < units {
+        let chunk = CHUNK.min(window).min(units - sent);
+        let before = Instant::now();
+        while sent + chunk > taken(running) + window {
+            bench::go_on(stop)?;
+            ensure!(before.elapsed() < PATIENCE, "readers stopped reading after {} units", taken(running));
+            thread::sleep(LOOK);
+        }
+        let got = flows.send(None, &Until::Count(chunk))?;
+        ensure!(got.rejected == 0, "the sender's socket refused {} units", got.rejected);
+        sent += got.datagrams;
+    }
+    Ok(sent)
+}
+
+fn taken(running: &dyn Running) -> u64 {
+    let seen = running.snapshot();
+    seen.delivered + seen.kernel_dropped
+}
+
+/// When the last unit was taken, or nothing more came.
+fn wait(running: &dyn Running, sent: u64, stop: &AtomicBool) -> Result<Instant> {
+    let mut last = (taken(running), Instant::now());
+    loop {
+        let (now, seen) = (Instant::now(), taken(running));
+        if seen >= sent {
+            return Ok(now);
+        }
+        if seen != last.0 {
+            last = (seen, now);
+        }
+        bench::go_on(stop)?;
+        if last.1.elapsed() > PATIENCE {
+            return Ok(last.1);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+/// A pipe: written by one thread, read by all, a system call for each unit.
+fn pipe(units: u64, threads: usize, around: Around<'_>) -> Result<Reading> {
+    let (reader, mut writer) = std::io::pipe().context("cannot make a pipe")?;
+    let go = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..threads).map(|_| scope.spawn(|| drain(&reader, &go))).collect();
+        let begun = around(Moment::Begins);
+        go.store(true, Ordering::Release);
+        begun?;
+        let start = Instant::now();
+        let unit = [b'u'; UNIT];
+        for _ in 0..units {
+            writer.write_all(&unit).context("cannot write to the pipe")?;
+        }
+        drop(writer);
+        let mut sum = Reading { sent: units, ..Reading::default() };
+        for reader in readers {
+            let (bytes, cpu) = reader.join().map_err(|_| anyhow!("a reader panicked"))??;
+            sum.delivered += bytes / UNIT as u64;
+            sum.cpu += cpu;
+        }
+        sum.elapsed = start.elapsed();
+        around(Moment::Ends)?;
+        ensure!(sum.delivered == units, "{} of {units} units came out of the pipe", sum.delivered);
+        Ok(sum)
+    })
+}
+
+fn drain(pipe: &PipeReader, go: &AtomicBool) -> Result<(u64, Duration)> {
+    while !go.load(Ordering::Acquire) {
+        thread::yield_now();
+    }
+    let (before, mut bytes) = (cpu::thread_time(), 0);
+    let mut unit = [0; UNIT];
+    loop {
+        match (&mut &*pipe).read(&mut unit).context("cannot read the pipe")? {
+            0 => return Ok((bytes, cpu::thread_time().saturating_sub(before))),
+            got => bytes += got as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::Scale;
+
+    #[test]
+    fn loopback_every_unit_is_read_once() {
+        let mut places = Places::new(Scale { units: 3000, ..Scale::quick() });
+        let stop = AtomicBool::new(false);
+        let shared = Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 8);
+        let lanes = Reader::Udp(Kind::LaneMmsg, Steering::RoundRobin, 1);
+        for reader in [Reader::Pipe, shared, lanes] {
+            for threads in [1, 3] {
+                let got = read(&mut places, reader, threads, &stop, &mut |_| Ok(())).unwrap();
+                let what = format!("{reader:?}, {threads}: {got:?}");
+                assert_eq!((got.sent, got.delivered, got.dropped), (3000, 3000, 0), "{what}");
+                assert!(got.elapsed > Duration::ZERO && got.cpu > Duration::ZERO, "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_stop_is_heard_while_units_are_under_way() {
+        let mut places = Places::new(Scale { units: 1 << 40, ..Scale::quick() });
+        let reader = Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1);
+        let stop = AtomicBool::new(true);
+        let err = read(&mut places, reader, 1, &stop, &mut |_| Ok(())).unwrap_err();
+        assert!(err.to_string().contains("interrupted"), "{err:#}");
+    }
+}

@@ -1,0 +1,190 @@
+//! What figures and tables say, by rules.
+
+use super::{CALLERS, FIGURE_2, FIGURE_2_CPU, FIGURE_4, TABLE_1, TABLE_2, WAITS};
+use crate::lab::Rows;
+use crate::lab::table::short;
+use crate::lab::words::{least, ratio, times};
+
+/// The conclusion.
+pub(in crate::lab) fn conclude(rows: &Rows<'_>) -> Vec<String> {
+    [shared(rows), pipe(rows), best(rows), cost(rows), queues(rows), locks(rows), whole(rows)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// What more readers do to one shared socket.
+fn shared(rows: &Rows<'_>) -> Option<String> {
+    let line = "socket/recvfrom";
+    let more = ratio(rows.value(FIGURE_2, line, "8"), rows.value(FIGURE_2, line, "1"))?;
+    let verdict = match more {
+        _ if more > 1.05 => "adding readers makes it slower here, too",
+        _ if more < 0.95 => "unlike in the paper, adding readers makes it faster here",
+        _ => {
+            "adding readers does not make it faster, as in the paper; unlike there, it does not make it slower"
+        }
+    };
+    Some(format!(
+        "With 8 readers the shared socket takes {} the time of one reader: {verdict}.",
+        of_the(more)
+    ))
+}
+
+/// `1.9 times`, or `as much as` in front of a time.
+fn of_the(ratio: f64) -> String {
+    if (0.95..=1.05).contains(&ratio) { "about".into() } else { times(ratio) }
+}
+
+fn pipe(rows: &Rows<'_>) -> Option<String> {
+    let more = ratio(rows.value(FIGURE_2, "FIFO", "8"), rows.value(FIGURE_2, "FIFO", "1"))?;
+    Some(format!(
+        "The FIFO takes {} with 8 readers.",
+        if (0.95..=1.05).contains(&more) { "as long".into() } else { format!("{} as long", times(more)) }
+    ))
+}
+
+/// The fastest way with eight readers, against the shared socket.
+fn best(rows: &Rows<'_>) -> Option<String> {
+    let shared = rows.value(FIGURE_2, "socket/recvfrom", "8")?;
+    // The testbed's sender is another one: its seconds are not of the same race.
+    let others = rows
+        .column(FIGURE_2, "8")
+        .filter(|(line, _)| !matches!(*line, "FIFO" | "socket/recvfrom" | "lane/xdp"));
+    let (line, value) = least(others)?;
+    Some(if value < shared {
+        format!(
+            "Over loopback {line} is the fastest with 8 readers: the shared socket takes {} as long.",
+            times(shared / value)
+        )
+    } else {
+        format!("Over loopback nothing is faster with 8 readers than the shared socket; {line} comes next.")
+    })
+}
+
+/// Processor time with eight readers.
+fn cost(rows: &Rows<'_>) -> Option<String> {
+    let shared = rows.value(FIGURE_2_CPU, "socket/recvfrom", "8")?;
+    let lanes: Vec<String> = ["lane/mmsg", "lane/uring", "lane/xdp"]
+        .into_iter()
+        .filter_map(|line| Some(format!("{line} {}", short(rows.value(FIGURE_2_CPU, line, "8")?))))
+        .collect();
+    (!lanes.is_empty()).then(|| {
+        format!(
+            "A unit costs 8 readers {} ns of processor time on the shared socket; with lanes: {} ns.",
+            short(shared),
+            lanes.join(", ")
+        )
+    })
+}
+
+/// Figure 4.
+fn queues(rows: &Rows<'_>) -> Option<String> {
+    let one = rows.value(FIGURE_4, "socket/recvfrom", "2")?;
+    let lanes = rows.value(FIGURE_4, "lane/mmsg, round robin", "2")?;
+    let verdict = match lanes / one {
+        less if less < 0.95 => format!("{} the time: two queues are faster, as in the paper", short(less)),
+        more if more > 1.05 => {
+            format!("{} the time: unlike in the paper, two queues are not faster", short(more))
+        }
+        _ => "as long: two queues gain nothing here, unlike in the paper".into(),
+    };
+    Some(format!("From one source to two readers, lanes filled round robin take {verdict}."))
+}
+
+/// Tables I and II, per million units of the paper's 500,000 for each thread.
+fn locks(rows: &Rows<'_>) -> Option<String> {
+    let per_million = |line: &str| {
+        let row = rows.at(CALLERS, &format!("{line}: all locks"), "per million")?;
+        Some((row.value?, *row.counts.get("contentions")?))
+    };
+    let (shared, _) = per_million("socket/recvfrom, 8")?;
+    let paper = rows.printed(TABLE_1, "8", WAITS)? + rows.printed(TABLE_2, "8", WAITS)?;
+    let paper = paper / 4.0;
+    let mut text = format!(
+        "With 8 readers the shared socket makes threads wait for locks of the kernel {} times in a million units (the paper's two locks: {} times, if each of its 8 threads read 500,000)",
+        short(shared),
+        short(paper)
+    );
+    let lanes: Vec<String> = ["lane/mmsg", "lane/uring", "lane/xdp"]
+        .into_iter()
+        .filter_map(|line| Some(format!("{line} {}", short(per_million(&format!("{line}, 8"))?.0))))
+        .collect();
+    if !lanes.is_empty() {
+        text += &format!("; with lanes: {}", lanes.join(", "));
+    }
+    Some(text + ".")
+}
+
+/// Table II: the lock that was the paper's bottleneck.
+fn whole(rows: &Rows<'_>) -> Option<String> {
+    let ours = rows.value(TABLE_2, "8", WAITS)?;
+    let paper = rows.printed(TABLE_2, "8", WAITS)?;
+    Some(if ours == 0.0 {
+        format!(
+            "Nobody waited for the lock of the whole socket, which was the paper's bottleneck ({} contentions): receiving from UDP does not take it any more.",
+            short(paper)
+        )
+    } else {
+        format!(
+            "For the lock of the whole socket threads waited {} times (paper: {}).",
+            short(ours),
+            short(paper)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::{Paper, Row};
+
+    fn said(cells: &[(&str, &str, &str, f64)]) -> Vec<String> {
+        let rows: Vec<Row> = cells
+            .iter()
+            .map(|&(table, line, column, value)| Row::new(table, line, column, "s", vec![value]))
+            .collect();
+        conclude(&Rows::of(Paper::Rivera, &rows))
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_was_not_measured() {
+        assert_eq!(said(&[]), Vec::<String>::new());
+        assert_eq!(said(&[(FIGURE_2, "socket/recvfrom", "1", 2.0)]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn the_verdict_follows_the_figures() {
+        let with = |eight: f64| {
+            said(&[(FIGURE_2, "socket/recvfrom", "1", 2.0), (FIGURE_2, "socket/recvfrom", "8", eight)])
+                .join(" ")
+        };
+        assert!(
+            with(3.8).contains("takes 1.90 times the time of one reader: adding readers makes it slower")
+        );
+        assert!(with(1.0).contains("0.5000 times the time of one reader: unlike in the paper"));
+        assert!(with(2.05).contains("about the time of one reader: adding readers does not make it faster"));
+    }
+
+    #[test]
+    fn two_queues_may_win_or_lose() {
+        let with = |lanes: f64| {
+            let cells =
+                [(FIGURE_4, "socket/recvfrom", "2", 1.0), (FIGURE_4, "lane/mmsg, round robin", "2", lanes)];
+            said(&cells).join(" ")
+        };
+        assert!(with(0.6).contains("0.6000 the time: two queues are faster, as in the paper"));
+        assert!(with(1.4).contains("unlike in the paper, two queues are not faster"));
+        assert!(with(1.0).contains("gain nothing here"));
+    }
+
+    #[test]
+    fn a_lock_that_nobody_waits_for_is_said_to_be_gone() {
+        let mut rows = vec![Row::new(TABLE_2, "8", WAITS, "", vec![0.0])];
+        rows[0].printed = Some(4281.0);
+        let said = conclude(&Rows::of(Paper::Rivera, &rows)).join(" ");
+        assert!(said.contains("Nobody waited") && said.contains("(4281 contentions)"), "{said}");
+        rows[0].value = Some(12.0);
+        let said = conclude(&Rows::of(Paper::Rivera, &rows)).join(" ");
+        assert!(said.contains("waited 12.0 times (paper: 4281)"), "{said}");
+    }
+}

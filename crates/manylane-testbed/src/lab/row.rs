@@ -1,0 +1,204 @@
+//! One figure of a table: where it stands, what it is, the samples that it was made of, and the paper's.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Paper, Printed};
+use crate::stats::median;
+
+/// One cell of a table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// The paper.
+    pub paper: Paper,
+    /// The part that made it; of a cell that several parts made, the first one.
+    pub part: String,
+    /// Table or figure.
+    pub table: String,
+    /// Line of the table.
+    pub line: String,
+    /// Column of the table.
+    pub column: String,
+    /// Unit of all values.
+    pub unit: String,
+    /// Median of the samples; null where there are none.
+    pub value: Option<f64>,
+    /// The paper's number, where it printed one.
+    pub printed: Option<f64>,
+    /// Why there is no value.
+    pub why_not: Option<String>,
+    /// The raw samples.
+    pub samples: Vec<f64>,
+    /// What was counted meanwhile, summed over the samples.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<String, u64>,
+}
+
+impl Row {
+    /// A cell with samples. Paper and part are filled in by who runs the part.
+    #[must_use]
+    pub fn new(table: &str, line: &str, column: &str, unit: &str, samples: Vec<f64>) -> Self {
+        let value = (!samples.is_empty()).then(|| median(samples.iter().copied()));
+        Self {
+            paper: Paper::Rivera,
+            part: String::new(),
+            table: table.into(),
+            line: line.into(),
+            column: column.into(),
+            unit: unit.into(),
+            value,
+            printed: None,
+            why_not: None,
+            samples,
+            counts: BTreeMap::new(),
+        }
+    }
+
+    /// A cell that this machine cannot fill.
+    #[must_use]
+    pub fn cannot(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
+        Self { why_not: Some(why.into()), ..Self::new(table, line, column, unit, Vec::new()) }
+    }
+
+    /// A part that failed as a whole.
+    pub(super) fn failed(part: &str, why: &str) -> Self {
+        Self::cannot(FAILED, part, "", "", why)
+    }
+
+    /// With counts.
+    #[must_use]
+    pub fn with(mut self, counts: &[(&str, u64)]) -> Self {
+        self.counts.extend(counts.iter().map(|&(name, count)| (name.to_owned(), count)));
+        self
+    }
+
+    fn is_at(&self, other: &Self) -> bool {
+        (&self.table, &self.line, &self.column) == (&other.table, &other.line, &other.column)
+    }
+
+    fn absorb(&mut self, other: Self) {
+        self.samples.extend(other.samples);
+        self.value = (!self.samples.is_empty()).then(|| median(self.samples.iter().copied()));
+        for (name, count) in other.counts {
+            *self.counts.entry(name).or_default() += count;
+        }
+        // A round that failed does not make nothing of those that did not; it stays visible.
+        self.why_not = self.why_not.take().or(other.why_not);
+    }
+}
+
+/// The table of parts that failed.
+pub const FAILED: &str = "failed";
+
+/// Rows of one paper with equal places made into one, and the paper's numbers beside them. What the paper printed and nobody
+/// measured is a row, too, where `all` parts ran.
+#[must_use]
+pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[Printed], all: bool) -> Vec<Row> {
+    let mut merged: Vec<Row> = Vec::new();
+    for row in rows {
+        match merged.iter_mut().find(|known| known.is_at(&row)) {
+            Some(known) => known.absorb(row),
+            None => merged.push(row),
+        }
+    }
+    for cell in printed {
+        let at =
+            |row: &&mut Row| (&*row.table, &*row.line, &*row.column) == (cell.table, cell.line, cell.column);
+        match merged.iter_mut().find(at) {
+            Some(row) => row.printed = Some(cell.value),
+            None if all => merged.push(Row {
+                paper,
+                printed: Some(cell.value),
+                ..Row::cannot(cell.table, cell.line, cell.column, "", "not measured here")
+            }),
+            None => {}
+        }
+    }
+    merged
+}
+
+/// The merged rows of one paper, for rules that make sentences of them.
+#[derive(Debug)]
+pub struct Rows<'a>(Vec<&'a Row>);
+
+impl<'a> Rows<'a> {
+    /// Those of `paper`.
+    #[must_use]
+    pub fn of(paper: Paper, rows: &'a [Row]) -> Self {
+        Self(rows.iter().filter(|row| row.paper == paper).collect())
+    }
+
+    /// The cell.
+    #[must_use]
+    pub fn at(&self, table: &str, line: &str, column: &str) -> Option<&'a Row> {
+        let mut found =
+            self.0.iter().filter(|row| row.table == table && row.line == line && row.column == column);
+        found.next().copied()
+    }
+
+    /// Our value there.
+    #[must_use]
+    pub fn value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
+        self.at(table, line, column)?.value
+    }
+
+    /// The paper's number there.
+    #[must_use]
+    pub fn printed(&self, table: &str, line: &str, column: &str) -> Option<f64> {
+        self.at(table, line, column)?.printed
+    }
+
+    /// Lines of `table` that have a value in `column`, with it.
+    pub fn column<'b>(
+        &'b self,
+        table: &'b str,
+        column: &'b str,
+    ) -> impl Iterator<Item = (&'a str, f64)> + 'b {
+        let rows = self.0.iter().filter(move |row| row.table == table && row.column == column);
+        rows.filter_map(|row| Some((row.line.as_str(), row.value?)))
+    }
+
+    /// The cells of `table`.
+    pub fn table<'b>(&'b self, table: &'b str) -> impl Iterator<Item = &'a Row> + 'b {
+        self.0.iter().copied().filter(move |row| row.table == table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_merged_and_the_paper_stands_beside() {
+        let cell = |value| Row::new("t", "a", "1", "s", vec![value]).with(&[("sent", 10)]);
+        let printed = [
+            Printed { table: "t", line: "a", column: "1", value: 7.0 },
+            Printed { table: "t", line: "b", column: "1", value: 8.0 },
+        ];
+        let rows = vec![cell(3.0), Row::cannot("t", "c", "1", "s", "no device"), cell(1.0), cell(2.0)];
+        let merged = merge(Paper::Sarma, rows, &printed, true);
+        assert_eq!(merged.len(), 3);
+        assert_eq!((merged[0].value, merged[0].printed), (Some(2.0), Some(7.0)));
+        assert_eq!(merged[0].samples, [3.0, 1.0, 2.0]);
+        assert_eq!(merged[0].counts["sent"], 30);
+        assert_eq!((merged[1].value, merged[1].why_not.as_deref()), (None, Some("no device")));
+        assert_eq!(
+            (merged[2].line.as_str(), merged[2].printed, merged[2].paper),
+            ("b", Some(8.0), Paper::Sarma)
+        );
+    }
+
+    #[test]
+    fn a_part_of_a_paper_does_not_list_what_it_left_out() {
+        let printed = [Printed { table: "t", line: "b", column: "1", value: 8.0 }];
+        assert_eq!(merge(Paper::Sarma, Vec::new(), &printed, false), []);
+    }
+
+    #[test]
+    fn a_round_that_failed_leaves_the_others_their_median() {
+        let rows = vec![Row::new("t", "a", "1", "s", vec![4.0]), Row::cannot("t", "a", "1", "s", "busy")];
+        let merged = merge(Paper::Rivera, rows, &[], true);
+        assert_eq!((merged[0].value, merged[0].why_not.as_deref()), (Some(4.0), Some("busy")));
+    }
+}

@@ -1,0 +1,286 @@
+//! Table 1: what single operations cost on this processor.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use manylane_sys::cpu;
+
+use super::{COST, TABLE_1};
+use crate::lab::{Row, Scale};
+use crate::{bench, machine};
+
+pub(super) const INSTRUCTION: &str = "Instruction";
+pub(super) const CYCLE: &str = "Clock Cycle";
+pub(super) const L2: &str = "L2 Cache Hit";
+pub(super) const INCREMENT: &str = "Atomic Increment";
+pub(super) const EXCHANGE: &str = "cmpxchg Atomic Increment";
+pub(super) const MOVED: &str = "Atomic Incr. Cache Transfer";
+pub(super) const MEMORY: &str = "Main Memory";
+pub(super) const LOCK: &str = "CPU-Local Lock";
+pub(super) const BLIND: &str = "cmpxchg Blind Cache Transfer";
+pub(super) const INVALIDATED: &str = "cmpxchg Cache Transfer and Invalidate";
+
+/// Words between two steps through memory: a cache line.
+const LINE: usize = 64 / size_of::<u32>();
+/// More than a first cache has, less than a second one.
+const SECOND: usize = 192 << 10;
+/// More than a last cache has.
+const MEMORY_FULL: usize = 256 << 20;
+const MEMORY_QUICK: usize = 128 << 20;
+
+/// One sample of each line, on one pinned thread, and another one where it takes two.
+pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
+    let cpus = machine::allowed_cpus();
+    let (first, second) = (cpus[0], cpus.get(1).copied());
+    let steps = if scale.quick { 50_000 } else { 500_000 };
+    let memory = if scale.quick { MEMORY_QUICK } else { MEMORY_FULL };
+    let alone = on(first, || {
+        let chain = chain(steps);
+        vec![
+            (INSTRUCTION, side_by_side(steps)),
+            (CYCLE, chain),
+            (L2, walk(SECOND, steps)),
+            (INCREMENT, increment(steps)),
+            (EXCHANGE, exchange(steps)),
+            (MEMORY, walk(memory, steps / 3)),
+            (LOCK, lock(steps)),
+        ]
+    })?;
+    bench::go_on(stop)?;
+    let row = |name: &str, ns: f64| Row::new(TABLE_1, name, COST, "ns", vec![ns]);
+    let mut rows: Vec<Row> = alone.into_iter().map(|(name, ns)| row(name, ns)).collect();
+    let rounds = if scale.quick { 40 } else { 400 };
+    for (name, how) in [(MOVED, How::Increment), (BLIND, How::Blind), (INVALIDATED, How::Looked)] {
+        rows.push(match second {
+            Some(second) => row(name, moved(first, second, how, rounds)?),
+            None => Row::cannot(TABLE_1, name, COST, "ns", "there is one processor"),
+        });
+    }
+    // The paper sorts by cost; its order is kept.
+    let order = [INSTRUCTION, CYCLE, L2, INCREMENT, EXCHANGE, MOVED, MEMORY, LOCK, BLIND, INVALIDATED];
+    rows.sort_by_key(|row| order.iter().position(|name| *name == row.line));
+    Ok(rows)
+}
+
+fn on<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            cpu::pin(cpu).with_context(|| format!("cannot pin a thread to CPU {cpu}"))?;
+            Ok(work())
+        });
+        worker.join().map_err(|_| anyhow!("a thread panicked"))?
+    })
+}
+
+/// A stretch of steps is measured so often; the middle one counts, so that a stretch that was interrupted does not.
+const STRETCHES: usize = 15;
+
+/// Nanoseconds of each of `count` steps that `work` does.
+fn each(count: u64, work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_nanos() as f64 / count.max(1) as f64
+}
+
+/// The same, in the middle of many stretches.
+fn steady(count: u64, mut work: impl FnMut()) -> f64 {
+    crate::stats::median((0..STRETCHES).map(|_| each(count, &mut work)))
+}
+
+/// Six instructions that take a cycle each and wait for each other.
+#[inline(always)]
+fn mix(mut x: u64) -> u64 {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^ (x << 17)
+}
+
+fn chain(steps: u64) -> f64 {
+    let mut x = black_box(88_172_645_463_325_252);
+    let ns = steady(steps * 6, || {
+        for _ in 0..steps {
+            x = mix(x);
+        }
+    });
+    black_box(x);
+    ns
+}
+
+fn side_by_side(steps: u64) -> f64 {
+    let [mut a, mut b, mut c, mut d] = black_box([1_u64, 3, 5, 7]);
+    let ns = steady(steps * 24, || {
+        for _ in 0..steps {
+            (a, b, c, d) = (mix(a), mix(b), mix(c), mix(d));
+        }
+    });
+    black_box([a, b, c, d]);
+    ns
+}
+
+/// Goes from line to line of so many bytes, in an order that nobody guesses, each step known only after the last.
+fn walk(bytes: usize, steps: u64) -> f64 {
+    let lines = bytes / 64;
+    let mut next = vec![0_u32; lines * LINE];
+    // Sattolo's shuffle: one cycle through all lines.
+    let mut order: Vec<u32> = (0..lines as u32).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for index in (1..lines).rev() {
+        state = mix(state);
+        order.swap(index, (state >> 11) as usize % index);
+    }
+    for (index, line) in order.iter().enumerate() {
+        let to = order[(index + 1) % lines];
+        next[*line as usize * LINE] = to * LINE as u32;
+    }
+    let mut at = 0_u32;
+    // Once through what fits a cache, so that it is there.
+    for _ in 0..(lines as u64).min(SECOND as u64) {
+        at = next[at as usize];
+    }
+    let ns = steady(steps, || {
+        for _ in 0..steps {
+            at = next[at as usize];
+        }
+    });
+    black_box(at);
+    ns
+}
+
+fn increment(steps: u64) -> f64 {
+    let word = AtomicU64::new(black_box(0));
+    steady(steps, || {
+        for _ in 0..steps {
+            black_box(&word).fetch_add(1, Ordering::SeqCst);
+        }
+    })
+}
+
+fn exchange(steps: u64) -> f64 {
+    let word = AtomicU64::new(black_box(0));
+    steady(steps, || {
+        for _ in 0..steps {
+            let word = black_box(&word);
+            let was = word.load(Ordering::Relaxed);
+            let _ = word.compare_exchange(was, was + 1, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    })
+}
+
+/// Taken and given back as the kernel's spinlock is: an exchange, then a store.
+fn lock(steps: u64) -> f64 {
+    let (held, mut guarded) = (AtomicBool::new(black_box(false)), 0_u64);
+    let ns = steady(steps, || {
+        for _ in 0..steps {
+            let held = black_box(&held);
+            while held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {}
+            guarded += 1;
+            held.store(false, Ordering::Release);
+        }
+    });
+    black_box(guarded);
+    ns
+}
+
+/// How a line is taken from the other processor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// Atomic increment.
+    Increment,
+    /// Compare and exchange, of a value that is known.
+    Blind,
+    /// Looked at first, so that it comes shared and has to be taken again to be written.
+    Looked,
+}
+
+/// A word alone on the pair of lines that processors fetch.
+#[repr(align(128))]
+struct Word(AtomicU64);
+
+/// Lines that one processor writes and the other takes.
+const LINES: usize = 512;
+
+/// Nanoseconds of one operation on a line that the other processor has just written.
+fn moved(first: usize, second: usize, how: How, rounds: u64) -> Result<f64> {
+    let words: Vec<Word> = (0..LINES).map(|_| Word(AtomicU64::new(0))).collect();
+    // Even: the other one writes; odd: this one takes.
+    let turn = AtomicUsize::new(0);
+    let rounds = rounds as usize;
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| -> Result<()> {
+            cpu::pin(second).context("cannot pin a thread")?;
+            for round in 0..rounds {
+                wait(&turn, 2 * round);
+                words.iter().for_each(|word| word.0.store(round as u64, Ordering::Relaxed));
+                turn.store(2 * round + 1, Ordering::Release);
+            }
+            Ok(())
+        });
+        let taker = scope.spawn(|| -> Result<f64> {
+            let pinned = cpu::pin(first).context("cannot pin a thread");
+            let mut times = Vec::with_capacity(rounds);
+            for round in 0..rounds {
+                wait(&turn, 2 * round + 1);
+                times.push(each(LINES as u64, || take(&words, how, round as u64)));
+                turn.store(2 * round + 2, Ordering::Release);
+            }
+            pinned?;
+            Ok(crate::stats::median(times))
+        });
+        writer.join().map_err(|_| anyhow!("a thread panicked"))??;
+        taker.join().map_err(|_| anyhow!("a thread panicked"))?
+    })
+}
+
+fn wait(turn: &AtomicUsize, until: usize) {
+    let mut looks = 0_u32;
+    // Less than that only if a processor was taken away: then the other thread may need this one.
+    while turn.load(Ordering::Acquire) < until {
+        looks += 1;
+        if looks.is_multiple_of(1 << 14) { thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
+
+fn take(words: &[Word], how: How, known: u64) {
+    for index in 0..LINES {
+        // Not one after the other: the next line is not to be fetched ahead.
+        let word = &words[index * 167 % LINES].0;
+        match how {
+            How::Increment => _ = word.fetch_add(1, Ordering::SeqCst),
+            How::Blind => {
+                _ = word.compare_exchange(known, known + 1, Ordering::SeqCst, Ordering::Relaxed);
+            }
+            How::Looked => {
+                let was = word.load(Ordering::Acquire);
+                _ = word.compare_exchange(was, was + 1, Ordering::SeqCst, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_table_1_has_a_figure_or_a_reason() {
+        let stop = AtomicBool::new(false);
+        let rows = rows(&Scale::quick(), &stop).unwrap();
+        assert_eq!(rows.len(), 10);
+        for row in &rows {
+            assert!(row.value.is_some_and(|ns| ns > 0.0) || row.why_not.is_some(), "{row:?}");
+        }
+        assert_eq!((rows[0].line.as_str(), rows[9].line.as_str()), (INSTRUCTION, INVALIDATED));
+    }
+
+    #[test]
+    fn every_line_is_taken_once() {
+        for how in [How::Increment, How::Blind, How::Looked] {
+            let words: Vec<Word> = (0..LINES).map(|_| Word(AtomicU64::new(7))).collect();
+            take(&words, how, 7);
+            assert!(words.iter().all(|word| word.0.load(Ordering::Relaxed) == 8));
+        }
+    }
+}

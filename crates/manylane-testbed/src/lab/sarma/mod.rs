@@ -1,0 +1,129 @@
+//! Sarma and McKenney: what atomic operations cost, locks and references in hot paths, and what floods of datagrams do to
+//! deferred freeing and to user programs.
+//!
+//! | module | reproduces |
+//! |---|---|
+//! | [`atomics`] | Table 1: the cost of operations |
+//! | [`hot`] | Table 2's question: locks that a hot path waits for |
+//! | [`descriptor`] | Table 3's question: finding a file by its descriptor |
+//! | [`flood`] | figures 7 and 8: a flood from random sources |
+//! | [`starved`] | figure 9: a user program under a flood |
+//! | [`say`] | the conclusion |
+
+mod atomics;
+mod descriptor;
+mod flood;
+mod hot;
+mod say;
+mod starved;
+
+pub(super) use self::say::conclude;
+use super::{Part, Plot, Printed, Scale, Table};
+
+const TABLE_1: &str = "table 1";
+const TABLE_2: &str = "table 2";
+const TABLE_3: &str = "table 3";
+const FIGURE_7: &str = "figure 7";
+const FIGURE_8: &str = "figure 8";
+const FLOOD: &str = "flood";
+const FIGURE_9: &str = "figure 9";
+
+/// The only column of Table 1.
+const COST: &str = "ns";
+
+pub(super) fn tables() -> Vec<Table> {
+    let table = |name, title: &str, plot| Table { name, title: title.into(), plot };
+    let stretch = Some(Plot::Lines("tenths of the flood"));
+    vec![
+        table(TABLE_1, "Table 1: cost of operations, ns", Some(Plot::Bars("operation"))),
+        table(
+            TABLE_2,
+            "Table 2's question: locks in a hot path. Of the paper: locks taken for a write of 4 KiB; here: waits for locks, for each million datagrams",
+            None,
+        ),
+        table(
+            TABLE_3,
+            "Table 3's question: what finding a file by its descriptor costs, ns for each call or request",
+            Some(Plot::Bars("table of descriptors")),
+        ),
+        table(FIGURE_7, "Figure 7: the longest RCU grace period in each tenth of the flood, ms", stretch),
+        table(FIGURE_8, "Figure 8: network softirqs per 4 ms in each tenth of the flood", stretch),
+        table(FLOOD, "Figures 7 and 8: memory and latency while the flood lasts", None),
+        table(FIGURE_9, "Figure 9: how long a user program stands still under a flood, ms", None),
+    ]
+}
+
+pub(super) fn parts(scale: &Scale) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for round in 1..=scale.rounds {
+        parts.push(Part::new(format!("sarma/table1/round-{round}"), |places, stop| {
+            atomics::rows(&places.scale, stop)
+        }));
+        parts.push(Part::new(format!("sarma/table3/round-{round}"), |places, stop| {
+            descriptor::rows(&places.scale, stop)
+        }));
+    }
+    parts.push(Part::new("sarma/table2".into(), hot::rows));
+    for path in flood::Path::ALL {
+        parts.push(Part::new(format!("sarma/flood/{}", path.id()), move |places, stop| {
+            flood::rows(places, path, stop)
+        }));
+    }
+    // Each takes seconds.
+    let rounds = if scale.quick { 1 } else { scale.rounds.min(3) };
+    for round in 1..=rounds {
+        for path in flood::Path::ALL {
+            parts.push(Part::new(
+                format!("sarma/starved/{}/round-{round}", path.id()),
+                move |places, stop| starved::rows(places, path, stop),
+            ));
+        }
+    }
+    parts
+}
+
+/// Table 1 (Pentium III, 700 MHz), the average of Table 2 (Linux 2.6.0), and what the text says of figures 7 and 9.
+pub(super) fn printed() -> Vec<Printed> {
+    const OPERATIONS: [(&str, f64); 10] = [
+        (atomics::INSTRUCTION, 0.7),
+        (atomics::CYCLE, 1.4),
+        (atomics::L2, 12.9),
+        (atomics::INCREMENT, 58.2),
+        (atomics::EXCHANGE, 107.3),
+        (atomics::MOVED, 113.2),
+        (atomics::MEMORY, 162.4),
+        (atomics::LOCK, 163.7),
+        (atomics::BLIND, 170.4),
+        (atomics::INVALIDATED, 360.9),
+    ];
+    let costs = OPERATIONS.map(|(line, value)| Printed { table: TABLE_1, line, column: COST, value });
+    let mut all = costs.to_vec();
+    all.push(Printed { table: TABLE_2, line: hot::WRITE, column: hot::TAKEN, value: 11.7 });
+    all.push(Printed {
+        table: FLOOD,
+        line: "softirqs, socket/recvfrom",
+        column: flood::GRACE_MOST,
+        value: 300.0,
+    });
+    all.push(Printed {
+        table: FIGURE_9,
+        line: "softirqs, socket/recvfrom",
+        column: starved::LONGEST,
+        value: 5000.0,
+    });
+    all
+}
+
+pub(super) fn differs() -> Vec<String> {
+    [
+        "Table 1: the paper's processor is a Pentium III of 700 MHz. Cycles are those of a chain of simple instructions that depend on each other, instructions of four such chains side by side; main memory includes misses of the TLB. Two virtual processors may be on one core or far apart: the hypervisor does not say.",
+        "Table 2: the paper counted locks taken, by a kernel that was changed for it. A stock kernel does not count locks that are free when they are wanted; it tells of those that somebody has to wait for (lock:contention_begin), and that is what stands here, for UDP instead of ext3.",
+        "Table 3: the paper compared kernels (2.5.66: 2.976 s of system time for a million writes of one byte with SMP, 2.719 with fget_light). Here one kernel is asked in a table of descriptors that belongs to one thread, in one that two threads share, and by io_uring with the file registered.",
+        "Figures 7 and 8: the paper's router freed route cache entries, which kernels have not had since Linux 3.6. What a flood from random sources still makes the kernel allocate and free by RCU are neighbours, where they are on the link: the server here answers, and 5.0.0.0/8 is on its link. 100,000 datagrams per second, as in the paper.",
+        "Grace periods are measured from outside, by membarrier(2), which returns after one; the paper instrumented RCU. The paper's text says 300 ms for figure 7 and more than 5 s for figure 9; it prints no other numbers.",
+        "Both hosts are on one machine: the generator has one processor, server, user program and the work of the device share another. `softirqs` passes what comes in on to that processor (RPS), `threaded NAPI` has a thread of the kernel do it there.",
+        "Figure 9: the flood is as fast as the generator makes it.",
+    ]
+    .map(String::from)
+    .to_vec()
+}

@@ -1,0 +1,195 @@
+//! What tables and figures say, by rules.
+
+use super::descriptor::{Column, call_cost, lookup_cost};
+use super::flood::{self, Path};
+use super::{COST, FIGURE_9, TABLE_1, atomics, hot, starved};
+use crate::lab::Rows;
+use crate::lab::table::short;
+use crate::lab::words::{ratio, times};
+
+/// The conclusion.
+pub(in crate::lab) fn conclude(rows: &Rows<'_>) -> Vec<String> {
+    [atomic(rows), moved(rows), hot_path(rows), descriptor(rows), grace(rows), memory(rows), starved(rows)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// The paper's point about Table 1: atomic operations against a hit in the second cache.
+fn atomic(rows: &Rows<'_>) -> Option<String> {
+    let ours = ratio(rows.value(TABLE_1, atomics::INCREMENT, COST), rows.value(TABLE_1, atomics::L2, COST))?;
+    let paper =
+        ratio(rows.printed(TABLE_1, atomics::INCREMENT, COST), rows.printed(TABLE_1, atomics::L2, COST))?;
+    Some(format!(
+        "An atomic increment on a line of one's own costs {} a hit in the second cache (paper: {}): {}.",
+        times(ours),
+        times(paper),
+        if ours < paper / 2.0 {
+            "by itself it has become cheap"
+        } else {
+            "by itself it is as dear as it was"
+        }
+    ))
+}
+
+/// What sharing costs.
+fn moved(rows: &Rows<'_>) -> Option<String> {
+    let ours =
+        ratio(rows.value(TABLE_1, atomics::MOVED, COST), rows.value(TABLE_1, atomics::INCREMENT, COST))?;
+    let paper =
+        ratio(rows.printed(TABLE_1, atomics::MOVED, COST), rows.printed(TABLE_1, atomics::INCREMENT, COST))?;
+    // Less than that no line costs that comes from another core's cache.
+    let verdict = match ours {
+        _ if ours < 2.0 => {
+            "the two processors seem to share their first cache, as two threads of one core do, whatever the hypervisor says"
+        }
+        _ if ours > paper => "what is dear is sharing, more than it was then",
+        _ => "what is dear is sharing, though no more than it was then",
+    };
+    Some(format!(
+        "On a line that the other processor has just written it costs {} that (paper: {}): {verdict}.",
+        times(ours),
+        times(paper)
+    ))
+}
+
+fn hot_path(rows: &Rows<'_>) -> Option<String> {
+    let (_, shared) = hot::waits(rows, "socket/recvfrom, 2")?;
+    let mut lanes = Vec::new();
+    for line in ["lane/mmsg", "lane/uring", "lane/xdp"] {
+        if let Some((_, waits)) = hot::waits(rows, &format!("{line}, 2")) {
+            lanes.push(format!("{line} {}", short(waits)));
+        }
+    }
+    (!lanes.is_empty()).then(|| {
+        format!(
+            "Two threads that read one socket wait for its locks {} times in a million datagrams; with a lane each: {}.",
+            short(shared),
+            lanes.join(", ")
+        )
+    })
+}
+
+fn descriptor(rows: &Rows<'_>) -> Option<String> {
+    let (own, shared) = (call_cost(rows, Column::Own)?, call_cost(rows, Column::Shared)?);
+    let mut text = format!(
+        "A call on a descriptor costs {} ns in a table of one's own and {} ns in one that is shared",
+        short(own),
+        short(shared)
+    );
+    if let Some(both) = call_cost(rows, Column::Both) {
+        text += &format!(", {} ns while another thread calls on the same socket", short(both));
+    }
+    let looked = lookup_cost(rows, false, Column::Both).or_else(|| lookup_cost(rows, false, Column::Shared));
+    let registered =
+        lookup_cost(rows, true, Column::Both).or_else(|| lookup_cost(rows, true, Column::Shared));
+    if let (Some(looked), Some(registered)) = (looked, registered) {
+        text += &format!(
+            "; by io_uring, finding the file takes {} ns by its descriptor and {} ns if it is registered",
+            short(looked.max(0.0)),
+            short(registered.max(0.0))
+        );
+    }
+    Some(text + ".")
+}
+
+fn grace(rows: &Rows<'_>) -> Option<String> {
+    let [idle, ..] = flood::figures(rows, Path::Idle)?;
+    let [flooded, ..] = flood::figures(rows, Path::Softirqs)?;
+    let mut text = format!(
+        "Under 100,000 datagrams per second from random sources the longest RCU grace period is {} ms ({} ms without a flood; paper: 300 ms)",
+        short(flooded),
+        short(idle)
+    );
+    if let Some([xdp, ..]) = flood::figures(rows, Path::XdpThreaded) {
+        text += &format!(", with lane/xdp and threaded NAPI {} ms", short(xdp));
+    }
+    text += if flooded > 100.0 {
+        ": floods still hold it up"
+    } else {
+        ": a flood does not hold it up for long any more"
+    };
+    Some(text + ".")
+}
+
+fn memory(rows: &Rows<'_>) -> Option<String> {
+    let [_, grown, neighbours, late] = flood::figures(rows, Path::Softirqs)?;
+    let mut text = format!(
+        "Slabs grow by {} MiB at most, with {} neighbours at most, and 99 % of the answers to a regular client take {} ms or less",
+        short(grown),
+        short(neighbours),
+        short(late)
+    );
+    if let Some([_, grown, _, late]) = flood::figures(rows, Path::XdpThreaded) {
+        text += &format!("; with lane/xdp and threaded NAPI {} MiB and {} ms", short(grown), short(late));
+    }
+    Some(text + ".")
+}
+
+fn starved(rows: &Rows<'_>) -> Option<String> {
+    let (kernel, share) = starved::figures(rows, Path::Softirqs)?;
+    let paper = rows.printed(FIGURE_9, Path::Softirqs.name(), starved::LONGEST)?;
+    let mut text = format!(
+        "Under the fastest flood a user program beside the server stands still for {} ms at most, {} % of the time in all (paper: more than {} ms)",
+        short(kernel),
+        short(share),
+        short(paper)
+    );
+    for path in [Path::Threaded, Path::XdpSoftirqs, Path::XdpThreaded, Path::Idle] {
+        if let Some((longest, share)) = starved::figures(rows, path) {
+            text += &format!("; {}: {} ms, {} %", path.name(), short(longest), short(share));
+        }
+    }
+    Some(text + ".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::{Paper, Row, merge};
+
+    fn said(rows: Vec<Row>) -> String {
+        let rows = rows.into_iter().map(|row| Row { paper: Paper::Sarma, ..row }).collect();
+        let merged = merge(Paper::Sarma, rows, &super::super::printed(), true);
+        conclude(&Rows::of(Paper::Sarma, &merged)).join(" ")
+    }
+
+    fn cost(line: &str, ns: f64) -> Row {
+        Row::new(TABLE_1, line, COST, "ns", vec![ns])
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_was_not_measured() {
+        assert_eq!(said(Vec::new()), "");
+        assert_eq!(said(vec![cost(atomics::L2, 4.0)]), "");
+    }
+
+    #[test]
+    fn atomic_operations_are_judged_by_the_figures() {
+        let cheap =
+            said(vec![cost(atomics::L2, 4.0), cost(atomics::INCREMENT, 6.0), cost(atomics::MOVED, 90.0)]);
+        assert!(cheap.contains("1.50 times a hit in the second cache (paper: 4.51 times)"), "{cheap}");
+        assert!(cheap.contains("has become cheap") && cheap.contains("15.0 times that"), "{cheap}");
+        assert!(cheap.contains("what is dear is sharing"), "{cheap}");
+        let one = said(vec![cost(atomics::INCREMENT, 6.0), cost(atomics::MOVED, 6.0)]);
+        assert!(one.contains("seem to share their first cache"), "{one}");
+        let dear = said(vec![cost(atomics::L2, 4.0), cost(atomics::INCREMENT, 20.0)]);
+        assert!(dear.contains("as dear as it was"), "{dear}");
+    }
+
+    #[test]
+    fn starvation_is_told_beside_the_papers() {
+        let at = |path: Path, column: &str, value| Row::new(FIGURE_9, path.name(), column, "ms", vec![value]);
+        let rows = vec![
+            at(Path::Softirqs, starved::LONGEST, 42.0),
+            at(Path::Softirqs, "stood still, %", 80.0),
+            at(Path::XdpThreaded, starved::LONGEST, 3.5),
+            at(Path::XdpThreaded, "stood still, %", 10.0),
+        ];
+        let said = said(rows);
+        assert!(said.contains(
+            "stands still for 42.0 ms at most, 80.0 % of the time in all (paper: more than 5000 ms)"
+        ));
+        assert!(said.contains("threaded NAPI, lane/xdp: 3.50 ms, 10.0 %"), "{said}");
+    }
+}

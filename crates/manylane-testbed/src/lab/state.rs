@@ -1,0 +1,278 @@
+//! What a run has done, in a file: a line of JSON about machine and settings, then a line for each part that is finished. A
+//! part is there as a whole or not at all: a line that the end of the program cut short is taken away.
+
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::{LabSettings, Row};
+use crate::machine::Machine;
+
+/// The first line's mark.
+const SCHEMA: &str = "manylane.lab.state.v1";
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    schema: String,
+    machine: Machine,
+    settings: LabSettings,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Done {
+    part: String,
+    rows: Vec<Row>,
+}
+
+/// The parts that are done, and the file that knows them.
+#[derive(Debug)]
+pub struct State {
+    path: PathBuf,
+    file: File,
+    head: Head,
+    done: HashSet<String>,
+    rows: Vec<Row>,
+}
+
+impl State {
+    /// A run that begins. A file that is there is kept, with `.old` behind its name.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn begin(path: &Path, settings: LabSettings) -> Result<Self> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
+        }
+        if path.exists() {
+            let mut old = path.as_os_str().to_owned();
+            old.push(".old");
+            fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))?;
+        }
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let head = Head { schema: SCHEMA.into(), machine: Machine::read(), settings };
+        let mut state = Self { path: path.into(), file, head, done: HashSet::new(), rows: Vec::new() };
+        let line = serde_json::to_string(&state.head)?;
+        state.write(&line)?;
+        Ok(state)
+    }
+
+    /// Goes on with what `path` has, on the same machine and with the same settings; only the command line may be another.
+    ///
+    /// # Errors
+    /// When the file is of another machine or of other settings, or is no state at all.
+    pub fn resume(path: &Path, settings: &LabSettings) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut lines = text.split_inclusive('\n');
+        let first = lines.next().unwrap_or_default();
+        let head: Head = serde_json::from_str(first)
+            .ok()
+            .filter(|head: &Head| head.schema == SCHEMA)
+            .with_context(|| format!("{} is no state of a lab run", path.display()))?;
+        same_machine(path, &head.machine, &Machine::read())?;
+        same_settings(path, &head.settings, settings)?;
+        let mut whole = first.len();
+        let (mut done, mut rows) = (HashSet::new(), Vec::new());
+        for line in lines {
+            let read: Option<Done> = line.ends_with('\n').then(|| serde_json::from_str(line).ok()).flatten();
+            // Whatever is behind a broken line was written by nobody.
+            let Some(part) = read else { break };
+            whole += line.len();
+            done.insert(part.part);
+            rows.extend(part.rows);
+        }
+        let file = OpenOptions::new().append(true).open(path);
+        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        file.set_len(whole as u64).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { path: path.into(), file, head, done, rows })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The settings of the run.
+    #[must_use]
+    pub fn settings(&self) -> &LabSettings {
+        &self.head.settings
+    }
+
+    /// The machine of the run.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.head.machine
+    }
+
+    /// Whether a part is done.
+    #[must_use]
+    pub fn has(&self, part: &str) -> bool {
+        self.done.contains(part)
+    }
+
+    /// Number of parts that are done.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.done.len()
+    }
+
+    /// Whether nothing is done yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.done.is_empty()
+    }
+
+    /// The rows of all parts that are done, in the order that they were done.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter()
+    }
+
+    /// A part is done: it is in the file when this returns.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn add(&mut self, part: &str, rows: Vec<Row>) -> Result<()> {
+        let done = Done { part: part.into(), rows };
+        let line = serde_json::to_string(&done)?;
+        self.write(&line)?;
+        self.done.insert(done.part);
+        self.rows.extend(done.rows);
+        Ok(())
+    }
+
+    fn write(&mut self, line: &str) -> Result<()> {
+        let written =
+            self.file.write_all(format!("{line}\n").as_bytes()).and_then(|()| self.file.sync_data());
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+fn same_machine(path: &Path, then: &Machine, now: &Machine) -> Result<()> {
+    if super::is_same(then, now) {
+        return Ok(());
+    }
+    let tell = |machine: &Machine| format!("{} × {}, Linux {}", machine.cpus, machine.model, machine.kernel);
+    let (then_is, now_is) = (tell(then), tell(now));
+    let what = if then_is == now_is {
+        "settings of the kernel have changed since (mitigations, rmem_max)"
+    } else {
+        &now_is
+    };
+    bail!(
+        "{} is of another machine: it began on {then_is}; this is: {what}. Figures of two machines make no table: begin anew",
+        path.display()
+    )
+}
+
+fn same_settings(path: &Path, then: &LabSettings, now: &LabSettings) -> Result<()> {
+    let names = |settings: &LabSettings| {
+        settings.papers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    };
+    ensure!(
+        then.papers == now.papers,
+        "{} is of {}, not of {}: name what it is of",
+        path.display(),
+        names(then),
+        names(now)
+    );
+    let same = then.scale == now.scale && then.only == now.only;
+    ensure!(
+        same,
+        "{} has other settings: it began with {:?} and only {:?}, now they are {:?} and {:?}; use the same options",
+        path.display(),
+        then.scale,
+        then.only,
+        now.scale,
+        now.only
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::{Paper, Scale};
+
+    fn settings() -> LabSettings {
+        LabSettings::new("manylane lab rivera".into(), &[Paper::Rivera], None, Scale::quick())
+    }
+
+    fn place(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("manylane-lab-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder.join("state.jsonl")
+    }
+
+    fn row(value: f64) -> Row {
+        Row::new("t", "a", "1", "s", vec![value])
+    }
+
+    #[test]
+    fn what_was_done_is_there_again() {
+        let path = place("again");
+        let mut state = State::begin(&path, settings()).unwrap();
+        state.add("one", vec![row(1.0)]).unwrap();
+        state.add("two", vec![row(2.5), row(3.0)]).unwrap();
+        drop(state);
+        let mut state = State::resume(&path, &settings()).unwrap();
+        assert!(state.has("one") && state.has("two") && !state.has("three"));
+        assert_eq!((state.len(), state.rows().count()), (2, 3));
+        state.add("three", Vec::new()).unwrap();
+        drop(state);
+        assert_eq!(State::resume(&path, &settings()).unwrap().len(), 3);
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_line_that_was_cut_short_is_as_if_never_written() {
+        let path = place("torn");
+        let mut state = State::begin(&path, settings()).unwrap();
+        state.add("one", vec![row(1.0)]).unwrap();
+        state.add("two", vec![row(2.0)]).unwrap();
+        drop(state);
+        let text = fs::read_to_string(&path).unwrap();
+        for cut in 1..40 {
+            fs::write(&path, &text[..text.len() - cut]).unwrap();
+            let mut state = State::resume(&path, &settings()).unwrap();
+            assert!(state.has("one") && !state.has("two"), "{cut}");
+            state.add("two", vec![row(2.0)]).unwrap();
+            drop(state);
+            assert_eq!(fs::read_to_string(&path).unwrap(), text, "{cut}");
+        }
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn another_machine_and_other_settings_are_refused() {
+        let path = place("other");
+        drop(State::begin(&path, settings()).unwrap());
+        let other = LabSettings { papers: vec![Paper::Sarma], ..settings() };
+        let why = State::resume(&path, &other).unwrap_err().to_string();
+        assert!(why.contains("is of rivera, not of sarma"), "{why}");
+        let other = LabSettings { scale: Scale::full(), ..settings() };
+        let why = State::resume(&path, &other).unwrap_err().to_string();
+        assert!(why.contains("other settings"), "{why}");
+        let text = fs::read_to_string(&path).unwrap();
+        let kernel = Machine::read().kernel;
+        fs::write(&path, text.replace(&kernel, "2.6.0 i686")).unwrap();
+        let why = State::resume(&path, &settings()).unwrap_err().to_string();
+        assert!(why.contains("another machine") && why.contains("2.6.0 i686"), "{why}");
+        fs::write(&path, "{}\n").unwrap();
+        assert!(State::resume(&path, &settings()).unwrap_err().to_string().contains("no state of a lab run"));
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_new_run_keeps_the_old_file() {
+        let path = place("old");
+        State::begin(&path, settings()).unwrap().add("one", Vec::new()).unwrap();
+        assert!(State::begin(&path, settings()).unwrap().is_empty());
+        assert_eq!(fs::read_to_string(path.with_extension("jsonl.old")).unwrap().lines().count(), 2);
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+}

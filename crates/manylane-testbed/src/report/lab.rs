@@ -1,0 +1,196 @@
+//! A page about a lab run: for each paper its conclusion, its figures redrawn with the paper's numbers as series of their own,
+//! its tables, and what differs.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::{escape, figure, plots};
+use crate::lab::table::{Grid, lay_out, short};
+use crate::lab::{Finished, Paper, Plot, Row};
+
+/// The page.
+///
+/// # Errors
+/// When a plot cannot be drawn.
+pub fn html(run: &Finished) -> Result<String> {
+    let mut page = String::with_capacity(256 << 10);
+    let names: Vec<&str> = run.settings.papers.iter().map(|paper| paper.name()).collect();
+    let title = format!(
+        "manylane lab {}",
+        if names.len() == Paper::ALL.len() { "all".into() } else { names.join(", ") }
+    );
+    write!(page, include_str!("head.html"), title = escape(&title))?;
+    let machine = &run.machine;
+    let lead = format!("{} processors ({}), Linux {}.", machine.cpus, machine.model, machine.kernel);
+    write!(page, "<h1>{}</h1>\n<p class=lead>{}</p>\n", escape(&title), escape(&lead))?;
+    for &paper in &run.settings.papers {
+        section(&mut page, run, paper)?;
+    }
+    page.push_str("<section><h2>How it was measured</h2>\n<dl>\n");
+    let memory = format!(
+        "{} × {}, {} GiB{}",
+        machine.cpus,
+        machine.model,
+        machine.memory_bytes >> 30,
+        if machine.virtual_machine { ", a virtual machine" } else { "" }
+    );
+    let scale = format!("{:?}", run.settings.scale);
+    let mitigations = machine.mitigations.join("; ");
+    for (name, value) in [
+        ("Command", &run.settings.command),
+        ("Machine", &memory),
+        ("Kernel", &machine.kernel),
+        ("Mitigations", &mitigations),
+        ("Scale", &scale),
+    ] {
+        writeln!(page, "<dt>{name}<dd>{}", escape(if value.is_empty() { "–" } else { value }))?;
+    }
+    page.push_str("</dl>\n<p>The raw samples are in the JSON file beside this page.</p></section>\n</main></body></html>\n");
+    Ok(page)
+}
+
+fn section(page: &mut String, run: &Finished, paper: Paper) -> Result<()> {
+    writeln!(page, "<section><h2>{paper}</h2>\n<p class=lead>{}</p>", escape(paper.title()))?;
+    let said = paper.conclude(&run.rows).join(" ");
+    writeln!(page, "<h3>What this run says</h3>\n<p class=says>{}</p>", escape(&said))?;
+    for table in paper.tables(&run.settings.scale) {
+        let rows: Vec<&Row> =
+            run.rows.iter().filter(|row| row.paper == paper && row.table == table.name).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let grid = lay_out(&rows);
+        let measured = rows.iter().any(|row| row.value.is_some());
+        if let Some(plot) = table.plot.filter(|_| measured) {
+            let unit = &rows.iter().find(|row| !row.unit.is_empty()).map_or("", |row| &row.unit);
+            draw(page, &table.title, plot, unit, &grid)?;
+        } else {
+            writeln!(page, "<h3>{}</h3>", escape(&table.title))?;
+        }
+        print(page, &grid)?;
+    }
+    writeln!(page, "<h3>What differs from the paper</h3>\n<ul>")?;
+    for sentence in paper.differs(&run.settings.scale) {
+        writeln!(page, "<li>{}</li>", escape(&sentence))?;
+    }
+    page.push_str("</ul></section>\n");
+    Ok(())
+}
+
+/// A series for each line that has a value, and one for each that the paper printed.
+fn draw(page: &mut String, title: &str, plot: Plot, unit: &str, grid: &Grid<'_>) -> Result<()> {
+    let mut series = Vec::new();
+    let mut legend = String::from("<ul class=legend>");
+    let mut add = |name: &str, values: Vec<Option<f64>>, samples: Vec<Vec<f64>>| {
+        let colour = series.len();
+        let _ = write!(
+            legend,
+            "<li><i style=\"background:var(--s{})\"></i>{}</li>",
+            colour % plots::COLOURS,
+            escape(name)
+        );
+        series.push(plots::Series { colour, values, samples });
+    };
+    for (line, cells) in &grid.lines {
+        if cells.iter().flatten().any(|row| row.value.is_some()) {
+            let values = cells.iter().map(|cell| cell.and_then(|row| row.value)).collect();
+            let samples =
+                cells.iter().map(|cell| cell.map_or_else(Vec::new, |row| row.samples.clone())).collect();
+            add(line, values, samples);
+        }
+    }
+    for (line, cells) in &grid.lines {
+        if cells.iter().flatten().any(|row| row.printed.is_some()) {
+            let values = cells.iter().map(|cell| cell.and_then(|row| row.printed)).collect();
+            add(&format!("paper: {line}"), values, vec![Vec::new(); cells.len()]);
+        }
+    }
+    legend += "</ul>";
+    let svg = match plot {
+        Plot::Lines(x) => plots::lines(&grid.columns, x, unit, &series)?,
+        Plot::Bars(x) => plots::bars(&grid.columns, x, unit, &series, &[])?,
+    };
+    let caption = match plot {
+        Plot::Lines(_) => "Lines join medians; each faint dot is one sample.",
+        Plot::Bars(_) => "Medians.",
+    };
+    figure(page, title, caption, &legend, &svg);
+    Ok(())
+}
+
+fn print(page: &mut String, grid: &Grid<'_>) -> Result<()> {
+    page.push_str("<div class=wide><table><thead><tr><th>");
+    for column in &grid.columns {
+        write!(page, "<th>{}", escape(column))?;
+    }
+    page.push_str("</tr></thead><tbody>\n");
+    for (line, cells) in &grid.lines {
+        let ours = if line.starts_with("lane/") { " class=ours" } else { "" };
+        write!(page, "<tr{ours}><td>{}", escape(line))?;
+        for cell in cells {
+            match cell {
+                None => page.push_str("<td>"),
+                Some(Row { value: Some(value), .. }) => write!(page, "<td>{}", short(*value))?,
+                Some(row) => {
+                    let why = escape(row.why_not.as_deref().unwrap_or_default());
+                    write!(page, "<td title=\"{why}\">–")?;
+                }
+            }
+        }
+        page.push_str("</tr>\n");
+        if cells.iter().flatten().any(|cell| cell.printed.is_some()) {
+            page.push_str("<tr class=quality><td>paper");
+            for cell in cells {
+                let printed = cell.and_then(|row| row.printed).map_or_else(String::new, short);
+                write!(page, "<td>{printed}")?;
+            }
+            page.push_str("</tr>\n");
+        }
+    }
+    page.push_str("</tbody></table></div>\n");
+    let mut reasons: Vec<&str> = grid
+        .lines
+        .iter()
+        .flat_map(|(_, cells)| cells.iter().flatten())
+        .filter_map(|row| row.why_not.as_deref())
+        .collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    for why in reasons {
+        writeln!(page, "<p class=quality>–: {}</p>", escape(why))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::{LabSettings, Scale};
+    use crate::schema::{Document, LAB};
+
+    #[test]
+    fn the_page_is_whole_has_the_papers_series_and_loads_nothing() {
+        let settings = LabSettings::new("manylane lab '<&>'".into(), &Paper::ALL, None, Scale::quick());
+        let mut rows = Vec::new();
+        for (paper, table) in Paper::ALL
+            .into_iter()
+            .flat_map(|paper| paper.tables(&settings.scale).into_iter().map(move |table| (paper, table.name)))
+        {
+            let mut row = Row::new(table, "one", "1", "s", vec![1.0, 2.0]);
+            row.printed = Some(3.0);
+            rows.push(Row { paper, ..row });
+            rows.push(Row { paper, ..Row::cannot(table, "two", "1", "s", "no <device>") });
+        }
+        let page = html(&Document::new(LAB, settings.clone(), rows)).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+        let plotted = Paper::ALL.into_iter().flat_map(|paper| paper.tables(&settings.scale));
+        let plotted = plotted.filter(|table| table.plot.is_some()).count();
+        assert_eq!((page.matches("<svg").count(), page.matches("paper: one").count()), (plotted, plotted));
+        let bare = page.replace("http://www.w3.org/2000/svg", "");
+        for loaded in ["http://", "https://", "<script", "<link", "src=", "@import", "url("] {
+            assert!(!bare.contains(loaded), "{loaded}");
+        }
+        assert!(page.contains("no &lt;device&gt;") && page.contains("&lt;&amp;&gt;"));
+    }
+}

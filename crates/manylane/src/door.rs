@@ -1,0 +1,416 @@
+//! A door for other processes of the same user, and root: they read counters, and see and change what is let in.
+//! `manylane top` and `manylane limit` knock at it.
+//!
+//! A door is a local socket with an abstract name, `manylane.door.PID.N`, in the network namespace of whoever opens it,
+//! and a thread that sleeps until somebody connects. One connection has one question and one answer:
+//!
+//! | asked | answered |
+//! |---|---|
+//! | `manylane.door 1 metrics` | `ok`, and the page of [`Handle::write_metrics`](crate::Handle::write_metrics) |
+//! | `manylane.door 1 guard` | `ok`, and lines: `limit LIMIT`, `allow PREFIX`, `deny PREFIX`, `denied N`, `limited N` |
+//! | `manylane.door 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` takes away those from before |
+//! | anything | `refused WHY` |
+//!
+//! Lanes see nothing of it but that their counters are read.
+
+use std::fmt::Write as _;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fs, panic};
+
+use manylane_sys::local;
+use manylane_sys::measure::Watch;
+use manylane_sys::netns::NetNs;
+use manylane_sys::sock;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::{Guard, Limit, Prefix, Rule};
+use crate::io::xdp::Gate;
+use crate::socket::Handle;
+
+const NAME: &str = "manylane.door";
+const VERSION: &str = "1";
+/// Names that are tried.
+const MOST_NAMES: u32 = 1024;
+/// Bytes of a question: some thousand prefixes. More of them take more questions.
+const LONGEST_QUESTION: usize = 128 << 10;
+/// Bytes of a part of an answer, and of an answer.
+const PART: usize = 32 << 10;
+const LONGEST_ANSWER: usize = 16 << 20;
+/// How long the other side may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Every wait has a bound.
+const IDLE: Duration = Duration::from_secs(60);
+const WAKE: u64 = 0;
+const LISTENER: u64 = 1;
+
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// What makes a page of metrics.
+type Page = Box<dyn Fn() -> String + Send>;
+
+/// Where other processes can ask, as long as this value lives.
+#[derive(Debug)]
+pub struct Door {
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    /// Opens the door of a socket.
+    ///
+    /// # Errors
+    /// What the system reports: no descriptors, no threads.
+    pub fn open(handle: &Handle) -> Result<Self> {
+        let own = handle.clone();
+        let page = move || {
+            let mut page = String::new();
+            // Writing to a string does not fail.
+            _ = own.write_metrics(&mut page);
+            page
+        };
+        Self::with(page, handle.gate().ok())
+    }
+
+    /// Opens a door to something else that has metrics, and lets in what a gate says.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn with(page: impl Fn() -> String + Send + 'static, gate: Option<Gate>) -> Result<Self> {
+        let failed = |err| Error::system("a local socket for 'manylane top'", err);
+        let listener = listen().map_err(failed)?;
+        let (wake, woken) = UnixStream::pair().map_err(failed)?;
+        let watch = Watch::new(2).map_err(failed)?;
+        watch.add(&woken, WAKE).map_err(failed)?;
+        watch.add(&listener, LISTENER).map_err(failed)?;
+        let page: Page = Box::new(page);
+        let work = move || serve(watch, &woken, &listener, &page, gate.as_ref());
+        let thread = thread::Builder::new().name("manylane-door".into()).spawn(work).map_err(failed)?;
+        Ok(Self { wake, thread: Some(thread) })
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        _ = self.wake.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been told on standard error.
+            _ = thread.join();
+        }
+    }
+}
+
+fn name(pid: u32, number: u32) -> String {
+    format!("{NAME}.{pid}.{number}")
+}
+
+/// Under the next name that is free: another process may have had our number.
+fn listen() -> io::Result<OwnedFd> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..MOST_NAMES {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        match local::listen(&name(std::process::id(), number)) {
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse => last = err,
+            other => return other,
+        }
+    }
+    Err(last)
+}
+
+/// Answers one after the other until the other end of `woken` is closed.
+fn serve(mut watch: Watch, woken: &UnixStream, listener: &OwnedFd, page: &Page, gate: Option<&Gate>) {
+    loop {
+        let Ok(ready) = watch.wait(IDLE) else { return };
+        let ready: Vec<u64> = ready.collect();
+        if ready.contains(&WAKE) {
+            _ = woken.shutdown(std::net::Shutdown::Both);
+            return;
+        }
+        if !ready.contains(&LISTENER) {
+            continue;
+        }
+        match local::accept(listener.as_fd()) {
+            // Who has gone meanwhile has.
+            Ok(connection) => _ = answer(&connection, page, gate),
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => {}
+            // Out of descriptors, say: not at full speed.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn answer(connection: &OwnedFd, page: &Page, gate: Option<&Gate>) -> io::Result<()> {
+    let (peer, own) = (local::peer(connection.as_fd())?, local::effective_uid());
+    if peer.uid != 0 && peer.uid != own {
+        let why = format!("refused only root and the user {own} of this process may ask");
+        return local::send(connection.as_fd(), why.as_bytes(), &[]);
+    }
+    sock::wait_readable(connection.as_fd(), PATIENCE);
+    let mut question = vec![0; LONGEST_QUESTION];
+    let (len, _) = local::recv(connection.as_fd(), &mut question)?;
+    let answer = match std::str::from_utf8(&question[..len]).map_err(|_| "that is no text".into()) {
+        Ok(question) => reply(question, page, gate),
+        Err(why) => Err(why),
+    };
+    let text = answer.map_or_else(|why| format!("refused {why}"), |text| format!("ok\n{text}"));
+    let deadline = Instant::now() + PATIENCE;
+    for part in text.as_bytes().chunks(PART) {
+        while let Err(err) = local::send(connection.as_fd(), part, &[]) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if err.kind() != io::ErrorKind::WouldBlock || !sock::wait_writable(connection.as_fd(), left) {
+                return Err(err);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn reply(question: &str, page: &Page, gate: Option<&Gate>) -> std::result::Result<String, String> {
+    let mut lines = question.lines();
+    let words: Vec<&str> = lines.next().unwrap_or("").split_ascii_whitespace().collect();
+    let verb = match words.as_slice() {
+        [NAME, VERSION, verb] => *verb,
+        [NAME, ..] => return Err(format!("this process has version {VERSION} of its door")),
+        _ => return Err("that is no question".into()),
+    };
+    let gate = || gate.ok_or_else(|| "limit, allow and deny need the engine xdp".to_owned());
+    match verb {
+        "metrics" => Ok(page()),
+        "guard" => {
+            let gate = gate()?;
+            let (mut text, refused) = (describe(&gate.guard()), gate.refused());
+            _ = write!(text, "denied {}\nlimited {}\n", refused.denied, refused.limited);
+            Ok(text)
+        }
+        "change" => {
+            let lines: Vec<&str> = lines.collect();
+            gate()?.change(|guard| change(guard, &lines)).map_err(|err| err.chain())?;
+            Ok(String::new())
+        }
+        _ => Err("that is no question".into()),
+    }
+}
+
+/// The lines of a guard.
+fn describe(guard: &Guard) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    for limit in guard.limits() {
+        _ = writeln!(text, "limit {limit}");
+    }
+    for (prefix, rule) in guard.rules() {
+        let verb = match rule {
+            Rule::Allow => "allow",
+            Rule::Deny => "deny",
+        };
+        _ = writeln!(text, "{verb} {prefix}");
+    }
+    text
+}
+
+/// What lines make of a guard.
+fn change(guard: &mut Guard, lines: &[&str]) -> Result<()> {
+    let mut limits: Option<Vec<Limit>> = None;
+    for line in lines {
+        let prefix = |text: &str| text.parse::<Prefix>();
+        match line.split_once(' ') {
+            Some(("limit", limit)) => limits.get_or_insert_default().push(limit.parse()?),
+            None if *line == "unlimited" => limits = Some(Vec::new()),
+            Some(("allow", text)) => guard.set_rule(prefix(text)?, Some(Rule::Allow))?,
+            Some(("deny", text)) => guard.set_rule(prefix(text)?, Some(Rule::Deny))?,
+            Some(("forget", text)) => guard.set_rule(prefix(text)?, None)?,
+            _ => return Err(Error::new(ErrorKind::Config, format!("{line:?} is no change"))),
+        }
+    }
+    limits.map_or(Ok(()), |limits| guard.set_limits(&limits))
+}
+
+/// A door of a running process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Knock {
+    name: String,
+    pid: u32,
+}
+
+/// Finds the doors in the network namespace of the calling thread, or those of process `of`, wherever it is.
+///
+/// # Errors
+/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
+/// that this process may not enter (`CAP_SYS_ADMIN`).
+pub fn doors(of: Option<u32>) -> Result<Vec<Knock>> {
+    let look = || {
+        let listed = fs::read_to_string("/proc/thread-self/net/unix")
+            .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
+        let mut found: Vec<Knock> = listed.lines().filter_map(Knock::of_line).collect();
+        found.retain(|door| of.is_none_or(|pid| pid == door.pid));
+        found.sort_by(|a, b| (a.pid, &a.name).cmp(&(b.pid, &b.name)));
+        found.dedup();
+        Ok(found)
+    };
+    of.map_or_else(look, |pid| in_namespace_of(pid, look))
+}
+
+impl Knock {
+    /// A line of /proc/net/unix: number, references, protocol, flags, type, state, inode, path.
+    fn of_line(line: &str) -> Option<Self> {
+        /// `__SO_ACCEPTCON`: a socket that listens.
+        const LISTENS: u32 = 0x10000;
+        let flags = u32::from_str_radix(line.split_ascii_whitespace().nth(3)?, 16).ok()?;
+        let name = line.rsplit(' ').next()?.strip_prefix('@').filter(|_| flags & LISTENS != 0)?;
+        let (pid, _) = name.strip_prefix(NAME)?.strip_prefix('.')?.split_once('.')?;
+        Some(Self { name: name.into(), pid: pid.parse().ok()? })
+    }
+
+    /// The process, as it says.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The page of metrics.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let this user in.
+    pub fn metrics(&self) -> Result<String> {
+        self.ask("metrics", &[])
+    }
+
+    /// What is let in, and what was dropped: lines, as the module page has them.
+    ///
+    /// # Errors
+    /// As for [`metrics`](Self::metrics), and if it has no engine that can hold anything back.
+    pub fn guard(&self) -> Result<String> {
+        self.ask("guard", &[])
+    }
+
+    /// Changes what is let in, by lines as the module page has them: all of them, or none.
+    ///
+    /// # Errors
+    /// As for [`guard`](Self::guard), and what is wrong with the lines.
+    pub fn change(&self, lines: &[String]) -> Result<()> {
+        self.ask("change", lines).map(|_| ())
+    }
+
+    fn ask(&self, verb: &str, lines: &[String]) -> Result<String> {
+        let mut question = format!("{NAME} {VERSION} {verb}");
+        for line in lines {
+            _ = write!(question, "\n{line}");
+        }
+        let failed =
+            |err| Error::with(ErrorKind::State, format!("process {} does not answer", self.pid), err);
+        let connection = match local::connect(&self.name, PATIENCE) {
+            Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {
+                in_namespace_of(self.pid, || local::connect(&self.name, PATIENCE).map_err(failed))?
+            }
+            other => other.map_err(failed)?,
+        };
+        // Who is not let in has been told so before the question.
+        _ = local::send(connection.as_fd(), question.as_bytes(), &[]);
+        let heard = hear(&connection).map_err(failed)?;
+        if let Some(text) = heard.strip_prefix("ok\n") {
+            return Ok(text.into());
+        }
+        let why = heard.strip_prefix("refused ").unwrap_or("it answers something else");
+        // What another process says goes to a terminal.
+        let why: String = why.chars().filter(|c| !c.is_control()).take(400).collect();
+        let kind = if why.starts_with("only root") { ErrorKind::Permission } else { ErrorKind::Config };
+        Err(Error::new(kind, format!("process {}: {why}", self.pid)))
+    }
+}
+
+/// All parts of an answer.
+fn hear(connection: &OwnedFd) -> io::Result<String> {
+    let (mut text, mut part) = (Vec::new(), vec![0; PART]);
+    loop {
+        match local::recv(connection.as_fd(), &mut part) {
+            Ok((0, _)) => break,
+            Ok((len, _)) => text.extend(&part[..len]),
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            // It was closed with a question of ours unread; what it said before is still there, behind this error.
+            Err(err) if err.kind() == io::ErrorKind::ConnectionReset && text.is_empty() => {}
+            Err(err) => return Err(err),
+        }
+        if text.len() > LONGEST_ANSWER {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Does something in the network namespace that process `pid` is in.
+pub(crate) fn in_namespace_of<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let missing = |err: io::Error| match err.kind() {
+        io::ErrorKind::NotFound => Error::new(ErrorKind::State, format!("there is no process {pid}")),
+        _ => Error::system(format!("looking at the network namespace of process {pid}"), err),
+    };
+    let path = format!("/proc/{pid}/ns/net");
+    fs::metadata(format!("/proc/{pid}")).map_err(missing)?;
+    let ours = fs::metadata("/proc/thread-self/ns/net").map_err(missing)?;
+    match fs::metadata(&path) {
+        Ok(theirs) if (theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()) => {}
+        // Who may not even look at it may still be in the same one.
+        _ => return work(),
+    }
+    let refused = |err| {
+        let message = format!(
+            "process {pid} is in another network namespace: ask as root, or from inside ('nsenter -n -t {pid}')"
+        );
+        Error::with(ErrorKind::Permission, message, err)
+    };
+    // On a thread of its own: the caller shall stay where it is. Connections stay where they were made.
+    thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            NetNs::open(&path).and_then(|namespace| namespace.enter()).map_err(refused)?;
+            work()
+        });
+        working.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ours() -> Vec<Knock> {
+        doors(Some(std::process::id())).unwrap()
+    }
+
+    #[test]
+    fn loopback_a_door_answers_until_it_is_closed() {
+        let long = "x".repeat(5 * PART + 7);
+        let text = long.clone();
+        let gate = Gate::default();
+        let door = Door::with(move || text.clone(), Some(gate.clone())).unwrap();
+        let [knock] = &ours()[..] else { panic!("{:?}", ours()) };
+        assert_eq!(knock.metrics().unwrap(), long);
+        let lines = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();
+        knock.change(&lines(&["limit 100/7", "deny 10.0.0.0/8", "allow 10.1.0.0/16"])).unwrap();
+        let shown = "limit 100/7,per=32:64\ndeny 10.0.0.0/8\nallow 10.1.0.0/16\ndenied 0\nlimited 0\n";
+        assert_eq!(knock.guard().unwrap(), shown);
+        // All or nothing.
+        for wrong in ["limit x", "forget 10.0.0.1/8", "sideways", "allow"] {
+            let err = knock.change(&lines(&["forget 10.0.0.0/8", wrong])).unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Config, "{wrong}");
+            assert_eq!(knock.guard().unwrap(), shown);
+        }
+        knock.change(&lines(&["unlimited", "forget 10.0.0.0/8", "forget 10.1.0.0/16"])).unwrap();
+        assert!(gate.guard().is_open());
+        assert!(knock.ask("sideways", &[]).unwrap_err().to_string().contains("no question"));
+        let connection = local::connect(&knock.name, PATIENCE).unwrap();
+        local::send(connection.as_fd(), b"\xff\xfe", &[]).unwrap();
+        assert_eq!(hear(&connection).unwrap(), "refused that is no text");
+        let knock = knock.clone();
+        drop(door);
+        assert!(ours().is_empty());
+        assert_eq!(knock.metrics().unwrap_err().kind(), ErrorKind::State);
+        // One that can hold nothing back says so.
+        let door = Door::with(String::new, None).unwrap();
+        assert!(ours()[0].guard().unwrap_err().to_string().contains("engine xdp"));
+        drop(door);
+    }
+}
