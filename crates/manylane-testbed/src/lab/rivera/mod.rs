@@ -2,9 +2,9 @@
 //!
 //! | module | reproduces |
 //! |---|---|
-//! | [`reading`] | one cell of figures 2 and 4: so many units, read by so many threads |
-//! | [`contention`] | Tables I to III: waits for locks while they are read |
-//! | [`say`] | the conclusion |
+//! | `reading` | one cell of figures 2 and 4: so many units, read by so many threads |
+//! | `contention` | Tables I to III: waits for locks while they are read |
+//! | `say` | the conclusion |
 
 mod contention;
 mod reading;
