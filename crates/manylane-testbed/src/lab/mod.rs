@@ -288,14 +288,10 @@ pub fn run(state: &mut State, director: &mut dyn Director) -> Result<Finished> {
         }
         crate::bench::go_on(director.stop())?;
         director.progress(index as f64 / parts.len() as f64, &part.id);
-        let rows = match (part.work)(&mut places, director.stop()) {
-            Ok(rows) => rows,
-            Err(err) => {
-                // Whatever it says, it may say so because it was stopped.
-                crate::bench::go_on(director.stop())?;
-                vec![Row::failed(&part.id, &format!("{err:#}"))]
-            }
-        };
+        let rows = (part.work)(&mut places, director.stop());
+        // Whatever it says, it may say so because it was stopped: such a part is not done.
+        crate::bench::go_on(director.stop())?;
+        let rows = rows.unwrap_or_else(|err| vec![Row::failed(&part.id, &format!("{err:#}"))]);
         let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
         state.add(&part.id, rows)?;
     }
@@ -331,4 +327,58 @@ pub(crate) fn is_same(a: &Machine, b: &Machine) -> bool {
     let mut b = b.clone();
     b.memory_bytes = a.memory_bytes;
     *a == b
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn parts_have_names_of_their_own_and_tables_too() {
+        for scale in [Scale::quick(), Scale::full()] {
+            let settings = LabSettings::new(String::new(), &Paper::ALL, None, scale.clone());
+            let parts = settings.parts();
+            let names: HashSet<&str> = parts.iter().map(|(_, part)| part.id.as_str()).collect();
+            assert_eq!(names.len(), parts.len());
+            for (paper, part) in &parts {
+                assert!(part.id.starts_with(paper.name()), "{}", part.id);
+            }
+            for paper in Paper::ALL {
+                let tables = paper.tables(&scale);
+                let names: HashSet<&str> = tables.iter().map(|table| table.name).collect();
+                assert_eq!(names.len(), tables.len(), "{paper}");
+                assert!(paper.printed().iter().all(|cell| names.contains(cell.table)), "{paper}");
+                assert!(!paper.differs(&scale).is_empty(), "{paper}");
+                assert_eq!(paper.conclude(&[]), Vec::<String>::new(), "{paper}: of nothing, nothing is said");
+            }
+        }
+    }
+
+    struct Stopped(AtomicBool);
+
+    impl Director for Stopped {
+        fn progress(&mut self, _done: f64, _what: &str) {
+            // In the middle of a part: the parts are about to see it.
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+
+        fn stop(&self) -> &AtomicBool {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_part_that_was_stopped_in_the_middle_is_not_done() {
+        let folder = std::env::temp_dir().join(format!("manylane-lab-{}-stopped", std::process::id()));
+        for paper in Paper::ALL {
+            let settings = LabSettings::new(String::new(), &[paper], None, Scale::quick());
+            let mut state = State::begin(&folder.join("state.jsonl"), settings).unwrap();
+            let err = run(&mut state, &mut Stopped(AtomicBool::new(false))).unwrap_err();
+            assert!(err.to_string().contains("interrupted"), "{err:#}");
+            assert!(state.is_empty(), "{paper}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

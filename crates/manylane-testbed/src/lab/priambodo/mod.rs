@@ -2,10 +2,10 @@
 //!
 //! | module | reproduces |
 //! |---|---|
-//! | [`throughput`] | Table 1 |
-//! | [`latency`] | Table 2 |
-//! | [`cores`] | shared against dedicated cores |
-//! | [`say`] | the conclusion |
+//! | `throughput` | Table 1 |
+//! | `latency` | Table 2 |
+//! | `cores` | shared against dedicated cores |
+//! | `say` | the conclusion |
 
 mod cores;
 mod latency;

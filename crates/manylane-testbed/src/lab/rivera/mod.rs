@@ -2,9 +2,9 @@
 //!
 //! | module | reproduces |
 //! |---|---|
-//! | [`reading`] | one cell of figures 2 and 4: so many units, read by so many threads |
-//! | [`contention`] | Tables I to III: waits for locks while they are read |
-//! | [`say`] | the conclusion |
+//! | `reading` | one cell of figures 2 and 4: so many units, read by so many threads |
+//! | `contention` | Tables I to III: waits for locks while they are read |
+//! | `say` | the conclusion |
 
 mod contention;
 mod reading;
@@ -69,7 +69,8 @@ fn queues() -> Vec<Reader> {
         Reader::Udp(Kind::ReuseportRecvmmsg, Steering::Flow, 1),
         Reader::Udp(Kind::LaneMmsg, Steering::RoundRobin, 1),
         Reader::Udp(Kind::LaneUring, Steering::RoundRobin, 1),
-        Reader::Udp(Kind::LaneXdp, Steering::RoundRobin, 1),
+        // The device picks the queue, and with it the lane.
+        Reader::Udp(Kind::LaneXdp, Steering::Flow, 1),
     ]
 }
 
@@ -179,7 +180,7 @@ pub(super) fn differs(scale: &Scale) -> Vec<String> {
         ),
         "The sender waits when more units are under way than the receive buffer is sure to hold, so that nothing is lost and every count is exact; of the paper's sender nothing is said.".into(),
         "The FIFO is a pipe without a name: the kernel reads and writes both by the same functions.".into(),
-        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. The two senders cost differently, so compare lane/xdp by processor time, and its seconds with care.".into(),
+        "lane/xdp takes frames from a device: it runs between two hosts of the testbed, where frames are made by XDP; all others run over loopback as in the paper. The two senders cost differently, so compare lane/xdp by processor time, and its seconds with care. That sender is not held back; units that are lost are told in the conclusion.".into(),
         "Frames enter the testbed's device on the queue of the sender's processor, so that lane/xdp has one queue with frames, however many lanes there are.".into(),
         "Threads are not pinned, as in the paper; sender and readers share this machine's processors.".into(),
     ];

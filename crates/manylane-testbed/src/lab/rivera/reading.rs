@@ -151,6 +151,7 @@ fn send(running: &dyn Running, (units, window): (u64, u64), flows: u16, stop: &A
     let mut sent = 0;
     while sent < units {
         let chunk = CHUNK.min(window).min(units - sent);
+        bench::go_on(stop)?;
         let before = Instant::now();
         while sent + chunk > taken(running) + window {
             bench::go_on(stop)?;

@@ -7,7 +7,7 @@ use crate::lab::words::{least, ratio, times};
 
 /// The conclusion.
 pub(in crate::lab) fn conclude(rows: &Rows<'_>) -> Vec<String> {
-    [shared(rows), pipe(rows), best(rows), cost(rows), queues(rows), locks(rows), whole(rows)]
+    [shared(rows), pipe(rows), best(rows), cost(rows), queues(rows), lost(rows), locks(rows), whole(rows)]
         .into_iter()
         .flatten()
         .collect()
@@ -91,6 +91,20 @@ fn queues(rows: &Rows<'_>) -> Option<String> {
     Some(format!("From one source to two readers, lanes filled round robin take {verdict}."))
 }
 
+/// Units that never came, without which no time is that of all of them.
+fn lost(rows: &Rows<'_>) -> Option<String> {
+    let mut told = Vec::new();
+    for row in rows.table(FIGURE_2).chain(rows.table(FIGURE_4)) {
+        let count = |name: &str| row.counts.get(name).copied().unwrap_or(0);
+        let lost = count("sent").saturating_sub(count("delivered"));
+        if lost > 0 {
+            told.push(format!("{lost} of {} ({}, {} readers)", count("sent"), row.line, row.column));
+        }
+    }
+    (!told.is_empty())
+        .then(|| format!("Units were lost, so that these times are not of all units: {}.", told.join(", ")))
+}
+
 /// Tables I and II, per million units of the paper's 500,000 for each thread.
 fn locks(rows: &Rows<'_>) -> Option<String> {
     let per_million = |line: &str| {
@@ -163,6 +177,14 @@ mod tests {
         );
         assert!(with(1.0).contains("0.5000 times the time of one reader: unlike in the paper"));
         assert!(with(2.05).contains("about the time of one reader: adding readers does not make it faster"));
+    }
+
+    #[test]
+    fn what_was_lost_is_told() {
+        let row =
+            Row::new(FIGURE_2, "lane/xdp", "4", "s", vec![1.0]).with(&[("sent", 100), ("delivered", 97)]);
+        let said = conclude(&Rows::of(Paper::Rivera, &[row])).join(" ");
+        assert!(said.contains("3 of 100 (lane/xdp, 4 readers)"), "{said}");
     }
 
     #[test]

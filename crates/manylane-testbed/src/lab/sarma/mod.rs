@@ -3,12 +3,12 @@
 //!
 //! | module | reproduces |
 //! |---|---|
-//! | [`atomics`] | Table 1: the cost of operations |
-//! | [`hot`] | Table 2's question: locks that a hot path waits for |
-//! | [`descriptor`] | Table 3's question: finding a file by its descriptor |
-//! | [`flood`] | figures 7 and 8: a flood from random sources |
-//! | [`starved`] | figure 9: a user program under a flood |
-//! | [`say`] | the conclusion |
+//! | `atomics` | Table 1: the cost of operations |
+//! | `hot` | Table 2's question: locks that a hot path waits for |
+//! | `descriptor` | Table 3's question: finding a file by its descriptor |
+//! | `flood` | figures 7 and 8: a flood from random sources |
+//! | `starved` | figure 9: a user program under a flood |
+//! | `say` | the conclusion |
 
 mod atomics;
 mod descriptor;
