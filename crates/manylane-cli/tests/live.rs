@@ -52,13 +52,12 @@ impl Running {
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        // The door is open when the second line has been said, or a moment later: see `pid`.
+        // The door opens a moment later.
         let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
         thread::spawn(move || lines.for_each(drop));
         let running = Self { child, addr };
-        until(|| {
-            run(host, &["top", &running.pid(), "--once", "--interval", "50ms"]).stdout.starts_with(b"process")
-        });
+        let look = ["top", &running.pid(), "--once", "--interval", "50ms"];
+        until(|| String::from_utf8_lossy(&run(host, &look).stdout).contains(&running.addr));
         running
     }
 
