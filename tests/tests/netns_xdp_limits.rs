@@ -257,7 +257,7 @@ fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let limits = |builder: &mut Builder| {
-        _ = guarded(builder).limit(limit("0.001/1000")).limit(limit("0.001/64,per=16"))
+        _ = guarded(builder).limit(limit("0.001/1000")).limit(limit("0.001/64,per=16"));
     };
     let serving = echo(b, open(b, b.ip4(0).into(), limits));
     serving.handle.gate().unwrap().allow(Prefix::new(a.ip4(0).into(), 32).unwrap()).unwrap();
