@@ -157,6 +157,11 @@ impl Core {
         !self.rx.is_empty()
     }
 
+    #[cfg(test)]
+    pub(super) fn is_quiet(&self) -> bool {
+        self.quiet > 0
+    }
+
     /// See [`Queue::flush_rest`](super::Queue::flush_rest).
     #[inline]
     pub(super) fn flush_rest(&mut self, bell: &dyn Bell) -> io::Result<()> {

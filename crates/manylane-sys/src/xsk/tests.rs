@@ -216,6 +216,34 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
 }
 
 #[test]
+fn what_a_flush_has_left_is_sent_later_and_without_it_nothing_is_asked() {
+    let (mock, mut core) = mock::open(options(64, 16, 32, 16));
+    assert_eq!(core.receive(&mock, 4), 0);
+    assert!(core.is_quiet());
+    core.flush_rest(&mock).unwrap();
+    assert!(core.is_quiet(), "nothing was left");
+    mock.budget.set(0);
+    let (_, mut sender) = core.split(&mock);
+    for _ in 0..5 {
+        let fresh = sender.take().unwrap();
+        sender.send_fresh(fresh, 60).unwrap();
+    }
+    assert_eq!(sender.flush().unwrap(), 5);
+    mock.send_calls.set(0);
+    mock.budget.set(64);
+    core.flush_rest(&mock).unwrap();
+    assert_eq!((mock.send_calls.get(), core.is_quiet()), (1, false));
+    core.flush_rest(&mock).unwrap();
+    assert_eq!(mock.send_calls.get(), 1, "all was sent");
+    // What was sent comes back before the queue is passed over again.
+    assert_eq!((core.receive(&mock, 4), core.is_quiet(), core.census().sending), (0, false, 5));
+    (0..5).for_each(|_| mock.kernel.borrow_mut().complete(0));
+    assert_eq!((core.receive(&mock, 4), core.is_quiet(), core.census().sending), (0, true, 0));
+    core.flush_rest(&mock).unwrap();
+    assert!(core.is_quiet());
+}
+
+#[test]
 fn the_kernel_is_woken_to_receive_where_it_asks() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     mock.fill.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
