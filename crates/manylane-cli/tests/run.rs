@@ -357,6 +357,8 @@ fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    // Waiting for a child closes what is in it: the script would then end by that.
+    let input = child.stdin.take();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let at = lines.find_map(|line| Some(line.strip_prefix("metrics at http://")?.to_owned())).unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -370,6 +372,7 @@ fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
     let kill = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     assert_eq!(child.wait().unwrap().code(), Some(7));
+    drop(input);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = listener.local_addr().unwrap().to_string();
     let output = run(&["--metrics", &taken, "--", "sh", "-c", "echo started"]);

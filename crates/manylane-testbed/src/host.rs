@@ -151,16 +151,17 @@ impl Host {
         self.run(|| device_counters(self.device(link)))
     }
 
-    /// Gives this end of a link one more address, beside those that it has.
+    /// Gives this end of a link, which is up, one more address, beside those that it has. It can be used when this returns.
     ///
     /// # Errors
-    /// What `ip` says.
+    /// What `ip` says; an IPv6 address that [cannot be used](Self::settle).
     pub fn add_address(&self, link: usize, address: IpAddr) -> Result<()> {
         let device = self.device(link);
         self.ip_batch(&match address {
             IpAddr::V4(ip) => format!("address add {ip}/24 dev {device}\n"),
             IpAddr::V6(ip) => format!("address add {ip}/64 dev {device} nodad\n"),
-        })
+        })?;
+        self.settle(link)
     }
 
     /// Sets this end of a link up or down; the other end then has no carrier. Returns when it is done;

@@ -1,19 +1,18 @@
 //! Options: what a user may say, checked once, and then a [`Config`] that cannot be wrong.
 
+mod check;
+
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 use std::time::Duration;
 
-use manylane_bpf::abi;
 use manylane_sys::linger;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Limit, Prefix, Rule};
-use crate::io::uring;
 use crate::placement::Placement;
 use crate::race::{EngineChoice, choose_engine};
-use crate::socket::Socket;
 use crate::steer::{Steering, SteeringBy};
 use crate::vlan::Vlan;
 use crate::wait::WaitPolicy;
@@ -23,9 +22,9 @@ use crate::wait::WaitPolicy;
 #[non_exhaustive]
 pub enum Engine {
     /// [`Engine::Xdp`] on the devices that [`Builder::xdp_devices`] names, if it names any: a program on a network card is
-    /// somebody's decision. [`Socket::fallback`] says why where that is not to be had. Then, and without devices,
+    /// somebody's decision. [`Socket::fallback`](crate::Socket::fallback) says why where that is not to be had. Then, and without devices,
     /// [`Engine::Uring`] if a datagram was measured to cost a tenth less by it on this machine, for batches of this size, and
-    /// else [`Engine::Mmsg`]: [`Socket::choice`] says what was measured. The first socket of a process takes some 20 ms
+    /// else [`Engine::Mmsg`]: [`Socket::choice`](crate::Socket::choice) says what was measured. The first socket of a process takes some 20 ms
     /// longer to open for that.
     #[default]
     Auto,
@@ -33,7 +32,7 @@ pub enum Engine {
     Mmsg,
     /// Kernel sockets with a receive by io_uring that is armed once, into buffers that are registered once; replies as with
     /// [`Engine::Mmsg`]. Needs Linux 6.1 and a system that does not forbid io_uring; where it is not to be had,
-    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`] says why. It was measured to cost less where a call
+    /// [`Engine::Mmsg`] is in use, and [`Socket::fallback`](crate::Socket::fallback) says why. It was measured to cost less where a call
     /// takes one message, and no less otherwise.
     Uring,
     /// Frames past the kernel's stack (AF_XDP), with a kernel socket beside it for all that XDP does not take. Needs
@@ -69,8 +68,6 @@ impl FromStr for Engine {
     }
 }
 
-/// Longest pause between batches: every wait of a lane has a bound.
-const MAX_LINGER: Duration = Duration::from_millis(20);
 /// Largest payload that UDP can carry in one datagram, with room to spare.
 pub(crate) const LARGEST_DATAGRAM: usize = 65_535;
 /// Most messages that one call takes (`UIO_MAXIOV`).
@@ -182,7 +179,7 @@ impl Builder {
         self
     }
 
-    /// Which core each lane's thread runs on in [`Socket::serve`]. Default: [`Placement::Spread`].
+    /// Which core each lane's thread runs on in [`Socket::serve`](crate::Socket::serve). Default: [`Placement::Spread`].
     pub fn placement(&mut self, placement: Placement) -> &mut Self {
         self.placement = placement;
         self
@@ -253,14 +250,14 @@ impl Builder {
         self
     }
 
-    /// Whether an idle lane takes datagrams from a loaded one in [`Socket::serve`]. It ends the order of a flow.
+    /// Whether an idle lane takes datagrams from a loaded one in [`Socket::serve`](crate::Socket::serve). It ends the order of a flow.
     /// Default: no.
     pub fn stealing(&mut self, on: bool) -> &mut Self {
         self.stealing = on;
         self
     }
 
-    /// How long a lane of [`Socket::serve`] pauses after a small batch, while batches after a pause show that it
+    /// How long a lane of [`Socket::serve`](crate::Socket::serve) pauses after a small batch, while batches after a pause show that it
     /// saves wake-ups. It delays what arrives right behind another datagram, by the pause at most. Zero for never.
     /// Default: where lanes outnumber the cores that they are placed on, 100 µs for each lane that shares a core, a
     /// millisecond at most; else zero. With engine `xdp`, unless it is to do anything else than [sleep](Self::wait), at least twenty times what a
@@ -271,7 +268,7 @@ impl Builder {
     }
 
     /// What a lane does while there is nothing to receive: how soon it has what comes, and what that costs. Default:
-    /// [`WaitPolicy::Sleep`]. What is in force, [`Socket::waiting`] says.
+    /// [`WaitPolicy::Sleep`]. What is in force, [`Socket::waiting`](crate::Socket::waiting) says.
     pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
         (self.wait, self.polls_queues) = (policy, false);
         self
@@ -394,174 +391,6 @@ impl Builder {
     pub fn default_xdp_linger(lanes: usize, cores: usize) -> Duration {
         linger::default_pause(lanes, cores).max(linger::pause_for_frames())
     }
-
-    /// Checks the options and opens the socket: every lane is bound and ready when this returns.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
-    /// the option, the capability, the limit or the sysctl.
-    pub fn open(&self) -> Result<Socket> {
-        match self.engine {
-            Engine::Auto => self.open_by_choice(),
-            Engine::Uring => self.open_uring(),
-            Engine::Mmsg | Engine::Xdp => Socket::open(self.check()?),
-        }
-    }
-
-    fn open_uring(&self) -> Result<Socket> {
-        let config = self.check()?;
-        let Err(err) = uring::check(&config) else { return Socket::open(config) };
-        let why = err.chain();
-        let socket = Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
-        log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
-        Ok(socket)
-    }
-
-    /// Engine `auto`.
-    fn open_by_choice(&self) -> Result<Socket> {
-        let mut fallback = None;
-        if self.xdp.devices.is_some() {
-            let by_xdp = Self { engine: Engine::Xdp, ..self.clone() };
-            match by_xdp.check().and_then(Socket::open) {
-                Ok(socket) => return Ok(socket),
-                // No other one can hold anything back.
-                Err(err) if self.is_guarded() => return Err(err),
-                Err(err) => fallback = Some(err.chain()),
-            }
-        }
-        // What cannot be is told before anything is measured. What is wrong with the port is so with every engine, and is
-        // then the error.
-        let config = Config { fallback, ..self.check()? };
-        let choice = (self.chooser)(config.batch);
-        let config = Config { choice: Some(choice.clone()), ..config };
-        let by_uring = (choice.engine == Engine::Uring && uring::check(&config).is_ok())
-            .then(|| Socket::open(Config { engine: Engine::Uring, ..config.clone() }));
-        let socket = match by_uring {
-            Some(Ok(socket)) => socket,
-            _ => Socket::open(config)?,
-        };
-        // No warning: `fallback` and `choice` tell it to whoever opened the socket.
-        let (addr, engine) = (socket.local_addr(), socket.engine());
-        if let Some(why) = socket.fallback() {
-            log::info!("{addr}: engine {engine}, not xdp: {why}");
-        }
-        log::info!("{addr}: engine {engine}: {}", choice.why);
-        Ok(socket)
-    }
-
-    /// Who decides instead of a race, for tests.
-    #[cfg(test)]
-    pub(crate) fn choose_by(&mut self, chooser: fn(usize) -> EngineChoice) -> &mut Self {
-        self.chooser = chooser;
-        self
-    }
-
-    fn is_guarded(&self) -> bool {
-        !self.limits.is_empty() || !self.rules.is_empty()
-    }
-
-    /// What the engine `xdp` cannot do.
-    fn check_xdp(&self) -> Result<()> {
-        let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
-        if !matches!(self.steering, Steering::Flow | Steering::Cpu) {
-            return refuse(format!(
-                "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
-                self.steering
-            ));
-        }
-        if self.timestamps {
-            return refuse("timestamps do not go with engine xdp: its frames carry none".into());
-        }
-        if self.join_group {
-            return refuse("join_group does not go with engine xdp: frames go to this process alone".into());
-        }
-        if !self.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.xdp.ring) {
-            return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.xdp.ring));
-        }
-        if !(1..=abi::MAX_SOCKETS).contains(&self.xdp.sockets) {
-            let (most, sockets) = (abi::MAX_SOCKETS, self.xdp.sockets);
-            return refuse(format!("xdp_sockets {sockets} is not within 1 to {most}"));
-        }
-        if !(1024..=1 << 24).contains(&self.xdp.sources) {
-            let sources = self.xdp.sources;
-            return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
-        }
-        Ok(())
-    }
-
-    /// The checked form of the options.
-    pub(crate) fn check(&self) -> Result<Config> {
-        let range = in_range;
-        let lanes = match self.lanes {
-            Some(lanes) => lanes,
-            None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
-        };
-        self.steering.check()?;
-        if self.linger.is_some_and(|pause| pause > MAX_LINGER) {
-            return Err(Error::new(ErrorKind::Config, format!("linger is more than {MAX_LINGER:?}")));
-        }
-        if self.only_v6 && self.addr.is_ipv4() {
-            return Err(Error::new(
-                ErrorKind::Config,
-                format!("only_v6 does not go with the IPv4 address {}", self.addr),
-            ));
-        }
-        if self.join_group && !matches!(self.steering_by, SteeringBy::Auto | SteeringBy::Kernel) {
-            let message = format!(
-                "steering_by {} does not go with join_group: the group is not ours alone",
-                self.steering_by
-            );
-            return Err(Error::new(ErrorKind::Config, message));
-        }
-        if self.join_group && self.addr.port() == 0 {
-            return Err(Error::new(ErrorKind::Config, "join_group needs a port to join, not 0"));
-        }
-        if self.engine == Engine::Xdp {
-            self.check_xdp()?;
-        }
-        if self.is_guarded() && self.engine != Engine::Xdp {
-            let message = "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
-            return Err(Error::new(ErrorKind::Config, message));
-        }
-        let mut xdp = self.xdp.clone();
-        xdp.guard.set_limits(&self.limits)?;
-        for (prefix, rule) in &self.rules {
-            xdp.guard.set_rule(*prefix, Some(*rule))?;
-        }
-        for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
-            bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
-        }
-        Ok(Config {
-            addr: self.addr,
-            lanes: range("lanes", lanes, abi::MAX_LANES)?,
-            engine: if self.engine == Engine::Auto { Engine::Mmsg } else { self.engine },
-            steering: self.steering,
-            steering_by: if self.join_group { SteeringBy::Kernel } else { self.steering_by },
-            placement: self.placement.clone(),
-            batch: range("batch", self.batch, MOST_MESSAGES)?,
-            datagram_size: range("datagram_size", self.datagram_size, LARGEST_DATAGRAM)?,
-            recv_buffer: self.recv_buffer,
-            send_buffer: self.send_buffer,
-            gro: self.gro.unwrap_or(!matches!(self.steering, Steering::RoundRobin | Steering::Key { .. })),
-            gso: self.gso,
-            ecn: self.ecn,
-            timestamps: self.timestamps,
-            only_v6: self.only_v6,
-            join_group: self.join_group,
-            stealing: self.stealing,
-            linger: self.linger,
-            wait: self.wait.check()?,
-            polls_queues: self.polls_queues,
-            waits_otherwise: None,
-            uring_buffers: self
-                .uring_buffers
-                .map(|count| range("uring_buffers", count, 1 << 15))
-                .transpose()?,
-            fallback: None,
-            choice: None,
-            xdp,
-        })
-    }
 }
 
 /// `value`, if it is one that can be.
@@ -642,88 +471,4 @@ pub(crate) struct Config {
     /// What `auto` went by.
     pub(crate) choice: Option<EngineChoice>,
     pub(crate) xdp: XdpOptions,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::race::{Lap, decide};
-
-    fn builder() -> Builder {
-        Builder::new("127.0.0.1:0").unwrap()
-    }
-
-    #[test]
-    fn the_default_is_a_lane_per_available_core() {
-        let cores = std::thread::available_parallelism().unwrap().get();
-        assert_eq!(builder().check().unwrap().lanes, cores);
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused_by_name() {
-        let refused = |change: &dyn Fn(&mut Builder)| {
-            let mut builder = builder();
-            change(&mut builder);
-            let err = builder.check().unwrap_err();
-            assert_eq!(err.kind(), ErrorKind::Config);
-            err.to_string()
-        };
-        assert_eq!(refused(&|b| _ = b.lanes(0)), "lanes 0 is not within 1 to 256");
-        assert_eq!(refused(&|b| _ = b.lanes(257)), "lanes 257 is not within 1 to 256");
-        assert_eq!(refused(&|b| _ = b.batch(1025)), "batch 1025 is not within 1 to 1024");
-        assert_eq!(refused(&|b| _ = b.datagram_size(0)), "datagram_size 0 is not within 1 to 65535");
-        assert_eq!(refused(&|b| _ = b.recv_buffer(0)), "recv_buffer 0 is not within 1 to 1073741823");
-        assert_eq!(refused(&|b| _ = b.linger(Duration::from_secs(1))), "linger is more than 20ms");
-        assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
-        assert!(refused(&|b| _ = b.join_group(true)).contains("join_group"));
-        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
-        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
-        assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
-        assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));
-    }
-
-    #[test]
-    fn gro_gives_way_to_policies_that_want_every_datagram() {
-        let gro = |steering| builder().steering(steering).check().unwrap().gro;
-        assert!(gro(Steering::Flow));
-        assert!(!gro(Steering::RoundRobin));
-        assert!(!gro(Steering::Key { offset: 0, len: 8 }));
-        assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
-    }
-
-    #[test]
-    fn auto_takes_what_was_measured_to_cost_less() {
-        fn measured(batch: usize, mmsg: u64, uring: u64) -> EngineChoice {
-            decide(batch, &[Lap { mmsg, uring }; 8])
-        }
-        let opened = |chooser| {
-            let socket = builder().lanes(2).batch(7).choose_by(chooser).open().unwrap();
-            let choice = socket.choice().expect("auto says why").clone();
-            assert_eq!((choice.batch, socket.fallback()), (7, None));
-            (socket.engine(), choice)
-        };
-        let (engine, choice) = opened(|batch| measured(batch, 1000, 950));
-        assert_eq!((engine, choice.cost_ns), (Engine::Mmsg, Some((1000, 950))));
-        let (engine, choice) = opened(|batch| measured(batch, 1000, 600));
-        assert_eq!((choice.engine, choice.cost_ns), (Engine::Uring, Some((1000, 600))));
-        // Where this machine has none, the choice changes nothing.
-        let has_uring = uring::try_it().is_ok();
-        assert_eq!(engine, if has_uring { Engine::Uring } else { Engine::Mmsg });
-    }
-
-    #[test]
-    fn what_was_asked_for_is_not_measured() {
-        fn unasked(_: usize) -> EngineChoice {
-            panic!("nobody asked for a race")
-        }
-        let socket = builder().engine(Engine::Mmsg).choose_by(unasked).open().unwrap();
-        assert_eq!((socket.engine(), socket.choice()), (Engine::Mmsg, None));
-        // Nor is anything measured for options that cannot be.
-        assert!(builder().lanes(0).choose_by(unasked).open().is_err());
-    }
-
-    #[test]
-    fn an_address_that_does_not_parse_is_an_address_error() {
-        assert_eq!(Builder::new("nonsense").unwrap_err().kind(), ErrorKind::Address);
-    }
 }

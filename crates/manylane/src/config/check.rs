@@ -1,0 +1,270 @@
+//! Opening by what was said: what does not go together is refused by name, and the engine is chosen.
+
+use std::time::Duration;
+
+use manylane_bpf::abi;
+
+use super::{Builder, Config, Engine, LARGEST_DATAGRAM, MOST_MESSAGES, in_range};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::uring;
+#[cfg(test)]
+use crate::race::EngineChoice;
+use crate::socket::Socket;
+use crate::steer::{Steering, SteeringBy};
+
+/// Longest pause between batches: every wait of a lane has a bound.
+const MAX_LINGER: Duration = Duration::from_millis(20);
+
+impl Builder {
+    /// Checks the options and opens the socket: every lane is bound and ready when this returns.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for options that cannot be, and whatever is in the way of a lane; the message names
+    /// the option, the capability, the limit or the sysctl.
+    pub fn open(&self) -> Result<Socket> {
+        match self.engine {
+            Engine::Auto => self.open_by_choice(),
+            Engine::Uring => self.open_uring(),
+            Engine::Mmsg | Engine::Xdp => Socket::open(self.check()?),
+        }
+    }
+
+    fn open_uring(&self) -> Result<Socket> {
+        let config = self.check()?;
+        let Err(err) = uring::check(&config) else { return Socket::open(config) };
+        let why = err.chain();
+        let socket = Socket::open(Config { engine: Engine::Mmsg, fallback: Some(why.clone()), ..config })?;
+        log::info!("{}: engine mmsg, not uring: {why}", socket.local_addr());
+        Ok(socket)
+    }
+
+    /// Engine `auto`.
+    fn open_by_choice(&self) -> Result<Socket> {
+        let mut fallback = None;
+        if self.xdp.devices.is_some() {
+            let by_xdp = Self { engine: Engine::Xdp, ..self.clone() };
+            match by_xdp.check().and_then(Socket::open) {
+                Ok(socket) => return Ok(socket),
+                // No other one can hold anything back.
+                Err(err) if self.is_guarded() => return Err(err),
+                Err(err) => fallback = Some(err.chain()),
+            }
+        }
+        // What cannot be is told before anything is measured. What is wrong with the port is so with every engine, and is
+        // then the error.
+        let config = Config { fallback, ..self.check()? };
+        let choice = (self.chooser)(config.batch);
+        let config = Config { choice: Some(choice.clone()), ..config };
+        let by_uring = (choice.engine == Engine::Uring && uring::check(&config).is_ok())
+            .then(|| Socket::open(Config { engine: Engine::Uring, ..config.clone() }));
+        let socket = match by_uring {
+            Some(Ok(socket)) => socket,
+            _ => Socket::open(config)?,
+        };
+        // No warning: `fallback` and `choice` tell it to whoever opened the socket.
+        let (addr, engine) = (socket.local_addr(), socket.engine());
+        if let Some(why) = socket.fallback() {
+            log::info!("{addr}: engine {engine}, not xdp: {why}");
+        }
+        log::info!("{addr}: engine {engine}: {}", choice.why);
+        Ok(socket)
+    }
+
+    /// Who decides instead of a race, for tests.
+    #[cfg(test)]
+    pub(crate) fn choose_by(&mut self, chooser: fn(usize) -> EngineChoice) -> &mut Self {
+        self.chooser = chooser;
+        self
+    }
+
+    fn is_guarded(&self) -> bool {
+        !self.limits.is_empty() || !self.rules.is_empty()
+    }
+
+    /// What the engine `xdp` cannot do.
+    fn check_xdp(&self) -> Result<()> {
+        let refuse = |message: String| Err(Error::new(ErrorKind::Config, message));
+        if !matches!(self.steering, Steering::Flow | Steering::Cpu) {
+            return refuse(format!(
+                "steering {} does not go with engine xdp: the device picks the queue, and with it the lane (flow, cpu)",
+                self.steering
+            ));
+        }
+        if self.timestamps {
+            return refuse("timestamps do not go with engine xdp: its frames carry none".into());
+        }
+        if self.join_group {
+            return refuse("join_group does not go with engine xdp: frames go to this process alone".into());
+        }
+        if !self.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.xdp.ring) {
+            return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.xdp.ring));
+        }
+        if !(1..=abi::MAX_SOCKETS).contains(&self.xdp.sockets) {
+            let (most, sockets) = (abi::MAX_SOCKETS, self.xdp.sockets);
+            return refuse(format!("xdp_sockets {sockets} is not within 1 to {most}"));
+        }
+        if !(1024..=1 << 24).contains(&self.xdp.sources) {
+            let sources = self.xdp.sources;
+            return refuse(format!("limit_sources {sources} is not within 1024 to {}", 1 << 24));
+        }
+        Ok(())
+    }
+
+    /// The checked form of the options.
+    pub(crate) fn check(&self) -> Result<Config> {
+        let range = in_range;
+        let lanes = match self.lanes {
+            Some(lanes) => lanes,
+            None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
+        };
+        self.steering.check()?;
+        if self.linger.is_some_and(|pause| pause > MAX_LINGER) {
+            return Err(Error::new(ErrorKind::Config, format!("linger is more than {MAX_LINGER:?}")));
+        }
+        if self.only_v6 && self.addr.is_ipv4() {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("only_v6 does not go with the IPv4 address {}", self.addr),
+            ));
+        }
+        if self.join_group && !matches!(self.steering_by, SteeringBy::Auto | SteeringBy::Kernel) {
+            let message = format!(
+                "steering_by {} does not go with join_group: the group is not ours alone",
+                self.steering_by
+            );
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        if self.join_group && self.addr.port() == 0 {
+            return Err(Error::new(ErrorKind::Config, "join_group needs a port to join, not 0"));
+        }
+        if self.engine == Engine::Xdp {
+            self.check_xdp()?;
+        }
+        if self.is_guarded() && self.engine != Engine::Xdp {
+            let message = "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        let mut xdp = self.xdp.clone();
+        xdp.guard.set_limits(&self.limits)?;
+        for (prefix, rule) in &self.rules {
+            xdp.guard.set_rule(*prefix, Some(*rule))?;
+        }
+        for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
+            bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
+        }
+        Ok(Config {
+            addr: self.addr,
+            lanes: range("lanes", lanes, abi::MAX_LANES)?,
+            engine: if self.engine == Engine::Auto { Engine::Mmsg } else { self.engine },
+            steering: self.steering,
+            steering_by: if self.join_group { SteeringBy::Kernel } else { self.steering_by },
+            placement: self.placement.clone(),
+            batch: range("batch", self.batch, MOST_MESSAGES)?,
+            datagram_size: range("datagram_size", self.datagram_size, LARGEST_DATAGRAM)?,
+            recv_buffer: self.recv_buffer,
+            send_buffer: self.send_buffer,
+            gro: self.gro.unwrap_or(!matches!(self.steering, Steering::RoundRobin | Steering::Key { .. })),
+            gso: self.gso,
+            ecn: self.ecn,
+            timestamps: self.timestamps,
+            only_v6: self.only_v6,
+            join_group: self.join_group,
+            stealing: self.stealing,
+            linger: self.linger,
+            wait: self.wait.check()?,
+            polls_queues: self.polls_queues,
+            waits_otherwise: None,
+            uring_buffers: self
+                .uring_buffers
+                .map(|count| range("uring_buffers", count, 1 << 15))
+                .transpose()?,
+            fallback: None,
+            choice: None,
+            xdp,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::race::{Lap, decide};
+
+    fn builder() -> Builder {
+        Builder::new("127.0.0.1:0").unwrap()
+    }
+
+    #[test]
+    fn the_default_is_a_lane_per_available_core() {
+        let cores = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(builder().check().unwrap().lanes, cores);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        let refused = |change: &dyn Fn(&mut Builder)| {
+            let mut builder = builder();
+            change(&mut builder);
+            let err = builder.check().unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Config);
+            err.to_string()
+        };
+        assert_eq!(refused(&|b| _ = b.lanes(0)), "lanes 0 is not within 1 to 256");
+        assert_eq!(refused(&|b| _ = b.lanes(257)), "lanes 257 is not within 1 to 256");
+        assert_eq!(refused(&|b| _ = b.batch(1025)), "batch 1025 is not within 1 to 1024");
+        assert_eq!(refused(&|b| _ = b.datagram_size(0)), "datagram_size 0 is not within 1 to 65535");
+        assert_eq!(refused(&|b| _ = b.recv_buffer(0)), "recv_buffer 0 is not within 1 to 1073741823");
+        assert_eq!(refused(&|b| _ = b.linger(Duration::from_secs(1))), "linger is more than 20ms");
+        assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
+        assert!(refused(&|b| _ = b.join_group(true)).contains("join_group"));
+        assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
+        assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
+        assert!(refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 65 })).contains("key"));
+    }
+
+    #[test]
+    fn gro_gives_way_to_policies_that_want_every_datagram() {
+        let gro = |steering| builder().steering(steering).check().unwrap().gro;
+        assert!(gro(Steering::Flow));
+        assert!(!gro(Steering::RoundRobin));
+        assert!(!gro(Steering::Key { offset: 0, len: 8 }));
+        assert!(builder().steering(Steering::RoundRobin).gro(true).check().unwrap().gro);
+    }
+
+    #[test]
+    fn auto_takes_what_was_measured_to_cost_less() {
+        fn measured(batch: usize, mmsg: u64, uring: u64) -> EngineChoice {
+            decide(batch, &[Lap { mmsg, uring }; 8])
+        }
+        let opened = |chooser| {
+            let socket = builder().lanes(2).batch(7).choose_by(chooser).open().unwrap();
+            let choice = socket.choice().expect("auto says why").clone();
+            assert_eq!((choice.batch, socket.fallback()), (7, None));
+            (socket.engine(), choice)
+        };
+        let (engine, choice) = opened(|batch| measured(batch, 1000, 950));
+        assert_eq!((engine, choice.cost_ns), (Engine::Mmsg, Some((1000, 950))));
+        let (engine, choice) = opened(|batch| measured(batch, 1000, 600));
+        assert_eq!((choice.engine, choice.cost_ns), (Engine::Uring, Some((1000, 600))));
+        // Where this machine has none, the choice changes nothing.
+        let has_uring = uring::try_it().is_ok();
+        assert_eq!(engine, if has_uring { Engine::Uring } else { Engine::Mmsg });
+    }
+
+    #[test]
+    fn what_was_asked_for_is_not_measured() {
+        fn unasked(_: usize) -> EngineChoice {
+            panic!("nobody asked for a race")
+        }
+        let socket = builder().engine(Engine::Mmsg).choose_by(unasked).open().unwrap();
+        assert_eq!((socket.engine(), socket.choice()), (Engine::Mmsg, None));
+        // Nor is anything measured for options that cannot be.
+        assert!(builder().lanes(0).choose_by(unasked).open().is_err());
+    }
+
+    #[test]
+    fn an_address_that_does_not_parse_is_an_address_error() {
+        assert_eq!(Builder::new("nonsense").unwrap_err().kind(), ErrorKind::Address);
+    }
+}
