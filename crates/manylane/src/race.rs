@@ -1,6 +1,6 @@
 //! Which engine takes datagrams for less here: what [`Engine::Auto`] goes by.
 //!
-//! A short race in the calling thread, over loopback in its own network namespace, once per process and size of batch:
+//! A short race, over loopback in the network namespace of the calling thread, once per process and size of batch:
 //!
 //! ```text
 //! lap:  fill a queue ─► CPU clock ─► engine mmsg empties it ─► CPU clock     (which engine goes first: in turn)
@@ -9,12 +9,15 @@
 //!
 //! `mmsg` works everywhere and cannot run dry, so it is in the right unless `uring` is clearly better: by [`MARGIN`] in the
 //! median, and in three laps of four. What stands in the way of a race decides for `mmsg`, too.
+//!
+//! It is run by a thread of its own, which then ends: a ring that is closed may interrupt a later call of the thread that made
+//! it (EINTR where a call has a time limit), and that is not to be one of the program's.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, io, thread};
 
 use manylane_sys::cpu;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
@@ -106,8 +109,14 @@ fn race(batch: usize) -> Result<Vec<Lap>, String> {
     if let Some(why) = forbidden(&fs::read_to_string("/proc/thread-self/status").unwrap_or_default()) {
         return Err(why.into());
     }
-    uring::try_it().map_err(|err| err.chain())?;
-    run(batch).map_err(|err| format!("engines cannot be compared: {err}"))
+    let cannot = |why: String| format!("engines cannot be compared: {why}");
+    let work = move || {
+        uring::try_it().map_err(|err| err.chain())?;
+        run(batch).map_err(|err| cannot(err.to_string()))
+    };
+    let runner = thread::Builder::new().name("manylane-race".into()).spawn(work);
+    let runner = runner.map_err(|err| cannot(format!("no thread for it: {err}")))?;
+    runner.join().unwrap_or_else(|_| Err(cannot("the thread that does it has panicked".into())))
 }
 
 /// Why io_uring is not even tried by a thread of which the kernel says `status`: filters of system calls may refuse, or kill,
