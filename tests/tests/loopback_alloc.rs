@@ -9,7 +9,7 @@ use std::thread;
 
 use allocation_counter::measure;
 use manylane::{Batch, Builder, Handle, Lane, Outbox, Received};
-use manylane_tests::{Client, PATIENCE, Serving, Variant, at_ip, done_with, on_every_variant};
+use manylane_tests::{Client, PATIENCE, Serving, Variant, at_ip, done_with, on_every_variant, uninterrupted};
 
 const ROUNDS: usize = 300;
 
@@ -52,12 +52,12 @@ impl Rig {
             out.flush();
         }
         for _ in 0..seen {
-            self.client.socket.recv(&mut self.answers).unwrap();
+            uninterrupted(|| self.client.socket.recv(&mut self.answers)).unwrap();
         }
         // Nothing there, without waiting, and a send of the lane's own.
         assert!(self.lane.recv().unwrap().batch.is_empty());
         self.lane.sender().send_to(self.client.addr(), b"by the way");
-        self.client.socket.recv(&mut self.answers).unwrap();
+        uninterrupted(|| self.client.socket.recv(&mut self.answers)).unwrap();
     }
 
     fn assert_no_allocation(&mut self) {

@@ -10,14 +10,13 @@
 //! `mmsg` works everywhere and cannot run dry, so it is in the right unless `uring` is clearly better: by [`MARGIN`] in the
 //! median, and in three laps of four. What stands in the way of a race decides for `mmsg`, too.
 //!
-//! It is run by a thread of its own, which then ends: a ring that is closed may interrupt a later call of the thread that made
-//! it (EINTR where a call has a time limit), and that is not to be one of the program's.
+//! It is run by a thread of its own, which then ends ([`uring::elsewhere`]).
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{fs, io};
 
 use manylane_sys::cpu;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
@@ -106,17 +105,14 @@ pub(crate) fn decide(batch: usize, laps: &[Lap]) -> EngineChoice {
 
 /// Runs the race, or says what is in its way.
 fn race(batch: usize) -> Result<Vec<Lap>, String> {
+    let cannot = |err: io::Error| format!("engines cannot be compared: {err}");
     if let Some(why) = forbidden(&fs::read_to_string("/proc/thread-self/status").unwrap_or_default()) {
         return Err(why.into());
     }
-    let cannot = |why: String| format!("engines cannot be compared: {why}");
-    let work = move || {
-        uring::try_it().map_err(|err| err.chain())?;
-        run(batch).map_err(|err| cannot(err.to_string()))
-    };
-    let runner = thread::Builder::new().name("manylane-race".into()).spawn(work);
-    let runner = runner.map_err(|err| cannot(format!("no thread for it: {err}")))?;
-    runner.join().unwrap_or_else(|_| Err(cannot("the thread that does it has panicked".into())))
+    uring::try_it()
+        .and_then(|()| uring::elsewhere(move || Ok(run(batch))))
+        .map_err(|err| err.chain())?
+        .map_err(cannot)
 }
 
 /// Why io_uring is not even tried by a thread of which the kernel says `status`: filters of system calls may refuse, or kill,

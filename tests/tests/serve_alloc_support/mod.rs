@@ -3,7 +3,7 @@
 use std::alloc::System;
 
 use manylane::{Batch, Outbox};
-use manylane_tests::Client;
+use manylane_tests::{Client, uninterrupted};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 #[global_allocator]
@@ -44,7 +44,7 @@ pub(crate) fn talk(clients: &[Client], datagrams: usize, answers: &mut [u8]) {
         }
         for client in clients {
             for _ in 0..TURN {
-                client.socket.recv(answers).unwrap();
+                uninterrupted(|| client.socket.recv(answers)).unwrap();
             }
         }
     }

@@ -17,7 +17,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use std::{fs, io};
+use std::{fs, io, thread};
 
 use manylane_sys::control::Ancillary;
 use manylane_sys::measure::Watch;
@@ -62,20 +62,31 @@ pub(crate) struct UringIo {
 
 /// Whether a lane with these options could have a ring.
 pub(crate) fn check(config: &Config) -> Result<()> {
-    UringRecv::new(options(config, true)).map(drop).map_err(failed)
+    let options = options(config, true);
+    elsewhere(move || UringRecv::new(options).map(drop).map_err(failed))
 }
 
 /// Receives a datagram by a ring.
 pub(crate) fn try_it() -> Result<()> {
-    let options = UringOptions { batch: 1, buffer: 1, buffers: 1, control: false, sqarray: false };
-    let mut recv = UringRecv::new(options).map_err(failed)?;
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
-    let sent = socket.local_addr().and_then(|addr| socket.send_to(b"x", addr));
-    // It is there already.
-    match sent.and_then(|_| recv.recv(socket.as_fd(), Some(TRIAL))).map_err(failed)? {
-        0 => Err(failed(io::ErrorKind::TimedOut.into())),
-        _ => Ok(()),
-    }
+    elsewhere(|| {
+        let options = UringOptions { batch: 1, buffer: 1, buffers: 1, control: false, sqarray: false };
+        let mut recv = UringRecv::new(options).map_err(failed)?;
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+        let sent = socket.local_addr().and_then(|addr| socket.send_to(b"x", addr));
+        // It is there already.
+        match sent.and_then(|_| recv.recv(socket.as_fd(), Some(TRIAL))).map_err(failed)? {
+            0 => Err(failed(io::ErrorKind::TimedOut.into())),
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Does something with rings in a thread of its own, in which they are closed, too: a ring that is closed may interrupt a later
+/// call of the thread that made it (EINTR where a call has a time limit), and that is not to be one of the program's.
+pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    let thread = thread::Builder::new().name("manylane-uring".into()).spawn(work);
+    let thread = thread.map_err(|err| Error::system("a thread that tries io_uring", err))?;
+    thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("the thread that tried it has panicked"))))
 }
 
 fn options(config: &Config, control: bool) -> UringOptions {
