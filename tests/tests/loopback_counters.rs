@@ -10,7 +10,7 @@ use manylane::{LaneCounters, SteeringBy};
 use manylane_tests::{Client, Hands, Serving, on_every_variant, pattern, settled};
 
 /// Every count of a lane, to compare one moment with another.
-fn counts(c: &LaneCounters) -> [u64; 28] {
+fn counts(c: &LaneCounters) -> [u64; 29] {
     [
         c.batches,
         c.messages,
@@ -20,6 +20,7 @@ fn counts(c: &LaneCounters) -> [u64; 28] {
         c.trains,
         c.stolen,
         c.kernel_dropped,
+        c.overtaken,
         c.discarded,
         c.recv_errors,
         c.steered.unwrap_or(0),

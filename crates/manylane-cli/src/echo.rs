@@ -69,6 +69,7 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         .batch(args.batch)
         .gso(args.gso.is_on())
         .stealing(args.stealing)
+        .overload(args.overload)
         .ecn(args.ecn)
         .only_v6(args.only_v6)
         .join_group(args.join_group)
@@ -144,6 +145,7 @@ fn interval((before, refused): (&LaneCounters, Refused), now: &Counters, elapsed
     );
     for (name, lost) in [
         ("dropped by the kernel", total.kernel_dropped - before.kernel_dropped),
+        ("given up for newer", total.overtaken - before.overtaken),
         ("denied", now.refused.denied - refused.denied),
         ("over a limit", now.refused.limited - refused.limited),
         ("replies lost", total.lost() - before.lost()),
@@ -167,6 +169,7 @@ fn text(counters: &Counters) -> String {
     entry("  over a limit", refused.limited);
     entry("  delivered", total.delivered);
     entry("  dropped by the kernel", total.kernel_dropped);
+    entry("  given up for newer", total.overtaken);
     entry("  discarded", total.discarded);
     entry("replies asked for", total.offered);
     entry("  sent", total.sent);
@@ -201,6 +204,7 @@ struct Settings {
     gro: bool,
     gso: bool,
     stealing: bool,
+    overload: String,
     busy_poll_us: u64,
     /// How lanes wait, and why it is not what was asked for.
     wait: String,
@@ -234,6 +238,7 @@ impl Settings {
             gro: can.gro,
             gso: can.gso,
             stealing: args.stealing,
+            overload: args.overload.to_string(),
             busy_poll_us: args.busy_poll.unwrap_or(0),
             wait: waiting.policy.to_string(),
             wait_why: waiting.why,
@@ -277,6 +282,7 @@ struct Row {
     delivered: u64,
     delivered_bytes: u64,
     kernel_dropped: u64,
+    overtaken: u64,
     discarded: u64,
     truncated: u64,
     batches: u64,
@@ -318,6 +324,7 @@ impl Row {
             delivered: counters.delivered,
             delivered_bytes: counters.delivered_bytes,
             kernel_dropped: counters.kernel_dropped,
+            overtaken: counters.overtaken,
             discarded: counters.discarded,
             truncated: counters.truncated,
             batches: counters.batches,

@@ -11,6 +11,7 @@ use manylane_sys::linger;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{Guard, Limit, Prefix, Rule};
+use crate::overload::Overload;
 use crate::placement::Placement;
 use crate::race::{EngineChoice, choose_engine};
 use crate::steer::{Steering, SteeringBy};
@@ -100,6 +101,7 @@ pub struct Builder {
     only_v6: bool,
     join_group: bool,
     stealing: bool,
+    overload: Overload,
     linger: Option<Duration>,
     wait: WaitPolicy,
     polls_queues: bool,
@@ -142,6 +144,7 @@ impl Builder {
             only_v6: false,
             join_group: false,
             stealing: false,
+            overload: Overload::Oldest,
             linger: None,
             wait: WaitPolicy::Sleep,
             polls_queues: false,
@@ -254,6 +257,12 @@ impl Builder {
     /// Default: no.
     pub fn stealing(&mut self, on: bool) -> &mut Self {
         self.stealing = on;
+        self
+    }
+
+    /// Whether the oldest data wins or the newest when more comes than a lane gets done. Default: [`Overload::Oldest`].
+    pub fn overload(&mut self, overload: Overload) -> &mut Self {
+        self.overload = overload;
         self
     }
 
@@ -459,6 +468,7 @@ pub(crate) struct Config {
     pub(crate) only_v6: bool,
     pub(crate) join_group: bool,
     pub(crate) stealing: bool,
+    pub(crate) overload: Overload,
     pub(crate) linger: Option<Duration>,
     pub(crate) wait: WaitPolicy,
     /// The queues of devices work in the calls of a lane that spins.

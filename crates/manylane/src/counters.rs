@@ -1,6 +1,6 @@
 //! Counters of a lane: written by its thread alone, readable from any other without a lock.
 //!
-//! On the receiving side, `arrived = delivered + kernel_dropped + discarded`, with engine `xdp` also
+//! On the receiving side, `arrived = delivered + kernel_dropped + overtaken + discarded`, with engine `xdp` also
 //! `bad_checksum + malformed + xsk_dropped`; on the sending side,
 //! `offered = sent + every lost_… + abandoned`. The program that steers counts on its own, so that the first sum
 //! can be checked against it ([`LaneCounters::steered`]).
@@ -20,6 +20,7 @@ pub(crate) enum Count {
     Truncated,
     Trains,
     Stolen,
+    Overtaken,
     Discarded,
     RecvErrors,
     Offered,
@@ -81,6 +82,7 @@ impl Cells {
             trains: self.get(Count::Trains),
             stolen: self.get(Count::Stolen),
             kernel_dropped: 0,
+            overtaken: self.get(Count::Overtaken),
             discarded: self.get(Count::Discarded),
             recv_errors: self.get(Count::RecvErrors),
             steered: None,
@@ -116,7 +118,7 @@ impl Cells {
 pub struct LaneCounters {
     /// Receive calls that brought something.
     pub batches: u64,
-    /// Messages taken from the kernel; a GRO train of many datagrams is one message.
+    /// Messages taken from the kernel for the application; a GRO train of many datagrams is one message.
     pub messages: u64,
     /// Handed to the application.
     pub delivered: u64,
@@ -131,6 +133,8 @@ pub struct LaneCounters {
     /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum. With GRO the
     /// kernel counts a dropped train once.
     pub kernel_dropped: u64,
+    /// Thrown away unread for newer ones, with [`Overload::Newest`](crate::Overload).
+    pub overtaken: u64,
     /// Still queued when the lane was closed, and thrown away with it.
     pub discarded: u64,
     /// Receive calls that failed.
@@ -188,11 +192,12 @@ pub struct LaneCounters {
 
 impl LaneCounters {
     /// What has reached the lane and left it again, one way or another: `delivered + kernel_dropped +
-    /// discarded + bad_checksum + malformed + xsk_dropped`.
+    /// overtaken + discarded + bad_checksum + malformed + xsk_dropped`.
     #[must_use]
     pub fn arrived(&self) -> u64 {
         self.delivered
             + self.kernel_dropped
+            + self.overtaken
             + self.discarded
             + self.bad_checksum
             + self.malformed
@@ -200,13 +205,14 @@ impl LaneCounters {
     }
 
     /// All counters with their names in metrics, sums among them. One that there is not has no value.
-    pub(crate) fn named(&self) -> [(&'static str, Option<u64>); 33] {
+    pub(crate) fn named(&self) -> [(&'static str, Option<u64>); 34] {
         let steered = ("steered", self.steered);
         let all = [
             ("arrived", self.arrived()),
             ("delivered", self.delivered),
             ("delivered_bytes", self.delivered_bytes),
             ("kernel_dropped", self.kernel_dropped),
+            ("overtaken", self.overtaken),
             ("discarded", self.discarded),
             ("truncated", self.truncated),
             ("batches", self.batches),
@@ -262,6 +268,7 @@ impl AddAssign for LaneCounters {
         self.trains += other.trains;
         self.stolen += other.stolen;
         self.kernel_dropped += other.kernel_dropped;
+        self.overtaken += other.overtaken;
         self.discarded += other.discarded;
         self.recv_errors += other.recv_errors;
         self.steered = match (self.steered, other.steered) {

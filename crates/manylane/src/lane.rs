@@ -23,6 +23,7 @@ use crate::io::uring::UringIo;
 use crate::io::xdp::XdpIo;
 use crate::io::{Capabilities, Taken};
 use crate::outbox::Outbox;
+use crate::overload::Overload;
 use crate::sizes::Sizes;
 use crate::socket::Shared;
 use crate::steal::Thief;
@@ -111,6 +112,7 @@ pub struct Lane {
     can: Capabilities,
     /// The receive timeout that the socket has, or its ring.
     timeout: Option<Duration>,
+    overload: Overload,
     pacer: Pacer,
     /// What times of the pacer count from.
     opened: Instant,
@@ -140,6 +142,7 @@ impl Lane {
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
         let thief = Thief::new(if shared.config.stealing { abi::MAX_LANES } else { 0 });
+        let overload = shared.config.overload;
         let pacer = Pacer::new(shared.config.wait);
         let opened = Instant::now();
         Self {
@@ -150,6 +153,7 @@ impl Lane {
             uring,
             can,
             timeout: None,
+            overload,
             pacer,
             opened,
             is_precise: false,
@@ -457,7 +461,7 @@ impl Lane {
     #[inline]
     fn take_from_queues(&mut self) -> Taken {
         let Some(xdp) = &mut self.xdp else { return Taken::default() };
-        let taken = xdp.receive(self.can.batch, self.can.datagram_size, &self.me.cells);
+        let taken = xdp.receive(self.can.batch, self.can.datagram_size, self.overload, &self.me.cells);
         if taken.messages > 0 {
             self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
             self.count(taken);
@@ -467,6 +471,44 @@ impl Lane {
 
     #[inline]
     fn take_from_socket(&mut self, wait: Wait) -> Result<Taken> {
+        let mut taken = self.receive(wait)?;
+        if self.overload == Overload::Newest && taken.messages == self.can.batch {
+            taken = self.overtake(taken)?;
+        }
+        self.count(taken);
+        Ok(taken)
+    }
+
+    /// Gives up the batch that was `taken`, and what is behind it, if the socket's queue is more than half full: up to the last
+    /// batch that is there.
+    #[cold]
+    fn overtake(&mut self, mut taken: Taken) -> Result<Taken> {
+        // What a ring holds was in the queue, too.
+        let (queued, limit) = self.backlog();
+        if queued <= limit / 2 {
+            return Ok(taken);
+        }
+        // More may come all the time.
+        let mut most = limit / LEAST;
+        while taken.messages == self.can.batch && most >= taken.messages && self.backlog().0 > 0 {
+            self.me.cells.add(Count::Overtaken, taken.datagrams as u64);
+            most -= taken.messages;
+            taken = self.receive(Wait::Never)?;
+        }
+        Ok(taken)
+    }
+
+    /// Bytes of memory that wait in the socket's queue, and how many there can be; what the ring has taken counts as little as
+    /// it can have been.
+    fn backlog(&self) -> (usize, usize) {
+        let state = sock::queue_state(self.me.fd.as_fd()).unwrap_or_default();
+        let held = self.uring.as_ref().map_or(0, UringIo::held);
+        (state.queued_bytes as usize + held * LEAST, state.limit_bytes as usize)
+    }
+
+    /// Receives from the socket, and counts nothing but what fails.
+    #[inline]
+    fn receive(&mut self, wait: Wait) -> Result<Taken> {
         let steered = self.load.as_ref().map(|(words, base)| words.load(base + abi::LOAD_STEERED));
         let received = match &mut self.uring {
             Some(uring) => {
@@ -479,7 +521,7 @@ impl Lane {
             Ok(taken) => taken,
             Err(err) if self.uring.as_ref().is_some_and(UringIo::is_broken) => {
                 self.go_on_without_ring(&err);
-                return self.take_from_socket(Wait::Never);
+                return self.receive(Wait::Never);
             }
             Err(err) => {
                 self.me.cells.add(Count::RecvErrors, 1);
@@ -492,7 +534,6 @@ impl Lane {
             let total = if taken.messages == 0 { steered } else { words.load(at) + taken.messages as u64 };
             words.store(at, total);
         }
-        self.count(taken);
         Ok(taken)
     }
 

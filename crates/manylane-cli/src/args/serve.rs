@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use manylane::{Engine, Placement, Steering, SteeringBy, Vlan, WaitPolicy};
+use manylane::{Engine, Overload, Placement, Steering, SteeringBy, Vlan, WaitPolicy};
 use manylane_testbed::client::{Expect, Payload};
 
 use super::GuardArgs;
@@ -78,6 +78,10 @@ pub(crate) struct EchoArgs {
     /// Let idle lanes take work from loaded ones; order within a flow is then not kept
     #[arg(long)]
     pub(crate) stealing: bool,
+    /// Who wins when more comes than a lane gets done: oldest (what comes is dropped), or newest (what is queued is thrown
+    /// away once its queue is half full)
+    #[arg(long, default_value_t = Overload::Oldest, value_name = "WHO")]
+    pub(crate) overload: Overload,
     /// Read the ECN bits of datagrams
     #[arg(long)]
     pub(crate) ecn: bool,

@@ -66,8 +66,9 @@ pub(super) struct Core {
 }
 
 /// Counters of a lane that are losses.
-const LOSSES: [&str; 12] = [
+const LOSSES: [&str; 13] = [
     "kernel_dropped",
+    "overtaken",
     "discarded",
     "xsk_dropped",
     "bad_checksum",

@@ -250,6 +250,12 @@ impl UringRecv {
         self.is_broken
     }
 
+    /// Messages, at most, that were taken out of the socket and not handed out yet.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.now.ring.waiting() as usize
+    }
+
     /// Takes nothing more out of the socket: what was taken already is what [`recv`](Self::recv) brings from now on.
     pub fn end(&mut self) {
         self.is_ending = true;

@@ -285,6 +285,11 @@ impl Ring {
         unsafe { self.cq_tail.as_ref() }.load(Ordering::Acquire)
     }
 
+    /// Completions that wait.
+    pub(super) fn waiting(&self) -> u32 {
+        self.there().wrapping_sub(self.taken)
+    }
+
     /// The next completion before the mark `there`; stays until [`pop`](Self::pop).
     #[inline]
     pub(super) fn peek(&self, there: u32) -> Option<Cqe> {

@@ -157,6 +157,11 @@ impl Core {
         !self.rx.is_empty()
     }
 
+    /// See [`Queue::backlog`](super::Queue::backlog).
+    pub(super) fn backlog(&self) -> (u32, u32) {
+        (self.rx.waiting(), self.rx.entries())
+    }
+
     #[cfg(test)]
     pub(super) fn is_quiet(&self) -> bool {
         self.quiet > 0

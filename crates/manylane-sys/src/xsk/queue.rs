@@ -231,6 +231,12 @@ impl Queue {
         self.core.has_received()
     }
 
+    /// Entries of the receive ring that wait (packets, or parts of one), and how many there can be.
+    #[must_use]
+    pub fn backlog(&self) -> (u32, u32) {
+        self.core.backlog()
+    }
+
     /// Packet `i` of the batch, whole.
     ///
     /// # Panics

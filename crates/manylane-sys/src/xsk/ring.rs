@@ -318,6 +318,12 @@ impl<T: Copy> Consumer<T> {
         self.put == self.next && self.load() == self.next
     }
 
+    /// Entries that wait to be taken.
+    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
+    pub(super) fn waiting(&self) -> u32 {
+        self.load().wrapping_sub(self.next)
+    }
+
     /// Takes the oldest entry; the producer may use its slot again after [`release`](Self::release).
     #[inline]
     pub(super) fn take(&mut self) -> Option<T> {

@@ -170,6 +170,7 @@ impl Builder {
             only_v6: self.only_v6,
             join_group: self.join_group,
             stealing: self.stealing,
+            overload: self.overload,
             linger: self.linger,
             wait: self.wait.check()?,
             polls_queues: self.polls_queues,

@@ -196,6 +196,11 @@ impl UringIo {
         self.is_current = false;
     }
 
+    /// Messages that were taken out of the socket and are not handed out yet.
+    pub(crate) fn held(&self) -> usize {
+        self.recv.held()
+    }
+
     /// Takes nothing more out of the socket: only what was taken already comes from now on.
     pub(crate) fn end(&mut self) {
         self.recv.end();

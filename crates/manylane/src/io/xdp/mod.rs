@@ -45,6 +45,7 @@ use super::Taken;
 use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count, LaneId};
 use crate::error::{Error, Result};
+use crate::overload::Overload;
 
 /// After so many batches from queues the companion has a turn, should the queues never be empty.
 const COMPANION_EVERY: u32 = 16;
@@ -217,8 +218,14 @@ impl XdpIo {
     }
 
     /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is where payloads are
-    /// cut off.
-    pub(crate) fn receive(&mut self, most: usize, datagram_size: usize, cells: &Cells) -> Taken {
+    /// cut off. With [`Overload::Newest`] it is the last batch of a queue that was more than half full.
+    pub(crate) fn receive(
+        &mut self,
+        most: usize,
+        datagram_size: usize,
+        overload: Overload,
+        cells: &Cells,
+    ) -> Taken {
         self.current = None;
         if self.mailbox.has_mail() {
             self.visit_mailbox();
@@ -230,13 +237,20 @@ impl XdpIo {
             let Some(queue) = self.queues.get_mut(at) else { continue };
             // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
             for _ in 0..BROKEN_BUDGET {
-                let frames = queue.xsk.receive(most);
+                let (mut frames, mut taken) = queue.receive(most, datagram_size, &mut self.tap, cells);
                 if frames == 0 {
                     break;
                 }
-                let packets = (0..frames).map(|index| queue.xsk.packet(index));
-                self.tap.received(queue.device.index, queue.number, packets);
-                let taken = queue.judge(frames, datagram_size, cells);
+                if overload == Overload::Newest && frames == most && queue.is_half_full() {
+                    // No more than the ring can hold: more may come all the time.
+                    for _ in 0..queue.xsk.backlog().1 as usize / most {
+                        if frames < most || !queue.xsk.has_received() {
+                            break;
+                        }
+                        cells.add(Count::Overtaken, taken.datagrams as u64);
+                        (frames, taken) = queue.receive(most, datagram_size, &mut self.tap, cells);
+                    }
+                }
                 if taken.messages > 0 {
                     self.since_companion += 1;
                     self.current = Some(at);
@@ -288,7 +302,7 @@ impl XdpIo {
         let mut left = 0;
         // Nothing more is led here, so that this ends with the rings.
         for _ in 0..DISCARD_BUDGET {
-            let taken = self.receive(usize::MAX, usize::MAX, cells);
+            let taken = self.receive(usize::MAX, usize::MAX, Overload::Oldest, cells);
             if taken.messages == 0 && !self.has_received() {
                 break;
             }
@@ -344,6 +358,24 @@ impl AsFd for XdpIo {
 }
 
 impl LaneQueue {
+    /// Takes a batch: frames, and what they bring.
+    #[inline]
+    fn receive(&mut self, most: usize, datagram_size: usize, tap: &mut Tap, cells: &Cells) -> (usize, Taken) {
+        let frames = self.xsk.receive(most);
+        if frames == 0 {
+            return (0, Taken::default());
+        }
+        tap.received(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
+        (frames, self.judge(frames, datagram_size, cells))
+    }
+
+    /// Whether more waits in the receive ring than half of what it can hold.
+    #[cold]
+    fn is_half_full(&self) -> bool {
+        let (waiting, entries) = self.xsk.backlog();
+        waiting > entries / 2
+    }
+
     /// Reads the headers of the `frames` that were received, and counts what cannot be believed.
     fn judge(&mut self, frames: usize, datagram_size: usize, cells: &Cells) -> Taken {
         let mut taken = Taken::default();
