@@ -91,6 +91,7 @@ impl Screen {
                 row.losses()
             ));
         }
+        lines.extend(view.rings_lines());
         lines.extend(view.refused.iter().map(super::view::Refusals::line));
         lines.extend(view.silent.iter().map(|(pid, why)| format!("process {pid}: {why}")));
         lines
@@ -138,7 +139,8 @@ mod tests {
             (3, "4242 echo       192.0.2.1:53            1       0       0     -       0     -"),
             (16, "lost"),
             (17, "192.0.2.1:53 lane 0 (xdp), since it opened: kernel_dropped 40"),
-            (18, "not let in, 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
+            (18, "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)"),
+            (19, "not let in, 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
             (21, "softirq"),
             (22, "core 0 50%, core 1 0%"),
         ];
