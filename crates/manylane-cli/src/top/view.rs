@@ -212,7 +212,7 @@ impl View {
             }
         }
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
-            text += &format!("lost, {} lane {}: {}\n", row.socket, row.lane, row.losses());
+            text += &format!("lost since it opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
         }
         for line in self.rings_lines() {
             text += &format!("{line}\n");
