@@ -67,7 +67,8 @@ enum mls_reason_id {
 	MLS_ONE_SHARED = 23,  /* lanes that several threads have */
 	MLS_ONE_QUEUES = 24,  /* engine xdp */
 	MLS_ONE_FULL = 25,    /* no memory, or too many sockets */
-	MLS_REASONS_USED = 26,
+	MLS_REPLY_FAILED = 26, /* one that was kept to be sent with others */
+	MLS_REASONS_USED = 27,
 };
 
 /* A bound address; family 0 if there is none. */

@@ -24,7 +24,9 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, epoll, hold, life, loan, mend, mirror, queues, real, report, signals, start, steer};
+use crate::{
+    alone, epoll, gather, hold, life, loan, mend, mirror, queues, real, report, signals, start, steer,
+};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -146,6 +148,7 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
     }
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
     hold::map(sock);
+    gather::map(sock);
     let whys = [
         (Reason::OneControl, mirror::has_control(fd)),
         (Reason::OneEdges, epoll::has_edges(sock)),
@@ -407,6 +410,7 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
     forget_steering(sock, fd);
     shared.mode.store(PLAIN, Ordering::SeqCst);
     points::pass("plain");
+    gather::flush_all(sock, shared, fd);
 }
 
 /// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.
@@ -576,6 +580,7 @@ pub(crate) fn close(sock: &Sock) {
             loan::close(sock, shared);
         }
         let fd = group(sock);
+        gather::flush_all(sock, shared, fd);
         let pid = u64::from(std::process::id());
         for at in 0..shared.joined.load(Ordering::Acquire) as usize {
             if shared.members[at].who.load(Ordering::Relaxed) >> 32 == pid {

@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::lock::Quiet;
 use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
-use crate::{alone, lanes, life, queues, report};
+use crate::{alone, gather, lanes, life, queues, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
@@ -187,6 +187,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
 /// A thread ends: its lanes are orphans from now on, out of steering, emptied by the others.
 extern "C" fn thread_ends(_: *mut c_void) {
     queues::flush();
+    gather::flush();
     let who = who();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };

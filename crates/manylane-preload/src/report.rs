@@ -125,6 +125,21 @@ pub(crate) fn sent(member: &Member, datagrams: u64, bytes: u64) {
     }
 }
 
+/// A call of the program sent a datagram that was kept, or went with those that were.
+#[inline]
+pub(crate) fn kept(member: &Member, bytes: u64) {
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.tx_datagrams, 1);
+    add(&slot.tx_bytes, bytes);
+}
+
+/// What was kept went out with so many calls of the kernel.
+pub(crate) fn send_calls(member: &Member, calls: u64) {
+    if let Some(slot) = slot_of(member) {
+        add(&slot.tx_batches, calls);
+    }
+}
+
 /// Where a member is counted; null if nowhere.
 pub(crate) fn slot_at(member: &Member) -> *mut Receiver {
     slot_of(member).map_or(std::ptr::null_mut(), |slot| std::ptr::from_ref(slot).cast_mut())

@@ -63,11 +63,12 @@ pub enum Reason {
     OneShared = 23,
     OneQueues = 24,
     OneFull = 25,
+    ReplyFailed = 26,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -94,6 +95,7 @@ impl Reason {
         Self::OneShared,
         Self::OneQueues,
         Self::OneFull,
+        Self::ReplyFailed,
     ];
 
     /// One word, for tables and documents.
@@ -156,6 +158,9 @@ impl Reason {
                 ("one-queues", "engine xdp: what waits in the devices' queues is in memory anyway")
             }
             Self::OneFull => ("one-full", "no memory, or many sockets before it, to hold datagrams for"),
+            Self::ReplyFailed => {
+                ("reply-failed", "a reply put together with others failed; the program's next send says why")
+            }
         }
     }
 }

@@ -267,6 +267,7 @@ fn text(report: &Report) -> String {
         let what = match fallback.reason {
             queues if QUEUES.contains(&queues) => "no queues",
             one if one.starts_with(ONE_BY_ONE) => "one by one (--batch)",
+            "reply-failed" => "no replies together (--batch)",
             _ => "no lanes",
         };
         _ = write!(text, "\n{what}{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
