@@ -11,6 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_testbed::skip;
 use serde_json::Value;
 
 fn manylane(words: &[&str]) -> Command {
@@ -492,7 +493,7 @@ fn netns_lanes_are_as_many_as_a_quota_of_cgroups_v2_lets_run() {
         echo 'max 100000' > /sys/fs/cgroup/box/inner/cpu.max && echo 0::/box/inner > /sys/fs/cgroup/own && \
         mount --bind /sys/fs/cgroup/own /proc/$$/cgroup && exec \"$2\" echo 127.0.0.1:0 --engine mmsg --json";
     let test = "netns_lanes_are_as_many_as_a_quota_of_cgroups_v2_lets_run";
-    let cpus = std::thread::available_parallelism().unwrap().get();
+    let cpus = thread::available_parallelism().unwrap().get();
     let forced = skip::Forced::Cpus;
     if !skip::need_root(test)
         || !skip::need_unless_forced(test, cpus > 1, forced, "one CPU has one lane anyway")

@@ -102,7 +102,7 @@ impl Screen {
         }
         lines.extend(view.rings_lines());
         lines.extend(view.refused.iter().map(super::view::Refusals::line));
-        lines.extend(view.silent.iter().map(|(pid, why)| format!("process {pid}: {why}")));
+        lines.extend(view.silent.iter().map(|(_, why)| why.clone()));
         lines
     }
 }

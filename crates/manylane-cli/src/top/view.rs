@@ -220,8 +220,8 @@ impl View {
         for one in &self.refused {
             text += &format!("{}\n", one.line());
         }
-        for (pid, why) in &self.silent {
-            text += &format!("process {pid}: {why}\n");
+        for (_, why) in &self.silent {
+            text += &format!("{why}\n");
         }
         text + &format!("softirq: {}\n", self.cores_line())
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use manylane::{Engine, WaitPolicy};
 
-use super::server::{Flood, Seen, Server};
+use super::server::{Flood, Seen, Server, Wanted};
 use super::{Bed, Plan, SIZE, Variant, WORK};
 use crate::bench::sample::Busy;
 use crate::bench::{Limits, Options, Trial, go_on, no_loss_rate};
@@ -131,14 +131,15 @@ fn ask(host: &Host, from: Ipv4Addr, server: SocketAddr, time: Duration) -> Resul
 
 impl Bed {
     /// A server that works on each request, on the first link.
-    pub(super) fn server(&self, engine: Engine, limit: Option<manylane::Limit>) -> super::server::Wanted {
-        super::server::Wanted {
+    pub(super) fn server(&self, engine: Engine, limit: Option<manylane::Limit>) -> Wanted {
+        Wanted {
             link: 0,
             cpu: self.lane_cpu,
             engine,
             limit,
             work: WORK,
             wait: WaitPolicy::Sleep,
+            batch: self.batch,
         }
     }
 }

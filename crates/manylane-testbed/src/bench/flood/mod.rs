@@ -108,6 +108,8 @@ struct Bed {
     to: Host,
     lane_cpu: usize,
     sender_cpu: usize,
+    /// Datagrams that one call of a server takes at most.
+    batch: usize,
 }
 
 /// Runs the benchmark. The setup must be a testbed with [`LINKS`] links.
@@ -125,7 +127,7 @@ pub fn run(
     let (sender_cpu, lane_cpu) =
         cpus.context("the flood and the lane need a processor each: there is one")?;
     ensure!(setup.device_names().len() == LINKS, "bench flood needs a testbed of {LINKS} links");
-    let bed = Bed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu };
+    let bed = Bed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu, batch: options.batch };
     let mut settings = options.settings(setup, &Limits::default());
     settings.receivers = vec!["lane/xdp".into(), "lane/mmsg".into()];
     // Lanes and rings are as they are by default.

@@ -27,6 +27,8 @@ pub(super) struct Wanted {
     /// What a request costs it.
     pub(super) work: Duration,
     pub(super) wait: WaitPolicy,
+    /// Datagrams that one call takes at most.
+    pub(super) batch: usize,
 }
 
 /// A server with one lane, and what that saw.
@@ -50,6 +52,7 @@ impl Server {
                 .lanes(1)
                 .placement(Placement::List(vec![wanted.cpu]))
                 .wait(wanted.wait);
+            builder.batch(wanted.batch);
             if let Some(limit) = wanted.limit {
                 builder.limit(limit);
             }
