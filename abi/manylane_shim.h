@@ -106,7 +106,8 @@ struct mls_receiver {
 	__u64 helped;	 /* of rx_datagrams, from a lane that was not its own */
 	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
 	__u64 tx_frames;
-	__u64 pad[2];
+	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
+	__u64 pad;
 };
 
 struct mls_reason {
@@ -135,6 +136,7 @@ MLS_ASSERT(offsetof(struct mls_receiver, addr) == 16);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
 MLS_ASSERT(offsetof(struct mls_receiver, helped) == 88);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_frames) == 96);
+MLS_ASSERT(offsetof(struct mls_receiver, inode) == 112);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);
 
 #endif /* MANYLANE_SHIM_H */

@@ -156,6 +156,7 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
     for lane in have..wanted.min(MAX_LANES) {
         // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
         let Some(new) = open::lane(fd, || steered = steered || steer_to(shared, fd, 1)) else { break };
+        shared.inode[lane].store(open::inode(new), Ordering::Relaxed);
         sock.set_lane_fd(lane, Some(new));
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
     }
@@ -210,7 +211,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
             points::pass("owner named");
         }
         member.lane.store(lane as c_int, Ordering::Release);
-        report::lane(member, lane as c_int);
+        report::lane(member, lane as c_int, shared.inode_of(lane as c_int));
     }
     for lane in 0..lanes {
         if shared.owner[lane].load(Ordering::Relaxed) != 0 {
@@ -256,7 +257,7 @@ pub(crate) fn part(shared: &Shared) {
         let Some(at) = sharer else { break };
         shared.owner[free].store(at as u32 + 1, Ordering::Release);
         shared.members[at].lane.store(free as c_int, Ordering::Release);
-        report::lane(&shared.members[at], free as c_int);
+        report::lane(&shared.members[at], free as c_int, shared.inode_of(free as c_int));
     }
     note_crowds(shared);
 }
@@ -400,7 +401,7 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
     // Without a lane, a member takes from all of them until the mode has changed.
     for member in &shared.members {
         member.lane.store(-1, Ordering::Relaxed);
-        report::lane(member, -1);
+        report::lane(member, -1, shared.inode_of(-1));
     }
     points::pass("nobody's");
     forget_steering(sock, fd);
@@ -473,6 +474,7 @@ fn begin(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
     shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
     shared.timeout_us.store(sock.timeout_us.load(Ordering::Relaxed), Ordering::Relaxed);
     shared.port.store(u32::from(addr.port()), Ordering::Relaxed);
+    shared.inode[0].store(open::inode(fd), Ordering::Relaxed);
     shared.lanes.store(1, Ordering::Relaxed);
     let ip = addr.ip();
     let one_only = ip.is_multicast() || ip == std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);

@@ -162,7 +162,8 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         let quiet = Quiet::new();
         member.life.store(life(), Ordering::Release);
         drop(quiet);
-        member.slot.store(report::claim(who, lanes::local_addr(fd)), Ordering::Relaxed);
+        let slot = report::claim(who, lanes::local_addr(fd), shared.inode_of(0));
+        member.slot.store(slot, Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
         // The second one: from now on every wait has a bound. The mode changes after the bound is there.
         if !shared.is_alone(&shared.members[at]) && shared.mode() == SINGLE {

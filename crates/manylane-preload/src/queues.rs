@@ -344,6 +344,6 @@ pub(crate) fn report_lanes(shared: &Shared) {
     }
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     for member in shared.members.iter().take(joined).filter(|at| at.who.load(Ordering::Relaxed) != 0) {
-        report::lane(member, 0);
+        report::lane(member, 0, shared.inode_of(0));
     }
 }

@@ -123,6 +123,8 @@ pub(crate) struct Shared {
     pub(crate) seen: [AtomicU32; MAX_LANES],
     pub(crate) still: [AtomicU32; MAX_LANES],
     pub(crate) looked: [AtomicU32; MAX_LANES],
+    /// Numbers of the kernel sockets, for the report; 0 where not known.
+    pub(crate) inode: [AtomicU64; MAX_LANES],
     pub(crate) members: [Member; MAX_MEMBERS],
 }
 
@@ -133,6 +135,12 @@ impl Shared {
     #[inline]
     pub(crate) fn mode(&self) -> u32 {
         self.mode.load(Ordering::Acquire)
+    }
+
+    /// Number of the kernel socket of a lane; of the program's own for who has none.
+    pub(crate) fn inode_of(&self, lane: c_int) -> u64 {
+        let lane = usize::try_from(lane).unwrap_or(0);
+        self.inode.get(lane).map_or(0, |inode| inode.load(Ordering::Relaxed))
     }
 
     /// The member that owns lane `lane`.

@@ -257,7 +257,9 @@ pub struct Receiver {
     pub rx_frames: AtomicU64,
     /// Of `tx_datagrams`, those that left as frames.
     pub tx_frames: AtomicU64,
-    pad: [AtomicU64; 2],
+    /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if it is not known.
+    pub inode: AtomicU64,
+    pad: AtomicU64,
 }
 
 /// How often a reason sent a socket back to plain (`struct mls_reason`).

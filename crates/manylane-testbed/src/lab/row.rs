@@ -110,7 +110,7 @@ pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[Printed], all: bool) -> Ve
             None if all => merged.push(Row {
                 paper,
                 printed: Some(cell.value),
-                ..Row::cannot(cell.table, cell.line, cell.column, "", "not measured here")
+                ..Row::cannot(cell.table, cell.line, cell.column, "", "not measured in this run")
             }),
             None => {}
         }

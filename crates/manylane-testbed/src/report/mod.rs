@@ -2,6 +2,7 @@
 
 pub mod batch;
 mod conclusion;
+pub mod flood;
 pub mod lab;
 mod plots;
 pub mod rtt;

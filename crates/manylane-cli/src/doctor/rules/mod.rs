@@ -3,6 +3,7 @@
 mod cpu;
 mod device;
 mod loss;
+mod sending;
 mod socket;
 mod system;
 #[cfg(test)]
@@ -26,10 +27,11 @@ pub(crate) struct Rule {
 
 /// All rules, those that cost most first.
 pub(crate) fn all() -> Vec<&'static Rule> {
-    let mut all: Vec<&Rule> = [loss::RULES, socket::RULES, device::RULES, system::RULES, cpu::RULES]
-        .into_iter()
-        .flatten()
-        .collect();
+    let mut all: Vec<&Rule> =
+        [loss::RULES, socket::RULES, device::RULES, sending::RULES, system::RULES, cpu::RULES]
+            .into_iter()
+            .flatten()
+            .collect();
     all.sort_by_key(|rule| std::cmp::Reverse(rule.cost));
     all
 }

@@ -156,6 +156,7 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
             f.devices[1].coalescing =
                 Some(Coalescing { rx_usecs: Some(0), rx_frames: Some(1), adaptive: Some(false) });
         }),
+        ("xps-off", Note, |f| f.devices[1].xps = Some(vec![vec![], vec![]])),
         ("threaded-napi", Note, |f| f.devices[1].threaded = Some(true)),
         ("jit-off", Wrong, |f| {
             f.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
@@ -226,7 +227,7 @@ fn each_rule_fires_alone_on_what_it_is_about() {
 
 #[test]
 fn what_cannot_be_seen_is_unknown_and_not_well() {
-    let cases: [(&str, Cause); 16] = [
+    let cases: [(&str, Cause); 17] = [
         ("socket-drops", |f| drop(f.gaps.insert("sockets".into(), "x".into()))),
         ("receive-buffer-full", |f| f.losses.udp4 = None),
         ("udp-memory-full", |f| f.losses.udp4 = None),
@@ -238,6 +239,10 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
         ("one-queue", |f| {
             f.devices[1].channels = None;
             (f.devices[1].rx_queues, f.devices[1].rps) = (Some(1), None);
+        }),
+        ("xps-off", |f| {
+            f.gaps.insert("sysfs".into(), "x".into());
+            f.devices[1].xps = None;
         }),
         ("no-native-xdp", |f| f.devices[1].xdp_features = None),
         ("jit-off", |f| f.sysctls.retain(|name, _| name != "net.core.bpf_jit_enable")),
@@ -379,6 +384,29 @@ fn interrupts_are_spread_over_processors_that_may_work() {
     assert_eq!(set(&facts), ["0", "1", "0"]);
     facts.devices[1].numa = None;
     assert_eq!(set(&facts), ["0", "1", "2"]);
+}
+
+#[test]
+fn each_send_queue_gets_processors_of_its_own() {
+    for (cpus, queues, expected) in [
+        (vec![0, 1], 2, &["1", "2"][..]),
+        (vec![0, 1, 2, 3], 2, &["5", "a"]),
+        (vec![0, 1], 4, &["1", "2", "1", "2"]),
+    ] {
+        let mut facts = well();
+        facts.cpu.online = cpus;
+        facts.devices[1].xps = Some(vec![vec![]; queues]);
+        let verdict = judge(&facts);
+        let changes: Vec<&str> =
+            find(&verdict.findings, "xps-off").changes.iter().map(|change| change.value.as_str()).collect();
+        assert_eq!(changes, expected);
+    }
+    // One queue, or a driver that has set them: nothing to say.
+    for xps in [vec![vec![]], vec![vec![0], vec![]]] {
+        let mut facts = well();
+        facts.devices[1].xps = Some(xps);
+        assert!(judge(&facts).findings.is_empty());
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn changes(rows: &Rows<'_>, table: &str, default: &str, columns: &[&str]) -> Vec
 }
 
 fn throughput(rows: &Rows<'_>) -> Option<String> {
-    let columns = [throughput::ADDRESSES, throughput::THREADS, throughput::BOUND];
+    let columns = [throughput::NUMA, throughput::ADDRESSES, throughput::THREADS, throughput::BOUND];
     let told = changes(rows, TABLE_1, throughput::DEFAULT, &columns);
     (!told.is_empty()).then(|| format!("Datagrams per second, against the default: {}.", told.join(", ")))
 }
