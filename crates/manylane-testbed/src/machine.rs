@@ -21,6 +21,10 @@ pub struct Machine {
     pub mitigations: Vec<String>,
     /// `net.core.rmem_max`: the largest receive buffer that needs no privilege.
     pub rmem_max: u64,
+    /// What decides how processors idle, and in a virtual machine how long they look for work before they halt: it decides how
+    /// late sleepers are woken. Empty where the kernel does not tell.
+    #[serde(default)]
+    pub idle: String,
 }
 
 impl Machine {
@@ -40,6 +44,10 @@ impl Machine {
                 .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
             mitigations: mitigations(),
             rmem_max: text("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0),
+            idle: idle(
+                text("/sys/devices/system/cpu/cpuidle/current_governor").trim(),
+                text("/sys/module/haltpoll/parameters/guest_halt_poll_ns").trim(),
+            ),
         }
     }
 }
@@ -110,6 +118,14 @@ pub(crate) fn kib(path: &str, name: &str) -> u64 {
     field(&text(path), name).and_then(|size| size.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
+/// The governor of idle processors, with its one setting that matters.
+fn idle(governor: &str, halt_poll_ns: &str) -> String {
+    match (governor, halt_poll_ns) {
+        ("haltpoll", nanos) if !nanos.is_empty() => format!("haltpoll, guest_halt_poll_ns {nanos}"),
+        _ => governor.to_owned(),
+    }
+}
+
 fn mitigations() -> Vec<String> {
     let Ok(folder) = fs::read_dir("/sys/devices/system/cpu/vulnerabilities") else {
         return Vec::new();
@@ -147,6 +163,16 @@ mod tests {
         assert_eq!(parse_cpu_list("0-3,6"), [0, 1, 2, 3, 6]);
         assert_eq!(parse_cpu_list("5"), [5]);
         assert_eq!(parse_cpu_list(""), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn the_setting_is_told_where_it_counts() {
+        assert_eq!(idle("haltpoll", "0"), "haltpoll, guest_halt_poll_ns 0");
+        // The module is there whichever governor is in force.
+        assert_eq!(
+            (idle("menu", "200000"), idle("haltpoll", ""), idle("", "")),
+            ("menu".into(), "haltpoll".into(), String::new())
+        );
     }
 
     #[test]

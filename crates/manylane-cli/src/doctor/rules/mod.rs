@@ -67,6 +67,7 @@ impl Found<'_> {
             why: why.into(),
             run: Vec::new(),
             changes: Vec::new(),
+            only_named: false,
         });
         // Just pushed.
         let last = self.verdict.findings.len() - 1;
@@ -100,6 +101,12 @@ impl Finding {
         self.run.push(change.command());
         self.changes.push(change);
         self
+    }
+
+    /// A setting to change only if the user names the finding.
+    fn set_if_named(&mut self, change: Change) -> &mut Self {
+        self.only_named = true;
+        self.set(change)
     }
 
     /// A sysctl to raise, unless it is that high already; where it cannot be seen, where to look.

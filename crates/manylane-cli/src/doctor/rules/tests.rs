@@ -63,6 +63,7 @@ fn well() -> Facts {
         cpu: Cpu {
             online: vec![0, 1],
             governors: [(0, "performance".to_owned()), (1, "performance".to_owned())].into(),
+            idle_governor: Some("menu".into()),
             nodes: [(0, 0), (1, 0)].into(),
             ..Cpu::default()
         },
@@ -176,6 +177,9 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         ("governor-slow", Note, |f| {
             f.cpu.governors.insert(1, "powersave".into());
         }),
+        ("halts-at-once", Note, |f| {
+            (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
+        }),
         ("smt-shared", Note, |f| f.cpu.siblings = vec![vec![0, 1]]),
         ("isolated-idle", Note, |f| f.cpu.isolated = vec![1]),
         ("socket-shared", Wrong, |f| {
@@ -223,7 +227,7 @@ fn each_rule_fires_alone_on_what_it_is_about() {
 
 #[test]
 fn what_cannot_be_seen_is_unknown_and_not_well() {
-    let cases: [(&str, Cause); 15] = [
+    let cases: [(&str, Cause); 17] = [
         ("socket-drops", |f| drop(f.gaps.insert("sockets".into(), "x".into()))),
         ("receive-buffer-full", |f| f.losses.udp4 = None),
         ("udp-memory-full", |f| f.losses.udp4 = None),
@@ -244,6 +248,8 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
         ("jit-off", |f| f.sysctls.retain(|name, _| name != "net.core.bpf_jit_enable")),
         ("rmem-max-small", |f| f.sysctls.retain(|name, _| name != "net.core.rmem_max")),
         ("governor-slow", |f| f.cpu.governors.clear()),
+        ("halts-at-once", |f| f.cpu.idle_governor = None),
+        ("halts-at-once", |f| f.cpu.idle_governor = Some("haltpoll".into())),
         ("xdp-needs-privileges", |f| f.privileges.capabilities = None),
     ];
     for (id, hide) in cases {
@@ -309,6 +315,26 @@ fn tune_does_not_weigh_the_reasons_of_others() {
     facts.sysctls.insert("net.core.busy_read".into(), 50);
     let findings = judge(&facts).findings;
     assert!(findings.len() == 2 && findings.iter().all(|finding| finding.changes.is_empty()));
+}
+
+#[test]
+fn what_the_host_pays_for_is_set_only_if_it_is_named() {
+    let judged = |governor: &str, nanos| {
+        let mut facts = well();
+        (facts.cpu.idle_governor, facts.cpu.halt_poll_ns) = (Some(governor.into()), nanos);
+        judge(&facts).findings
+    };
+    let findings = judged("haltpoll", Some(0));
+    let finding = find(&findings, "halts-at-once");
+    let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
+    assert!(target.is_of_the_machine() && finding.only_named);
+    assert_eq!(finding.changes, [Change::new(target, 200_000)]);
+    // One that looks already, and another governor, for which the number means nothing.
+    assert!(judged("haltpoll", Some(50_000)).is_empty() && judged("menu", Some(0)).is_empty());
+    // All others go by --all.
+    let mut facts = well();
+    facts.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
+    assert!(!find(&judge(&facts).findings, "jit-off").only_named);
 }
 
 #[test]
