@@ -183,7 +183,10 @@ impl Scale {
     /// What a reader has to know of the figures before any of them.
     #[must_use]
     pub fn told(&self) -> String {
-        let seconds = |ms: u64| format!("{} s", table::short(ms as f64 / 1e3));
+        let seconds = |ms: u64| match ms {
+            0..1000 => format!("{ms} ms"),
+            _ => format!("{} s", ms as f64 / 1e3),
+        };
         let much = format!(
             "{} rounds, {} units, stretches of {}, floods of {}",
             self.rounds,
@@ -355,6 +358,18 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn a_scale_says_how_much_and_whether_it_was_quick() {
+        let quick = Scale::quick().told();
+        assert!(
+            quick.starts_with("A quick run")
+                && quick.ends_with("25000 units, stretches of 300 ms, floods of 2 s."),
+            "{quick}"
+        );
+        let full = Scale { flood_ms: 2500, ..Scale::full() }.told();
+        assert_eq!(full, "Scale: 9 rounds, 500,000 units, stretches of 1 s, floods of 2.5 s.");
+    }
 
     #[test]
     fn parts_have_names_of_their_own_and_tables_too() {

@@ -198,6 +198,7 @@ mod tests {
             assert!(!bare.contains(loaded), "{loaded}");
         }
         assert_eq!(page.matches("A quick run, which shows the way").count(), 2, "at the top and below");
+        assert!(!page.contains("no <device>"), "neither in the text nor in a title");
         assert!(page.contains("no &lt;device&gt;") && page.contains("&lt;&amp;&gt;"));
     }
 }

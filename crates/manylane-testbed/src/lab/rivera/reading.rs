@@ -15,7 +15,7 @@ use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
 use crate::traffic::live::LiveSender;
 use crate::traffic::portable::Flows;
-use crate::traffic::{Sent, Traffic, Until};
+use crate::traffic::{Traffic, Until};
 
 /// Bytes of a unit.
 pub(super) const UNIT: usize = 10;
@@ -25,10 +25,10 @@ const CHUNK: u64 = 512;
 const ROOM: u64 = 2048;
 /// Units under way at most, if the receive buffers hold them.
 const WINDOW: u64 = 16_384;
-/// The same for frames: a ring that holds them, and how many are sent by one call, which costs much more than a frame.
+/// Frames are sent by one call, which costs more than all else, so that nobody can hold it back: it keeps a pace, and a ring
+/// takes what comes in 8 ms.
+const FRAMES_PACE: f64 = 500_000.0;
 const FRAMES_RING: u32 = 4096;
-const FRAMES_WINDOW: u64 = 3072;
-const FRAMES_CHUNK: u64 = 1024;
 /// Readers that read nothing for so long while they are sent to read no more.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// All is sent, and nothing has come for so long: what is missing is lost. Its wait is in no time.
@@ -147,17 +147,11 @@ pub(super) fn read(
     Ok(Reading { elapsed, cpu, sent, delivered: end.delivered, dropped: end.kernel_dropped })
 }
 
-/// Who sends, and how far ahead of the readers it may be, so that nothing is lost.
-struct Sender {
-    by: By,
-    chunk: u64,
-    window: u64,
-}
-
-enum By {
-    /// Sockets, over loopback.
-    Sockets(Flows),
-    /// Frames, into the device of the other host.
+/// Who sends, and so that nothing is lost.
+enum Sender {
+    /// Sockets, over loopback, never more than so many units ahead of the readers.
+    Sockets(Flows, u64),
+    /// Frames, into the device of the other host, at a pace.
     Frames(Box<LiveSender>),
 }
 
@@ -167,23 +161,31 @@ impl Sender {
         let traffic = Traffic { flows, ..Traffic::new(to, UNIT) };
         let Some((from, host)) = setup.hosts() else {
             let window = (recv_buffer as u64 / ROOM).clamp(CHUNK / 8, WINDOW);
-            return Ok(Self { by: By::Sockets(Flows::open(&traffic)?), chunk: CHUNK.min(window), window });
+            return Ok(Self::Sockets(Flows::open(&traffic)?, window));
         };
+        let traffic = Traffic { pps: Some(FRAMES_PACE), ..traffic };
         let mut sender = LiveSender::new(from, host, 0, &traffic)?;
         if let Some(cpu) = setup.sender_cpu() {
             sender.pin(cpu);
         }
-        Ok(Self { by: By::Frames(Box::new(sender)), chunk: FRAMES_CHUNK, window: FRAMES_WINDOW })
+        Ok(Self::Frames(Box::new(sender)))
     }
 
-    /// Sends all units, never more than the window ahead of the readers.
+    /// Sends all units.
     fn send(&mut self, running: &dyn Running, units: u64, stop: &AtomicBool) -> Result<u64> {
+        let (flows, window) = match self {
+            Self::Sockets(flows, window) => (flows, *window),
+            Self::Frames(sender) => {
+                bench::go_on(stop)?;
+                return Ok(sender.send(Until::Count(units))?.datagrams);
+            }
+        };
         let mut sent = 0;
         while sent < units {
-            let chunk = self.chunk.min(units - sent);
+            let chunk = CHUNK.min(window).min(units - sent);
             bench::go_on(stop)?;
             let before = Instant::now();
-            while sent + chunk > taken(running) + self.window {
+            while sent + chunk > taken(running) + window {
                 bench::go_on(stop)?;
                 ensure!(
                     before.elapsed() < PATIENCE,
@@ -192,11 +194,7 @@ impl Sender {
                 );
                 thread::sleep(LOOK);
             }
-            let got = match &mut self.by {
-                By::Sockets(flows) => flows.send(None, &Until::Count(chunk))?,
-                // What the link refuses is sent again.
-                By::Frames(sender) => Sent { rejected: 0, ..sender.send(Until::Count(chunk))? },
-            };
+            let got = flows.send(None, &Until::Count(chunk))?;
             ensure!(got.rejected == 0, "the sender's socket refused {} units", got.rejected);
             sent += got.datagrams;
         }
