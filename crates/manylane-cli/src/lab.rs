@@ -41,12 +41,16 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
         None => State::begin(&args.out.join(format!("lab-{name}.state.jsonl")), settings)?,
     };
     if args.resume.is_some() {
-        output::tell(&format!("{} parts are done already", state.len()));
+        let again = match state.failed() {
+            0 => String::new(),
+            failed => format!(", {failed} failed and are tried again"),
+        };
+        output::tell(&format!("{} parts are done already{again}", state.len()));
     }
     let finished = work(&mut state, args)?;
     let json = write(args, &format!("lab-{name}.json"), &output::json(&finished)?)?;
     let page = write(args, &format!("lab-{name}.html"), &report::lab::html(&finished)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json})"));
+    output::tell(&format!("report: {page} (raw samples: {json}); its parts took {:.0} s", state.seconds()));
     if args.json { output::print_json(&finished) } else { output::print(&text(&finished)) }
 }
 
@@ -110,6 +114,7 @@ fn write(args: &LabArgs, name: &str, text: &str) -> Result<String> {
 fn text(run: &Finished) -> String {
     let machine = &run.machine;
     let mut text = format!("{} × {}, Linux {}\n", machine.cpus, machine.model, machine.kernel);
+    text += &format!("{}\n", run.settings.scale.told());
     for &paper in &run.settings.papers {
         text += &format!("\n{paper}\n{}\n\n", paper.title());
         text += &table::text(paper, &run.settings.scale, &run.rows);

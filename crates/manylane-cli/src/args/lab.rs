@@ -28,7 +28,7 @@ pub(crate) struct LabArgs {
     /// Length of a flood (sarma) [default: 60s; 2s with --quick]
     #[arg(long, value_name = "TIME", value_parser = crate::parse::duration)]
     pub(crate) flood: Option<std::time::Duration>,
-    /// Length of a stretch of traffic in all other experiments [default: 1s; 100ms with --quick]
+    /// Length of a stretch of traffic in all other experiments [default: 1s; 300ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = crate::parse::duration)]
     pub(crate) stretch: Option<std::time::Duration>,
     /// Only the parts whose names contain this (see --list)

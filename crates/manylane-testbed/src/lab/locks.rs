@@ -1,9 +1,8 @@
 //! Contentions of the kernel's locks, of this process only: who waited for which lock, how often, how long. By BPF on the
 //! tracepoints `lock:contention_begin` and `lock:contention_end` (Linux 5.19); how long locks are *held* no stock kernel tells
-//! (`/proc/lock_stat` needs CONFIG_LOCK_STAT).
+//! (see [`lockstat`](super::lockstat)).
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use aya::maps::{MapData, PerCpuArray, PerCpuHashMap, StackTraceMap};
@@ -148,12 +147,6 @@ fn halves(word: u64) -> (u32, u32) {
     let bytes = word.to_ne_bytes();
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     (half(0), half(4))
-}
-
-/// Whether the kernel keeps statistics of its locks, hold times among them.
-#[must_use]
-pub fn has_hold_times() -> bool {
-    Path::new("/proc/lock_stat").exists()
 }
 
 /// The function that wanted the lock: the first that is neither tracing nor locking itself.

@@ -21,9 +21,11 @@
 //! | [`table`] | tables in plain text |
 //! | [`place`] | loopback and the testbed, made when a part first needs them |
 //! | [`locks`] | contentions of the kernel's locks, by BPF |
+//! | [`lockstat`] | what kernels with statistics of locks tell: how often taken, how long held |
 //! | [`rivera`], [`sarma`], [`orlowsky`], [`priambodo`] | the papers |
 
 pub mod locks;
+pub mod lockstat;
 pub mod orlowsky;
 pub mod place;
 pub mod priambodo;
@@ -36,7 +38,7 @@ mod words;
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -178,10 +180,31 @@ impl Scale {
         Self { quick: false, rounds: 9, units: 500_000, stretch_ms: 1000, flood_ms: 60_000 }
     }
 
+    /// What a reader has to know of the figures before any of them.
+    #[must_use]
+    pub fn told(&self) -> String {
+        let seconds = |ms: u64| match ms {
+            0..1000 => format!("{ms} ms"),
+            _ => format!("{} s", ms as f64 / 1e3),
+        };
+        let much = format!(
+            "{} rounds, {} units, stretches of {}, floods of {}",
+            self.rounds,
+            table::short(self.units as f64),
+            seconds(self.stretch_ms),
+            seconds(self.flood_ms)
+        );
+        if self.quick {
+            format!("A quick run, which shows the way and not the last digit: {much}.")
+        } else {
+            format!("Scale: {much}.")
+        }
+    }
+
     /// Each paper within a minute.
     #[must_use]
     pub fn quick() -> Self {
-        Self { quick: true, rounds: 2, units: 25_000, stretch_ms: 100, flood_ms: 2000 }
+        Self { quick: true, rounds: 2, units: 25_000, stretch_ms: 300, flood_ms: 2000 }
     }
 }
 
@@ -288,12 +311,13 @@ pub fn run(state: &mut State, director: &mut dyn Director) -> Result<Finished> {
         }
         crate::bench::go_on(director.stop())?;
         director.progress(index as f64 / parts.len() as f64, &part.id);
+        let begun = Instant::now();
         let rows = (part.work)(&mut places, director.stop());
         // Whatever it says, it may say so because it was stopped: such a part is not done.
         crate::bench::go_on(director.stop())?;
         let rows = rows.unwrap_or_else(|err| vec![Row::failed(&part.id, &format!("{err:#}"))]);
         let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
-        state.add(&part.id, rows)?;
+        state.add(&part.id, begun.elapsed().as_secs_f64(), rows)?;
     }
     director.progress(1.0, "done");
     Ok(finished(state))
@@ -334,6 +358,18 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn a_scale_says_how_much_and_whether_it_was_quick() {
+        let quick = Scale::quick().told();
+        assert!(
+            quick.starts_with("A quick run")
+                && quick.ends_with("25000 units, stretches of 300 ms, floods of 2 s."),
+            "{quick}"
+        );
+        let full = Scale { flood_ms: 2500, ..Scale::full() }.told();
+        assert_eq!(full, "Scale: 9 rounds, 500,000 units, stretches of 1 s, floods of 2.5 s.");
+    }
 
     #[test]
     fn parts_have_names_of_their_own_and_tables_too() {

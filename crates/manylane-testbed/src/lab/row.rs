@@ -110,7 +110,7 @@ pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[Printed], all: bool) -> Ve
             None if all => merged.push(Row {
                 paper,
                 printed: Some(cell.value),
-                ..Row::cannot(cell.table, cell.line, cell.column, "", "not measured here")
+                ..Row::cannot(cell.table, cell.line, cell.column, "", "not measured in this run")
             }),
             None => {}
         }
@@ -141,6 +141,19 @@ impl<'a> Rows<'a> {
     #[must_use]
     pub fn value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
         self.at(table, line, column)?.value
+    }
+
+    /// What to say behind a comparison of two cells whose samples overlap; nothing where they do not.
+    #[must_use]
+    pub fn doubt(&self, table: &str, a: (&str, &str), b: (&str, &str)) -> &'static str {
+        let range = |(line, column): (&str, &str)| {
+            let samples = self.at(table, line, column)?.samples.iter().copied();
+            Some((samples.clone().reduce(f64::min)?, samples.reduce(f64::max)?))
+        };
+        match (range(a), range(b)) {
+            (Some(a), Some(b)) if a.0 <= b.1 && b.0 <= a.1 => " (rounds overlap: may be chance)",
+            _ => "",
+        }
     }
 
     /// The paper's number there.
@@ -187,6 +200,18 @@ mod tests {
             (merged[2].line.as_str(), merged[2].printed, merged[2].paper),
             ("b", Some(8.0), Paper::Sarma)
         );
+    }
+
+    #[test]
+    fn a_difference_within_the_spread_is_doubted() {
+        let cell = |line: &str, samples: [f64; 2]| Row::new("t", line, "1", "s", samples.to_vec());
+        let rows =
+            [cell("a", [1.0, 2.0]), cell("b", [2.0, 3.0]), cell("c", [2.1, 9.0]), cell("d", [0.1, 10.0])];
+        let rows = Rows::of(Paper::Rivera, &rows);
+        let doubt = |a, b| !rows.doubt("t", (a, "1"), (b, "1")).is_empty();
+        assert!(doubt("a", "b") && doubt("b", "a") && doubt("b", "c") && doubt("a", "d") && doubt("d", "a"));
+        assert!(!doubt("a", "c") && !doubt("c", "a"), "apart");
+        assert!(!doubt("a", "nobody"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a run has done, in a file: a line of JSON about machine and settings, then a line for each part that is finished. A
-//! part is there as a whole or not at all: a line that the end of the program cut short is taken away.
+//! part is there as a whole or not at all: a line that the end of the program cut short is taken away. A part that failed is
+//! there, too, but not done: whoever goes on tries it again, and its last line counts.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::{LabSettings, Row};
+use super::{LabSettings, Row, row};
 use crate::machine::Machine;
 
 /// The first line's mark.
@@ -25,7 +26,16 @@ struct Head {
 #[derive(Debug, Serialize, Deserialize)]
 struct Done {
     part: String,
+    /// How long it took.
+    #[serde(default)]
+    seconds: f64,
     rows: Vec<Row>,
+}
+
+impl Done {
+    fn failed(&self) -> bool {
+        self.rows.iter().any(|row| row.table == row::FAILED)
+    }
 }
 
 /// The parts that are done, and the file that knows them.
@@ -36,6 +46,9 @@ pub struct State {
     head: Head,
     done: HashSet<String>,
     rows: Vec<Row>,
+    seconds: f64,
+    /// Parts that failed before this goes on.
+    failed: usize,
 }
 
 impl State {
@@ -55,7 +68,15 @@ impl State {
         }
         let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
         let head = Head { schema: SCHEMA.into(), machine: Machine::read(), settings };
-        let mut state = Self { path: path.into(), file, head, done: HashSet::new(), rows: Vec::new() };
+        let mut state = Self {
+            path: path.into(),
+            file,
+            head,
+            done: HashSet::new(),
+            rows: Vec::new(),
+            seconds: 0.0,
+            failed: 0,
+        };
         let line = serde_json::to_string(&state.head)?;
         state.write(&line)?;
         Ok(state)
@@ -76,19 +97,29 @@ impl State {
         same_machine(path, &head.machine, &Machine::read())?;
         same_settings(path, &head.settings, settings)?;
         let mut whole = first.len();
-        let (mut done, mut rows) = (HashSet::new(), Vec::new());
+        let mut parts: Vec<Done> = Vec::new();
         for line in lines {
             let read: Option<Done> = line.ends_with('\n').then(|| serde_json::from_str(line).ok()).flatten();
             // Whatever is behind a broken line was written by nobody.
             let Some(part) = read else { break };
             whole += line.len();
-            done.insert(part.part);
-            rows.extend(part.rows);
+            parts.retain(|known| known.part != part.part);
+            parts.push(part);
         }
+        let all = parts.len();
+        parts.retain(|part| !part.failed());
         let file = OpenOptions::new().append(true).open(path);
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
         file.set_len(whole as u64).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { path: path.into(), file, head, done, rows })
+        Ok(Self {
+            path: path.into(),
+            file,
+            head,
+            failed: all - parts.len(),
+            seconds: parts.iter().map(|part| part.seconds).sum(),
+            done: parts.iter().map(|part| part.part.clone()).collect(),
+            rows: parts.into_iter().flat_map(|part| part.rows).collect(),
+        })
     }
 
     /// Where it is.
@@ -115,6 +146,18 @@ impl State {
         self.done.contains(part)
     }
 
+    /// Number of parts that had failed, and are tried again.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.failed
+    }
+
+    /// Seconds that its parts took.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
     /// Number of parts that are done.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -132,14 +175,15 @@ impl State {
         self.rows.iter()
     }
 
-    /// A part is done: it is in the file when this returns.
+    /// A part is done, after so many seconds: it is in the file when this returns.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn add(&mut self, part: &str, rows: Vec<Row>) -> Result<()> {
-        let done = Done { part: part.into(), rows };
+    pub fn add(&mut self, part: &str, seconds: f64, rows: Vec<Row>) -> Result<()> {
+        let done = Done { part: part.into(), seconds, rows };
         let line = serde_json::to_string(&done)?;
         self.write(&line)?;
+        self.seconds += seconds;
         self.done.insert(done.part);
         self.rows.extend(done.rows);
         Ok(())
@@ -216,13 +260,13 @@ mod tests {
     fn what_was_done_is_there_again() {
         let path = place("again");
         let mut state = State::begin(&path, settings()).unwrap();
-        state.add("one", vec![row(1.0)]).unwrap();
-        state.add("two", vec![row(2.5), row(3.0)]).unwrap();
+        state.add("one", 1.5, vec![row(1.0)]).unwrap();
+        state.add("two", 1.5, vec![row(2.5), row(3.0)]).unwrap();
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();
         assert!(state.has("one") && state.has("two") && !state.has("three"));
         assert_eq!((state.len(), state.rows().count()), (2, 3));
-        state.add("three", Vec::new()).unwrap();
+        state.add("three", 1.5, Vec::new()).unwrap();
         drop(state);
         assert_eq!(State::resume(&path, &settings()).unwrap().len(), 3);
         fs::remove_dir_all(path.parent().unwrap()).unwrap();
@@ -232,18 +276,43 @@ mod tests {
     fn a_line_that_was_cut_short_is_as_if_never_written() {
         let path = place("torn");
         let mut state = State::begin(&path, settings()).unwrap();
-        state.add("one", vec![row(1.0)]).unwrap();
-        state.add("two", vec![row(2.0)]).unwrap();
+        state.add("one", 1.5, vec![row(1.0)]).unwrap();
+        state.add("two", 1.5, vec![row(2.0)]).unwrap();
         drop(state);
         let text = fs::read_to_string(&path).unwrap();
         for cut in 1..40 {
             fs::write(&path, &text[..text.len() - cut]).unwrap();
             let mut state = State::resume(&path, &settings()).unwrap();
             assert!(state.has("one") && !state.has("two"), "{cut}");
-            state.add("two", vec![row(2.0)]).unwrap();
+            state.add("two", 1.5, vec![row(2.0)]).unwrap();
             drop(state);
             assert_eq!(fs::read_to_string(&path).unwrap(), text, "{cut}");
         }
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_part_that_failed_is_tried_again_and_its_last_line_counts() {
+        let path = place("failed");
+        let mut state = State::begin(&path, settings()).unwrap();
+        state.add("one", 1.5, vec![row(1.0)]).unwrap();
+        state.add("two", 1.5, vec![row(7.0), Row::failed("two", "no device")]).unwrap();
+        drop(state);
+        let mut state = State::resume(&path, &settings()).unwrap();
+        assert!(state.has("one") && !state.has("two"));
+        assert_eq!((state.len(), state.failed(), state.seconds()), (1, 1, 1.5));
+        assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0)]);
+        // In vain, and then not.
+        state.add("two", 1.5, vec![Row::failed("two", "no device")]).unwrap();
+        drop(state);
+        let mut state = State::resume(&path, &settings()).unwrap();
+        assert_eq!((state.len(), state.failed()), (1, 1));
+        state.add("two", 2.5, vec![row(2.0)]).unwrap();
+        drop(state);
+        let state = State::resume(&path, &settings()).unwrap();
+        assert!(state.has("two"));
+        assert_eq!((state.len(), state.failed(), state.seconds()), (2, 0, 4.0));
+        assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0), Some(2.0)]);
         fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
@@ -270,7 +339,7 @@ mod tests {
     #[test]
     fn a_new_run_keeps_the_old_file() {
         let path = place("old");
-        State::begin(&path, settings()).unwrap().add("one", Vec::new()).unwrap();
+        State::begin(&path, settings()).unwrap().add("one", 1.5, Vec::new()).unwrap();
         assert!(State::begin(&path, settings()).unwrap().is_empty());
         assert_eq!(fs::read_to_string(path.with_extension("jsonl.old")).unwrap().lines().count(), 2);
         fs::remove_dir_all(path.parent().unwrap()).unwrap();

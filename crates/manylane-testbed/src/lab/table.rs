@@ -149,6 +149,7 @@ mod tests {
             with,
             Row::cannot("t", "Transfer", "ns", "ns", "one processor"),
             Row::cannot("t", "Invalidate", "ns", "ns", "one processor"),
+            Row::new("t", "Ours alone", "ns", "ns", vec![7.0]),
         ];
         let lines: Vec<&Row> = rows.iter().collect();
         let expected = concat!(
@@ -157,6 +158,7 @@ mod tests {
             "  paper            58.2\n",
             "Transfer          – [1]\n",
             "Invalidate        – [1]\n",
+            "Ours alone         7.00\n",
             "  [1] one processor\n"
         );
         assert_eq!(grid(&lines), expected);

@@ -7,6 +7,15 @@ pub(super) fn times(ratio: f64) -> String {
     if (0.95..=1.05).contains(&ratio) { "as much as".into() } else { format!("{} times", short(ratio)) }
 }
 
+/// `1.90 times as long`.
+pub(super) fn as_long(ratio: f64) -> String {
+    if (0.95..=1.05).contains(&ratio) {
+        "about as long".into()
+    } else {
+        format!("{} times as long", short(ratio))
+    }
+}
+
 /// The ratio of two figures, where both are there and it means something.
 pub(super) fn ratio(value: Option<f64>, to: Option<f64>) -> Option<f64> {
     let (value, to) = (value?, to?);
@@ -30,6 +39,7 @@ mod tests {
     #[test]
     fn ratios_in_words() {
         assert_eq!([1.02, 1.9, 0.25].map(times), ["as much as", "1.90 times", "0.2500 times"]);
+        assert_eq!([1.02, 1.9].map(as_long), ["about as long", "1.90 times as long"]);
         assert_eq!(ratio(Some(3.0), Some(0.0)), None);
         assert_eq!(ratio(Some(3.0), Some(2.0)), Some(1.5));
         assert_eq!(percent(2.5044), "+250.4 %");

@@ -22,7 +22,13 @@ pub fn html(run: &Finished) -> Result<String> {
     );
     write!(page, include_str!("head.html"), title = escape(&title))?;
     let machine = &run.machine;
-    let lead = format!("{} processors ({}), Linux {}.", machine.cpus, machine.model, machine.kernel);
+    let lead = format!(
+        "{} processors ({}), Linux {}. {}",
+        machine.cpus,
+        machine.model,
+        machine.kernel,
+        run.settings.scale.told()
+    );
     write!(page, "<h1>{}</h1>\n<p class=lead>{}</p>\n", escape(&title), escape(&lead))?;
     for &paper in &run.settings.papers {
         section(&mut page, run, paper)?;
@@ -35,7 +41,7 @@ pub fn html(run: &Finished) -> Result<String> {
         machine.memory_bytes >> 30,
         if machine.virtual_machine { ", a virtual machine" } else { "" }
     );
-    let scale = format!("{:?}", run.settings.scale);
+    let scale = run.settings.scale.told();
     let mitigations = machine.mitigations.join("; ");
     for (name, value) in [
         ("Command", &run.settings.command),
@@ -191,6 +197,8 @@ mod tests {
         for loaded in ["http://", "https://", "<script", "<link", "src=", "@import", "url("] {
             assert!(!bare.contains(loaded), "{loaded}");
         }
+        assert_eq!(page.matches("A quick run, which shows the way").count(), 2, "at the top and below");
+        assert!(!page.contains("no <device>"), "neither in the text nor in a title");
         assert!(page.contains("no &lt;device&gt;") && page.contains("&lt;&amp;&gt;"));
     }
 }

@@ -20,7 +20,7 @@ const COLUMN: &str = "ms";
 
 /// A sample of each in every round.
 pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
-    let steps = if scale.quick { 10_000_000 } else { 100_000_000 };
+    let steps = if scale.quick { 5_000_000 } else { 50_000_000 };
     let allowed = machine::allowed_cpus();
     let first = allowed[0];
     let siblings = siblings(first);
@@ -62,9 +62,13 @@ fn together(cpus: &[usize], steps: u64) -> Result<f64> {
     let run = |cpu: usize| -> Result<f64> {
         cpu::pin(cpu).with_context(|| format!("cannot pin a thread to CPU {cpu}"))?;
         let start = Instant::now();
-        let mut x = black_box(1_u64);
+        // Chains side by side: one alone would wait for itself most of the time, and two threads of one core would not notice
+        // each other.
+        let mut x = black_box([1_u64, 2, 3, 4, 5, 6, 7, 8]);
         for _ in 0..steps {
-            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            for x in &mut x {
+                *x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            }
         }
         black_box(x);
         Ok(start.elapsed().as_secs_f64() * 1e3)

@@ -7,7 +7,8 @@ use anyhow::Result;
 use super::reading::{self, Moment, Reader, Reading};
 use super::{CALLERS, HELD, HELD_EACH, TABLE_1, TABLE_2, TABLE_3, TAKEN, WAITED, WAITED_EACH, WAITS};
 use crate::bench;
-use crate::lab::locks::{QUEUE, SOCKET, Seen, Watch, has_hold_times};
+use crate::lab::locks::{QUEUE, SOCKET, Seen, Watch};
+use crate::lab::lockstat::{Classes, Counting, QUEUES, SOCKETS};
 use crate::lab::{Places, Row};
 use crate::receiver::Kind;
 
@@ -26,9 +27,9 @@ pub(super) fn rows(
         bench::go_on(stop)?;
         let line = format!("{}, {threads}", reader.name());
         match look(places, reader, threads, stop) {
-            Ok((seen, reading)) => {
+            Ok(Looked { seen, reading, taken }) => {
                 if matches!(reader, Reader::Udp(Kind::SocketRecvfrom, ..)) {
-                    rows.extend(paper_rows(&seen, threads));
+                    rows.extend(paper_rows(&seen, taken.as_ref(), threads));
                 }
                 rows.extend(caller_rows(&line, &seen, &reading));
             }
@@ -48,47 +49,66 @@ pub(super) fn rows(
     Ok(rows)
 }
 
+/// What was seen while units were read.
+pub(in crate::lab) struct Looked {
+    pub(in crate::lab) seen: Seen,
+    pub(in crate::lab) reading: Reading,
+    /// Of a kernel that counts all locks that are taken.
+    pub(in crate::lab) taken: Option<Classes>,
+}
+
 /// What is waited for while units are read: neither when the readers come nor when they go.
 pub(in crate::lab) fn look(
     places: &mut Places,
     reader: Reader,
     threads: usize,
     stop: &AtomicBool,
-) -> Result<(Seen, Reading)> {
+) -> Result<Looked> {
     let (mut watch, mut seen) = (None, Seen::default());
+    let (mut counting, mut taken) = (None, None);
     let mut around = |moment| {
         match (moment, &watch) {
-            (Moment::Begins, _) => watch = Some(Watch::start()?),
-            (Moment::Ends, Some(watch)) => seen = watch.read()?,
+            (Moment::Begins, _) => {
+                watch = Some(Watch::start()?);
+                counting = Counting::start()?;
+            }
+            (Moment::Ends, Some(watch)) => {
+                taken = counting.as_ref().map(Counting::read).transpose()?;
+                seen = watch.read()?;
+            }
             (Moment::Ends, None) => {}
         }
         Ok(())
     };
     let reading = reading::read(places, reader, threads, stop, &mut around)?;
-    Ok((seen, reading))
+    Ok(Looked { seen, reading, taken })
 }
 
 /// The lines of Tables I to III.
-fn paper_rows(seen: &Seen, threads: usize) -> Vec<Row> {
+fn paper_rows(seen: &Seen, taken: Option<&Classes>, threads: usize) -> Vec<Row> {
     let line = threads.to_string();
     let mut rows = Vec::new();
-    for (table, lock) in [(TABLE_1, QUEUE), (TABLE_2, SOCKET)] {
-        for column in [HELD, TAKEN, HELD_EACH] {
-            let why = if has_hold_times() {
-                "this kernel has /proc/lock_stat, which this program does not read yet"
-            } else {
-                "this kernel counts neither acquisitions nor hold times (no CONFIG_LOCK_STAT)"
-            };
-            rows.push(Row::cannot(table, &line, column, "", why));
+    for (table, lock, classes) in [(TABLE_1, QUEUE, QUEUES), (TABLE_2, SOCKET, SOCKETS)] {
+        let each = |column, us: f64, count: u64, why| match count {
+            0 => Row::cannot(table, &line, column, "µs", why),
+            _ => Row::new(table, &line, column, "µs", vec![us / count as f64]),
+        };
+        if let Some(taken) = taken {
+            let sums = taken.of(&classes);
+            let us = sums.held_ns as f64 / 1e3;
+            rows.push(Row::new(table, &line, HELD, "µs", vec![us]));
+            rows.push(Row::new(table, &line, TAKEN, "", vec![sums.acquisitions as f64]));
+            rows.push(each(HELD_EACH, us, sums.acquisitions, "nobody took it"));
+        } else {
+            let why = "this kernel counts neither acquisitions nor hold times (no CONFIG_LOCK_STAT)";
+            let columns = [(HELD, "µs"), (TAKEN, ""), (HELD_EACH, "µs")];
+            rows.extend(columns.map(|(column, unit)| Row::cannot(table, &line, column, unit, why)));
         }
         let (count, ns) = seen.of(lock);
-        let millis = ns as f64 / 1e6;
-        rows.push(Row::new(table, &line, WAITED, "ms", vec![millis]));
+        let us = ns as f64 / 1e3;
+        rows.push(Row::new(table, &line, WAITED, "µs", vec![us]));
         rows.push(Row::new(table, &line, WAITS, "", vec![count as f64]));
-        rows.push(match count {
-            0 => Row::cannot(table, &line, WAITED_EACH, "ms", "nobody waited"),
-            _ => Row::new(table, &line, WAITED_EACH, "ms", vec![millis / count as f64]),
-        });
+        rows.push(each(WAITED_EACH, us, count, "nobody waited"));
     }
     for column in [HELD, TAKEN, HELD_EACH, WAITED, WAITS, WAITED_EACH] {
         let why = "memory accounting cannot be switched off in a stock kernel";
@@ -162,10 +182,34 @@ mod tests {
 
     #[test]
     fn the_papers_tables_are_whole_also_where_nobody_waited() {
-        let rows = paper_rows(&Seen::default(), 4);
+        let rows = paper_rows(&Seen::default(), None, 4);
         assert_eq!(rows.len(), 18);
         assert!(rows.iter().all(|row| row.line == "4" && row.value.is_some() != row.why_not.is_some()));
         let waited = |row: &&Row| row.table == TABLE_1 && row.column == WAITS;
         assert_eq!(rows.iter().find(waited).unwrap().value, Some(0.0));
+    }
+
+    #[test]
+    fn hold_times_are_those_of_the_kernels_statistics() {
+        let waits = vec![Contention {
+            lock: QUEUE.into(),
+            caller: "f".into(),
+            count: 4,
+            ns: 6_000,
+            longest_ns: 3_000,
+        }];
+        let taken = Classes::parse(include_str!("../lockstat.txt")).unwrap();
+        let rows = paper_rows(&Seen { waits, missed: 0 }, Some(&taken), 2);
+        assert_eq!(rows.len(), 18);
+        let at = |table: &str, column: &str| {
+            let own = |row: &&Row| row.table == table && row.column == column;
+            rows.iter().find(own).unwrap().value
+        };
+        // Both families together, in microseconds.
+        assert_eq!((at(TABLE_1, HELD), at(TABLE_1, TAKEN)), (Some(491_477.51), Some(3_000_021.0)));
+        assert!((at(TABLE_1, HELD_EACH).unwrap() - 491_477.51 / 3_000_021.0).abs() < 1e-12);
+        assert_eq!((at(TABLE_1, WAITED), at(TABLE_1, WAITED_EACH)), (Some(6.0), Some(1.5)));
+        assert_eq!((at(TABLE_2, HELD), at(TABLE_2, TAKEN)), (Some(90_000.5), Some(2_000_037.0)));
+        assert_eq!((at(TABLE_2, WAITS), at(TABLE_2, WAITED_EACH)), (Some(0.0), None));
     }
 }

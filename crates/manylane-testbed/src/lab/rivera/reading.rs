@@ -1,6 +1,7 @@
 //! One cell of figures 2 and 4: so many units of ten bytes, read by so many threads, and how long that takes.
 
 use std::io::{PipeReader, Read, Write};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,9 +10,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use manylane::{Steering, WaitPolicy};
 use manylane_sys::cpu;
 
-use crate::bench::{self, Load, RING};
+use crate::bench::{self, Setup};
 use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+use crate::traffic::live::LiveSender;
 use crate::traffic::portable::Flows;
 use crate::traffic::{Traffic, Until};
 
@@ -23,8 +25,14 @@ const CHUNK: u64 = 512;
 const ROOM: u64 = 2048;
 /// Units under way at most, if the receive buffers hold them.
 const WINDOW: u64 = 16_384;
-/// Nothing has come for so long: what is missing is lost.
+/// Frames are sent by one call, which costs more than all else, so that nobody can hold it back: it keeps a pace, and a ring
+/// takes what comes in 8 ms.
+const FRAMES_PACE: f64 = 500_000.0;
+const FRAMES_RING: u32 = 4096;
+/// Readers that read nothing for so long while they are sent to read no more.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// All is sent, and nothing has come for so long: what is missing is lost. Its wait is in no time.
+const QUIET: Duration = Duration::from_millis(500);
 /// How often the reader of a result looks.
 const LOOK: Duration = Duration::from_micros(20);
 
@@ -122,20 +130,15 @@ pub(super) fn read(
         cpus: Vec::new(),
         linger: Duration::ZERO,
         devices: setup.device_names(),
-        ring: RING,
+        ring: FRAMES_RING,
         wait: WaitPolicy::Sleep,
         steering,
     };
     let running = setup.start(kind, &options)?;
-    let window = (options.recv_buffer as u64 / ROOM).clamp(CHUNK / 8, WINDOW);
+    let mut sender = Sender::open(setup, running.addr(), flows, options.recv_buffer)?;
     around(Moment::Begins)?;
     let start = Instant::now();
-    let sent = if reader.needs_device() {
-        let load = Load { pps: None, duration: Duration::ZERO, size: UNIT, flows, segment: false };
-        setup.send_until(running.addr(), &load, Until::Count(units))?.datagrams
-    } else {
-        send(running.as_ref(), (units, window), flows, stop)?
-    };
+    let sent = sender.send(running.as_ref(), units, stop)?;
     let done = wait(running.as_ref(), sent, stop)?;
     let elapsed = done.saturating_duration_since(start);
     let cpu = running.snapshot().rx_cpu;
@@ -144,25 +147,59 @@ pub(super) fn read(
     Ok(Reading { elapsed, cpu, sent, delivered: end.delivered, dropped: end.kernel_dropped })
 }
 
-/// Sends all units over loopback, never more than `window` ahead of the readers.
-fn send(running: &dyn Running, (units, window): (u64, u64), flows: u16, stop: &AtomicBool) -> Result<u64> {
-    let traffic = Traffic { flows, ..Traffic::new(running.addr(), UNIT) };
-    let flows = Flows::open(&traffic)?;
-    let mut sent = 0;
-    while sent < units {
-        let chunk = CHUNK.min(window).min(units - sent);
-        bench::go_on(stop)?;
-        let before = Instant::now();
-        while sent + chunk > taken(running) + window {
-            bench::go_on(stop)?;
-            ensure!(before.elapsed() < PATIENCE, "readers stopped reading after {} units", taken(running));
-            thread::sleep(LOOK);
+/// Who sends, and so that nothing is lost.
+enum Sender {
+    /// Sockets, over loopback, never more than so many units ahead of the readers.
+    Sockets(Flows, u64),
+    /// Frames, into the device of the other host, at a pace.
+    Frames(Box<LiveSender>),
+}
+
+impl Sender {
+    /// Everything that takes time before the first unit.
+    fn open(setup: &Setup, to: SocketAddr, flows: u16, recv_buffer: usize) -> Result<Self> {
+        let traffic = Traffic { flows, ..Traffic::new(to, UNIT) };
+        let Some((from, host)) = setup.hosts() else {
+            let window = (recv_buffer as u64 / ROOM).clamp(CHUNK / 8, WINDOW);
+            return Ok(Self::Sockets(Flows::open(&traffic)?, window));
+        };
+        let traffic = Traffic { pps: Some(FRAMES_PACE), ..traffic };
+        let mut sender = LiveSender::new(from, host, 0, &traffic)?;
+        if let Some(cpu) = setup.sender_cpu() {
+            sender.pin(cpu);
         }
-        let got = flows.send(None, &Until::Count(chunk))?;
-        ensure!(got.rejected == 0, "the sender's socket refused {} units", got.rejected);
-        sent += got.datagrams;
+        Ok(Self::Frames(Box::new(sender)))
     }
-    Ok(sent)
+
+    /// Sends all units.
+    fn send(&mut self, running: &dyn Running, units: u64, stop: &AtomicBool) -> Result<u64> {
+        let (flows, window) = match self {
+            Self::Sockets(flows, window) => (flows, *window),
+            Self::Frames(sender) => {
+                bench::go_on(stop)?;
+                return Ok(sender.send(Until::Count(units))?.datagrams);
+            }
+        };
+        let mut sent = 0;
+        while sent < units {
+            let chunk = CHUNK.min(window).min(units - sent);
+            bench::go_on(stop)?;
+            let before = Instant::now();
+            while sent + chunk > taken(running) + window {
+                bench::go_on(stop)?;
+                ensure!(
+                    before.elapsed() < PATIENCE,
+                    "readers stopped reading after {} units",
+                    taken(running)
+                );
+                thread::sleep(LOOK);
+            }
+            let got = flows.send(None, &Until::Count(chunk))?;
+            ensure!(got.rejected == 0, "the sender's socket refused {} units", got.rejected);
+            sent += got.datagrams;
+        }
+        Ok(sent)
+    }
 }
 
 fn taken(running: &dyn Running) -> u64 {
@@ -182,7 +219,7 @@ fn wait(running: &dyn Running, sent: u64, stop: &AtomicBool) -> Result<Instant> 
             last = (seen, now);
         }
         bench::go_on(stop)?;
-        if last.1.elapsed() > PATIENCE {
+        if last.1.elapsed() > QUIET {
             return Ok(last.1);
         }
         thread::sleep(LOOK);

@@ -2,6 +2,8 @@
 //! borrows the file; in one that threads share, it takes a reference, an atomic operation on a line that all callers of the
 //! file share; a file that is registered with io_uring is found without either.
 
+use std::fs::{self, File};
+use std::io::Write;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use manylane_sys::uring::{Lookup, Lookups};
 use manylane_sys::{cpu, process};
 
-use super::TABLE_3;
+use super::{TABLE_3, TABLE_3_WRITES};
 use crate::lab::{Row, Scale};
 use crate::{bench, machine};
 
@@ -24,6 +26,13 @@ const REGISTERED: &str = "io_uring request, registered file";
 const OWN: &str = "own table";
 const SHARED: &str = "shared table";
 const BOTH: &str = "shared, two callers";
+
+/// The paper's own experiment.
+pub(super) const WRITES: &str = "a million writes of one byte";
+/// Its columns: fget_light() takes no reference where nobody shares the table; before it, one was taken always.
+pub(super) const LIGHT: &str = OWN;
+pub(super) const ALWAYS: &str = SHARED;
+const MILLION: u32 = 1_000_000;
 
 /// Requests of one call.
 const BATCH: u32 = 64;
@@ -40,7 +49,27 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
             Err(why) => Row::cannot(TABLE_3, line, column, "ns", &why),
         }));
     }
+    let writes = if scale.quick { MILLION / 10 } else { MILLION };
+    for (column, sharing) in [(LIGHT, Sharing::None), (ALWAYS, Sharing::Idle)] {
+        bench::go_on(stop)?;
+        let ns = in_table(sharing, |_| write(writes))?;
+        let seconds = ns / f64::from(writes) * f64::from(MILLION) / 1e9;
+        rows.push(Row::new(TABLE_3_WRITES, WRITES, column, "s", vec![seconds]));
+    }
     Ok(rows)
+}
+
+/// Nanoseconds of processor time for so many writes of a byte, each a call.
+fn write(count: u32) -> Result<f64> {
+    let path = std::env::temp_dir().join(format!("manylane-lab-{}-bytes", std::process::id()));
+    let mut file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let before = cpu::thread_time();
+    let written = (0..count).try_for_each(|_| file.write_all(&[0]));
+    let took = cpu::thread_time().saturating_sub(before);
+    // A file in the folder for such files: if it stays, it does no harm.
+    let _ = fs::remove_file(&path);
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(took.as_nanos() as f64)
 }
 
 /// Who else has the table.
@@ -56,12 +85,17 @@ enum Sharing {
 
 /// All lines, in a table of descriptors that is a copy of the process's.
 fn measure(sharing: Sharing, calls: u32) -> Result<Vec<(&'static str, Result<f64, String>)>> {
-    let cpus = machine::allowed_cpus();
-    let (first, second) = (cpus[0], cpus.get(1).copied());
-    if sharing == Sharing::Busy && second.is_none() {
+    if sharing == Sharing::Busy && machine::allowed_cpus().len() < 2 {
         let why = || Err("there is one processor".to_owned());
         return Ok([CALL, NONE, BY_NUMBER, REGISTERED].map(|line| (line, why())).to_vec());
     }
+    in_table(sharing, |socket| all(socket, calls))
+}
+
+/// Does `work` on a thread whose table of descriptors is shared in such a way, and is no other's of this process.
+fn in_table<T: Send>(sharing: Sharing, work: impl FnOnce(&UdpSocket) -> Result<T> + Send) -> Result<T> {
+    let cpus = machine::allowed_cpus();
+    let (first, second) = (cpus[0], cpus.get(1).copied());
     thread::scope(|scope| {
         let worker = scope.spawn(move || {
             process::own_descriptors().context("cannot have a table of descriptors of one's own")?;
@@ -73,7 +107,7 @@ fn measure(sharing: Sharing, calls: u32) -> Result<Vec<(&'static str, Result<f64
                 if sharing != Sharing::None {
                     scope.spawn(|| beside(sharing, second, &socket, &over));
                 }
-                let done = all(&socket, calls);
+                let done = work(&socket);
                 over.store(true, Ordering::Relaxed);
                 done
             })
@@ -138,6 +172,14 @@ pub(super) fn lookup_cost(rows: &crate::lab::Rows<'_>, registered: bool, column:
     Some(rows.value(TABLE_3, line, column)? - rows.value(TABLE_3, NONE, column)?)
 }
 
+/// Seconds of the paper's own experiment.
+pub(super) fn write_cost(rows: &crate::lab::Rows<'_>) -> Option<[(f64, f64); 2]> {
+    let at = |column| {
+        Some((rows.value(TABLE_3_WRITES, WRITES, column)?, rows.printed(TABLE_3_WRITES, WRITES, column)?))
+    };
+    Some([at(LIGHT)?, at(ALWAYS)?])
+}
+
 /// What a call costs.
 pub(super) fn call_cost(rows: &crate::lab::Rows<'_>, column: Column) -> Option<f64> {
     let column = match column {
@@ -163,7 +205,11 @@ mod tests {
     #[test]
     fn every_cell_has_a_figure_or_a_reason() {
         let rows = rows(&Scale::quick(), &AtomicBool::new(false)).unwrap();
-        assert_eq!(rows.len(), 12);
+        assert_eq!(rows.iter().filter(|row| row.table == TABLE_3).count(), 12);
+        let writes: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE_3_WRITES).collect();
+        assert_eq!(writes.len(), 2);
+        // Of a million, though a tenth of that is written.
+        assert!(writes.iter().all(|row| row.value.is_some_and(|s| (0.01..100.0).contains(&s))), "{writes:?}");
         for row in &rows {
             assert!(row.value.is_some_and(|ns| ns > 0.0) || row.why_not.is_some(), "{row:?}");
         }

@@ -349,10 +349,10 @@ fn late(samples: &[f64]) -> Option<f64> {
     Some(sorted.get(samples.len() * 99 / 100).copied().unwrap_or(most))
 }
 
-/// What the rules of the conclusion look at: longest grace period, growth, neighbours, p99.
-pub(super) fn figures(rows: &crate::lab::Rows<'_>, path: Path) -> Option<[f64; 4]> {
+/// What the rules of the conclusion look at: longest grace period, growth, neighbours, p99, per cent without an answer.
+pub(super) fn figures(rows: &crate::lab::Rows<'_>, path: Path) -> Option<[f64; 5]> {
     let at = |column| rows.value(FLOOD, path.name(), column);
-    Some([at(GRACE_MOST)?, at(GROWN)?, at(NEIGHBOURS)?, at(LATE)?])
+    Some([at(GRACE_MOST)?, at(GROWN)?, at(NEIGHBOURS)?, at(LATE)?, at(LOST)?])
 }
 
 #[cfg(test)]
@@ -391,5 +391,8 @@ mod tests {
         assert!((at(FIGURE_8, "3") - 500.0 * JIFFIES).abs() < 1e-9);
         assert!((at(FLOOD, LOST) - 1.0).abs() < 1e-9);
         assert_eq!((at(FLOOD, NEIGHBOURS), at(FIGURE_7, "1")), (99.0, 10.0));
+        let figures =
+            figures(&crate::lab::Rows::of(crate::lab::Paper::Rivera, &rows), Path::Softirqs).unwrap();
+        assert_eq!(figures, [10.0, 99.0 / 1024.0, 99.0, 0.5, at(FLOOD, LOST)]);
     }
 }

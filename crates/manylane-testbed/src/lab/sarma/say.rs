@@ -1,18 +1,16 @@
 //! What tables and figures say, by rules.
 
-use super::descriptor::{Column, call_cost, lookup_cost};
+use super::descriptor::{Column, call_cost, lookup_cost, write_cost};
 use super::flood::{self, Path};
 use super::{COST, FIGURE_9, TABLE_1, atomics, hot, starved};
 use crate::lab::Rows;
 use crate::lab::table::short;
-use crate::lab::words::{ratio, times};
+use crate::lab::words::{percent, ratio, times};
 
 /// The conclusion.
 pub(in crate::lab) fn conclude(rows: &Rows<'_>) -> Vec<String> {
-    [atomic(rows), moved(rows), hot_path(rows), descriptor(rows), grace(rows), memory(rows), starved(rows)]
-        .into_iter()
-        .flatten()
-        .collect()
+    let rules = [atomic, moved, hot_path, descriptor, writes, grace, memory, starved];
+    rules.into_iter().filter_map(|rule| rule(rows)).collect()
 }
 
 /// The paper's point about Table 1: atomic operations against a hit in the second cache.
@@ -93,6 +91,15 @@ fn descriptor(rows: &Rows<'_>) -> Option<String> {
     Some(text + ".")
 }
 
+fn writes(rows: &Rows<'_>) -> Option<String> {
+    let [(light, paper_light), (always, paper_always)] = write_cost(rows)?;
+    Some(format!(
+        "A shared table makes a million writes of one byte dearer by {} (what fget_light spared in the paper: {}).",
+        percent(always / light - 1.0),
+        percent(paper_always / paper_light - 1.0)
+    ))
+}
+
 fn grace(rows: &Rows<'_>) -> Option<String> {
     let [idle, ..] = flood::figures(rows, Path::Idle)?;
     let [flooded, ..] = flood::figures(rows, Path::Softirqs)?;
@@ -113,15 +120,19 @@ fn grace(rows: &Rows<'_>) -> Option<String> {
 }
 
 fn memory(rows: &Rows<'_>) -> Option<String> {
-    let [_, grown, neighbours, late] = flood::figures(rows, Path::Softirqs)?;
+    let [_, grown, neighbours, late, lost] = flood::figures(rows, Path::Softirqs)?;
+    let answers = |late: f64, lost: f64| {
+        let most = format!("99 % of the answers to a regular client take {} ms or less", short(late));
+        if lost > 0.0 { format!("{most}, {} % of its requests get none", short(lost)) } else { most }
+    };
     let mut text = format!(
-        "Slabs grow by {} MiB at most, with {} neighbours at most, and 99 % of the answers to a regular client take {} ms or less",
+        "Slabs grow by {} MiB at most, with {} neighbours at most; {}",
         short(grown),
         short(neighbours),
-        short(late)
+        answers(late, lost)
     );
-    if let Some([_, grown, _, late]) = flood::figures(rows, Path::XdpThreaded) {
-        text += &format!("; with lane/xdp and threaded NAPI {} MiB and {} ms", short(grown), short(late));
+    if let Some([_, grown, _, late, lost]) = flood::figures(rows, Path::XdpThreaded) {
+        text += &format!("; with lane/xdp and threaded NAPI {} MiB: {}", short(grown), answers(late, lost));
     }
     Some(text + ".")
 }
@@ -145,6 +156,7 @@ fn starved(rows: &Rows<'_>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{FLOOD, TABLE_3_WRITES, descriptor};
     use super::*;
     use crate::lab::{Paper, Row, merge};
 
@@ -175,6 +187,37 @@ mod tests {
         assert!(one.contains("seem to share their first cache"), "{one}");
         let dear = said(vec![cost(atomics::L2, 4.0), cost(atomics::INCREMENT, 20.0)]);
         assert!(dear.contains("as dear as it was"), "{dear}");
+    }
+
+    #[test]
+    fn requests_without_answers_are_told_beside_the_times_of_the_others() {
+        let at = |path: Path, column: &str, value| Row::new(FLOOD, path.name(), column, "", vec![value]);
+        let columns = |path, lost| {
+            let all = [
+                ("grace longest, ms", 164.0),
+                ("grown by at most, MiB", 0.5),
+                ("neighbours at most", 257.0),
+                ("answer p99, ms", 0.33),
+                ("unanswered, %", lost),
+            ];
+            all.map(|(column, value)| at(path, column, value)).to_vec()
+        };
+        let said = said([columns(Path::Softirqs, 47.6), columns(Path::XdpThreaded, 0.0)].concat());
+        assert!(
+            said.contains("take 0.3300 ms or less, 47.6 % of its requests get none; with lane/xdp"),
+            "{said}"
+        );
+        assert!(
+            said.ends_with("0.5000 MiB: 99 % of the answers to a regular client take 0.3300 ms or less."),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn writes_are_compared_as_shares() {
+        let at = |column, value| Row::new(TABLE_3_WRITES, descriptor::WRITES, column, "s", vec![value]);
+        let said = said(vec![at(descriptor::LIGHT, 0.2), at(descriptor::ALWAYS, 0.23)]);
+        assert!(said.contains("dearer by +15.0 % (what fget_light spared in the paper: +9.5 %)"), "{said}");
     }
 
     #[test]

@@ -1,0 +1,363 @@
+//! `/proc/lock_stat`: how often each class of locks was taken, waited for and how long it was held. Only kernels that were built
+//! with CONFIG_LOCK_STAT have it, few of which anybody runs in earnest. It tells of the whole machine, and its classes are of
+//! all sockets of a family together. Nothing is cleared: what somebody else counts goes on, and we take differences.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Where the kernel has it, and the switch (`kernel.lock_stat`).
+const STATISTICS: &str = "/proc/lock_stat";
+const SWITCH: &str = "/proc/sys/kernel/lock_stat";
+
+/// The form that is read here, of all kernels since 3.14.
+const VERSION: &str = "lock_stat version 0.4";
+/// Numbers behind a class: two times bounces, a count, and the shortest, longest, whole and mean time.
+const NUMBERS: usize = 12;
+
+/// Classes of the locks of UDP sockets that guard the queue which datagrams are put into.
+pub const QUEUES: [&str; 2] = ["rlock-AF_INET", "rlock-AF_INET6"];
+/// Classes of the spinlocks of whole sockets.
+pub const SOCKETS: [&str; 2] = ["slock-AF_INET", "slock-AF_INET6"];
+
+/// What was counted of some locks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sums {
+    /// How often somebody waited.
+    pub contentions: u64,
+    /// Nanoseconds of all waits.
+    pub waited_ns: u64,
+    /// How often one was taken.
+    pub acquisitions: u64,
+    /// Nanoseconds that they were held in all.
+    pub held_ns: u64,
+}
+
+impl Sums {
+    fn add(&mut self, other: Self) {
+        self.contentions = self.contentions.saturating_add(other.contentions);
+        self.waited_ns = self.waited_ns.saturating_add(other.waited_ns);
+        self.acquisitions = self.acquisitions.saturating_add(other.acquisitions);
+        self.held_ns = self.held_ns.saturating_add(other.held_ns);
+    }
+
+    /// Somebody else may clear the statistics meanwhile: then what is there now is all that is known.
+    fn since(self, before: Self) -> Self {
+        let less = |now: u64, then: u64| now.checked_sub(then).unwrap_or(now);
+        Self {
+            contentions: less(self.contentions, before.contentions),
+            waited_ns: less(self.waited_ns, before.waited_ns),
+            acquisitions: less(self.acquisitions, before.acquisitions),
+            held_ns: less(self.held_ns, before.held_ns),
+        }
+    }
+}
+
+/// Sums by class; classes of readers and writers, nested ones and those of equal name are one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Classes(BTreeMap<String, Sums>);
+
+impl Classes {
+    /// Reads the kernel's text.
+    ///
+    /// # Errors
+    /// When it is of another form, or says that it counts no more.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut lines = text.lines();
+        let version = lines.next().unwrap_or_default();
+        ensure!(version.trim() == VERSION, "{STATISTICS} is of another form: {version:?}, not {VERSION:?}");
+        let mut classes = Self::default();
+        for line in lines {
+            if line.starts_with("*WARNING*") {
+                bail!(
+                    "the kernel stopped counting locks, after it found one wrongly used: {STATISTICS} says so"
+                );
+            }
+            if let Some((name, sums)) = class(line) {
+                classes.0.entry(family(name).to_owned()).or_default().add(sums);
+            }
+        }
+        Ok(classes)
+    }
+
+    /// Those of some classes together.
+    #[must_use]
+    pub fn of(&self, names: &[&str]) -> Sums {
+        let mut sum = Sums::default();
+        names.iter().filter_map(|name| self.0.get(*name)).for_each(|sums| sum.add(*sums));
+        sum
+    }
+
+    /// All locks.
+    #[must_use]
+    pub fn all(&self) -> Sums {
+        let mut sum = Sums::default();
+        self.0.values().for_each(|sums| sum.add(*sums));
+        sum
+    }
+
+    fn since(mut self, before: &Self) -> Self {
+        for (name, sums) in &mut self.0 {
+            *sums = sums.since(before.0.get(name).copied().unwrap_or_default());
+        }
+        self
+    }
+}
+
+/// `  name:   con-bounces contentions min max total avg   acq-bounces acquisitions min max total avg`; other lines are none.
+fn class(line: &str) -> Option<(&str, Sums)> {
+    // A name may have colons; numbers have none.
+    let (name, numbers) = line.rsplit_once(':')?;
+    let numbers: Vec<&str> = numbers.split_whitespace().collect();
+    if numbers.len() != NUMBERS || name.trim().is_empty() {
+        return None;
+    }
+    let sums = Sums {
+        contentions: numbers[1].parse().ok()?,
+        waited_ns: nanoseconds(numbers[4])?,
+        acquisitions: numbers[7].parse().ok()?,
+        held_ns: nanoseconds(numbers[10])?,
+    };
+    Some((name.trim(), sums))
+}
+
+/// The name without what tells writers from readers (`-W`, `-R`), the depth (`/1`) and the number of a name (`#2`).
+fn family(name: &str) -> &str {
+    let name = name.strip_suffix("-W").or_else(|| name.strip_suffix("-R")).unwrap_or(name);
+    let without = |name, mark| match str::rsplit_once(name, mark) {
+        Some((rest, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            rest
+        }
+        _ => name,
+    };
+    without(without(name, '/'), '#')
+}
+
+/// Microseconds with two digits behind the point, of which the kernel cuts off what does not fit its field.
+fn nanoseconds(text: &str) -> Option<u64> {
+    let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
+    let mut ns = whole.parse::<u64>().ok()?.checked_mul(1000)?;
+    for (digit, worth) in rest.bytes().zip([100, 10, 1]) {
+        ns = ns.checked_add(u64::from(char::from(digit).to_digit(10)?) * worth)?;
+    }
+    (rest.len() <= 3).then_some(ns)
+}
+
+/// Counts from its start on; what was switched on for it is off again when it is dropped.
+#[derive(Debug)]
+pub struct Counting {
+    statistics: PathBuf,
+    before: Classes,
+    _switch: Option<Switch>,
+}
+
+impl Counting {
+    /// Starts to count; nothing where the kernel has no statistics.
+    ///
+    /// # Errors
+    /// Without root, and when the text is of another form.
+    pub fn start() -> Result<Option<Self>> {
+        if !exists() {
+            return Ok(None);
+        }
+        Self::at(Path::new(STATISTICS), Path::new(SWITCH)).map(Some)
+    }
+
+    fn at(statistics: &Path, switch: &Path) -> Result<Self> {
+        let switch = Switch::on(switch)?;
+        Ok(Self { statistics: statistics.into(), before: read(statistics)?, _switch: switch })
+    }
+
+    /// What was counted since the start, by all of the machine.
+    ///
+    /// # Errors
+    /// When the text is of another form, or the kernel stopped counting.
+    pub fn read(&self) -> Result<Classes> {
+        Ok(read(&self.statistics)?.since(&self.before))
+    }
+}
+
+/// Whether the kernel keeps statistics of its locks.
+#[must_use]
+pub fn exists() -> bool {
+    Path::new(STATISTICS).exists()
+}
+
+fn read(path: &Path) -> Result<Classes> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {} (root)", path.display()))?;
+    Classes::parse(&text)
+}
+
+/// The statistics were off, and are on until this is dropped.
+#[derive(Debug)]
+struct Switch(PathBuf);
+
+impl Switch {
+    /// Nothing where they are on anyway.
+    fn on(path: &Path) -> Result<Option<Self>> {
+        let state = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        if state.trim() != "0" {
+            return Ok(None);
+        }
+        fs::write(path, "1\n").with_context(|| format!("switching on {} (root)", path.display()))?;
+        Ok(Some(Self(path.into())))
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // Nobody is left to be told; the next run finds it on, and leaves it so.
+        let _ = fs::write(&self.0, "0\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// In the form of the kernel's Documentation/locking/lockstat.rst: readers and writers, nested locks, points of contention.
+    const TEXT: &str = include_str!("lockstat.txt");
+
+    fn replaced(text: &str, with: &str) -> String {
+        let changed = TEXT.replace(text, with);
+        assert_ne!(changed, TEXT);
+        changed
+    }
+
+    #[test]
+    fn classes_are_read_as_the_kernel_writes_them() {
+        let classes = Classes::parse(TEXT).unwrap();
+        let memory = classes.of(&["&mm->mmap_sem"]);
+        // 16371.53 µs of writers and 325629.52 µs of readers.
+        assert_eq!((memory.contentions, memory.waited_ns), (184, 342_001_050));
+        assert_eq!((memory.acquisitions, memory.held_ns), (37_239_050, 17_559_036_826_520));
+        // With the nested ones, `/1`, and those of the second class of that name, `#2`.
+        assert_eq!(classes.of(&["&rq->lock"]).acquisitions, 3_453_404 + 38_404 + 7);
+        let queue = classes.of(&QUEUES);
+        let expected = Sums {
+            contentions: 427 + 3,
+            waited_ns: 83_760 + 1_020,
+            acquisitions: 3_000_009 + 12,
+            held_ns: 491_475_110 + 2_400,
+        };
+        assert_eq!(queue, expected);
+        assert_eq!(classes.of(&SOCKETS).acquisitions, 2_000_037);
+        assert_eq!(
+            classes.of(&["(work_completion)(&(&w->d)->work): x"]).acquisitions,
+            5,
+            "names have colons"
+        );
+        assert_eq!(classes.of(&["no such lock"]), Sums::default());
+        let all = [memory, queue, classes.of(&SOCKETS), classes.of(&["&rq->lock"])];
+        let all: u64 = all.iter().map(|sums| sums.acquisitions).sum();
+        assert_eq!(classes.all().acquisitions, all + 5, "points of contention are no classes");
+    }
+
+    #[test]
+    fn times_are_microseconds_with_two_digits_behind_the_point() {
+        let cases = [("0.26", Some(260)), ("939.10", Some(939_100)), ("5", Some(5000)), ("5.", Some(5000))];
+        for (text, ns) in cases {
+            assert_eq!(nanoseconds(text), ns, "{text}");
+        }
+        for text in ["", ".", "-1.00", "1.x", "1.2345", "99999999999999999999.00", "18446744073709551615.00"]
+        {
+            assert_eq!(nanoseconds(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn another_form_and_a_kernel_that_counts_no_more_are_said() {
+        let other = Classes::parse(&replaced("version 0.4", "version 0.5")).unwrap_err().to_string();
+        assert!(other.contains("another form") && other.contains("0.5"), "{other}");
+        assert!(Classes::parse("").is_err());
+        let off = replaced(
+            "0.4\n",
+            "0.4\n*WARNING* lock debugging disabled!! - possibly due to a lockdep warning\n",
+        );
+        let off = Classes::parse(&off).unwrap_err().to_string();
+        assert!(off.contains("stopped counting"), "{off}");
+    }
+
+    fn files(name: &str) -> (PathBuf, PathBuf, PathBuf) {
+        let folder = std::env::temp_dir().join(format!("manylane-lockstat-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        (folder.join("lock_stat"), folder.join("switch"), folder)
+    }
+
+    #[test]
+    fn what_was_counted_is_a_difference_and_the_switch_is_put_back() {
+        let (statistics, switch, folder) = files("difference");
+        fs::write(&statistics, TEXT).unwrap();
+        for (was, meanwhile) in [("0\n", "1\n"), ("1\n", "1\n")] {
+            fs::write(&statistics, TEXT).unwrap();
+            fs::write(&switch, was).unwrap();
+            let counting = Counting::at(&statistics, &switch).unwrap();
+            assert_eq!(fs::read_to_string(&switch).unwrap(), meanwhile);
+            // 1000 more were taken, and 1234.56 µs more held.
+            let later = replaced("3000009", "3001009").replace("491475.11", "492709.67");
+            fs::write(&statistics, later).unwrap();
+            let classes = counting.read().unwrap();
+            let expected = Sums { acquisitions: 1000, held_ns: 1_234_560, ..Sums::default() };
+            assert_eq!(classes.of(&QUEUES), expected);
+            assert_eq!(classes.all(), expected, "of all others nothing was counted");
+            // Somebody else cleared them.
+            fs::write(&statistics, replaced("3000009", "9")).unwrap();
+            assert_eq!(counting.read().unwrap().of(&["rlock-AF_INET"]).acquisitions, 9);
+            drop(counting);
+            assert_eq!(fs::read_to_string(&switch).unwrap(), was);
+            assert_eq!(
+                fs::read_to_string(&statistics).unwrap(),
+                replaced("3000009", "9"),
+                "nothing is cleared"
+            );
+        }
+        // Whoever cannot read the statistics does not leave them on.
+        fs::write(&switch, "0\n").unwrap();
+        fs::write(&statistics, "another text").unwrap();
+        assert!(Counting::at(&statistics, &switch).is_err());
+        assert_eq!(fs::read_to_string(&switch).unwrap(), "0\n");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC{0,400}") {
+            let _ = Classes::parse(&text);
+            let _ = Classes::parse(&format!("{VERSION}\n{text}"));
+        }
+
+        /// The kernel's text with something else in place of some of it: no panic, and no class out of nothing.
+        #[test]
+        fn a_damaged_text_has_no_more_classes(at in 0..TEXT.len(), length in 0..200_usize, with in "[-:.0-9 a-z\n]{0,80}") {
+            let (Some(before), Some(after)) = (TEXT.get(..at), TEXT.get((at + length).min(TEXT.len())..)) else {
+                return Ok(());
+            };
+            if let Ok(classes) = Classes::parse(&format!("{before}{with}{after}")) {
+                let whole = Classes::parse(TEXT).unwrap();
+                prop_assert!(classes.0.len() <= whole.0.len() + 1 + with.lines().count());
+            }
+        }
+
+        #[test]
+        fn numbers_come_back_as_they_were_written(counts in prop::array::uniform2(any::<u64>()), times in prop::array::uniform2(0..1_000_000_000_000_u64)) {
+            let time = |ns: u64| format!("{}.{:02}", ns / 1000, ns % 1000 / 10);
+            let line = format!(
+                "{:>40}:{:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} ",
+                "a lock-W", 1, counts[0], "0.10", "9.99", time(times[0]), "1.00", 2, counts[1], "0.00", "8.88", time(times[1]), "2.00"
+            );
+            let classes = Classes::parse(&format!("{VERSION}\n{line}\n")).unwrap();
+            let expected = Sums {
+                contentions: counts[0],
+                waited_ns: times[0] / 10 * 10,
+                acquisitions: counts[1],
+                held_ns: times[1] / 10 * 10,
+            };
+            prop_assert_eq!(classes.of(&["a lock"]), expected);
+        }
+    }
+}
