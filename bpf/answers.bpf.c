@@ -10,6 +10,7 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -42,25 +43,44 @@ static __always_inline struct udphdr *find_udp(struct ethhdr *eth, void *end)
 	return ip6->nexthdr == IPPROTO_UDP ? (void *)(ip6 + 1) : NULL;
 }
 
-SEC("xdp")
-int ml_count_answers(struct xdp_md *ctx)
+/* Counts what is an answer, and says whether it is one. */
+static __always_inline int is_answer(void *data, void *end)
 {
-	void *data = (void *)(long)ctx->data,
-	     *end = (void *)(long)ctx->data_end;
 	struct udphdr *udp;
 	const __u32 zero = 0;
 	__u64 *count;
 
 	if (data + sizeof(struct ethhdr) > end)
-		return XDP_PASS;
+		return 0;
 	udp = find_udp(data, end);
 	if (!udp || (void *)(udp + 1) > end ||
 	    udp->source != bpf_htons(ml_port))
-		return XDP_PASS;
+		return 0;
 	count = bpf_map_lookup_elem(&ml_answers, &zero);
 	if (count)
 		(*count)++;
-	return XDP_DROP;
+	return 1;
+}
+
+/* In the driver. */
+SEC("xdp")
+int ml_count_answers(struct xdp_md *ctx)
+{
+	return is_answer((void *)(long)ctx->data, (void *)(long)ctx->data_end) ?
+		       XDP_DROP :
+		       XDP_PASS;
+}
+
+/*
+ * Where the stack begins: a virtual device hands over what another kernel has
+ * made as it is, where a program in the driver has it copied first.
+ */
+SEC("classifier")
+int ml_count_in_stack(struct __sk_buff *skb)
+{
+	return is_answer((void *)(long)skb->data, (void *)(long)skb->data_end) ?
+		       TC_ACT_SHOT :
+		       TC_ACT_OK;
 }
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

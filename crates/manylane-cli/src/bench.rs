@@ -87,6 +87,7 @@ impl Director for Bar {
 fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE } else { SAMPLE });
     let mut setup = place(&args.place, &args.common, args.interfaces)?;
+    setup.count_answers(args.answers);
     let has_device = !setup.device_names().is_empty();
     // A quick run has no time for all, and loopback has no device to take frames from; io_uring may be forbidden.
     let has_uring = manylane::probe().uring.is_ok();

@@ -15,7 +15,7 @@ use manylane_testbed::bench::flood;
 use manylane_testbed::bench::replies::{self, Sender};
 use manylane_testbed::bench::{Director, Load, Options, Setup, measure};
 use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
-use manylane_testbed::traffic::answers::Answers;
+use manylane_testbed::traffic::answers::{Answers, Counter};
 use manylane_testbed::{Layout, Testbed, report, skip};
 
 /// A testbed to oneself. What is forked to run `ip` in one test has the sockets and programs of all others open until it gets to
@@ -109,13 +109,14 @@ fn netns_only_answers_are_taken_from_the_kernel() {
     // Hosts that have to find each other first: what is no answer must pass.
     let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    for ipv6 in [false, true] {
+    for (ipv6, counter) in [false, true].into_iter().flat_map(|v6| Counter::ALL.map(|counter| (v6, counter)))
+    {
         let (server, other) = b.run(|| {
             (UdpSocket::bind((b.ip(0, ipv6), 0)).unwrap(), UdpSocket::bind((b.ip(0, ipv6), 0)).unwrap())
         });
         let client = a.run(|| UdpSocket::bind((a.ip(0, ipv6), 0)).unwrap());
         client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        let answers = Answers::over(a, &[0], server.local_addr().unwrap().port()).unwrap();
+        let answers = Answers::over(a, &[0], server.local_addr().unwrap().port(), counter).unwrap();
         for _ in 0..5 {
             server.send_to(b"counted", client.local_addr().unwrap()).unwrap();
         }
@@ -127,7 +128,7 @@ fn netns_only_answers_are_taken_from_the_kernel() {
         while answers.count().unwrap() < 5 && start.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(answers.count().unwrap(), 5, "IPv6 {ipv6}");
+        assert_eq!(answers.count().unwrap(), 5, "IPv6 {ipv6}, {counter}");
     }
 }
 

@@ -112,6 +112,7 @@ fn halves(bytes: &[u8]) -> u64 {
 }
 
 /// `chunks_exact(8)` gives nothing else.
+#[inline]
 fn eight(bytes: &[u8]) -> [u8; 8] {
     bytes.try_into().unwrap_or_default()
 }

@@ -11,6 +11,7 @@ use manylane_testbed::bench::flood::Part;
 use manylane_testbed::bench::replies::Sender;
 use manylane_testbed::bench::rtt::{self, Contender, asker::Arrivals};
 use manylane_testbed::receiver::Kind;
+use manylane_testbed::traffic::answers::Counter;
 
 use super::values::{at_least_one, interfaces, messages, payload_size};
 use crate::parse::{self, Rate};
@@ -60,6 +61,10 @@ pub(crate) struct RxArgs {
     /// wildcard if there are several
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = interfaces, conflicts_with = "loopback")]
     pub(crate) interfaces: usize,
+    /// Where the host that answers come back to counts and drops them, in a testbed: where its stack begins, or in its driver,
+    /// which copies each answer first. The thread that answers pays for it (echo only)
+    #[arg(long, default_value_t, value_name = "stack|driver", conflicts_with = "loopback")]
+    pub(crate) answers: Counter,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     #[command(flatten)]

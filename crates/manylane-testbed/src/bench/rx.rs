@@ -47,6 +47,11 @@ pub fn run(
     let limits = Limits::default();
     let mut settings = options.settings(setup, &limits);
     settings.notes.extend(crowded(setup));
+    if let (Work::Echo, Some(counter)) = (options.work, setup.counter()) {
+        settings
+            .notes
+            .push(format!("answers were counted and dropped in the {counter} of the host that asked"));
+    }
     let (start, spent, planned) = (Instant::now(), Duration::ZERO, Duration::ZERO);
     let mut bench = Bench { setup, options, limits, director, start, spent, planned };
     let mut rows = Vec::new();

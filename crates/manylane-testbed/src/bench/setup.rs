@@ -11,7 +11,7 @@ use crate::host::Host;
 use crate::machine;
 use crate::receiver::{Kind, ReceiverOptions, Running};
 use crate::testbed::{Layout, Testbed};
-use crate::traffic::answers::{Answers, Kept, KeptFlows};
+use crate::traffic::answers::{Answers, Counter, Kept, KeptFlows};
 use crate::traffic::live::LiveSender;
 use crate::traffic::portable::{self, Flows};
 use crate::traffic::{Sent, Traffic, Until};
@@ -39,6 +39,7 @@ pub struct Setup {
     receiver_cpus: Vec<usize>,
     /// Counts what comes back, once somebody asked for it.
     answers: Option<Answers>,
+    counter: Counter,
 }
 
 enum Place {
@@ -141,7 +142,13 @@ impl Setup {
         // The sender has the last processor for itself, where there is more than one.
         let sender_cpu = if cpus.len() > 1 { cpus.last().copied() } else { None };
         let others = cpus.iter().copied().filter(|cpu| Some(*cpu) != sender_cpu).collect();
-        Self { place, sender_cpu, receiver_cpus: receiver_cpus.unwrap_or(others), answers: None }
+        Self {
+            place,
+            sender_cpu,
+            receiver_cpus: receiver_cpus.unwrap_or(others),
+            answers: None,
+            counter: Counter::default(),
+        }
     }
 
     /// `loopback` or `testbed`.
@@ -208,6 +215,16 @@ impl Setup {
         }
     }
 
+    /// Has answers between hosts counted elsewhere than usual, if nobody has asked for them yet.
+    pub fn count_answers(&mut self, counter: Counter) {
+        self.counter = counter;
+    }
+
+    /// Where answers between hosts are counted; none over loopback.
+    pub fn counter(&self) -> Option<Counter> {
+        self.hosts().map(|_| self.counter)
+    }
+
     /// What counts the answers to the traffic: from the first call on they are dropped where they come back to.
     /// Over loopback those of the last target that was sent to are counted, and what was counted before.
     ///
@@ -219,7 +236,9 @@ impl Setup {
         }
         let answers = match &self.place {
             Place::Loopback(local) => Answers::of_flows(Arc::clone(&local.kept)),
-            Place::Testbed(hosts) => Answers::over(hosts.testbed.host(0), &hosts.links(), PORT)?,
+            Place::Testbed(hosts) => {
+                Answers::over(hosts.testbed.host(0), &hosts.links(), PORT, self.counter)?
+            }
         };
         Ok(self.answers.insert(answers).clone())
     }

@@ -1,18 +1,60 @@
 //! Answers to generated requests, counted where the requests came from, and dropped there at once: neither a queue
 //! that overflows nor a client that is late makes an answer look lost, and the server hears of no closed port.
 //!
-//! Between hosts an XDP program counts and drops; over loopback the sender's sockets refuse everything, which the
+//! Between hosts a program on the sender's device counts and drops ([`Counter`]); over loopback the sender's sockets refuse everything, which the
 //! kernel counts.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow};
 use aya::maps::{MapData, PerCpuArray};
-use aya::programs::{Xdp, XdpMode};
+use aya::programs::{SchedClassifier, TcAttachType, Xdp, XdpMode, tc};
 use aya::{Ebpf, EbpfLoader};
 
 use super::portable::Flows;
 use crate::host::Host;
+
+/// Where answers are counted between hosts, and dropped. A virtual link hands an answer over in the thread that sends it, which
+/// so pays for all that happens up to there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Counter {
+    /// Where the other host's stack begins (tc, Linux 6.6 or a `clsact` qdisc): the device hands over the sender's own buffer.
+    #[default]
+    Stack,
+    /// In the other host's driver (XDP). The device copies each answer into a page of its own first.
+    Driver,
+}
+
+impl Counter {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Stack, Self::Driver];
+
+    /// The name in documents and options.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stack => "stack",
+            Self::Driver => "driver",
+        }
+    }
+}
+
+impl fmt::Display for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Counter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|counter| counter.name() == text);
+        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
 
 /// Counts answers as long as a clone of it lives.
 #[derive(Clone)]
@@ -62,11 +104,11 @@ struct Devices {
 }
 
 impl Answers {
-    /// Counts and drops what comes from `port` to `host` over `links`.
+    /// Counts and drops what comes from `port` to `host` over `links`, where `counter` says.
     ///
     /// # Errors
-    /// When eBPF cannot be loaded, or one of the devices has an XDP program already.
-    pub fn over(host: &Host, links: &[usize], port: u16) -> Result<Self> {
+    /// When eBPF cannot be loaded, or, in the driver, one of the devices has an XDP program already.
+    pub fn over(host: &Host, links: &[usize], port: u16, counter: Counter) -> Result<Self> {
         let object = manylane_bpf::object("answers").map_err(|why| anyhow!(why))?;
         let mut ebpf = EbpfLoader::new()
             .btf(None)
@@ -74,18 +116,10 @@ impl Answers {
             .load(object)
             .context("loading the counter of answers")?;
         let counts = ebpf.take_map("ml_answers").context("no map ml_answers")?;
-        let program: &mut Xdp =
-            ebpf.program_mut("ml_count_answers").context("no program ml_count_answers")?.try_into()?;
-        program.load().context("loading the counter of answers (needs CAP_BPF and CAP_NET_ADMIN)")?;
-        host.run(|| {
-            for &link in links {
-                let device = host.device(link);
-                let index = manylane_sys::netns::device_index(device)?;
-                program
-                    .attach_to_if_index(index, XdpMode::Driver)
-                    .with_context(|| format!("attaching the counter of answers to {device}"))?;
-            }
-            anyhow::Ok(())
+        let devices: Vec<&str> = links.iter().map(|&link| host.device(link)).collect();
+        host.run(|| match counter {
+            Counter::Driver => count_in_driver(&mut ebpf, &devices),
+            Counter::Stack => count_in_stack(&mut ebpf, &devices),
         })?;
         let devices = Devices { counts: counts.try_into()?, _program: ebpf };
         Ok(Self { by: By::Devices(Arc::new(devices)) })
@@ -109,4 +143,35 @@ impl Answers {
             By::Flows(kept) => kept.lock().unwrap_or_else(PoisonError::into_inner).count(),
         }
     }
+}
+
+const NEEDS: &str = "loading the counter of answers (needs CAP_BPF and CAP_NET_ADMIN)";
+
+/// In the namespace of the devices.
+fn count_in_driver(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
+    let program: &mut Xdp =
+        ebpf.program_mut("ml_count_answers").context("no program ml_count_answers")?.try_into()?;
+    program.load().context(NEEDS)?;
+    for device in devices {
+        let index = manylane_sys::netns::device_index(device)?;
+        program
+            .attach_to_if_index(index, XdpMode::Driver)
+            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+    }
+    Ok(())
+}
+
+/// As above.
+fn count_in_stack(ebpf: &mut Ebpf, devices: &[&str]) -> Result<()> {
+    let program: &mut SchedClassifier =
+        ebpf.program_mut("ml_count_in_stack").context("no program ml_count_in_stack")?.try_into()?;
+    program.load().context(NEEDS)?;
+    for device in devices {
+        // Before Linux 6.6 a program needs a qdisc, which may be there.
+        let _ = tc::qdisc_add_clsact(device);
+        program
+            .attach(device, TcAttachType::Ingress)
+            .with_context(|| format!("attaching the counter of answers to {device}"))?;
+    }
+    Ok(())
 }
