@@ -67,7 +67,8 @@ enum mls_reason_id {
 	MLS_ONE_SHARED = 23,  /* lanes that several threads have */
 	MLS_ONE_QUEUES = 24,  /* engine xdp */
 	MLS_ONE_FULL = 25,    /* no memory, or too many sockets */
-	MLS_REASONS_USED = 26,
+	MLS_REPLY_FAILED = 26, /* one that was kept to be sent with others */
+	MLS_REASONS_USED = 27,
 };
 
 /* A bound address; family 0 if there is none. */
@@ -106,7 +107,8 @@ struct mls_receiver {
 	__u64 helped;	 /* of rx_datagrams, from a lane that was not its own */
 	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
 	__u64 tx_frames;
-	__u64 pad[2];
+	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
+	__u64 pad;
 };
 
 struct mls_reason {
@@ -135,6 +137,7 @@ MLS_ASSERT(offsetof(struct mls_receiver, addr) == 16);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
 MLS_ASSERT(offsetof(struct mls_receiver, helped) == 88);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_frames) == 96);
+MLS_ASSERT(offsetof(struct mls_receiver, inode) == 112);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);
 
 #endif /* MANYLANE_SHIM_H */

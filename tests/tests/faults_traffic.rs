@@ -4,7 +4,7 @@
 
 mod faults_support;
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use faults_support::{Child, hold, is, tell};
@@ -173,6 +173,31 @@ fn loopback_fault_answers_larger_than_a_datagram_are_lost_by_name() {
     assert_eq!(client.recv().len(), 65_507);
     let total = hands.handle.counters().total();
     assert_eq!((total.offered, total.sent, total.lost_too_large, total.lost()), (3, 1, 2, 2));
+}
+
+/// The header of IPv6 does not count: 20 bytes more than over IPv4, but not for an IPv4 peer of the same socket.
+#[test]
+fn loopback_fault_the_largest_datagram_is_the_familys() {
+    if !manylane_tests::need_ipv6("loopback_fault_the_largest_datagram_is_the_familys") {
+        return;
+    }
+    const MOST: usize = 65_527;
+    let everything = vec![9; MOST + 1];
+    let mut hands = Hands::new(Builder::new("[::]:0").unwrap().lanes(1).open().unwrap());
+    let port = hands.addr().port();
+    for (ip, most) in [("::1", MOST), ("127.0.0.1", 65_507)] {
+        let client = Client::to(SocketAddr::new(ip.parse().unwrap(), port));
+        client.send(b"tell me everything");
+        hands.receive(1, |_, datagram, out| {
+            out.reply(&datagram, &everything[..most + 1]);
+            out.reply_with(&datagram, most + 1, |_| 10);
+            out.reply(&datagram, &everything[..most]);
+            out.reply_with(&datagram, most, |space| space.len());
+        });
+        assert_eq!((client.recv().len(), client.recv().len()), (most, most), "{ip}");
+    }
+    let total = hands.handle.counters().total();
+    assert_eq!((total.offered, total.sent, total.lost_too_large, total.lost()), (8, 4, 4, 4));
 }
 
 #[test]

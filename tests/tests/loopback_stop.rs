@@ -10,7 +10,7 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
-use manylane::{Batch, Builder, Engine, ErrorKind, Handle, LaneCounters, Outbox};
+use manylane::{Batch, Builder, ErrorKind, Handle, LaneCounters, Outbox};
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::{cpu, sock};
 use manylane_tests::{Client, PATIENCE, Serving, backends, on_every_engine};
@@ -149,9 +149,6 @@ on_every_engine! {
                 let serving = Serving::echo(socket);
                 let (handle, addr) = (serving.handle.clone(), serving.addr);
                 let (end, changes) = (AtomicBool::new(false), AtomicU64::new(0));
-                // With rings the kernel's grace periods, which each change waits for, were measured to take 1.6 s here on
-                // the average (membarrier; 31 ms with engine mmsg); opening and closing a ring takes half a millisecond.
-                let wanted = if variant.engine == Engine::Uring { CHANGES / 4 } else { CHANGES };
                 let counters = thread::scope(|scope| {
                     let _ends = Ends(&end);
                     keep_busy(scope, &end);
@@ -159,12 +156,12 @@ on_every_engine! {
                     (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
                     let start = Instant::now();
                     // Each waits for grace periods of the kernel's, and others keep the machine busy, too.
-                    while changes.load(Ordering::Relaxed) < wanted && start.elapsed() < 4 * PATIENCE {
+                    while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < 4 * PATIENCE {
                         thread::sleep(Duration::from_millis(1));
                     }
                     serving.stop().unwrap()
                 });
-                assert!(changes.load(Ordering::Relaxed) >= wanted, "{by}, stealing {stealing}");
+                assert!(changes.load(Ordering::Relaxed) >= CHANGES, "{by}, stealing {stealing}");
                 let total = counters.total();
                 assert_eq!(total.offered, total.sent + total.lost(), "{by}, stealing {stealing}: {total:?}");
                 assert_eq!((total.offered, total.recv_errors), (total.delivered, 0), "{by}, stealing {stealing}");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use manylane::{Builder, Engine, Handle, Lane, WaitPolicy};
 use manylane_sys::cpu;
+use manylane_sys::seccomp::{self, Call};
 use manylane_tests::{Client, PATIENCE, Serving, Variant, done_with, need_uring, on_every_engine};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -177,4 +178,34 @@ fn loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread() {
         .unwrap();
         client.expect(b"ping");
     }
+}
+
+/// As with a kernel that has rings and cannot let them look at devices.
+#[test]
+fn loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so() {
+    /// `IORING_REGISTER_NAPI` of linux/io_uring.h.
+    const REGISTER_NAPI: u32 = 27;
+    /// What the kernel says to an operation that it does not know.
+    const EINVAL: i32 = 22;
+    if !need_uring("loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so") {
+        return;
+    }
+    let in_vain = || {
+        seccomp::refuse(Call::UringRegister(REGISTER_NAPI), EINVAL).unwrap();
+        assert!(manylane::probe().uring_napi.is_err() && manylane::probe().uring.is_ok());
+        let time = Duration::from_micros(50);
+        let mut builder = Builder::new("127.0.0.1:0").unwrap();
+        builder.engine(Engine::Uring).lanes(1).wait(WaitPolicy::BusyPoll(time));
+        let socket = builder.open().unwrap();
+        assert_eq!((socket.engine(), socket.waiting().policy), (Engine::Uring, WaitPolicy::Spin(time)));
+        let why = socket.waiting().why.unwrap();
+        assert!(why.contains("IORING_REGISTER_NAPI") && why.contains("6.9"), "{why}");
+        let mut lane = socket.into_lanes().remove(0);
+        let client = Client::to(lane.local_addr());
+        client.send(b"ping");
+        answer(&mut lane);
+        client.expect(b"ping");
+    };
+    // Filters of system calls are a thread's, for good.
+    std::thread::spawn(in_vain).join().unwrap();
 }

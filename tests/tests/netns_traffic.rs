@@ -209,11 +209,13 @@ fn netns_link_local_peers_are_answered_over_their_link() {
     let scope = |host: &Host, link| host.device_index(link).unwrap();
     let scoped = |ip, port, scope| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope));
     let ask = |hands: &mut Hands, link: usize| {
-        let target = scoped(to, hands.addr().port(), scope(a, link));
+        let port = hands.addr().port();
+        let target = scoped(to, port, scope(a, link));
         let client = client_at(a, scoped(from, 0, scope(a, link)), target);
         client.send(b"on which link?");
         hands.receive(1, |_, datagram, out| {
-            assert_eq!((datagram.peer().ip(), datagram.local().ip()), (from.into(), to.into()));
+            assert_eq!(datagram.peer().ip(), from);
+            assert_eq!(datagram.local(), scoped(to, port, scope(b, link)));
             let SocketAddr::V6(peer) = datagram.peer() else { panic!("{}", datagram.peer()) };
             assert_eq!(peer.scope_id(), scope(b, link));
             out.reply(&datagram, b"on this one");

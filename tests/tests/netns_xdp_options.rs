@@ -14,7 +14,8 @@ use std::time::Duration;
 use aya::EbpfLoader;
 use aya::programs::{Xdp, XdpMode};
 use faults_support::{Child, SELF, is, tell};
-use manylane::{Builder, Engine, ErrorKind, Socket, Steering};
+use manylane::{Builder, Engine, ErrorKind, Socket, Steering, WaitPolicy};
+use manylane_sys::seccomp::{self, Call};
 use manylane_testbed::Host;
 use manylane_tests::PATIENCE;
 use netns_support::{ROOM, client, echo, open};
@@ -106,6 +107,46 @@ fn netns_xdp_a_stop_ends_polling() {
         client(a, a.ip4(0).into(), serving.addr).ping();
         let total = serving.stop().unwrap().total();
         assert_eq!((total.delivered, total.sent, total.discarded), (1, 1, 0), "{total:#?}");
+    }
+}
+
+/// As with a kernel whose epoll cannot look at devices.
+#[test]
+fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
+    /// `EPIOCSPARAMS` of linux/eventpoll.h.
+    const SET_PARAMS: u32 = 0x4008_8a01;
+    /// What the kernel says to a request that it does not know.
+    const ENOTTY: i32 = 25;
+    let name = "netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so";
+    let Some(testbed) = testbed(name, &quiet(1)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let time = Duration::from_micros(50);
+    for is_refused in [false, true] {
+        let open = || {
+            if is_refused {
+                // For this thread, which ends with the closure.
+                seccomp::refuse(Call::Ioctl(SET_PARAMS), ENOTTY).unwrap();
+            }
+            assert_eq!(manylane::probe().epoll_busy_poll.is_err(), is_refused);
+            let mut builder = Builder::new((b.ip4(0), 0)).unwrap();
+            builder.engine(Engine::Xdp).lanes(1).recv_buffer(ROOM).wait(WaitPolicy::BusyPoll(time));
+            builder.open().unwrap()
+        };
+        let socket = b.run(open);
+        let waiting = socket.waiting();
+        if is_refused {
+            assert_eq!(waiting.policy, WaitPolicy::Spin(time));
+            let why = waiting.why.unwrap();
+            assert!(why.contains("EPIOCSPARAMS") && why.contains("6.9"), "{why}");
+        } else {
+            assert_eq!((waiting.policy, waiting.why), (WaitPolicy::BusyPoll(time), None));
+        }
+        let serving = echo(b, socket);
+        let client = client(a, a.ip4(0).into(), serving.addr);
+        let first = warm(&client, &serving.handle);
+        (0..10).for_each(|_| client.ping());
+        let total = serving.stop().unwrap().total();
+        all_by_xdp(&total, 10 + first);
     }
 }
 

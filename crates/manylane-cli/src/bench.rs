@@ -1,5 +1,7 @@
 //! `manylane bench`: runs a benchmark, shows its table, writes its report.
 
+mod flood;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -51,6 +53,7 @@ pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
         BenchCommand::Churn(args) => churn(args, &mut director),
         BenchCommand::Rtt(args) => rtt(args, &mut director),
         BenchCommand::Flap(args) => flap(args, &mut director),
+        BenchCommand::Flood(args) => flood::run(args, &mut director),
     }
 }
 

@@ -11,6 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_testbed::skip;
 use serde_json::Value;
 
 fn manylane(words: &[&str]) -> Command {
@@ -480,5 +481,43 @@ fn loopback_lanes_wait_as_they_are_told_and_say_how() {
         let looks = total(&served)["looks"].as_u64().unwrap();
         // What pays, the machine decides.
         assert!(wait == "adaptive" || (looks > 0) == wait.starts_with("spin"), "{wait}: {looks} looks");
+    }
+}
+
+/// In a container, lanes are as many as the quota of its cgroup lets run. A tree of cgroups of version 2 as a container sees it, made of
+/// files: machines whose processor controller is in the hierarchies of version 1 have no other.
+#[test]
+fn netns_lanes_are_as_many_as_a_quota_of_cgroups_v2_lets_run() {
+    const TREE: &str = "mount -t tmpfs none /sys/fs/cgroup && mkdir -p /sys/fs/cgroup/box/inner && \
+        : > /sys/fs/cgroup/box/inner/cgroup.controllers && echo \"$1\" > /sys/fs/cgroup/box/cpu.max && \
+        echo 'max 100000' > /sys/fs/cgroup/box/inner/cpu.max && echo 0::/box/inner > /sys/fs/cgroup/own && \
+        mount --bind /sys/fs/cgroup/own /proc/$$/cgroup && exec \"$2\" echo 127.0.0.1:0 --engine mmsg --json";
+    let test = "netns_lanes_are_as_many_as_a_quota_of_cgroups_v2_lets_run";
+    let cpus = thread::available_parallelism().unwrap().get();
+    let forced = skip::Forced::Cpus;
+    if !skip::need_root(test)
+        || !skip::need_unless_forced(test, cpus > 1, forced, "one CPU has one lane anyway")
+    {
+        return;
+    }
+    for (quota, lanes) in
+        [("max 100000", cpus), ("50000 100000", 1), ("100000 100000", 1), ("150000 100000", 1)]
+    {
+        let mut child = Command::new("unshare")
+            .args(["-m", "sh", "-c", TREE, "sh", quota, env!("CARGO_BIN_EXE_manylane")])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+        let how = said.find(|line| line.as_ref().unwrap().contains(", engine "));
+        assert!(how.is_some(), "{quota}: it did not start");
+        // One process all the time: each replaces the one before.
+        let ended = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+        assert!(ended.success());
+        let mut text = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(child.wait().unwrap().success(), "{quota}");
+        assert_eq!(document(&text)["settings"]["lanes"], lanes, "{quota}");
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A socket that one thread receives on has no lanes, and each of that thread's calls is the C library's own. What is left
 //! to do is to know that it is so, to say whether the thread is in a wait without a bound, and to count. [`find`] does the
-//! first by one load and a comparison: a [`Place`] for each descriptor names the thread, by its thread pointer, that may
-//! go straight through.
+//! first by one comparison: a [`Place`] for each descriptor, of a socket or of an epoll instance around it, names the thread, by its
+//! thread pointer, that may go straight through. What else there is to a call is kept out of its way (`#[cold]`), so that little
+//! has to be saved around the C library's function: docs/results says what it comes to.
 //!
 //! # Why nobody is overlooked
 //!
@@ -17,7 +18,7 @@
 //! fork has shared gets none: who receives on it in another process could not take it away.
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
 
 use libc::c_int;
 use manylane_sys::barrier;
@@ -25,58 +26,67 @@ use manylane_sys::shim::Receiver;
 
 use crate::sock::{BUSY, Member, SINGLE, Shared, Sock, UNBOUNDED};
 use crate::table::{self, Entry};
-use crate::{lanes, queues, real, report};
+use crate::{gather, lanes, queues, real, report};
 
 /// Descriptors below this number can have a place.
 const PLACES: usize = 1024;
 
 /// Who may go straight through with a descriptor.
+#[repr(C, align(16))]
 pub(crate) struct Place {
     /// The thread pointer of the one receiver; 0 if nobody may.
     thread: AtomicUsize,
-    /// Of which socket.
-    sock: AtomicPtr<Sock>,
+    /// Set before `thread`, and never taken away.
     member: AtomicPtr<Member>,
-    /// Where it is counted; null if nowhere.
-    slot: AtomicPtr<Receiver>,
 }
 
-static ALL: [Place; PLACES] = [const {
-    Place {
-        thread: AtomicUsize::new(0),
-        sock: AtomicPtr::new(ptr::null_mut()),
-        member: AtomicPtr::new(ptr::null_mut()),
-        slot: AtomicPtr::new(ptr::null_mut()),
-    }
-}; PLACES];
+impl Place {
+    const NOBODY: Self = Self { thread: AtomicUsize::new(0), member: AtomicPtr::new(ptr::null_mut()) };
+}
 
-/// For each descriptor of an epoll instance whose only UDP socket has one receiver: that socket's descriptor, and one, in the
-/// upper half, its index in the lower one; 0 if it is not known to be so.
-static INSTANCES: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
+/// For each descriptor of a socket, and of which one.
+static ALL: [Place; PLACES] = [Place::NOBODY; PLACES];
+static SOCKETS: [AtomicPtr<Sock>; PLACES] = [const { AtomicPtr::new(ptr::null_mut()) }; PLACES];
+
+/// For each descriptor of an epoll instance whose only UDP socket has one receiver, and which one that is.
+static INSTANCES: [Place; PLACES] = [Place::NOBODY; PLACES];
+static WATCHED: [AtomicPtr<Sock>; PLACES] = [const { AtomicPtr::new(ptr::null_mut()) }; PLACES];
 
 /// The place of the one UDP socket in the instance behind `epfd`, if the calling thread may go straight through to it.
 #[inline(always)]
 pub(crate) fn find_in(epfd: c_int) -> Option<&'static Place> {
-    let word = INSTANCES.get(epfd as usize)?.load(Ordering::Acquire);
-    let place = find((word >> 16) as c_int - 1)?;
-    // The number may mean another socket by now, with which the thread is alone, too.
-    ptr::eq(place.sock.load(Ordering::Relaxed), Sock::at(word & 0xffff)).then_some(place)
+    INSTANCES.get(epfd as usize).filter(|place| place.is_mine())
 }
 
 /// The instance behind `epfd` has `sock` in it and no other. Whether that could be noted; who says so looks again whether it still
 /// is so.
 pub(crate) fn note_instance(epfd: c_int, sock: &Sock) -> bool {
-    let (Some(word), fd @ 1..) = (INSTANCES.get(epfd as usize), sock.alone.load(Ordering::Relaxed)) else {
-        return false;
-    };
-    word.store((fd as u32) << 16 | sock.index(), Ordering::SeqCst);
+    let (Some(instance), Some(place)) = (INSTANCES.get(epfd as usize), of(sock)) else { return false };
+    // One for a socket: of two instances that it is in, the last one.
+    leave_instance(sock);
+    instance.member.store(place.member.load(Ordering::Relaxed), Ordering::Relaxed);
+    WATCHED[epfd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
+    sock.alone_in.store(epfd + 1, Ordering::SeqCst);
+    instance.thread.store(thread_pointer(), Ordering::SeqCst);
+    // Either whoever takes the place away sees this one, or we see that it is gone.
+    fence(Ordering::SeqCst);
+    if !place.is_mine() {
+        leave_instance(sock);
+    }
     true
 }
 
 /// The instance behind `epfd`, or what is in it, changes.
 pub(crate) fn forget_instance(epfd: c_int) {
-    if let Some(word) = INSTANCES.get(epfd as usize) {
-        word.store(0, Ordering::SeqCst);
+    if let Some(instance) = INSTANCES.get(epfd as usize) {
+        instance.thread.store(0, Ordering::SeqCst);
+    }
+}
+
+fn leave_instance(sock: &Sock) {
+    let epfd = sock.alone_in.swap(0, Ordering::SeqCst) - 1;
+    if WATCHED.get(epfd as usize).is_some_and(|at| ptr::eq(at.load(Ordering::SeqCst), sock)) {
+        forget_instance(epfd);
     }
 }
 
@@ -101,19 +111,22 @@ fn thread_pointer() -> usize {
     pointer
 }
 
+/// Whether [`thread_pointer`] tells threads apart here.
+const ARE_TOLD_APART: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+
 /// The place of `fd`, if the calling thread may go straight through.
 #[inline(always)]
 pub(crate) fn find(fd: c_int) -> Option<&'static Place> {
-    let place = ALL.get(fd as usize)?;
-    place.is_mine().then_some(place)
+    ALL.get(fd as usize).filter(|place| place.is_mine())
 }
 
 /// The place of a descriptor of `sock`, if the calling thread may go straight through.
 #[inline]
 pub(crate) fn of(sock: &Sock) -> Option<&'static Place> {
-    let place = find(sock.alone.load(Ordering::Relaxed) - 1)?;
+    let fd = sock.alone.load(Ordering::Relaxed) - 1;
+    let place = find(fd)?;
     // The number may mean another socket by now, with which the thread is alone, too.
-    ptr::eq(place.sock.load(Ordering::Relaxed), sock).then_some(place)
+    ptr::eq(SOCKETS[fd as usize].load(Ordering::Relaxed), sock).then_some(place)
 }
 
 /// The calling thread, whose member this is, waits no more.
@@ -125,21 +138,22 @@ pub(crate) fn end(member: &Member) {
 impl Place {
     #[inline(always)]
     pub(crate) fn is_mine(&self) -> bool {
-        let thread = self.thread.load(Ordering::Relaxed);
-        thread != 0 && thread == thread_pointer()
+        ARE_TOLD_APART && self.thread.load(Ordering::Relaxed) == thread_pointer()
     }
 
-    #[inline]
-    pub(crate) fn member(&self) -> Option<&'static Member> {
-        // SAFETY: null, or a member in a mapping that is never unmapped (sock.rs); set before `thread`, by this thread.
-        unsafe { self.member.load(Ordering::Relaxed).as_ref() }
+    /// For the thread whose place it is.
+    #[inline(always)]
+    pub(crate) fn member(&self) -> &'static Member {
+        // SAFETY: a member in a mapping that is never unmapped (sock.rs): set before `thread` is, which the caller has seen to be
+        // its own, and never null after that. It may be somebody else's by now, with whom the number is another one's.
+        unsafe { &*self.member.load(Ordering::Relaxed) }
     }
 
     /// The calling thread may wait from now on, without a bound; none if the place is not its own any more. What it gets is for
     /// [`end`]: by then the place may be somebody else's.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin(&self) -> Option<&'static Member> {
-        let member = self.member()?;
+        let member = self.member();
         member.state.store(UNBOUNDED, Ordering::Relaxed);
         // Not to be reordered by the compiler; the CPU's part is the barrier of who takes the place away.
         compiler_fence(Ordering::SeqCst);
@@ -150,28 +164,33 @@ impl Place {
         None
     }
 
-    fn slot(&self) -> Option<&'static Receiver> {
-        // SAFETY: null, or a slot of the report, which stays mapped.
-        unsafe { self.slot.load(Ordering::Relaxed).as_ref() }
-    }
-
-    /// A receive brought so much.
-    #[inline]
-    pub(crate) fn received(&self, (datagrams, bytes): (u64, isize)) {
-        if let Some(slot) = self.slot() {
-            report::count_received(slot, datagrams, bytes.max(0) as u64);
-        }
-    }
-
     /// A send brought so many bytes on their way, or failed.
-    #[inline]
-    pub(crate) fn sent(&self, sent: isize) -> isize {
+    #[inline(always)]
+    pub(crate) fn sends(&self, send: impl FnOnce() -> isize) -> isize {
+        let member = self.member();
+        let sent = send();
         if sent >= 0
-            && let Some(slot) = self.slot()
+            && let Some(slot) = counts(member)
         {
             report::count_sent(slot, 1, sent as u64);
         }
         sent
+    }
+}
+
+/// Where the thread whose member this is counts, if anywhere.
+#[inline(always)]
+fn counts(member: &Member) -> Option<&'static Receiver> {
+    // SAFETY: null, or what `give` put there: a slot of the report, which stays mapped. It was put there in this process:
+    // a socket that a fork has shared has no places.
+    unsafe { member.counts.load(Ordering::Relaxed).as_ref() }
+}
+
+/// A receive of the thread whose member this is brought so many bytes.
+#[inline(always)]
+pub(crate) fn received(member: &Member, datagrams: u64, bytes: isize) {
+    if let Some(slot) = counts(member) {
+        report::count_received(slot, datagrams, bytes as u64);
     }
 }
 
@@ -200,14 +219,15 @@ fn may_have(shared: &Shared) -> bool {
 #[cold]
 fn give(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     let Some(place) = ALL.get(fd as usize) else { return };
-    if !crate::me::ends_are_seen() {
+    // Who keeps replies of another socket has to send them first: `gather.rs`.
+    if !crate::me::ends_are_seen() || gather::has_kept() {
         return;
     }
     // One place for a socket: a program that uses two descriptors in turn goes the long way with both.
     leave(sock);
-    place.sock.store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
+    SOCKETS[fd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
+    member.counts.store(report::slot_at(member), Ordering::Relaxed);
     place.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
-    place.slot.store(report::slot_at(member), Ordering::Relaxed);
     sock.was_alone.store(1, Ordering::SeqCst);
     sock.alone.store(fd + 1, Ordering::SeqCst);
     place.thread.store(thread_pointer(), Ordering::SeqCst);
@@ -224,10 +244,11 @@ pub(crate) fn leave(sock: &Sock) {
     fence(Ordering::SeqCst);
     let fd = sock.alone.swap(0, Ordering::SeqCst);
     if let Some(place) = ALL.get((fd - 1) as usize)
-        && ptr::eq(place.sock.load(Ordering::SeqCst), sock)
+        && ptr::eq(SOCKETS[(fd - 1) as usize].load(Ordering::SeqCst), sock)
     {
         place.thread.store(0, Ordering::SeqCst);
     }
+    leave_instance(sock);
 }
 
 /// [`leave`], for a second receiver: after this, the state of the first one says what it does.
@@ -248,8 +269,19 @@ pub(crate) fn forget(fd: c_int) {
     if let Some(place) = ALL.get(fd as usize) {
         fence(Ordering::SeqCst);
         place.thread.store(0, Ordering::SeqCst);
+        // SAFETY: null, or a slot for a socket, which is never unmapped.
+        let sock = unsafe { SOCKETS[fd as usize].load(Ordering::SeqCst).as_ref() };
+        if let Some(sock) = sock.filter(|sock| sock.alone.load(Ordering::SeqCst) == fd + 1) {
+            leave_instance(sock);
+        }
     }
     forget_instance(fd);
+}
+
+/// The calling thread goes straight through to nothing any more.
+#[cold]
+pub(crate) fn leave_mine() {
+    Sock::in_use().filter(|sock| of(sock).is_some()).for_each(leave);
 }
 
 /// Before and after a fork.

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
     SYS_bind, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl,
-    SYS_fcntl, SYS_getsockopt, SYS_ioctl, SYS_ppoll, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg,
-    SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setsockopt, SYS_shutdown, SYS_socket, SYS_write,
-    SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t,
-    pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, uid_t,
+    SYS_exit_group, SYS_fcntl, SYS_getsockopt, SYS_ioctl, SYS_nanosleep, SYS_ppoll, SYS_read, SYS_readv,
+    SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setsockopt,
+    SYS_shutdown, SYS_socket, SYS_write, SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event,
+    fd_set, iovec, mmsghdr, msghdr, nfds_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval, uid_t,
 };
 
 use crate::{descriptors, epoll, options, process, receive, select, send, signals, wait};
@@ -116,6 +117,14 @@ crate::interpose! {
     fn posix_spawn(
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
     ) -> c_int, None => process::posix_spawn;
+    fn _exit(status: c_int) -> (), Some(SYS_exit_group) => process::end_now;
+    fn _Exit(status: c_int) -> (), Some(SYS_exit_group) => process::end_now;
+    fn quick_exit(status: c_int) -> (), None => process::end_quickly;
+    fn sleep(seconds: c_uint) -> c_int, None => process::sleep;
+    fn usleep(microseconds: c_uint) -> c_int, None => process::usleep;
+    fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int, Some(SYS_nanosleep) => process::nanosleep;
+    fn clock_nanosleep(clock: c_int, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int, None
+        => process::clock_nanosleep;
     fn posix_spawnp(
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
     ) -> c_int, None => process::posix_spawnp;

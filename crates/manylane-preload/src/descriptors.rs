@@ -10,7 +10,7 @@ use crate::lock::{Guard, lock};
 use crate::sock::Sock;
 use crate::start::refuse;
 use crate::table::{self, Entry};
-use crate::{epoll, lanes, loan, me, open, options, real};
+use crate::{epoll, gather, lanes, loan, me, open, options, real};
 
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let fd = call::socket(domain, kind, protocol);
@@ -98,6 +98,7 @@ pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
 }
 
 pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    gather::flush();
     if let Some(sock) = table::sock(fd) {
         lanes::fall_back(sock, fd, Reason::Connect);
     }
@@ -105,6 +106,7 @@ pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
+    gather::flush();
     if let Some(sock) = table::sock(fd) {
         lanes::fall_back(sock, fd, Reason::Shutdown);
     }
@@ -112,6 +114,7 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
+    gather::flush();
     match table::entry(fd) {
         Entry::None => call::close(fd),
         _ if !me::is_ours() => call::close(fd),
@@ -133,6 +136,7 @@ pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if first > last || flags & !(UNSHARE | CLOEXEC) != 0 || !me::is_ours() {
         return call::close_range(first, last, flags);
     }
+    gather::flush();
     // Around the lanes, which close with their sockets.
     let mut from = first;
     for (fd, entry) in table::known(first, last) {
@@ -178,6 +182,7 @@ pub(crate) fn dup(fd: c_int) -> c_int {
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
+    gather::flush();
     if is_lent(to) {
         return refuse(libc::EBUSY);
     }
@@ -196,6 +201,7 @@ fn is_lent(to: c_int) -> bool {
 }
 
 pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    gather::flush();
     if is_lent(to) {
         return refuse(libc::EBUSY);
     }

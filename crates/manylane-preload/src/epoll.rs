@@ -19,10 +19,10 @@ use crate::calls::call;
 use crate::lock::{Guard, lock};
 use crate::look::in_memory;
 use crate::memory::{self, Atomics};
-use crate::sock::Sock;
+use crate::sock::{Member, Sock};
 use crate::table::{self, Entry};
 use crate::wait::{self, Until, Watch};
-use crate::{alone, descriptors, hold, lanes, me, pace, queues, real, signals};
+use crate::{alone, descriptors, gather, hold, lanes, me, pace, queues, real, signals};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.
 const MAX_EPOLLS: usize = 1024;
@@ -354,27 +354,37 @@ fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> boo
     true
 }
 
-/// The program's own call, if the calling thread is the one receiver of the one UDP socket in the instance.
+/// The member of the calling thread, if it is the one receiver of the one UDP socket in the instance. It may wait from now on.
 #[inline(always)]
-fn straight(epfd: c_int, native: impl Fn() -> c_int) -> Option<c_int> {
-    let member = alone::find_in(epfd)?.begin()?;
-    let answer = native();
-    alone::end(member);
-    Some(answer)
+fn begin_alone(epfd: c_int) -> Option<&'static Member> {
+    let place = alone::find_in(epfd)?;
+    place.begin()
 }
 
+#[inline]
 pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
-    if let Some(answer) = straight(epfd, || call::epoll_wait(epfd, events, count, timeout)) {
+    if let Some(member) = begin_alone(epfd) {
+        let answer = call::epoll_wait(epfd, events, count, timeout);
+        alone::end(member);
         return answer;
     }
+    wait_for_many(epfd, events, count, timeout)
+}
+
+#[inline(never)]
+fn wait_for_many(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
     match with_sockets(epfd, count) {
         Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), ptr::null(), || {
             call::epoll_wait(epfd, events, count, timeout)
         }),
-        None => call::epoll_wait(epfd, events, count, timeout),
+        None => {
+            gather::flush();
+            call::epoll_wait(epfd, events, count, timeout)
+        }
     }
 }
 
+#[inline]
 pub(crate) fn epoll_pwait(
     epfd: c_int,
     events: *mut epoll_event,
@@ -382,14 +392,30 @@ pub(crate) fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    if let Some(answer) = straight(epfd, || call::epoll_pwait(epfd, events, count, timeout, mask)) {
+    if let Some(member) = begin_alone(epfd) {
+        let answer = call::epoll_pwait(epfd, events, count, timeout, mask);
+        alone::end(member);
         return answer;
     }
+    pwait_for_many(epfd, events, count, timeout, mask)
+}
+
+#[inline(never)]
+fn pwait_for_many(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
     match with_sockets(epfd, count) {
         Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), mask, || {
             call::epoll_pwait(epfd, events, count, timeout, mask)
         }),
-        None => call::epoll_pwait(epfd, events, count, timeout, mask),
+        None => {
+            gather::flush();
+            call::epoll_pwait(epfd, events, count, timeout, mask)
+        }
     }
 }
 
@@ -404,7 +430,10 @@ pub(crate) fn epoll_pwait2(
         Some(epoll) => sliced(epoll, epfd, events, count, Until::after(timeout), mask, || {
             call::epoll_pwait2(epfd, events, count, timeout, mask)
         }),
-        None => call::epoll_pwait2(epfd, events, count, timeout, mask),
+        None => {
+            gather::flush();
+            call::epoll_pwait2(epfd, events, count, timeout, mask)
+        }
     }
 }
 
@@ -427,6 +456,7 @@ fn sliced(
 ) -> c_int {
     // Alone with every socket: the program's own call.
     if epoll.items().all(|(_, sock)| alone::of(sock).and_then(alone::Place::begin).is_some()) {
+        gather::flush();
         let answer = native();
         for (_, sock) in epoll.items() {
             if let Some(shared) = sock.shared() {
@@ -475,6 +505,7 @@ fn in_turns(
             if with_frames {
                 return with_queues(epoll, epfd, events, count, time, mask);
             }
+            gather::flush();
             let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
             call::epoll_pwait(epfd, events, count, ms, mask)
         };
@@ -490,7 +521,10 @@ fn in_turns(
             }
             true if slice.is_zero() => wait(slice),
             true => first_wait(slice),
-            false => native(),
+            false => {
+                gather::flush();
+                native()
+            }
         };
         first = false;
         let errno = real::errno();
@@ -551,6 +585,7 @@ fn with_queues(
     let some = frames();
     if !some {
         queues::flush();
+        gather::flush();
         let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
         if call::ppoll(fds.as_mut_ptr(), used as libc::nfds_t, &raw const time, mask) < 0 {
             return -1;

@@ -85,6 +85,30 @@ impl Out {
         })
     }
 
+    /// The address, as the program gave it; none if it gave none, or one that is too long for one.
+    pub(crate) fn name(&self) -> Option<&[u8]> {
+        if self.to.is_null() || !(size_of::<libc::sockaddr_in>()..=32).contains(&(self.tolen as usize)) {
+            return None;
+        }
+        // SAFETY: the program's address of that length, which the kernel would read.
+        Some(unsafe { std::slice::from_raw_parts(self.to.cast::<u8>(), self.tolen as usize) })
+    }
+
+    /// Copies the payload, of which `room` is as long as [`len`](Self::len) said.
+    pub(crate) fn copy(&self, room: &mut [u8]) {
+        let mut done = 0;
+        for nth in 0..self.count {
+            // SAFETY: the program's array of pieces.
+            let piece = unsafe { &*self.pieces.wrapping_add(nth) };
+            let part = piece.iov_len.min(room.len() - done);
+            // SAFETY: the program's memory of that length, which the kernel would read; there is room for the sum.
+            unsafe {
+                ptr::copy_nonoverlapping(piece.iov_base.cast_const().cast(), room[done..].as_mut_ptr(), part);
+            }
+            done += part;
+        }
+    }
+
     /// To whom, if that is one peer that a frame could be sent to.
     pub(crate) fn peer(&self, is_v6: bool) -> Option<SocketAddr> {
         let wanted = if is_v6 { size_of::<libc::sockaddr_in6>() } else { size_of::<libc::sockaddr_in>() };
@@ -125,21 +149,7 @@ impl Out {
             UdpFrame { ttl: loan.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
         let (head, rest) = room.split_at_mut_checked(plan.len())?;
         let payload = rest.get_mut(..len)?;
-        let mut done = 0;
-        for nth in 0..self.count {
-            // SAFETY: the program's array of pieces.
-            let piece = unsafe { &*self.pieces.wrapping_add(nth) };
-            let part = piece.iov_len.min(len - done);
-            // SAFETY: the program's memory of that length, which the kernel would read; the frame has room for the sum.
-            unsafe {
-                ptr::copy_nonoverlapping(
-                    piece.iov_base.cast_const().cast(),
-                    payload[done..].as_mut_ptr(),
-                    part,
-                );
-            }
-            done += part;
-        }
+        self.copy(payload);
         UdpFrame { payload: &*payload, ..plan }.write_head(head).ok()?;
         if loan.may_be_cut && peer.is_ipv4() {
             allow_fragments(head, id);

@@ -347,6 +347,20 @@ impl Hold {
         }
     }
 
+    /// Whether one of those that were handed out of what is held now came from this address. For the owner, who alone fills.
+    #[inline]
+    pub(crate) fn gave_to(&self, name: &[u8]) -> bool {
+        let word = self.word.load(Ordering::Acquire);
+        let names = self.names.get().cast::<[u8; NAME]>();
+        // The last one first: most servers answer one before they take the next.
+        word & FILLING == 0
+            && (0..next(word).min(MOST)).rev().any(|slot| {
+                // SAFETY: within the array; written when it was filled, and not since.
+                let named = unsafe { &*names.add(slot) };
+                named.get(..name.len()) == Some(name)
+            })
+    }
+
     /// Whether to take ahead now: a call for many costs more than one for one, so that it is made while it brings more than one,
     /// else now and then.
     #[inline]

@@ -24,7 +24,9 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, epoll, hold, life, loan, mend, mirror, queues, real, report, signals, start, steer};
+use crate::{
+    alone, epoll, gather, hold, life, loan, mend, mirror, queues, real, report, signals, start, steer,
+};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;
@@ -146,6 +148,7 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
     }
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
     hold::map(sock);
+    gather::map(sock);
     let whys = [
         (Reason::OneControl, mirror::has_control(fd)),
         (Reason::OneEdges, epoll::has_edges(sock)),
@@ -156,6 +159,7 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
     for lane in have..wanted.min(MAX_LANES) {
         // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
         let Some(new) = open::lane(fd, || steered = steered || steer_to(shared, fd, 1)) else { break };
+        shared.inode[lane].store(open::inode(new), Ordering::Relaxed);
         sock.set_lane_fd(lane, Some(new));
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
     }
@@ -210,7 +214,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
             points::pass("owner named");
         }
         member.lane.store(lane as c_int, Ordering::Release);
-        report::lane(member, lane as c_int);
+        report::lane(member, lane as c_int, shared.inode_of(lane as c_int));
     }
     for lane in 0..lanes {
         if shared.owner[lane].load(Ordering::Relaxed) != 0 {
@@ -256,7 +260,7 @@ pub(crate) fn part(shared: &Shared) {
         let Some(at) = sharer else { break };
         shared.owner[free].store(at as u32 + 1, Ordering::Release);
         shared.members[at].lane.store(free as c_int, Ordering::Release);
-        report::lane(&shared.members[at], free as c_int);
+        report::lane(&shared.members[at], free as c_int, shared.inode_of(free as c_int));
     }
     note_crowds(shared);
 }
@@ -400,12 +404,13 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
     // Without a lane, a member takes from all of them until the mode has changed.
     for member in &shared.members {
         member.lane.store(-1, Ordering::Relaxed);
-        report::lane(member, -1);
+        report::lane(member, -1, shared.inode_of(-1));
     }
     points::pass("nobody's");
     forget_steering(sock, fd);
     shared.mode.store(PLAIN, Ordering::SeqCst);
     points::pass("plain");
+    gather::flush_all(sock, shared, fd);
 }
 
 /// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.
@@ -473,6 +478,7 @@ fn begin(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
     shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
     shared.timeout_us.store(sock.timeout_us.load(Ordering::Relaxed), Ordering::Relaxed);
     shared.port.store(u32::from(addr.port()), Ordering::Relaxed);
+    shared.inode[0].store(open::inode(fd), Ordering::Relaxed);
     shared.lanes.store(1, Ordering::Relaxed);
     let ip = addr.ip();
     let one_only = ip.is_multicast() || ip == std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
@@ -574,6 +580,7 @@ pub(crate) fn close(sock: &Sock) {
             loan::close(sock, shared);
         }
         let fd = group(sock);
+        gather::flush_all(sock, shared, fd);
         let pid = u64::from(std::process::id());
         for at in 0..shared.joined.load(Ordering::Acquire) as usize {
             if shared.members[at].who.load(Ordering::Relaxed) >> 32 == pid {

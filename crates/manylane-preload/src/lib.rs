@@ -19,7 +19,7 @@
 //! | `alone.rs` | a program with one receiver goes straight through |
 //! | `hold.rs`, `deliver.rs` | datagrams taken ahead, many with one call; into the program's buffers |
 //! | `pace.rs` | the pause before a sleep, for more than one datagram |
-//! | `send.rs` | sending: from which lane |
+//! | `send.rs`, `gather.rs` | sending: from which lane; replies that are sent together |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
 //! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back |
 //! | `reach.rs` | which lanes others must look at: why nothing is out of reach |
@@ -36,6 +36,7 @@ mod deliver;
 mod descriptors;
 mod epoll;
 mod frames;
+mod gather;
 mod hold;
 mod lanes;
 mod life;

@@ -19,7 +19,7 @@ const SLEEPS: u32 = 10_000;
 const SLEEP: Duration = Duration::from_micros(500);
 
 /// Held by a thread without a life, of which nobody will know that it died.
-const SOMEBODY: u64 = u64::MAX;
+pub(crate) const SOMEBODY: u64 = u64::MAX;
 
 /// No signal reaches the calling thread until this is dropped.
 pub(crate) struct Quiet(libc::sigset_t);

@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::lock::Quiet;
 use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
-use crate::{alone, lanes, life, queues, report};
+use crate::{alone, gather, lanes, life, queues, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
@@ -162,7 +162,8 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         let quiet = Quiet::new();
         member.life.store(life(), Ordering::Release);
         drop(quiet);
-        member.slot.store(report::claim(who, lanes::local_addr(fd)), Ordering::Relaxed);
+        let slot = report::claim(who, lanes::local_addr(fd), shared.inode_of(0));
+        member.slot.store(slot, Ordering::Relaxed);
         shared.joined.fetch_max(at as u32 + 1, Ordering::AcqRel);
         // The second one: from now on every wait has a bound. The mode changes after the bound is there.
         if !shared.is_alone(&shared.members[at]) && shared.mode() == SINGLE {
@@ -186,6 +187,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
 /// A thread ends: its lanes are orphans from now on, out of steering, emptied by the others.
 extern "C" fn thread_ends(_: *mut c_void) {
     queues::flush();
+    gather::flush();
     let who = who();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };

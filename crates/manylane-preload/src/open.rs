@@ -36,6 +36,13 @@ pub(crate) fn bound(fd: c_int) -> Option<Bound> {
     Some(Bound { storage: unsafe { storage.assume_init() }, len })
 }
 
+/// The number of a socket, as `/proc/PID/fd` has it; 0 if it cannot be known.
+pub(crate) fn inode(fd: c_int) -> u64 {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel writes a stat where there is room for one; zeroed before, and zeroes are a value of it.
+    unsafe { if libc::fstat(fd, stat.as_mut_ptr()) == 0 { stat.assume_init().st_ino } else { 0 } }
+}
+
 impl Bound {
     pub(crate) fn addr(&self) -> Option<SocketAddr> {
         let at = (&raw const self.storage).cast::<u8>();

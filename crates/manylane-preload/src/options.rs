@@ -12,7 +12,7 @@ use crate::look::ready;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
 use crate::sock::{LANED, Shared, Sock};
-use crate::{hold, lanes, me, mirror, queues, real, table};
+use crate::{gather, hold, lanes, me, mirror, queues, real, start, table};
 
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -26,7 +26,14 @@ pub(crate) fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    gather::flush();
     let Some(sock) = table::sock(fd) else { return call::setsockopt(fd, level, name, value, len) };
+    // What other threads have sent was sent before the option was in force.
+    if start::gathers()
+        && let Some(shared) = sock.shared()
+    {
+        gather::flush_all(sock, shared, fd);
+    }
     if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
         return set_timeout(sock, fd, name, value, len);
     }

@@ -20,7 +20,7 @@ use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
-use crate::{hold, lanes, me, mend, pace, queues, real, signals};
+use crate::{gather, hold, lanes, me, mend, pace, queues, real, signals, start};
 
 /// What one try on one descriptor brought.
 enum Got {
@@ -94,6 +94,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 }
                 SINGLE if nonblock => return ((self.op)(self.fd, 0), false),
                 SINGLE => {
+                    gather::flush();
                     // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
                     self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
                     if self.shared.mode.load(Ordering::SeqCst) != SINGLE {
@@ -266,6 +267,9 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     /// One try on a lane's kernel socket, without waiting.
     #[inline]
     fn try_kernel(&self, lane: usize) -> Got {
+        if start::gathers() && self.member.lane.load(Ordering::Relaxed) != lane as i32 {
+            gather::before_taking(self.sock, self.shared, self.fd, lane);
+        }
         if let Some(hold) = hold::of(self.sock, lane)
             && let Some(got) = self.try_hold(hold, lane, false)
         {
@@ -312,6 +316,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
 
     /// Waits on a lane for a slice at most.
     fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
+        gather::flush();
         self.start_clock(until);
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
         if let Some(answer) = self.look_first(lane) {
@@ -365,6 +370,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         // Whoever finds datagrams in its own lane each time looks now and then, too, if the others' owners are there.
         if self.member.beat.load(Ordering::Relaxed) % 16 < 2 {
             uncovered(self.sock, self.shared, own);
+            gather::look(self.sock, self.shared, self.fd);
         }
         // 2. What is older than the lanes, or was left behind in one.
         let first = self.shared.first.load(Ordering::Acquire);
@@ -395,6 +401,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         {
             return Some((answer, false));
         }
+        gather::flush();
         if pace::pays(self.shared)
             && let Some(answer) = self.pause(own, until)
         {
@@ -403,7 +410,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         match self.wait_on(own, until) {
             Got::Answer(answer) if answer >= 0 || real::errno() != EAGAIN => Some((answer, false)),
             // The slice is over, or the program's own time: a last look at the others in either case.
-            outcome => match (self.help(Some(own)), outcome) {
+            outcome => match (self.look_at_others(own), outcome) {
                 (Got::Answer(answer), _) => Some((answer, true)),
                 (Got::Nothing, Got::Answer(_)) => {
                     real::set_errno(EAGAIN);
@@ -424,6 +431,8 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             return Some((-1, false));
         }
         self.start_clock(until);
+        gather::flush();
+        gather::look(self.sock, self.shared, self.fd);
         let all = lanes::lanes_mask(self.shared);
         let (lane_fds, count) = lane_polls(self.sock, self.fd, all);
         let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; MAX_LANES + QUEUES];
@@ -443,6 +452,12 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             return Some((-1, false));
         }
         None
+    }
+
+    /// After a slice: what others have kept to be sent, and what waits in lanes.
+    fn look_at_others(&self, own: usize) -> Got {
+        gather::look(self.sock, self.shared, self.fd);
+        self.help(Some(own))
     }
 
     /// Looks at the lanes that are nobody's business at the moment, and takes from one that has something. A guest

@@ -1,15 +1,15 @@
-//! Forks, programs that are started, and privileges that are given up.
+//! Forks, programs that are started, privileges that are given up, sleeps, and ends.
 
 use std::sync::atomic::Ordering;
 
-use libc::{c_char, c_int, c_void, pid_t, uid_t};
+use libc::{c_char, c_int, c_uint, c_void, pid_t, timespec, uid_t};
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
 use crate::epoll::Epoll;
 use crate::sock::{LANED, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, lanes, me, mend, real, report};
+use crate::{alone, gather, lanes, me, mend, real, report};
 
 type Args = *const *const c_char;
 
@@ -19,6 +19,7 @@ pub(crate) extern "C" fn before_fork() {
     if !me::is_ours() {
         return;
     }
+    gather::flush();
     lanes::open_in_advance();
     for sock in Sock::in_use() {
         if let Some(shared) = sock.shared() {
@@ -68,6 +69,8 @@ pub(crate) fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
 
 /// A program is started that inherits what is not closed on exec. It may receive, and would only see the first lane.
 fn before_exec() {
+    // Should there be no such program, threads go on keeping replies.
+    gather::the_end(false);
     for (fd, entry) in table::known(0, u32::MAX) {
         let Entry::Sock(index) = entry else { continue };
         let sock = Sock::at(index);
@@ -127,6 +130,43 @@ pub(crate) fn posix_spawnp(
     call::posix_spawnp(pid, path, actions, attributes, args, env)
 }
 
+/// The process ends without the handlers of `exit`.
+pub(crate) fn end_now(status: c_int) {
+    gather::the_end(true);
+    call::_exit(status);
+}
+
+/// As [`end_now`]; what a handler of `at_quick_exit` sends goes out at once.
+pub(crate) fn end_quickly(status: c_int) {
+    gather::the_end(true);
+    call::quick_exit(status);
+}
+
+pub(crate) fn sleep(seconds: c_uint) -> c_int {
+    gather::flush();
+    call::sleep(seconds)
+}
+
+pub(crate) fn usleep(microseconds: c_uint) -> c_int {
+    gather::flush();
+    call::usleep(microseconds)
+}
+
+pub(crate) fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
+    gather::flush();
+    call::nanosleep(time, left)
+}
+
+pub(crate) fn clock_nanosleep(
+    clock: c_int,
+    flags: c_int,
+    time: *const timespec,
+    left: *mut timespec,
+) -> c_int {
+    gather::flush();
+    call::clock_nanosleep(clock, flags, time, left)
+}
+
 /// Whether a process is gone: nobody has its number, or it has ended and its parent has not asked for it yet.
 #[cold]
 pub(crate) fn is_gone(pid: pid_t) -> bool {
@@ -138,7 +178,7 @@ pub(crate) fn is_gone(pid: pid_t) -> bool {
         let watch = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as c_int;
         if watch >= 0 {
             let mut at = [libc::pollfd { fd: watch, events: libc::POLLIN, revents: 0 }];
-            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let now = timespec { tv_sec: 0, tv_nsec: 0 };
             gone = calls::ppoll_raw(&mut at, Some(now), std::ptr::null()) > 0;
             call::close(watch);
         }

@@ -31,12 +31,10 @@ use crate::deliver::{Into, Parcel};
 use crate::frames::{self, Out};
 use crate::loan::{CLOSED, DRAINING, Loan, OPEN};
 use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
-use crate::{me, process, real, report};
+use crate::{me, process, real, report, start};
 
 /// A companion has its turn each so many receives, should the queues never be empty.
 pub(crate) const TURN: u32 = 16;
-/// Replies that wait for others before the kernel is told.
-const TOGETHER: u32 = 16;
 /// A launcher that was not there for so long, in milliseconds, keeps no next hops any more.
 const BEAT: u32 = 2000;
 /// Broken frames that one receive passes over.
@@ -264,7 +262,8 @@ pub(crate) fn send(
     later(loan, number);
     // While more waits, the program comes back for it, and its replies go together.
     let waits = of_lanes(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());
-    if !waits || PENDING.with(|pending| pending.count.get()) >= TOGETHER {
+    let most = start::settings().map_or(1, |settings| settings.frames_together);
+    if !waits || PENDING.with(|pending| pending.count.get()) >= most {
         flush();
     }
     Some(len as isize)
@@ -344,6 +343,6 @@ pub(crate) fn report_lanes(shared: &Shared) {
     }
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     for member in shared.members.iter().take(joined).filter(|at| at.who.load(Ordering::Relaxed) != 0) {
-        report::lane(member, 0);
+        report::lane(member, 0, shared.inode_of(0));
     }
 }

@@ -77,7 +77,7 @@ fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
     let _change = mend::begin(shared, mend::OWNERS, &guard);
     member.receives.store(0, Ordering::Relaxed);
     member.lane.store(-1, Ordering::Release);
-    report::lane(member, -1);
+    report::lane(member, -1, shared.inode_of(-1));
     if lanes::inherit(shared, lane) {
         return;
     }

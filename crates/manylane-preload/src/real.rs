@@ -65,6 +65,7 @@ pub(crate) fn set_errno(value: c_int) {
 macro_rules! interpose {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path;)*) => {
         /// Addresses of the C library's functions.
+        #[allow(non_snake_case, reason = "as the C library calls them")]
         struct Table { $($name: AtomicPtr<c_void>,)* }
         static TABLE: Table = Table { $($name: AtomicPtr::new(std::ptr::null_mut()),)* };
 
@@ -82,9 +83,12 @@ macro_rules! interpose {
             use super::*;
             $(
                 #[inline]
+                #[allow(non_snake_case, reason = "as the C library calls them")]
                 pub(crate) fn $name($($arg: $ty),*) -> $ret {
-                    let mut at = TABLE.$name.load(Ordering::Relaxed);
-                    if at.is_null() {
+                    /// Not looked up yet, or not there. Out of the way: it needs registers that the call itself does not.
+                    #[cold]
+                    #[inline(never)]
+                    fn missing($($arg: $ty),*) -> $ret {
                         let raw: Option<libc::c_long> = $raw;
                         if let Some(number) = raw {
                             // SAFETY: a system call with the arguments of the function that it implements; memory
@@ -92,7 +96,7 @@ macro_rules! interpose {
                             let returned = unsafe { libc::syscall(number $(, $arg as libc::c_long)*) };
                             return <$ret as $crate::real::Answer>::of(returned);
                         }
-                        at = $crate::real::find(
+                        let at = $crate::real::find(
                             &TABLE.$name,
                             std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes())
                                 .unwrap_or_default(),
@@ -101,6 +105,11 @@ macro_rules! interpose {
                             $crate::real::set_errno(libc::ENOSYS);
                             return <$ret as $crate::real::Answer>::of(-1);
                         }
+                        self::$name($($arg),*)
+                    }
+                    let at = TABLE.$name.load(Ordering::Relaxed);
+                    if at.is_null() {
+                        return missing($($arg),*);
                     }
                     // SAFETY: the address is that of the C library's function of this name, whose prototype is the
                     // one in the list; the arguments are the caller's. A thread that is cancelled in it unwinds through
@@ -117,6 +126,7 @@ macro_rules! interpose {
             use super::*;
             $(
                 #[cfg_attr(not(test), unsafe(no_mangle))]
+                #[allow(non_snake_case, reason = "as the C library calls them")]
                 pub(super) extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
                     if !$crate::start::is_ready() {
                         return call::$name($($arg),*);

@@ -1,9 +1,10 @@
 //! Receiving: the program's calls become one operation, done on the caller's own lane first.
 //!
-//! One function, [`receive`], decides where; each call of the C library says how. With one receiving thread it is the
+//! One function, [`the_long_way`], decides where; each call of the C library says how. With one receiving thread it is the
 //! program's own call on the program's own socket.
 
 use std::cell::Cell;
+use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -13,16 +14,64 @@ use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, sock
 use crate::calls::call;
 use crate::deliver::Into;
 use crate::order::Call;
-use crate::sock::{LANED, LEARN, PLAIN, SINGLE, Shared, Sock, UNBOUND};
-use crate::{alone, lanes, loan, me, pace, queues, real, report, signals, table};
+use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
+use crate::{alone, gather, lanes, loan, me, pace, queues, real, report, signals, table};
 
+#[inline]
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    let op = |fd, more| call::recv(fd, to, len, flags | more);
-    let into = bytes(to, len);
-    receive(fd, flags, into, op, |got| (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) }))
+    let args = (fd, to, len, flags);
+    if let Some(place) = alone::find(fd)
+        && let Some(member) = alone_with(place, flags)
+    {
+        _ = black_box(&args);
+        let answer = call::recv(fd, to, len, flags);
+        alone::end(member);
+        if answer < 0 {
+            return after_error(args.0, || recv_by_lane(args.0, args.1, args.2, args.3));
+        }
+        alone::received(member, 1, answer);
+        return answer;
+    }
+    recv_by_lane(fd, to, len, flags)
 }
 
+#[inline(never)]
+fn recv_by_lane(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    let op = |fd, more| call::recv(fd, to, len, flags | more);
+    let into = bytes(to, len);
+    the_long_way(fd, flags, into, op, |got| {
+        (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) })
+    })
+}
+
+#[inline]
 pub(crate) fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    fromlen: *mut socklen_t,
+) -> ssize_t {
+    let args = (fd, to, len, flags, from, fromlen);
+    if let Some(place) = alone::find(fd)
+        && let Some(member) = alone_with(place, flags)
+    {
+        _ = black_box(&args);
+        let answer = call::recvfrom(fd, to, len, flags, from, fromlen);
+        alone::end(member);
+        if answer < 0 {
+            let again = || recvfrom_by_lane(args.0, args.1, args.2, args.3, args.4, args.5);
+            return after_error(args.0, again);
+        }
+        alone::received(member, 1, answer);
+        return answer;
+    }
+    recvfrom_by_lane(fd, to, len, flags, from, fromlen)
+}
+
+#[inline(never)]
+fn recvfrom_by_lane(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -33,23 +82,64 @@ pub(crate) fn recvfrom(
     // A receive that brings nothing leaves the length alone, so that a second try finds it as the program set it.
     let into = Into::Bytes { to, len, from, fromlen };
     let op = |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen);
-    receive(fd, flags, into, op, |got| (1, got))
+    the_long_way(fd, flags, into, op, |got| (1, got))
 }
 
+#[inline]
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let op = |fd, more| call::recvmsg(fd, message, flags | more);
-    receive(fd, flags, Into::Message(message), op, |got| (1, got))
+    let args = (fd, message, flags);
+    if let Some(place) = alone::find(fd)
+        && let Some(member) = alone_with(place, flags)
+    {
+        _ = black_box(&args);
+        let answer = call::recvmsg(fd, message, flags);
+        alone::end(member);
+        if answer < 0 {
+            return after_error(args.0, || recvmsg_by_lane(args.0, args.1, args.2));
+        }
+        alone::received(member, 1, answer);
+        return answer;
+    }
+    recvmsg_by_lane(fd, message, flags)
 }
 
+#[inline(never)]
+fn recvmsg_by_lane(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let op = |fd, more| call::recvmsg(fd, message, flags | more);
+    the_long_way(fd, flags, Into::Message(message), op, |got| (1, got))
+}
+
+#[inline]
 pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    if len == 0 || (alone::find(fd).is_none() && table::sock(fd).is_none()) {
+    let args = (fd, to, len);
+    if let Some(place) = alone::find(fd)
+        && len != 0
+        && let Some(member) = alone_with(place, 0)
+    {
+        _ = black_box(&args);
+        let answer = call::read(fd, to, len);
+        alone::end(member);
+        if answer < 0 {
+            return after_error(args.0, || read_by_lane(args.0, args.1, args.2));
+        }
+        alone::received(member, 1, answer);
+        return answer;
+    }
+    read_by_lane(fd, to, len)
+}
+
+#[inline(never)]
+fn read_by_lane(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    if len == 0 || table::sock(fd).is_none() {
+        gather::flush();
         return call::read(fd, to, len);
     }
-    receive(fd, 0, bytes(to, len), |fd, more| call::recv(fd, to, len, more), |got| (1, got))
+    the_long_way(fd, 0, bytes(to, len), |fd, more| call::recv(fd, to, len, more), |got| (1, got))
 }
 
 pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
     if table::sock(fd).is_none() || !(1..=1024).contains(&count) {
+        gather::flush();
         return call::readv(fd, to, count);
     }
     let op = |fd, more| {
@@ -59,7 +149,7 @@ pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
         message.msg_iovlen = count as usize;
         call::recvmsg(fd, &raw mut message, more)
     };
-    receive(fd, 0, Into::Pieces { to, count: count as usize }, op, |got| (1, got))
+    the_long_way(fd, 0, Into::Pieces { to, count: count as usize }, op, |got| (1, got))
 }
 
 /// A buffer without an address.
@@ -98,15 +188,23 @@ pub(crate) fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if flags & (MSG_DONTWAIT | MSG_WAITFORONE) != 0
-        && let Some(alone) = alone::find(fd)
+        && let Some(place) = alone::find(fd)
+        && let Some(member) = alone_with(place, flags)
     {
-        let op = |fd, _| call::recvmmsg(fd, messages, count, flags, timeout) as isize;
-        if let Some(got) = straight(alone, fd, flags, op, |got| sum(messages, 0, got)) {
-            return got as c_int;
+        let answer = call::recvmmsg(fd, messages, count, flags, timeout);
+        alone::end(member);
+        if answer >= 0 {
+            let (datagrams, bytes) = sum(messages, 0, answer as isize);
+            alone::received(member, datagrams, bytes);
+            return answer;
+        }
+        if !is_to_be_made_again(fd) {
+            return answer;
         }
     }
     let managed = table::sock(fd).and_then(Sock::shared).is_some_and(is_managed);
     if !managed || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
+        gather::flush();
         return call::recvmmsg(fd, messages, count, flags, timeout);
     }
     // The kernel looks at the time only after a datagram; so does this.
@@ -127,7 +225,7 @@ pub(crate) fn recvmmsg(
         let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
         let at = messages.wrapping_add(fill as usize);
         let into = Into::Messages { to: at, count: (count - fill) as usize };
-        let got = receive(fd, flags | more, into, |fd, extra| op(fd, extra | more), bytes);
+        let got = the_long_way(fd, flags | more, into, |fd, extra| op(fd, extra | more), bytes);
         if got < 0 {
             return if done > 0 { done as c_int } else { -1 };
         }
@@ -164,49 +262,34 @@ pub(crate) fn is_managed(shared: &Shared) -> bool {
     }
 }
 
-/// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a frame would go; `size` says
-/// how many datagrams and bytes an answer means.
-fn receive(
-    fd: c_int,
-    flags: c_int,
-    into: Into,
-    op: impl Fn(c_int, c_int) -> isize,
-    size: impl Fn(isize) -> (u64, isize),
-) -> isize {
-    if let Some(alone) = alone::find(fd)
-        && let Some(answer) = straight(alone, fd, flags, &op, &size)
-    {
-        return answer;
+/// Flags with which a receive is not counted as one that brings a datagram of that length, or is none that waits.
+const SPECIAL: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE | MSG_OOB;
+
+/// The one receiver of a socket makes the program's own call now. Not with flags that want more care.
+#[inline(always)]
+fn alone_with(place: &alone::Place, flags: c_int) -> Option<&'static Member> {
+    if flags & SPECIAL != 0 {
+        return None;
     }
-    the_long_way(fd, flags, into, op, size)
+    place.begin()
 }
 
-/// The one receiver of a socket: the program's own call. No answer when that has changed, and the call has to be made again.
-#[inline]
-fn straight(
-    alone: &alone::Place,
-    fd: c_int,
-    flags: c_int,
-    op: impl Fn(c_int, c_int) -> isize,
-    size: impl Fn(isize) -> (u64, isize),
-) -> Option<isize> {
-    let member = alone.begin()?;
-    let answer = op(fd, 0);
-    alone::end(member);
-    if answer >= 0 {
-        if flags & (MSG_PEEK | MSG_ERRQUEUE | MSG_OOB) == 0 {
-            alone.received(size(answer));
-        }
-        return Some(answer);
-    }
-    // While it waited, a second receiver came: what ended the wait may be the bound that waits have since then.
+/// The program's own call failed, and says so, or is made `again`.
+#[cold]
+#[inline(never)]
+fn after_error(fd: c_int, again: impl FnOnce() -> isize) -> isize {
+    if is_to_be_made_again(fd) { again() } else { -1 }
+}
+
+/// While it waited, a second receiver came: what ended the wait may be the bound that waits have since then.
+#[cold]
+fn is_to_be_made_again(fd: c_int) -> bool {
     let goes_on = || match real::errno() {
         EAGAIN => true,
         EINTR => signals::restarts() && has_no_timeout(fd),
         _ => false,
     };
-    let again = !alone.is_mine() && goes_on();
-    (!again).then_some(answer)
+    alone::find(fd).is_none() && goes_on()
 }
 
 fn has_no_timeout(fd: c_int) -> bool {
@@ -214,6 +297,8 @@ fn has_no_timeout(fd: c_int) -> bool {
     shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
 }
 
+/// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a frame would go; `size` says
+/// how many datagrams and bytes an answer means.
 fn the_long_way(
     fd: c_int,
     flags: c_int,
@@ -221,11 +306,16 @@ fn the_long_way(
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
-    let Some(sock) = table::sock(fd) else { return op(fd, 0) };
-    let Some(shared) = sock.shared() else { return op(fd, 0) };
-    if !is_managed(shared) || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 {
+    let managed = |sock: &'static Sock| sock.shared().filter(|at| is_managed(at)).map(|at| (sock, at));
+    let Some((sock, shared)) = table::sock(fd).and_then(managed) else {
+        gather::flush();
+        return op(fd, 0);
+    };
+    if flags & (MSG_ERRQUEUE | MSG_OOB) != 0 {
+        gather::flush();
         return op(fd, 0);
     }
+    gather::before_receive(sock);
     let Some(member) = me::member(sock, shared, fd) else { return op(fd, 0) };
     lanes::beat(member);
     let call = Call {

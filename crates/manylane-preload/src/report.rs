@@ -53,7 +53,7 @@ pub(crate) fn count_reason(reason: Reason, addr: Option<SocketAddr>) {
 }
 
 /// Claims a slot for a thread that receives; the answer is what [`Member::slot`] holds.
-pub(crate) fn claim(who: u64, addr: Option<SocketAddr>) -> u32 {
+pub(crate) fn claim(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 {
     let Some(report) = report() else { return 0 };
     for wanted in [FREE, ENDED] {
         for (at, slot) in report.receivers.iter().enumerate() {
@@ -74,6 +74,7 @@ pub(crate) fn claim(who: u64, addr: Option<SocketAddr>) -> u32 {
             slot.pid.store((who >> 32) as u32, Ordering::Relaxed);
             slot.tid.store(who as u32, Ordering::Relaxed);
             slot.lane.store(NO_LANE, Ordering::Relaxed);
+            slot.inode.store(inode, Ordering::Relaxed);
             if let Some(addr) = addr {
                 slot.addr.set(&addr);
             }
@@ -124,6 +125,21 @@ pub(crate) fn sent(member: &Member, datagrams: u64, bytes: u64) {
     }
 }
 
+/// A call of the program sent a datagram that was kept, or went with those that were.
+#[inline]
+pub(crate) fn kept(member: &Member, bytes: u64) {
+    let Some(slot) = slot_of(member) else { return };
+    add(&slot.tx_datagrams, 1);
+    add(&slot.tx_bytes, bytes);
+}
+
+/// What was kept went out with so many calls of the kernel.
+pub(crate) fn send_calls(member: &Member, calls: u64) {
+    if let Some(slot) = slot_of(member) {
+        add(&slot.tx_batches, calls);
+    }
+}
+
 /// Where a member is counted; null if nowhere.
 pub(crate) fn slot_at(member: &Member) -> *mut Receiver {
     slot_of(member).map_or(std::ptr::null_mut(), |slot| std::ptr::from_ref(slot).cast_mut())
@@ -143,9 +159,10 @@ pub(crate) fn count_sent(slot: &Receiver, datagrams: u64, bytes: u64) {
     add(&slot.tx_batches, 1);
 }
 
-/// A member got a lane, or lost it.
-pub(crate) fn lane(member: &Member, lane: c_int) {
+/// A member got a lane, or lost it; `inode` is the number of the kernel socket that it has now.
+pub(crate) fn lane(member: &Member, lane: c_int, inode: u64) {
     if let Some(slot) = slot_of(member) {
+        slot.inode.store(inode, Ordering::Relaxed);
         slot.lane.store(u32::try_from(lane).unwrap_or(NO_LANE), Ordering::Relaxed);
     }
 }

@@ -6,7 +6,7 @@ use libc::{c_int, fd_set, pollfd, sigset_t, timespec, timeval};
 use crate::calls::call;
 use crate::receive::is_managed;
 use crate::wait::{self, Until};
-use crate::{epoll, real, table};
+use crate::{epoll, gather, real, table};
 
 /// Descriptors that a set holds.
 const SET: usize = libc::FD_SETSIZE;
@@ -22,7 +22,8 @@ pub(crate) fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; SET];
-    let Some(used) = gather(count, read, write, except, &mut fds) else {
+    let Some(used) = collect(count, read, write, except, &mut fds) else {
+        gather::flush();
         return call::select(count, read, write, except, timeout);
     };
     // SAFETY: null, or the program's timeval, which the kernel would read here, too.
@@ -53,7 +54,8 @@ pub(crate) fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; SET];
-    let Some(used) = gather(count, read, write, except, &mut fds) else {
+    let Some(used) = collect(count, read, write, except, &mut fds) else {
+        gather::flush();
         return call::pselect(count, read, write, except, timeout, mask);
     };
     let answer = wait::sliced(&mut fds[..used], Until::after(timeout), mask, |fds| {
@@ -73,7 +75,7 @@ fn is_set(set: *mut fd_set, fd: usize) -> bool {
 }
 
 /// The sets as an array for poll(2), if there is a socket to look after in the first one.
-fn gather(
+fn collect(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -136,7 +138,7 @@ fn spread(
             continue;
         }
         for fd in 0..count {
-            // SAFETY: the program's set; `fd` is below FD_SETSIZE (gather made sure).
+            // SAFETY: the program's set; `fd` is below FD_SETSIZE (collect made sure).
             unsafe { libc::FD_CLR(fd, set) };
         }
         for at in fds.iter().filter(|at| at.events & asked != 0 && at.revents & says != 0) {

@@ -1,5 +1,6 @@
 //! Sending: from the caller's own lane, which is bound to the same address and port.
 
+use std::cell::Cell;
 use std::mem::size_of;
 use std::sync::atomic::Ordering;
 
@@ -8,18 +9,31 @@ use manylane_sys::shim::Reason;
 
 use crate::calls::call;
 use crate::frames::Out;
+use crate::gather::Reply;
 use crate::receive::is_managed;
 use crate::sock::{LANED, Member, Sock};
-use crate::{alone, lanes, me, queues, report, table};
+use crate::start::refuse;
+use crate::{alone, gather, lanes, me, queues, report, start, table};
 
+#[inline]
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     if let Some(alone) = alone::find(fd) {
-        return alone.sent(call::send(fd, from, len, flags));
+        return alone.sends(|| call::send(fd, from, len, flags));
     }
+    send_by_lane(fd, from, len, flags)
+}
+
+/// The long way.
+#[inline(never)]
+fn send_by_lane(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     let at = place(fd);
+    if let Some(sent) = alone_now(&at) {
+        return sent;
+    }
     done(&at, call::send(at.fd, from, len, flags | at.more))
 }
 
+#[inline]
 pub(crate) fn sendto(
     fd: c_int,
     from: *const c_void,
@@ -29,8 +43,21 @@ pub(crate) fn sendto(
     tolen: socklen_t,
 ) -> ssize_t {
     if let Some(alone) = alone::find(fd) {
-        return alone.sent(call::sendto(fd, from, len, flags, to, tolen));
+        return alone.sends(|| call::sendto(fd, from, len, flags, to, tolen));
     }
+    sendto_by_lane(fd, from, len, flags, to, tolen)
+}
+
+/// The long way.
+#[inline(never)]
+fn sendto_by_lane(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    tolen: socklen_t,
+) -> ssize_t {
     let at = place(fd);
     if at.frames {
         let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
@@ -38,13 +65,26 @@ pub(crate) fn sendto(
             return done(&at, sent);
         }
     }
+    if start::gathers() {
+        let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
+        if let Some(sent) = with_others(&at, &Out::pieces(&raw const piece, 1, to, tolen), flags) {
+            return sent;
+        }
+    }
     done(&at, call::sendto(at.fd, from, len, flags | at.more, to, tolen))
 }
 
+#[inline]
 pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     if let Some(alone) = alone::find(fd) {
-        return alone.sent(call::sendmsg(fd, message, flags));
+        return alone.sends(|| call::sendmsg(fd, message, flags));
     }
+    sendmsg_by_lane(fd, message, flags)
+}
+
+/// The long way.
+#[inline(never)]
+fn sendmsg_by_lane(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let at = place(fd);
     if at.member.is_none() {
         give_away(message);
@@ -56,6 +96,12 @@ pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_
         return done(&at, sent);
     }
     queues::flush();
+    if start::gathers()
+        && let Some(sent) =
+            Out::message(message).map_or_else(|| alone_now(&at), |out| with_others(&at, &out, flags))
+    {
+        return sent;
+    }
     done(&at, call::sendmsg(at.fd, message, flags | at.more))
 }
 
@@ -66,6 +112,9 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
             // SAFETY: the program's array of `count` messages.
             give_away(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
         }
+    }
+    if let Some(sent) = alone_now(&at) {
+        return sent as c_int;
     }
     let first = if at.frames { many_by_frames(&at, messages, count, flags) } else { 0 };
     let mut sent = first as c_int;
@@ -83,11 +132,21 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
     sent
 }
 
+#[inline]
 pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     if let Some(alone) = alone::find(fd) {
-        return alone.sent(call::write(fd, from, len));
+        return alone.sends(|| call::write(fd, from, len));
     }
+    write_by_lane(fd, from, len)
+}
+
+/// The long way.
+#[inline(never)]
+fn write_by_lane(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     let at = place(fd);
+    if let Some(sent) = alone_now(&at) {
+        return sent;
+    }
     // Only send(2) takes the flag that a lane of a non-blocking socket needs; for UDP it is the same otherwise.
     let sent = if at.fd == fd { call::write(fd, from, len) } else { call::send(at.fd, from, len, at.more) };
     done(&at, sent)
@@ -95,6 +154,9 @@ pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
 
 pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     let at = place(fd);
+    if let Some(sent) = alone_now(&at) {
+        return sent;
+    }
     let sent = if at.fd == fd || !(1..=1024).contains(&count) {
         call::writev(fd, from, count)
     } else {
@@ -105,6 +167,35 @@ pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
         call::sendmsg(at.fd, &raw const message, at.more)
     };
     done(&at, sent)
+}
+
+/// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was kept. None: by the kernel, now.
+fn with_others(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
+    if let Some(errno) = at.owed {
+        return alone_now(at).or(Some(refuse(errno) as isize));
+    }
+    if let (Some(sock), Some(member)) = (at.sock, at.member)
+        && let Some(lane) = at.lane
+        && let Some(shared) = sock.shared()
+        && shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, member))
+    {
+        let reply = Reply { sock, shared, member, lane, fd: at.of, flags: flags | at.more };
+        if let Some(sent) = gather::keep(&reply, out) {
+            return Some(sent);
+        }
+        gather::flush();
+        at.proves.set(out.len());
+        return None;
+    }
+    gather::flush();
+    None
+}
+
+/// What is to be sent goes by the kernel, by itself: after what was kept. An answer where an earlier one failed: the error.
+#[inline]
+fn alone_now(at: &Place) -> Option<isize> {
+    gather::flush();
+    at.owed.map(|errno| refuse(errno) as isize)
 }
 
 /// Sends a datagram as a frame, if that can be.
@@ -136,13 +227,32 @@ struct Place {
     /// A lane's socket is never non-blocking: what the program set on its own is asked for with each call.
     more: c_int,
     member: Option<&'static Member>,
+    /// The program's descriptor, and the lane of the calling thread.
+    of: c_int,
+    lane: Option<usize>,
+    /// Bytes of a datagram that could be kept, had one of its length gone without an error.
+    proves: Cell<Option<usize>>,
+    /// The error of a reply that the program takes for sent.
+    owed: Option<c_int>,
 }
 
 #[inline]
 fn place(fd: c_int) -> Place {
-    let own = Place { fd, more: 0, member: None, frames: false, sock: None };
+    let proves = Cell::new(None);
+    let own = Place {
+        fd,
+        more: 0,
+        member: None,
+        frames: false,
+        sock: None,
+        of: fd,
+        lane: None,
+        proves,
+        owed: None,
+    };
     let Some(sock) = table::sock(fd) else { return own };
     let Some(shared) = sock.shared() else { return own };
+    let own = Place { owed: gather::owed(shared), ..own };
     if !is_managed(shared) {
         return own;
     }
@@ -151,17 +261,21 @@ fn place(fd: c_int) -> Place {
     let lane = member.lane.load(Ordering::Acquire);
     let own = Place { frames: queues::are_open(shared), sock: Some(sock), ..own };
     if shared.mode() != LANED || lane < 1 {
-        return Place { member: Some(member), ..own };
+        let lane = if shared.mode() == LANED { usize::try_from(lane).ok() } else { None };
+        return Place { member: Some(member), lane, ..own };
     }
     let nonblock = shared.nonblock.load(Ordering::Relaxed) != 0;
     let more = if nonblock { libc::MSG_DONTWAIT } else { 0 };
-    Place { fd: sock.fd_of(lane as usize, fd), more, member: Some(member), ..own }
+    Place { fd: sock.fd_of(lane as usize, fd), more, member: Some(member), lane: Some(lane as usize), ..own }
 }
 
 #[inline]
 fn done(at: &Place, sent: isize) -> isize {
     if let (Some(member), true) = (at.member, sent >= 0) {
         report::sent(member, 1, sent as u64);
+        if let (Some(len), Some(sock), Some(lane)) = (at.proves.get(), at.sock, at.lane) {
+            gather::passed(sock, lane, len);
+        }
     }
     sent
 }

@@ -8,7 +8,7 @@
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
-//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, 1 (none) to 32 | 1 |
+//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 1; replies by frames 16 |
 //! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
 
@@ -28,6 +28,8 @@ const MAX_RANGES: usize = 32;
 const MAX_LINGER: u64 = SLICE_MS as u64 * 1000;
 /// Where the time of a system call is small beside that of a datagram, batches save nothing: measured, see docs/results.
 const BATCH: usize = 1;
+/// With engine `xdp` a reply is a frame in a ring, and telling the kernel is what costs.
+const FRAMES_TOGETHER: u32 = 16;
 
 /// What was asked for, checked.
 #[derive(Clone, Debug)]
@@ -39,8 +41,10 @@ pub(crate) struct Settings {
     ports: Vec<(u16, u16)>,
     /// The pause before a sleep; none: as long as suits the machine.
     pub(crate) linger: Option<Duration>,
-    /// Datagrams that one call takes from the kernel; 1: none ahead.
+    /// Datagrams that one call takes from the kernel, and replies that one sends; 1: none ahead.
     pub(crate) batch: usize,
+    /// Replies that go into rings before the kernel is told.
+    pub(crate) frames_together: u32,
     pub(crate) report: Option<PathBuf>,
     /// Who is asked for queues; only with engine `xdp`.
     pub(crate) lender: Option<libc::c_int>,
@@ -59,6 +63,7 @@ impl Settings {
             ports: Vec::new(),
             linger: None,
             batch: BATCH,
+            frames_together: FRAMES_TOGETHER,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
             lender: None,
         };
@@ -98,6 +103,7 @@ impl Settings {
         });
         take("MANYLANE_BATCH", "a number from 1 to 32", &mut |text| {
             settings.batch = text.parse().ok().filter(|batch| (1..=MOST).contains(batch))?;
+            settings.frames_together = settings.batch as u32;
             Some(())
         });
         settings
@@ -160,6 +166,13 @@ mod tests {
         assert!(settings.takes(9) && settings.lanes == 8 && settings.linger.is_none());
         assert_eq!(settings.batch, BATCH);
         assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.linger, Some(Duration::ZERO));
-        assert_eq!(read(&[("MANYLANE_BATCH", "32")]).0.batch, 32);
+        assert_eq!(
+            (settings.frames_together, read(&[]).0.frames_together),
+            (FRAMES_TOGETHER, FRAMES_TOGETHER)
+        );
+        for batch in [1, 32] {
+            let asked = read(&[("MANYLANE_BATCH", &batch.to_string())]).0;
+            assert_eq!((asked.batch, asked.frames_together), (batch, batch as u32));
+        }
     }
 }

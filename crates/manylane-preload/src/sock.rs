@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fe
 
 use libc::c_int;
 use manylane_sys::lend::QUEUES;
+use manylane_sys::shim::Receiver;
 
+use crate::gather::Outbox;
 use crate::hold::Hold;
 use crate::loan::Loan;
 use crate::memory::{self, Atomics};
@@ -73,6 +75,8 @@ pub(crate) struct Member {
     pub(crate) helps: AtomicU32,
     /// Tells whether its thread is alive: `life.rs`; 0 while that is not known.
     pub(crate) life: AtomicU64,
+    /// Where it counts while it is alone, in its own process: `alone.rs`.
+    pub(crate) counts: AtomicPtr<Receiver>,
 }
 
 /// What all processes know of a socket.
@@ -102,6 +106,9 @@ pub(crate) struct Shared {
     pub(crate) one_by_one: AtomicU32,
     /// Of the reasons why they are not, those that are in the report.
     pub(crate) told: AtomicU32,
+    /// A reply that was put together with others failed: none are any more. The error, until a send has reported it.
+    pub(crate) gathers_not: AtomicU32,
+    pub(crate) reply_error: AtomicI32,
     /// Lanes that several members have.
     pub(crate) crowded: AtomicU64,
     /// Lanes that hold older datagrams than any other: they are emptied first.
@@ -123,6 +130,8 @@ pub(crate) struct Shared {
     pub(crate) seen: [AtomicU32; MAX_LANES],
     pub(crate) still: [AtomicU32; MAX_LANES],
     pub(crate) looked: [AtomicU32; MAX_LANES],
+    /// Numbers of the kernel sockets, for the report; 0 where not known.
+    pub(crate) inode: [AtomicU64; MAX_LANES],
     pub(crate) members: [Member; MAX_MEMBERS],
 }
 
@@ -133,6 +142,12 @@ impl Shared {
     #[inline]
     pub(crate) fn mode(&self) -> u32 {
         self.mode.load(Ordering::Acquire)
+    }
+
+    /// Number of the kernel socket of a lane; of the program's own for who has none.
+    pub(crate) fn inode_of(&self, lane: c_int) -> u64 {
+        let lane = usize::try_from(lane).unwrap_or(0);
+        self.inode.get(lane).map_or(0, |inode| inode.load(Ordering::Relaxed))
     }
 
     /// The member that owns lane `lane`.
@@ -149,6 +164,8 @@ impl Shared {
         {
             word.store(0, Ordering::Relaxed);
         }
+        self.gathers_not.store(0, Ordering::Relaxed);
+        self.reply_error.store(0, Ordering::Relaxed);
         for word in [&self.timeout_us, &self.first, &self.retired, &self.steered, &self.crowded] {
             word.store(0, Ordering::Relaxed);
         }
@@ -189,6 +206,8 @@ pub(crate) struct Sock {
     pub(crate) timeout_us: AtomicU64,
     /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `alone.rs`.
     pub(crate) alone: AtomicI32,
+    /// The descriptor of an epoll instance that does so, and one; 0 if none.
+    pub(crate) alone_in: AtomicI32,
     /// There was such a descriptor.
     pub(crate) was_alone: AtomicU32,
     /// Should a group come of it, all that comes is its own until somebody steers: `open::steer_ahead`.
@@ -201,6 +220,8 @@ pub(crate) struct Sock {
     loan: AtomicPtr<Loan>,
     /// One for each lane that there may be; null: `hold.rs`.
     holds: AtomicPtr<Hold>,
+    /// As many, or null: `gather.rs`.
+    outboxes: AtomicPtr<Outbox>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
 }
@@ -250,6 +271,7 @@ impl Sock {
         sock.spoilt.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
         sock.alone.store(0, Ordering::Relaxed);
+        sock.alone_in.store(0, Ordering::Relaxed);
         sock.was_alone.store(0, Ordering::Relaxed);
         sock.steered_ahead.store(0, Ordering::Relaxed);
         sock.watched.store(0, Ordering::Relaxed);
@@ -268,9 +290,11 @@ impl Sock {
             Some(shared) if shared.forked.load(Ordering::Relaxed) != 0 => {
                 self.shared.store(ptr::null_mut(), Ordering::Relaxed);
                 self.holds.store(ptr::null_mut(), Ordering::Relaxed);
+                self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
             }
             Some(shared) => {
                 self.holds().unwrap_or_default().iter().for_each(Hold::reset);
+                self.outboxes().unwrap_or_default().iter().for_each(Outbox::reset);
                 shared.reset();
             }
             None => {}
@@ -323,6 +347,23 @@ impl Sock {
     /// `holds` are as many as there may be lanes.
     pub(crate) fn set_holds(&self, holds: &'static [Hold]) {
         self.holds.store(holds.as_ptr().cast_mut(), Ordering::Release);
+    }
+
+    /// What its lanes have kept to be sent, lane by lane.
+    #[inline]
+    pub(crate) fn outboxes(&self) -> Option<&'static [Outbox]> {
+        let at = self.outboxes.load(Ordering::Acquire);
+        if at.is_null() {
+            return None;
+        }
+        let count = start::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
+        // SAFETY: what `set_outboxes` was given: as many as there may be lanes, in a mapping that is never unmapped.
+        Some(unsafe { std::slice::from_raw_parts(at, count) })
+    }
+
+    /// `outboxes` are as many as there may be lanes.
+    pub(crate) fn set_outboxes(&self, outboxes: &'static [Outbox]) {
+        self.outboxes.store(outboxes.as_ptr().cast_mut(), Ordering::Release);
     }
 
     /// The descriptor of a lane, where the program's own is `fd`.

@@ -11,9 +11,11 @@ use crate::epoll::Epoll;
 use crate::settings::Settings;
 use crate::sock::Sock;
 use crate::table::{self, Entry};
-use crate::{calls, life, me, points, process, report};
+use crate::{calls, gather, life, me, points, process, report};
 
 static READY: AtomicBool = AtomicBool::new(false);
+/// Replies of kernel sockets are put together.
+static GATHERS: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 /// Whether calls are ours.
@@ -27,6 +29,17 @@ pub(crate) fn settings() -> Option<&'static Settings> {
     SETTINGS.get()
 }
 
+/// Whether replies of kernel sockets may be put together.
+#[inline]
+pub(crate) fn gathers() -> bool {
+    GATHERS.load(Ordering::SeqCst)
+}
+
+/// The process ends: they are not any more.
+pub(crate) fn gather_no_more() {
+    GATHERS.store(false, Ordering::SeqCst);
+}
+
 /// Says one line on standard error.
 pub(crate) fn say(line: &str) {
     let text = format!("manylane: {line}\n");
@@ -38,6 +51,16 @@ pub(crate) fn say(line: &str) {
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
+
+/// The program has ended by `exit` or by leaving `main`: its own handlers have run.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;
+
+extern "C" fn end() {
+    gather::the_end(true);
+}
 
 extern "C" fn start() {
     calls::find_all();
@@ -55,6 +78,7 @@ extern "C" fn start() {
         // Of the program's descriptors it is none, but what the program starts inherits it.
         table::set(channel, Entry::Hidden);
     }
+    GATHERS.store(settings.batch > 1, Ordering::SeqCst);
     _ = SETTINGS.set(settings);
     report::start();
     life::start();

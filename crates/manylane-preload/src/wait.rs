@@ -16,9 +16,11 @@ use crate::look::{in_memory, ready};
 use crate::open::SLICE_MS;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
-use crate::sock::{BUSY, LANED, LEARN, MAX_LANES, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON};
+use crate::sock::{
+    BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
+};
 use crate::table::{self, Entry};
-use crate::{alone, epoll, hold, lanes, me, mend, pace, queues, signals};
+use crate::{alone, epoll, gather, hold, lanes, me, mend, pace, queues, signals};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -83,8 +85,8 @@ fn begin_to_watch(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
 /// The calling thread has waited for `sock`.
 #[inline]
 pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
-    if let Some(member) = alone::of(sock).and_then(alone::Place::member) {
-        return alone::end(member);
+    if let Some(place) = alone::of(sock) {
+        return alone::end(place.member());
     }
     if let Some(member) = me::known(sock, shared) {
         member.state.store(BUSY, Ordering::Release);
@@ -95,6 +97,7 @@ pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
 /// Whether something is there for the caller in another lane than the one it watches.
 pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
     mend::look(sock, shared);
+    gather::look(sock, shared, fd);
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
     if has_older(sock, shared, fd) {
@@ -173,8 +176,19 @@ fn timespec_of(time: Duration) -> timespec {
 /// Entries of which a wait is looked through at no cost to speak of.
 const FEW: usize = 4;
 
-/// The program's own call, if the calling thread is the one receiver of all UDP sockets that it waits for, and these are few.
+/// One descriptor: the member of the calling thread, if it is the one receiver of the socket. It may wait from now on.
 #[inline(always)]
+fn begin_one(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
+    if count != 1 || fds.is_null() {
+        return None;
+    }
+    // SAFETY: the program's array of one, which the kernel would read here, too.
+    let at = unsafe { &*fds };
+    let place = alone::find(at.fd).filter(|_| at.events & (POLLIN | POLLRDNORM) != 0)?;
+    place.begin()
+}
+
+/// The program's own call, if the calling thread is the one receiver of all UDP sockets that it waits for, and these are few.
 fn straight(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Option<c_int> {
     if fds.is_null() || count == 0 || count as usize > FEW {
         return None;
@@ -194,12 +208,24 @@ fn straight(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Opti
             return None;
         }
     }
+    gather::flush();
     let answer = native();
     members.into_iter().flatten().for_each(alone::end);
     Some(answer)
 }
 
+#[inline]
 pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    if let Some(member) = begin_one(fds, count) {
+        let answer = call::poll(fds, count, timeout);
+        alone::end(member);
+        return answer;
+    }
+    poll_many(fds, count, timeout)
+}
+
+#[inline(never)]
+fn poll_many(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     if let Some(answer) = straight(fds, count, || call::poll(fds, count, timeout)) {
         return answer;
     }
@@ -207,7 +233,10 @@ pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
         Some(slice) => sliced(slice, Until::after_ms(timeout), std::ptr::null(), |slice| {
             call::poll(slice.as_mut_ptr(), count, timeout)
         }),
-        None => call::poll(fds, count, timeout),
+        None => {
+            gather::flush();
+            call::poll(fds, count, timeout)
+        }
     }
 }
 
@@ -218,12 +247,23 @@ pub(crate) fn poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: si
     poll(fds, count, timeout)
 }
 
+#[inline]
 pub(crate) fn ppoll(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if let Some(member) = begin_one(fds, count) {
+        let answer = call::ppoll(fds, count, timeout, mask);
+        alone::end(member);
+        return answer;
+    }
+    ppoll_many(fds, count, timeout, mask)
+}
+
+#[inline(never)]
+fn ppoll_many(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
     if let Some(answer) = straight(fds, count, || call::ppoll(fds, count, timeout, mask)) {
         return answer;
     }
@@ -231,7 +271,10 @@ pub(crate) fn ppoll(
         Some(slice) => sliced(slice, Until::after(timeout), mask, |slice| {
             call::ppoll(slice.as_mut_ptr(), count, timeout, mask)
         }),
-        None => call::ppoll(fds, count, timeout, mask),
+        None => {
+            gather::flush();
+            call::ppoll(fds, count, timeout, mask)
+        }
     }
 }
 
@@ -288,6 +331,7 @@ pub(crate) fn sliced(
     // Alone with every socket: the program's own call.
     let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).and_then(alone::Place::begin).is_some();
     if fds.iter().filter_map(managed).all(alone) {
+        gather::flush();
         let answer = native(fds);
         fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
         return answer;
@@ -336,6 +380,9 @@ fn in_turns(
         }
         queues::flush();
         let frames = any && has_frames(fds);
+        if !frames {
+            gather::flush();
+        }
         let copy = &mut all[..fds.len()];
         let slice = until.slice();
         // Before a wait: only where the answer would be "nothing", or what is there is older than any lane's.

@@ -52,6 +52,13 @@ impl SockAddr {
         self.family() == libc::AF_INET6
     }
 
+    /// True if this is an IPv4 address in the form that sockets of IPv6 have for it, `::ffff:0:0/96` (RFC 4291,
+    /// section 2.5.5.2).
+    #[must_use]
+    pub fn is_v4_mapped(&self) -> bool {
+        self.is_v6() && self.0[8..20] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
+    }
+
     /// The address in the standard library's form; a v4-mapped IPv6 address stays one.
     #[must_use]
     pub fn to_std(&self) -> Option<SocketAddr> {

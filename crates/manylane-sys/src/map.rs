@@ -119,30 +119,29 @@ impl<T> Drop for Fixed<T> {
     }
 }
 
-/// An eBPF array of 64-bit words mapped into this process: loads and stores without a system call.
+/// The start of a file that others may have mapped, too: shared, and written back.
 #[derive(Debug)]
-pub struct SharedWords {
-    base: NonNull<AtomicU64>,
-    words: usize,
+pub(crate) struct FileMapping {
+    base: NonNull<u8>,
+    len: usize,
 }
 
-// SAFETY: every access is an atomic load or store on memory that stays mapped as long as the value.
-unsafe impl Send for SharedWords {}
+// SAFETY: a mapping is plain memory, of which this value hands out nothing but its address.
+unsafe impl Send for FileMapping {}
 // SAFETY: as above.
-unsafe impl Sync for SharedWords {}
+unsafe impl Sync for FileMapping {}
 
-impl SharedWords {
-    /// Maps the first `words` words of the array map `fd` (made with `BPF_F_MMAPABLE`, since Linux 5.5).
+impl FileMapping {
+    /// Maps the first `len` bytes of `fd`; at least one.
     ///
     /// # Errors
-    /// What `mmap(2)` reports: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too short.
-    pub fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
-        let words = words.max(1);
+    /// What `mmap(2)` reports.
+    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of ours.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
-                words * size_of::<u64>(),
+                len,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
@@ -152,15 +151,49 @@ impl SharedWords {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base = NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { base, words })
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        Ok(Self { base, len })
+    }
+
+    /// Start of the memory, at a page.
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for FileMapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are those of the mmap in `new`; nothing borrowed from `self` outlives it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// An eBPF array of 64-bit words mapped into this process: loads and stores without a system call.
+#[derive(Debug)]
+pub struct SharedWords {
+    memory: FileMapping,
+    words: usize,
+}
+
+impl SharedWords {
+    /// Maps the first `words` words of the array map `fd` (made with `BPF_F_MMAPABLE`, since Linux 5.5).
+    ///
+    /// # Errors
+    /// What `mmap(2)` reports: `ENOTSUPP` or `EINVAL` for a map that is not mappable or is too short.
+    pub fn new(fd: BorrowedFd<'_>, words: usize) -> io::Result<Self> {
+        let words = words.max(1);
+        Ok(Self { memory: FileMapping::new(fd, words * size_of::<u64>())?, words })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words);
         // SAFETY: the index was checked; the mapping is page aligned and lives as long as `self`; every writer,
         // here and in eBPF, uses accesses of one aligned word.
-        unsafe { self.base.add(index).as_ref() }
+        unsafe { &*self.memory.as_ptr().cast::<AtomicU64>().add(index) }
     }
 
     /// Reads word `index`.
@@ -172,12 +205,5 @@ impl SharedWords {
     /// Writes word `index`. One thread at most may write a word.
     pub fn store(&self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::Relaxed);
-    }
-}
-
-impl Drop for SharedWords {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `new`; nothing borrowed from `self` outlives it.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.words * size_of::<u64>()) };
     }
 }

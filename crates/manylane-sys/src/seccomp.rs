@@ -12,6 +12,8 @@ pub enum Call {
     UringEnter,
     /// Registering something with one: the operation, such as 22 for a ring of buffers.
     UringRegister(u32),
+    /// Asking something of a descriptor by `ioctl(2)`: the request.
+    Ioctl(u32),
     /// `recvmmsg(2)` from this descriptor.
     ReceiveFrom(RawFd),
 }
@@ -22,6 +24,7 @@ impl Call {
             Self::UringSetup => libc::SYS_io_uring_setup,
             Self::UringEnter => libc::SYS_io_uring_enter,
             Self::UringRegister(_) => libc::SYS_io_uring_register,
+            Self::Ioctl(_) => libc::SYS_ioctl,
             Self::ReceiveFrom(_) => libc::SYS_recvmmsg,
         }
     }
@@ -32,7 +35,7 @@ impl Call {
         match self {
             // The first argument, as far as an `int` goes, and the second.
             Self::ReceiveFrom(fd) => (16 + low, fd as u32),
-            Self::UringRegister(operation) => (24 + low, operation),
+            Self::UringRegister(what) | Self::Ioctl(what) => (24 + low, what),
             Self::UringSetup | Self::UringEnter => (0, self.number() as u32),
         }
     }

@@ -5,9 +5,9 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
 
 use crate::check;
+use crate::map::FileMapping;
 
 /// Types whose values may lie in memory that other processes write.
 ///
@@ -38,15 +38,7 @@ pub fn file(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
 
 /// Some bytes of a file, mapped shared until this is dropped.
 #[derive(Debug)]
-pub struct Bytes {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: a mapping is plain memory, of which this value hands out nothing but its address.
-unsafe impl Send for Bytes {}
-// SAFETY: as above.
-unsafe impl Sync for Bytes {}
+pub struct Bytes(FileMapping);
 
 impl Bytes {
     /// Maps all of `fd`, which [`file()`] made in whatever process, and which has to have `len` bytes.
@@ -54,7 +46,6 @@ impl Bytes {
     /// # Errors
     /// `InvalidData` if it has not, or could become shorter; what `mmap(2)` reports.
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "shared memory of another size");
         // SAFETY: takes no pointer.
         let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
         // SAFETY: plain integers, of which all zeroes is a value.
@@ -62,44 +53,22 @@ impl Bytes {
         // SAFETY: the kernel writes `stat`, which lives across the call.
         check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
         if seals & libc::F_SEAL_SHRINK == 0 || len == 0 || usize::try_from(stat.st_size) != Ok(len) {
-            return Err(wrong());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "shared memory of another size"));
         }
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(wrong)?;
-        Ok(Self { base, len })
+        Ok(Self(FileMapping::new(fd, len)?))
     }
 
     /// Where they start: at a page.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.0.as_ptr()
     }
 
     /// How many there are.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map`; nothing borrowed from `self` outlives it.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        self.0.len()
     }
 }
 

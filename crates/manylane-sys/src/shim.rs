@@ -63,11 +63,12 @@ pub enum Reason {
     OneShared = 23,
     OneQueues = 24,
     OneFull = 25,
+    ReplyFailed = 26,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -94,6 +95,7 @@ impl Reason {
         Self::OneShared,
         Self::OneQueues,
         Self::OneFull,
+        Self::ReplyFailed,
     ];
 
     /// One word, for tables and documents.
@@ -156,6 +158,9 @@ impl Reason {
                 ("one-queues", "engine xdp: what waits in the devices' queues is in memory anyway")
             }
             Self::OneFull => ("one-full", "no memory, or many sockets before it, to hold datagrams for"),
+            Self::ReplyFailed => {
+                ("reply-failed", "a reply put together with others failed; the program's next send says why")
+            }
         }
     }
 }
@@ -257,7 +262,9 @@ pub struct Receiver {
     pub rx_frames: AtomicU64,
     /// Of `tx_datagrams`, those that left as frames.
     pub tx_frames: AtomicU64,
-    pad: [AtomicU64; 2],
+    /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if it is not known.
+    pub inode: AtomicU64,
+    pad: AtomicU64,
 }
 
 /// How often a reason sent a socket back to plain (`struct mls_reason`).

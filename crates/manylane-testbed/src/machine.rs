@@ -21,6 +21,10 @@ pub struct Machine {
     pub mitigations: Vec<String>,
     /// `net.core.rmem_max`: the largest receive buffer that needs no privilege.
     pub rmem_max: u64,
+    /// What decides how processors idle, and in a virtual machine how long they look for work before they halt: it decides how
+    /// late sleepers are woken. Empty where the kernel does not tell.
+    #[serde(default)]
+    pub idle: String,
 }
 
 impl Machine {
@@ -40,6 +44,10 @@ impl Machine {
                 .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
             mitigations: mitigations(),
             rmem_max: text("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0),
+            idle: idle(
+                text("/sys/devices/system/cpu/cpuidle/current_governor").trim(),
+                text("/sys/module/haltpoll/parameters/guest_halt_poll_ns").trim(),
+            ),
         }
     }
 }
@@ -74,14 +82,48 @@ pub fn parse_cpu_list(list: &str) -> Vec<usize> {
 /// The kernel counts idle time by its clock and not by sampling at the tick, so what is left of the
 /// wall clock is the more exact way to the busy time.
 pub(crate) fn idle_ns() -> u64 {
-    /// `USER_HZ` is 100 on every architecture of Linux that this project runs on.
-    const TICK_NS: u64 = 10_000_000;
     let stat = text("/proc/stat");
     let line = stat.lines().next().unwrap_or_default();
-    let fields: Vec<u64> = line.split_whitespace().skip(1).filter_map(|value| value.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal: time that was stolen is nobody's work here.
-    let at = |index: usize| fields.get(index).copied().unwrap_or(0);
-    (at(3) + at(4) + at(7)) * TICK_NS
+    [3, 4, 7].map(|field| stat_field(line, field)).iter().sum()
+}
+
+/// Nanoseconds that the hypervisor gave to others in place of each processor, by its number, since boot.
+pub(crate) fn steal_ns() -> Vec<u64> {
+    steal(&text("/proc/stat"))
+}
+
+fn steal(stat: &str) -> Vec<u64> {
+    let mut all = Vec::new();
+    for line in stat.lines() {
+        let number =
+            line.strip_prefix("cpu").and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
+        // The first line is all of them together: its first word is a count, and not behind the name at once.
+        let Some(number) = number.filter(|_| !line.starts_with("cpu ")) else { continue };
+        all.resize(all.len().max(number + 1), 0);
+        all[number] = stat_field(line, 7);
+    }
+    all
+}
+
+/// A field of a line of `/proc/stat` behind its name, in nanoseconds.
+fn stat_field(line: &str, field: usize) -> u64 {
+    /// `USER_HZ` is 100 on every architecture of Linux that this project runs on.
+    const TICK_NS: u64 = 10_000_000;
+    line.split_whitespace().nth(field + 1).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0) * TICK_NS
+}
+
+/// A size of a file in the style of `/proc/meminfo`, in KiB; 0 when it cannot be read.
+pub(crate) fn kib(path: &str, name: &str) -> u64 {
+    field(&text(path), name).and_then(|size| size.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The governor of idle processors, with its one setting that matters.
+fn idle(governor: &str, halt_poll_ns: &str) -> String {
+    match (governor, halt_poll_ns) {
+        ("haltpoll", nanos) if !nanos.is_empty() => format!("haltpoll, guest_halt_poll_ns {nanos}"),
+        _ => governor.to_owned(),
+    }
 }
 
 fn mitigations() -> Vec<String> {
@@ -124,12 +166,29 @@ mod tests {
     }
 
     #[test]
+    fn the_setting_is_told_where_it_counts() {
+        assert_eq!(idle("haltpoll", "0"), "haltpoll, guest_halt_poll_ns 0");
+        // The module is there whichever governor is in force.
+        assert_eq!(
+            (idle("menu", "200000"), idle("haltpoll", ""), idle("", "")),
+            ("menu".into(), "haltpoll".into(), String::new())
+        );
+    }
+
+    #[test]
     fn this_machine_has_a_kernel_and_processors() {
         let machine = Machine::read();
         assert!(machine.cpus >= 1);
         assert!(machine.kernel.contains('.'));
         assert!(machine.memory_bytes > 0);
         assert!(!allowed_cpus().is_empty());
+    }
+
+    #[test]
+    fn stolen_time_is_read_of_each_processor() {
+        let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 80 0 0\ncpu2 1 2 3 4 5 6 7 5 0 0\nintr 5\n";
+        assert_eq!(steal(stat), [800_000_000, 0, 50_000_000]);
+        assert!(steal("cpu  1 2\n").is_empty());
     }
 
     #[test]

@@ -1,7 +1,13 @@
 //! The documents that `--json` prints. A reader may rely on every field here for as long as the
 //! number at the end of the schema's name stays the same.
 
+mod flood;
+
 use serde::{Deserialize, Serialize};
+
+pub use flood::{
+    BENCH_FLOOD, FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS,
+};
 
 use crate::machine::Machine;
 use crate::stats::median;

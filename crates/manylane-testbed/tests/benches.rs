@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use manylane::Steering;
 use manylane_testbed::bench::batch::{self, By, Plan};
 use manylane_testbed::bench::flap::{self, Event};
+use manylane_testbed::bench::flood;
 use manylane_testbed::bench::replies::{self, Sender};
 use manylane_testbed::bench::{Director, Load, Options, Setup, measure};
 use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
 use manylane_testbed::traffic::answers::Answers;
-use manylane_testbed::{Layout, Testbed, skip};
+use manylane_testbed::{Layout, Testbed, report, skip};
 
 /// A testbed to oneself. What is forked to run `ip` in one test has the sockets and programs of all others open until it gets to
 /// its exec, so that a port or a device would be in use for longer than its test knows.
@@ -235,4 +236,73 @@ fn loopback_replies_are_all_taken() {
     for row in &document.rows {
         assert!(row.samples.iter().all(|seen| seen.sent == seen.delivered && seen.sent > 0), "{row:?}");
     }
+}
+
+#[test]
+fn netns_a_flood_is_measured_in_all_its_parts() {
+    let Some((_alone, mut setup)) = testbed("netns_a_flood_is_measured_in_all_its_parts", flood::LINKS)
+    else {
+        return;
+    };
+    let name = "netns_a_flood_is_measured_in_all_its_parts";
+    let why = "the flood and the lane need a CPU each";
+    if !skip::need_unless_forced(name, setup.sender_cpu().is_some(), skip::Forced::Cpus, why) {
+        return;
+    }
+    // The limit lets in less than the flood has, whatever the machine does meanwhile.
+    let options = Options { rounds: 2, pps: Some(50_000.0), ..options(Duration::from_millis(200)) };
+    let plan = flood::Plan {
+        parts: flood::Part::ALL.to_vec(),
+        limit: "100/10".parse().unwrap(),
+        sources: Duration::from_millis(400),
+    };
+    let document = flood::run(&mut setup, &options, &plan, &mut Nobody(AtomicBool::new(false))).unwrap();
+    assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.flood.v1", 3 + 2 + 4));
+    for row in &document.rows {
+        let what = format!("{} {}: {row:?}", row.part, row.variant);
+        assert_eq!(row.samples.len(), 2, "{what}");
+        for seen in &row.samples {
+            let flooded = !matches!((&*row.part, &*row.variant), ("program", "no-flood"));
+            assert_eq!(flooded, seen.sample.sent > 0, "{what}");
+            let held = row.variant == "limit";
+            // A stretch of new sources is cut out of a longer one: what was under way at its ends is counted on one side.
+            let all_were_sent = row.part == "sources" || seen.sample.delivered <= seen.sample.sent;
+            assert!((seen.limited > 0) == held && all_were_sent, "{what}");
+            assert_eq!(
+                seen.clients.map(|clients| clients.asked),
+                (row.part == "clients").then_some(200),
+                "{what}"
+            );
+            let watched: Vec<&str> = seen.pauses.iter().map(|pauses| &*pauses.who).collect();
+            match &*row.part {
+                "clients" => assert!(watched.is_empty(), "{what}"),
+                "program" => assert_eq!(watched, ["program", "program beside the sender"], "{what}"),
+                _ => {
+                    assert_eq!(watched, ["lane", "observer", "sender"], "{what}");
+                    let memory = seen.memory.as_ref().unwrap();
+                    assert_eq!(memory.new_sources > 0, row.variant == "new-sources", "{what}");
+                    assert!(memory.rss_kib[0] > 0 && seen.sample.delivered > 0, "{what}");
+                }
+            }
+            for pauses in &seen.pauses {
+                assert!(
+                    pauses.histogram.iter().sum::<u64>() >= pauses.over_1ms && pauses.longest_ms > 0.0,
+                    "{what}"
+                );
+            }
+        }
+    }
+    let said = report::flood::conclusions(&document.rows);
+    // One of clients, four of sources, one for each way of the program and one that compares.
+    assert_eq!(said.len(), 1 + 4 + 5, "{said:?}");
+}
+
+#[test]
+fn floods_need_a_testbed_with_two_links() {
+    let plan =
+        flood::Plan { parts: Vec::new(), limit: "100".parse().unwrap(), sources: Duration::from_millis(1) };
+    let options = options(Duration::from_millis(1));
+    let mut setup = Setup::loopback(None).unwrap();
+    let err = flood::run(&mut setup, &options, &plan, &mut Nobody(AtomicBool::new(false))).unwrap_err();
+    assert!(err.to_string().contains("testbed"), "{err}");
 }

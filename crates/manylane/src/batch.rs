@@ -4,7 +4,7 @@
 //! receive needs the lane back, so that nothing can be read after it was overwritten. A GRO train is handed out
 //! as single datagrams, each a slice of the one buffer.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::time::SystemTime;
 
 use manylane_sys::addr::{SockAddr, Source};
@@ -247,17 +247,21 @@ impl<'a> Datagram<'a> {
     }
 
     /// The local address it was sent to, from which a reply leaves. For a broadcast it is the address of the
-    /// interface that it came in on.
+    /// interface that it came in on. A link-local one has that interface as its scope.
     #[must_use]
     pub fn local(&self) -> SocketAddr {
-        let ip = match self.about {
+        let port = self.bound.port();
+        match self.about {
             About::Message { said, .. } => match said.local {
-                Some(source) => source.ip,
-                None => return *self.bound,
+                Some(Source { ip: IpAddr::V6(ip), interface }) => {
+                    SocketAddrV6::new(ip, port, 0, interface).into()
+                }
+                Some(source) => SocketAddr::new(source.ip, port),
+                None => *self.bound,
             },
-            About::Frame(meta, _) => self.in_family(meta.datagram.destination()).ip(),
-        };
-        SocketAddr::new(ip, self.bound.port())
+            // Never a link-local one: those are the companion's.
+            About::Frame(meta, _) => SocketAddr::new(self.in_family(meta.datagram.destination()).ip(), port),
+        }
     }
 
     /// Explicit congestion notification; none unless [asked for](crate::Builder::ecn).

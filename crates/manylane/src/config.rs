@@ -295,8 +295,9 @@ impl Builder {
 
     /// Engine `uring`: buffers that each lane has to begin with, each for a [datagram](Self::datagram_size), or for a train
     /// with GRO. Whenever they turn out to be too few ([`LaneCounters::uring_short`](crate::LaneCounters::uring_short)) there
-    /// will be twice as many, up to the default. Default: 64 more than a [batch](Self::batch) has. Memory is used as far as
-    /// it is written to: with GRO, 64 KiB each at most.
+    /// will be twice as many, up to the default. Default: 64 more than a [batch](Self::batch) has, and no number above that
+    /// counts. The ring has the next power of two of it: 128 with the defaults. Memory is used as far as it is written to: with
+    /// GRO, 64 KiB each at most.
     pub fn uring_buffers(&mut self, buffers: usize) -> &mut Self {
         self.uring_buffers = Some(buffers);
         self

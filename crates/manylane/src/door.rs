@@ -11,6 +11,10 @@
 //! | `manylane.door 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` takes away those from before |
 //! | anything | `refused WHY` |
 //!
+//! Any process may give a socket any abstract name. So who asks looks who is behind the name, as the kernel knows it
+//! (`SO_PEERCRED`), before it says anything: it has to be the process of the name, and one of the same user or root's.
+//! What is behind another one is a false door: nothing is asked there and nothing told that it says.
+//!
 //! Lanes see nothing of it but that their counters are read.
 
 use std::fmt::Write as _;
@@ -23,7 +27,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fs, panic};
 
-use manylane_sys::local;
+use manylane_sys::local::{self, Peer};
 use manylane_sys::measure::Watch;
 use manylane_sys::netns::NetNs;
 use manylane_sys::sock;
@@ -234,6 +238,7 @@ fn change(guard: &mut Guard, lines: &[&str]) -> Result<()> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Knock {
     name: String,
+    /// The process that has to be behind it.
     pid: u32,
 }
 
@@ -247,7 +252,12 @@ pub fn doors(of: Option<u32>) -> Result<Vec<Knock>> {
         let listed = fs::read_to_string("/proc/thread-self/net/unix")
             .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
         let mut found: Vec<Knock> = listed.lines().filter_map(Knock::of_line).collect();
-        found.retain(|door| of.is_none_or(|pid| pid == door.pid));
+        // A process in a PID namespace of its own calls itself by another number; who is behind the door is looked at.
+        let own = of.and_then(own_number);
+        found.retain(|door| of.is_none_or(|pid| pid == door.pid || own == Some(door.pid)));
+        if let Some(pid) = of {
+            found.iter_mut().for_each(|door| door.pid = pid);
+        }
         found.sort_by(|a, b| (a.pid, &a.name).cmp(&(b.pid, &b.name)));
         found.dedup();
         Ok(found)
@@ -266,7 +276,7 @@ impl Knock {
         Some(Self { name: name.into(), pid: pid.parse().ok()? })
     }
 
-    /// The process, as it says.
+    /// The process, as the name says; whether that is true is looked at with each question.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
@@ -275,7 +285,8 @@ impl Knock {
     /// The page of metrics.
     ///
     /// # Errors
-    /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let this user in.
+    /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let this user in, or if another
+    /// process is behind the door.
     pub fn metrics(&self) -> Result<String> {
         self.ask("metrics", &[])
     }
@@ -309,6 +320,9 @@ impl Knock {
             }
             other => other.map_err(failed)?,
         };
+        let peer = local::peer(connection.as_fd()).map_err(failed)?;
+        judge(peer, self.pid, local::effective_uid())
+            .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
         // Who is not let in has been told so before the question.
         _ = local::send(connection.as_fd(), question.as_bytes(), &[]);
         let heard = hear(&connection).map_err(failed)?;
@@ -321,6 +335,35 @@ impl Knock {
         let kind = if why.starts_with("only root") { ErrorKind::Permission } else { ErrorKind::Config };
         Err(Error::new(kind, format!("process {}: {why}", self.pid)))
     }
+}
+
+/// Whether who is behind a door is the process of its name, and somebody whom `own` user may believe.
+fn judge(peer: Peer, pid: u32, own: u32) -> std::result::Result<(), String> {
+    let behind = peer.pid;
+    if behind == 0 {
+        return Err(
+            "a process that cannot be seen from here has a door in its name: nothing is asked there".into()
+        );
+    }
+    if behind != pid {
+        let has_other_numbers = own_number(behind).is_some_and(|own| own == pid);
+        let how = match has_other_numbers {
+            true => format!(", which calls itself {pid} in a PID namespace of its own: ask for {behind}"),
+            false => format!(" of the user {}, which is not that process: nothing is asked there", peer.uid),
+        };
+        return Err(format!("the door in its name is one of process {behind}{how}"));
+    }
+    if peer.uid != own && peer.uid != 0 && own != 0 {
+        return Err(format!("only root and the user {} of this process may ask", peer.uid));
+    }
+    Ok(())
+}
+
+/// The number by which a process calls itself, in the innermost PID namespace that it is in (`NSpid`, Linux 4.1).
+fn own_number(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().last()?.parse().ok()
 }
 
 /// All parts of an answer.
@@ -378,6 +421,48 @@ mod tests {
 
     fn ours() -> Vec<Knock> {
         doors(Some(std::process::id())).unwrap()
+    }
+
+    #[test]
+    fn who_is_behind_a_door_has_to_be_whom_it_names() {
+        let me = std::process::id();
+        let peer = |pid: u32, uid| Peer { pid, uid };
+        for (pid, uid, own, wrong) in [
+            (me, 1000, 1000, None),
+            (me, 0, 1000, None),
+            (me, 1000, 0, None),
+            (me, 1001, 1000, Some("only root and the user 1001")),
+            (1, 0, 0, Some("is one of process 1 of the user 0, which is not that process")),
+            (1, 1001, 0, Some("is one of process 1 of the user 1001")),
+            (0, 0, 0, Some("cannot be seen from here")),
+        ] {
+            let judged = judge(peer(pid, uid), me, own);
+            let is_right = match wrong {
+                None => judged.is_ok(),
+                Some(why) => judged.as_ref().is_err_and(|said| said.contains(why)),
+            };
+            assert!(is_right, "{pid} of {uid}, asked by {own}: {judged:?}");
+        }
+        assert_eq!(own_number(me), Some(me));
+    }
+
+    #[test]
+    fn loopback_a_false_door_is_asked_nothing() {
+        // The first process lives, and has no door.
+        let name = name(1, 900_000 + std::process::id());
+        let listener = local::listen(&name).unwrap();
+        let knock = Knock { name, pid: 1 };
+        let liar = thread::spawn(move || {
+            sock::wait_readable(listener.as_fd(), Duration::from_secs(20));
+            let connection = local::accept(listener.as_fd()).unwrap();
+            _ = local::send(connection.as_fd(), b"ok\nmanylane_lanes 7\n", &[]);
+            sock::wait_readable(connection.as_fd(), Duration::from_secs(20));
+            local::recv(connection.as_fd(), &mut [0; 64]).map_or(0, |(len, _)| len)
+        });
+        let err = knock.change(&["deny 0.0.0.0/0".into()]).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Permission, "{err}");
+        assert!(err.to_string().contains(&format!("one of process {}", std::process::id())), "{err}");
+        assert_eq!(liar.join().unwrap(), 0, "it was told the question");
     }
 
     #[test]

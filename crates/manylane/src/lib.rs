@@ -54,7 +54,7 @@ pub use counters::{Counters, LaneCounters, LaneId};
 pub use error::{Error, ErrorKind, Result};
 pub use guard::{Guard, Limit, Prefix, Rule};
 pub use io::Capabilities;
-pub use io::xdp::lending::Lender;
+pub use io::xdp::lending::{Lender, LentRing, LentRings};
 pub use io::xdp::{Gate, Refused, XdpQueue};
 pub use lane::{Lane, Received};
 pub use metrics::write_all_metrics;

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use manylane_sys::addr::{SockAddr, Source};
-use manylane_sys::mmsg::{MAX_PAYLOAD, SendBatch};
+use manylane_sys::mmsg::{self, SendBatch};
 use manylane_sys::sock;
 
 use crate::batch::{About, Datagram};
@@ -88,11 +88,11 @@ impl<'a> Outbox<'a> {
             return self.queued_by_xdp(payload.len());
         }
         self.cells.add(Count::Offered, 1);
-        if payload.len() > MAX_PAYLOAD {
+        let (peer, source) = (&request.raw_peer(), request.source());
+        if !mmsg::fits(peer, payload.len()) {
             self.cells.add(Count::LostTooLarge, 1);
             return;
         }
-        let (peer, source) = (&request.raw_peer(), request.source());
         if !self.queue.push(peer, source, payload) {
             self.make_room();
             // An empty ring takes any datagram.
@@ -172,7 +172,7 @@ impl<'a> Outbox<'a> {
         len: usize,
         build: impl FnOnce(&mut [u8]) -> usize,
     ) {
-        if len > MAX_PAYLOAD {
+        if !mmsg::fits(peer, len) {
             self.cells.add(Count::Offered, 1);
             self.cells.add(Count::LostTooLarge, 1);
             return;

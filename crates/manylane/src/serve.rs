@@ -18,9 +18,13 @@ use crate::lane::{Lane, Received};
 use crate::outbox::Outbox;
 use crate::socket::{Shared, Socket};
 
-/// How long an idle lane sleeps at most before it looks whether it has to leave, and one that may steal.
+/// How long an idle lane sleeps at most before it looks whether it has to leave.
 const IDLE: Duration = Duration::from_millis(20);
+/// How long one that may steal sleeps before it looks at the others, and how long at most, since it sleeps twice as long each
+/// time that there was nothing: many lanes that all wake up each millisecond keep a machine from its other work (threads of
+/// the kernel were seen to wait for seconds, and with them the end of grace periods).
 const IDLE_THIEF: Duration = Duration::from_millis(1);
+const IDLE_THIEF_LONGEST: Duration = Duration::from_millis(8);
 /// Failed receives in a row after which a lane gives up.
 const MAX_ERRORS: u32 = 1000;
 
@@ -151,6 +155,11 @@ fn panicked(id: LaneId, panic: &(dyn Any + Send)) -> Error {
     Error::new(ErrorKind::Panicked, format!("the closure of lane {id} panicked: {said}"))
 }
 
+/// How long a thief sleeps at most, after a wait of `nap` and a look at the others that brought so many messages.
+fn next_nap(nap: Duration, messages: usize) -> Duration {
+    if messages > 0 { IDLE_THIEF } else { (nap * 2).min(IDLE_THIEF_LONGEST) }
+}
+
 /// The one loop of a lane: receive a batch, handle it, send the replies; steal when idle; drain at the end.
 fn run<F>(lane: &mut Lane, handler: &mut F, shared: &Shared) -> Result<()>
 where
@@ -161,12 +170,13 @@ where
     }
     lane.me().tid.store(cpu::thread_id(), Ordering::Relaxed);
     let stealing = shared.config.stealing;
-    // A lane that polls sleeps after that.
-    let idle = shared.config.wait.spins() + if stealing { IDLE_THIEF } else { IDLE };
+    let mut nap = if stealing { IDLE_THIEF } else { IDLE };
     let (mut linger, mut sizes) = (lane.new_linger(), None);
     let mut errors = 0;
     while !lane.is_leaving() {
         lane.follow(&mut sizes, &mut linger);
+        // A lane that polls sleeps after that.
+        let idle = shared.config.wait.spins() + nap;
         let received = if linger.is_owed() { lane.take_more() } else { lane.take_timeout(idle) };
         let taken = match received {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
@@ -179,6 +189,9 @@ where
             }
         };
         errors = 0;
+        if stealing {
+            nap = next_nap(nap, taken.messages);
+        }
         if taken.messages > 0 {
             let Received { batch, mut out } = lane.received(taken);
             handler(batch, &mut out);
@@ -204,5 +217,25 @@ where
         queued = queued.saturating_sub(taken.messages);
         let Received { batch, mut out } = lane.received(taken);
         handler(batch, &mut out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thief_that_finds_nothing_looks_less_often() {
+        let mut nap = IDLE_THIEF;
+        let mut slept = Duration::ZERO;
+        let mut looks = 0;
+        while slept < Duration::from_secs(1) {
+            slept += nap;
+            looks += 1;
+            nap = next_nap(nap, 0);
+        }
+        assert!(nap == IDLE_THIEF_LONGEST && (125..130).contains(&looks), "{looks} looks a second");
+        // Its own datagrams and stolen ones alike.
+        assert_eq!(next_nap(nap, 1), IDLE_THIEF);
     }
 }

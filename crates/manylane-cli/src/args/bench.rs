@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use manylane::Steering;
+use manylane::{Limit, Steering};
 use manylane_testbed::bench::batch::By;
 use manylane_testbed::bench::flap::Event;
+use manylane_testbed::bench::flood::Part;
 use manylane_testbed::bench::replies::Sender;
 use manylane_testbed::bench::rtt::{self, Contender, asker::Arrivals};
 use manylane_testbed::receiver::Kind;
@@ -33,6 +34,8 @@ pub(crate) enum BenchCommand {
     Rtt(RttArgs),
     /// What is lost when an XDP program, a second socket or a link comes and goes under traffic (root)
     Flap(FlapArgs),
+    /// What a flood does to regular clients, to memory and to other programs, with limits and without (root)
+    Flood(FloodArgs),
 }
 
 /// `manylane bench rx` and `manylane bench echo`.
@@ -154,6 +157,35 @@ pub(crate) struct FlapArgs {
     /// Datagrams per second [default: half of the lowest no-loss rate]
     #[arg(long, value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: Option<f64>,
+    #[command(flatten)]
+    pub(crate) common: BenchArgs,
+}
+
+/// `manylane bench flood`.
+///
+/// Part clients: how many requests of regular clients are answered beside a flood. Sources: what grows, and who pauses for
+/// longer, with 100,000 new sources per second than with one. Program: how long a program that only wants to run is kept
+/// from it. A server with one lane; the flood is made on another processor.
+#[derive(Debug, Args)]
+pub(crate) struct FloodArgs {
+    /// What is measured [default: clients, sources, program]
+    #[arg(long, value_delimiter = ',', value_name = "PART,…")]
+    pub(crate) parts: Vec<Part>,
+    /// The limit of the server where it has one, as for `manylane echo`
+    #[arg(long, default_value = "2000/200", value_name = "LIMIT")]
+    pub(crate) limit: Limit,
+    /// Datagrams per second of the flood [default: ten times the no-loss rate of the server; of program 1M]
+    #[arg(long, value_name = "RATE", value_parser = parse::pps)]
+    pub(crate) rate: Option<f64>,
+    /// Length of a sample of clients and program [default: 1500ms; 300ms with --quick]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) duration: Option<Duration>,
+    /// How long there are new sources, all rounds together [default: 60s; 5s with --quick]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub(crate) sources: Option<Duration>,
+    /// End within a minute: shorter samples
+    #[arg(long)]
+    pub(crate) quick: bool,
     #[command(flatten)]
     pub(crate) common: BenchArgs,
 }

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::bench::{
-    BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
+    BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, FloodArgs, GsoArgs, PlaceArgs, RepliesArgs,
+    RttArgs, RxArgs,
 };
 pub(crate) use self::lab::{LabArgs, LabPaper};
 pub(crate) use self::live::{GuardArgs, LimitArgs, TopArgs};

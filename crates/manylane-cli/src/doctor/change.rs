@@ -21,6 +21,8 @@ pub(crate) enum Target {
     DeviceFile { device: String, file: String },
     /// A file of a processor below `/sys/devices/system/cpu/cpuN`.
     CpuFile { cpu: usize, file: String },
+    /// A parameter of a module, also of one that is built in: a file below `/sys/module/MODULE/parameters`.
+    ModuleParameter { module: String, name: String },
     /// Processors that may get an interrupt.
     Interrupt { number: u32 },
     /// Queues that receive and send.
@@ -67,7 +69,10 @@ impl Change {
             }
             Target::Hash4 { device } => format!("ethtool -N {device} rx-flow-hash udp4 {}", letters(value)),
             Target::Hash6 { device } => format!("ethtool -N {device} rx-flow-hash udp6 {}", letters(value)),
-            Target::DeviceFile { .. } | Target::CpuFile { .. } | Target::Interrupt { .. } => {
+            Target::DeviceFile { .. }
+            | Target::CpuFile { .. }
+            | Target::ModuleParameter { .. }
+            | Target::Interrupt { .. } => {
                 let path = self.target.path().unwrap_or_default();
                 format!("echo {value} > {}", path.display())
             }
@@ -80,7 +85,7 @@ impl Target {
     pub(crate) fn is_of_the_machine(&self) -> bool {
         match self {
             Self::Sysctl { name } => !name.starts_with("net."),
-            Self::CpuFile { .. } | Self::Interrupt { .. } => true,
+            Self::CpuFile { .. } | Self::ModuleParameter { .. } | Self::Interrupt { .. } => true,
             _ => false,
         }
     }
@@ -103,6 +108,9 @@ impl Target {
             Self::Sysctl { name } => format!("/proc/sys/{}", name.replace('.', "/")).into(),
             Self::DeviceFile { device, file } => format!("/sys/class/net/{device}/{file}").into(),
             Self::CpuFile { cpu, file } => format!("/sys/devices/system/cpu/cpu{cpu}/{file}").into(),
+            Self::ModuleParameter { module, name } => {
+                format!("/sys/module/{module}/parameters/{name}").into()
+            }
             Self::Interrupt { number } => format!("/proc/irq/{number}/smp_affinity_list").into(),
             _ => return None,
         })
@@ -118,7 +126,10 @@ impl Target {
             | Self::Feature { device, .. }
             | Self::Hash4 { device }
             | Self::Hash6 { device } => Some(device),
-            Self::Sysctl { .. } | Self::CpuFile { .. } | Self::Interrupt { .. } => None,
+            Self::Sysctl { .. }
+            | Self::CpuFile { .. }
+            | Self::ModuleParameter { .. }
+            | Self::Interrupt { .. } => None,
         }
     }
 
@@ -152,7 +163,11 @@ impl Target {
             }
             Self::Hash4 { device } => device::flow_hash(device, FlowHash::Udp4).with_context(of)?.to_string(),
             Self::Hash6 { device } => device::flow_hash(device, FlowHash::Udp6).with_context(of)?.to_string(),
-            Self::Sysctl { .. } | Self::DeviceFile { .. } | Self::CpuFile { .. } | Self::Interrupt { .. } => {
+            Self::Sysctl { .. }
+            | Self::DeviceFile { .. }
+            | Self::CpuFile { .. }
+            | Self::ModuleParameter { .. }
+            | Self::Interrupt { .. } => {
                 bail!("{self} has no file")
             }
         })
@@ -182,8 +197,11 @@ impl Target {
             }
             Self::Hash4 { device } => device::set_flow_hash(device, FlowHash::Udp4, value.parse()?)?,
             Self::Hash6 { device } => device::set_flow_hash(device, FlowHash::Udp6, value.parse()?)?,
-            Self::Sysctl { .. } | Self::DeviceFile { .. } | Self::CpuFile { .. } | Self::Interrupt { .. } => {
-            }
+            Self::Sysctl { .. }
+            | Self::DeviceFile { .. }
+            | Self::CpuFile { .. }
+            | Self::ModuleParameter { .. }
+            | Self::Interrupt { .. } => {}
         }
         Ok(())
     }
@@ -206,6 +224,7 @@ impl std::fmt::Display for Target {
             Self::Sysctl { name } => f.write_str(name),
             Self::DeviceFile { device, file } => write!(f, "{file} of {device}"),
             Self::CpuFile { cpu, file } => write!(f, "{file} of processor {cpu}"),
+            Self::ModuleParameter { module, name } => write!(f, "{name} of the module {module}"),
             Self::Interrupt { number } => write!(f, "the processors of interrupt {number}"),
             Self::CombinedQueues { device } => write!(f, "the queues of {device}"),
             Self::ReceiveQueues { device } => write!(f, "the receive queues of {device}"),
@@ -240,6 +259,11 @@ mod tests {
             (Target::CombinedQueues { device: device() }, "4", "ethtool -L eth0 combined 4"),
             (Target::Hash4 { device: device() }, "240", "ethtool -N eth0 rx-flow-hash udp4 sdfn"),
             (Target::Feature { device: device(), name: "rx-gro".into() }, "on", "ethtool -K eth0 gro on"),
+            (
+                Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() },
+                "200000",
+                "echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns",
+            ),
             (Target::Interrupt { number: 7 }, "0-1", "echo 0-1 > /proc/irq/7/smp_affinity_list"),
             (
                 Target::DeviceFile { device: device(), file: "queues/rx-0/rps_cpus".into() },

@@ -86,6 +86,11 @@ pub(crate) struct Cpu {
     pub(crate) siblings: Vec<Vec<usize>>,
     /// Frequency governor of each, where there is one.
     pub(crate) governors: BTreeMap<usize, String>,
+    /// What decides how processors idle, such as `menu`, or `haltpoll` in virtual machines.
+    pub(crate) idle_governor: Option<String>,
+    /// Nanoseconds that an idle processor of a virtual machine looks for work at most before it halts, where the kernel has
+    /// `haltpoll` (Linux 5.4).
+    pub(crate) halt_poll_ns: Option<u64>,
     /// NUMA node of each, where the kernel tells.
     pub(crate) nodes: BTreeMap<usize, u32>,
 }

@@ -44,6 +44,8 @@ pub(crate) struct Finding {
     pub(crate) run: Vec<String>,
     /// What `manylane tune` would set.
     pub(crate) changes: Vec<Change>,
+    /// It sets that only if the finding is named: others pay for it, or somebody had a reason.
+    pub(crate) only_named: bool,
 }
 
 impl Finding {

@@ -104,7 +104,7 @@ fn unknown(verdict: &Verdict, out: &mut String) {
 fn summary(verdict: &Verdict) -> String {
     let of = |severity| verdict.findings.iter().filter(|finding| finding.severity == severity).count();
     let (loss, wrong, notes) = (of(Severity::Loss), of(Severity::Wrong), of(Severity::Note));
-    let advice = verdict.findings.iter().any(|finding| !finding.changes.is_empty());
+    let advice = verdict.findings.iter().any(|finding| !finding.changes.is_empty() && !finding.only_named);
     let mut line = match (loss, wrong) {
         (0, 0) => "Nothing is wrong".to_owned(),
         _ => format!("{loss} where datagrams were lost, {wrong} that hold this machine back"),
@@ -162,6 +162,7 @@ mod tests {
             why: "Because.".into(),
             run: Vec::new(),
             changes: Vec::new(),
+            only_named: false,
         };
         let said = |severity| {
             let findings = ["veth1", "veth2", "veth3"].map(|name| finding(name, severity)).into();

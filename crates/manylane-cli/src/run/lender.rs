@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use anyhow::{Context, Result};
-use manylane::{Engine, Gate, Lender, Rule};
+use manylane::{Engine, Gate, Lender, LentRings, Rule};
 use manylane_sys::lend;
 
 use crate::args::RunArgs;
@@ -48,6 +48,11 @@ impl Open {
     /// What the program is not to be bothered with.
     pub(super) fn gate(&self) -> Gate {
         self.lender.gate()
+    }
+
+    /// How full the rings are that are lent.
+    pub(super) fn rings(&self) -> LentRings {
+        self.lender.rings()
     }
 
     /// Lends from now on; the program has been started.

@@ -18,6 +18,7 @@ mod lender;
 pub(crate) mod reach;
 mod report;
 mod tell;
+mod waiting;
 
 use std::env;
 use std::fs::{self, File};
@@ -35,6 +36,7 @@ use self::launch::{End, Running};
 use self::reach::Beyond;
 use self::report::Shared;
 use self::tell::Teller;
+use self::waiting::Waiting;
 use crate::args::RunArgs;
 use crate::metrics::Metrics;
 use crate::output;
@@ -100,18 +102,20 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
         Err(err) => return Ok(refused(file, &err)),
     };
     let gate = lender.as_ref().map(lender::Open::gate);
+    let rings = lender.as_ref().map(lender::Open::rings);
     if let Some(lender) = lender {
         lender.start()?;
     }
-    let (read, of_door) = (shared.reader(), gate.clone());
+    let page = || {
+        let (read, gate, rings) = (shared.reader(), gate.clone(), rings.clone());
+        move || tell::page(&read(), &Waiting::look(rings.as_ref()), gate.as_ref())
+    };
     // Without it nothing is worse but that nobody sees it.
-    let _door = Door::with(move || tell::page(&read(), of_door.as_ref()), gate.clone())
-        .map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
+    let _door =
+        Door::with(page(), gate.clone()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     // Only now: its thread leaves signals to this one.
     if let Some(metrics) = metrics {
-        let read = shared.reader();
-        let gate = gate.clone();
-        metrics.serve(move || tell::page(&read(), gate.as_ref()))?;
+        metrics.serve(page())?;
     }
     let teller = Teller::new(shared, file, args, gate);
     let end = tend(running, &teller, args, beyond.is_some())?;

@@ -173,6 +173,9 @@ pub(super) struct Receiver {
     pub(super) send_calls: u64,
     /// Of the sent ones, those that left past the kernel's stack.
     pub(super) sent_by_xdp: u64,
+    /// Number of the kernel socket of its lane; 0 if it is not known.
+    #[serde(skip)]
+    pub(super) inode: u64,
 }
 
 impl Receiver {
@@ -192,6 +195,7 @@ impl Receiver {
             sent: slot.tx_datagrams.load(Relaxed),
             sent_bytes: slot.tx_bytes.load(Relaxed),
             send_calls: slot.tx_batches.load(Relaxed),
+            inode: slot.inode.load(Relaxed),
         }
     }
 }
@@ -255,6 +259,7 @@ mod tests {
             slot.lane.store(lane, Relaxed);
             slot.pid.store(7, Relaxed);
             slot.rx_datagrams.store(100, Relaxed);
+            slot.inode.store(40 + at as u64, Relaxed);
             slot.state.store(state, Relaxed);
         }
         theirs.reasons[shim::Reason::Passed as usize].count.store(2, Relaxed);
@@ -262,7 +267,7 @@ mod tests {
         assert_eq!((report.lanes(), report.receivers.len(), report.total()), (2, 3, (300, 0)));
         assert_eq!(report.receivers[1].lane, Some(1));
         assert_eq!((report.receivers[0].open, report.receivers[1].open), (true, false));
-        assert_eq!(report.receivers[2].lane, None);
+        assert_eq!((report.receivers[2].lane, report.receivers[2].inode), (None, 42));
         assert_eq!(report.pids().into_iter().collect::<Vec<_>>(), [7, 70]);
         assert!(matches!(&report.fallbacks[..], [one] if one.reason == "passed" && one.count == 2));
         drop(shared);

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use super::launch::End;
 use super::report::{Fallback, Receiver, Report, Shared};
+use super::waiting::Waiting;
 use crate::args::RunArgs;
 use crate::bench::command_line;
 use crate::metrics::Page;
@@ -153,16 +154,33 @@ impl Teller {
 }
 
 /// The report as metrics. Threads that have ended stay in it, so that sums over them never go back.
-pub(super) fn page(report: &Report, gate: Option<&Gate>) -> String {
+pub(super) fn page(report: &Report, waiting: &Waiting, gate: Option<&Gate>) -> String {
     let mut page = Page::default();
     page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
     page.add("manylane_run_sockets_total", "counter", &[], report.sockets.into());
     page.add("manylane_run_lanes", "gauge", &[], report.lanes() as u64);
-    for one in &report.receivers {
+    let mut queues = waiting.queues.clone();
+    for one in
+        report.receivers.iter().filter(|one| one.open).chain(report.receivers.iter().filter(|one| !one.open))
+    {
         let [lane, pid, tid] = [one.lane.map(u64::from), Some(one.pid.into()), Some(one.tid.into())]
             .map(|number| number.map_or(String::new(), |number: u64| number.to_string()));
         let labels = [("socket", one.socket.as_str()), ("lane", &lane), ("pid", &pid), ("tid", &tid)];
         page.counters("manylane_run", &labels, one, &["lane", "pid", "tid"]);
+        // Who shares the queue of another one does not have it a second time.
+        let Some(queue) = queues.remove(&one.inode).filter(|_| one.open) else { continue };
+        page.add("manylane_run_queued_bytes", "gauge", &labels, queue.bytes);
+        if let Some(limit) = queue.limit {
+            page.add("manylane_run_queue_limit_bytes", "gauge", &labels, limit);
+        }
+        page.add("manylane_run_kernel_dropped_total", "counter", &labels, queue.drops);
+    }
+    for ring in &waiting.rings {
+        let (socket, queue) = (ring.socket.to_string(), ring.queue.to_string());
+        let labels = [("socket", socket.as_str()), ("device", ring.device.as_str()), ("queue", &queue)];
+        page.add("manylane_run_ring_frames", "gauge", &labels, ring.waiting.into());
+        page.add("manylane_run_ring_entries", "gauge", &labels, ring.entries.into());
+        page.add("manylane_run_ring_dropped_total", "counter", &labels, ring.dropped);
     }
     for fallback in &report.fallbacks {
         page.add("manylane_run_fallbacks_total", "counter", &[("reason", fallback.reason)], fallback.count);
@@ -249,6 +267,7 @@ fn text(report: &Report) -> String {
         let what = match fallback.reason {
             queues if QUEUES.contains(&queues) => "no queues",
             one if one.starts_with(ONE_BY_ONE) => "one by one (--batch)",
+            "reply-failed" => "no replies together (--batch)",
             _ => "no lanes",
         };
         _ = write!(text, "\n{what}{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
@@ -305,6 +324,7 @@ fn table(receivers: &[Receiver]) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use super::super::waiting::Queue;
     use super::*;
 
     fn report(received: [u64; 2]) -> Report {
@@ -347,12 +367,23 @@ mod tests {
 
     #[test]
     fn metrics_are_the_report_by_thread_and_lane() {
-        let page = page(&report([300, 100]), None);
+        let mut report = report([300, 100]);
+        // The second one shares the queue of the first.
+        report.receivers.iter_mut().for_each(|one| one.inode = 77);
+        let queue = Queue { bytes: 500, limit: Some(2000), drops: 3 };
+        let waiting = Waiting { queues: [(77, queue), (78, queue)].into(), ..Waiting::default() };
+        let page = page(&report, &waiting, None);
+        for once in ["queued_bytes", "queue_limit_bytes", "kernel_dropped_total"] {
+            assert_eq!(page.matches(&format!("manylane_run_{once}{{")).count(), 1, "{once} in\n{page}");
+        }
         for line in [
             "manylane_run_processes_total 1",
             "manylane_run_lanes 2",
             "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 300",
             "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 100",
+            "manylane_run_queued_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 500",
+            "manylane_run_queue_limit_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 2000",
+            "manylane_run_kernel_dropped_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 3",
             "manylane_run_fallbacks_total{reason=\"\"} 3",
         ] {
             assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");

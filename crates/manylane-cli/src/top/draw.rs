@@ -16,6 +16,9 @@ pub(super) struct Screen {
     pub(super) is_paused: bool,
 }
 
+/// What the keys do, the longest first.
+const KEYS: [&str; 4] =
+    ["q ends, s sorts, ↑↓ pick, space stops", "q ends, s sorts, space stops", "q ends, s sorts", "q ends"];
 /// Columns of the table: 72, and one between each two.
 const WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
 /// Lines below the table: a title and four of text; a title and two for the cores.
@@ -42,11 +45,17 @@ impl Screen {
         processes.sort_unstable();
         processes.dedup();
         let state = if self.is_paused { "stopped" } else { self.sort.name() };
+        let count =
+            |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
         let line = format!(
-            "manylane top: {} processes, {} lanes, by {state}   q ends, s sorts, space stops",
-            processes.len(),
-            view.rows.len()
+            "manylane top: {}, {}, by {state}   ",
+            count(processes.len(), "process", "processes"),
+            count(view.rows.len(), "lane", "lanes")
         );
+        // What a newcomer needs most comes first where there is no room for all.
+        let room = usize::from(title.width).saturating_sub(line.chars().count());
+        let keys = KEYS.iter().find(|keys| keys.chars().count() <= room).unwrap_or(&"");
+        let line = line + keys;
         let bold = Style::default().add_modifier(Modifier::BOLD);
         frame.render_widget(Line::styled(line, bold), title);
         if view.rows.is_empty() {
@@ -91,8 +100,9 @@ impl Screen {
                 row.losses()
             ));
         }
+        lines.extend(view.rings_lines());
         lines.extend(view.refused.iter().map(super::view::Refusals::line));
-        lines.extend(view.silent.iter().map(|(pid, why)| format!("process {pid}: {why}")));
+        lines.extend(view.silent.iter().map(|(_, why)| why.clone()));
         lines
     }
 }
@@ -132,13 +142,14 @@ mod tests {
         let mut screen = Screen::default();
         let lines = drawn(&mut screen, &view(), 80, 24);
         let expected = [
-            (0, "manylane top: 1 processes, 2 lanes, by lane   q ends, s sorts, space stops"),
+            (0, "manylane top: 1 process, 2 lanes, by lane   q ends, s sorts, space stops"),
             (1, "process         socket               lane    in/s   out/s queue  lost/s   cpu"),
             (2, "4242 echo       192.0.2.1:53            0    1000       0   25%      20   50%"),
             (3, "4242 echo       192.0.2.1:53            1       0       0     -       0     -"),
             (16, "lost"),
             (17, "192.0.2.1:53 lane 0 (xdp), since it opened: kernel_dropped 40"),
-            (18, "not let in, 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
+            (18, "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)"),
+            (19, "not let in, 192.0.2.1:53: denied 0 (0/s), over a limit 2500 (1000/s)"),
             (21, "softirq"),
             (22, "core 0 50%, core 1 0%"),
         ];

@@ -17,6 +17,8 @@ pub(super) struct Look {
     /// By process, socket, and lane.
     pub(super) lanes: BTreeMap<Key, Lane>,
     pub(super) sockets: BTreeMap<(u32, String), Refused>,
+    /// By launcher, socket, device and queue.
+    pub(super) rings: BTreeMap<((u32, String, String), u32), Ring>,
     pub(super) cores: BTreeMap<u32, Core>,
     /// Processes that did not answer, and why.
     pub(super) silent: Vec<(u32, String)>,
@@ -55,6 +57,14 @@ pub(super) struct Lane {
 pub(super) struct Refused {
     pub(super) denied: u64,
     pub(super) limited: u64,
+}
+
+/// The receive ring of a queue that was lent to a program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Ring {
+    pub(super) frames: u64,
+    pub(super) entries: u64,
+    pub(super) dropped: u64,
 }
 
 /// Ticks of a core.
@@ -120,6 +130,15 @@ impl Look {
                     "limited" => socket.limited = sample.value,
                     _ => {}
                 }
+            } else if let Some(name) = sample.name.strip_prefix("manylane_run_ring_") {
+                let key = (pid, sample.label("socket").into(), sample.label("device").into());
+                let ring = self.rings.entry((key, sample.label("queue").parse().unwrap_or(0))).or_default();
+                match name {
+                    "frames" => ring.frames = sample.value,
+                    "entries" => ring.entries = sample.value,
+                    "dropped_total" => ring.dropped = sample.value,
+                    _ => {}
+                }
             } else if let Some(name) = sample.name.strip_prefix("manylane_run_") {
                 self.add_to_receiver(program, name, &sample);
             }
@@ -171,6 +190,11 @@ impl Look {
         match name {
             "received_total" => seen.received = sample.value,
             "sent_total" => seen.sent = sample.value,
+            "queued_bytes" => seen.queued = Some(sample.value),
+            "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
+            "kernel_dropped_total" if sample.value > 0 => {
+                seen.lost.insert("kernel_dropped".into(), sample.value);
+            }
             _ => {}
         }
     }
@@ -228,6 +252,12 @@ mod tests {
             "manylane",
             "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
              manylane_run_received_by_xdp_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
+             manylane_run_queued_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 50\n\
+             manylane_run_queue_limit_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 200\n\
+             manylane_run_kernel_dropped_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 4\n\
+             manylane_run_ring_frames{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 6\n\
+             manylane_run_ring_entries{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 2048\n\
+             manylane_run_ring_dropped_total{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 7\n\
              manylane_run_lanes 1\n",
         );
         let lanes: Vec<(&str, u64)> =
@@ -236,7 +266,11 @@ mod tests {
         let second = look.lanes.values().next().unwrap();
         assert_eq!((second.sent, second.queued, second.queue_limit), (4, Some(100), None));
         assert_eq!(second.lost, BTreeMap::from([("kernel_dropped".into(), 3)]));
-        assert_eq!(look.lanes.values().last().unwrap().program, "manylane");
+        let run = look.lanes.values().last().unwrap();
+        assert_eq!((run.program.as_str(), run.queued, run.queue_limit), ("manylane", Some(50), Some(200)));
+        assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4)]));
+        let key = ((8, "0.0.0.0:9".into(), "eth0".into()), 1);
+        assert_eq!(look.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
         assert_eq!(look.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);
     }
 

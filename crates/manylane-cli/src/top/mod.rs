@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use self::draw::Screen;
 use self::look::Look;
-use self::view::{CoreRow, Refusals, View};
+use self::view::{CoreRow, Refusals, RingRow, View};
 use crate::args::TopArgs;
 use crate::output::{self, Usage};
 
@@ -56,6 +56,7 @@ fn once(args: &TopArgs, interval: Duration) -> Result<()> {
         command: crate::bench::command_line(),
         seconds: view.seconds,
         refused: view.refused,
+        rings: view.rings,
         cores: view.cores,
         silent: view.silent.into_iter().map(|(pid, why)| Silent { pid, why }).collect(),
     };
@@ -124,6 +125,8 @@ struct Settings {
     /// Between the two looks.
     seconds: f64,
     refused: Vec<Refusals>,
+    /// Queues that were lent to programs that are run.
+    rings: Vec<RingRow>,
     cores: Vec<CoreRow>,
     silent: Vec<Silent>,
 }

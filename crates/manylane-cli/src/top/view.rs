@@ -45,6 +45,21 @@ pub(super) struct Refusals {
     pub(super) limited_pps: f64,
 }
 
+/// A queue of a device that was lent to a program that is run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct RingRow {
+    pub(super) pid: u32,
+    pub(super) socket: String,
+    pub(super) device: String,
+    pub(super) queue: u32,
+    /// Frames that wait in its receive ring, and for how many there is room.
+    pub(super) frames: u64,
+    pub(super) entries: u64,
+    /// Frames that found no room.
+    pub(super) dropped: u64,
+    pub(super) dropped_pps: f64,
+}
+
 /// What a core did, as shares of the time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct CoreRow {
@@ -89,6 +104,7 @@ pub(super) struct View {
     pub(super) seconds: f64,
     pub(super) rows: Vec<Row>,
     pub(super) refused: Vec<Refusals>,
+    pub(super) rings: Vec<RingRow>,
     pub(super) cores: Vec<CoreRow>,
     pub(super) silent: Vec<(u32, String)>,
 }
@@ -132,6 +148,20 @@ impl View {
                 limited_pps: rate(socket.limited, then.map(|then| then.limited)),
             }
         });
+        let rings = now.rings.iter().map(|(key, ring)| {
+            let ((pid, socket, device), queue) = key;
+            let then = before.rings.get(key).map(|then| then.dropped);
+            RingRow {
+                pid: *pid,
+                socket: socket.clone(),
+                device: device.clone(),
+                queue: *queue,
+                frames: ring.frames,
+                entries: ring.entries,
+                dropped: ring.dropped,
+                dropped_pps: rate(ring.dropped, then),
+            }
+        });
         let cores = now.cores.iter().map(|(core, ticks)| {
             let then = before.cores.get(core).copied().unwrap_or_default();
             let since = |field: fn(&Core) -> u64| field(ticks).saturating_sub(field(&then)) as f64;
@@ -143,6 +173,7 @@ impl View {
             seconds,
             rows: rows.collect(),
             refused: refused.collect(),
+            rings: rings.collect(),
             cores: cores.collect(),
             silent: now.silent.clone(),
         }
@@ -181,15 +212,41 @@ impl View {
             }
         }
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
-            text += &format!("lost, {} lane {}: {}\n", row.socket, row.lane, row.losses());
+            text += &format!("lost since it opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
+        }
+        for line in self.rings_lines() {
+            text += &format!("{line}\n");
         }
         for one in &self.refused {
             text += &format!("{}\n", one.line());
         }
-        for (pid, why) in &self.silent {
-            text += &format!("process {pid}: {why}\n");
+        for (_, why) in &self.silent {
+            text += &format!("{why}\n");
         }
         text + &format!("softirq: {}\n", self.cores_line())
+    }
+
+    /// The queues that were lent, of each socket in a line: the fullest of their rings, and what found no room.
+    pub(super) fn rings_lines(&self) -> Vec<String> {
+        let mut sockets: BTreeMap<(u32, &str), Vec<&RingRow>> = BTreeMap::new();
+        for ring in &self.rings {
+            sockets.entry((ring.pid, &ring.socket)).or_default().push(ring);
+        }
+        let share = |ring: &RingRow| ring.frames as f64 / ring.entries.max(1) as f64;
+        let line = |((_, socket), rings): ((u32, &str), Vec<&RingRow>)| {
+            let fullest = rings.iter().copied().max_by(|a, b| share(a).total_cmp(&share(b)))?;
+            let dropped: u64 = rings.iter().map(|ring| ring.dropped).sum();
+            let rate: f64 = rings.iter().map(|ring| ring.dropped_pps).sum();
+            Some(format!(
+                "rings of {socket}: {}, fullest {} queue {} {}, dropped {dropped} ({}/s)",
+                rings.len(),
+                fullest.device,
+                fullest.queue,
+                percent(share(fullest)),
+                number(rate.round())
+            ))
+        };
+        sockets.into_iter().filter_map(line).collect()
     }
 
     /// Share of softirqs by core.
@@ -251,6 +308,7 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::look::Ring;
     use super::*;
 
     const PAGE: &str = "manylane_lane_delivered_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} RECEIVED\n\
@@ -269,6 +327,10 @@ pub(super) mod tests {
             look.cores.insert(0, Core { softirq, idle: 100, all: 100 + 2 * softirq });
             look.cores.insert(1, Core { softirq: 0, idle: 100 + 2 * softirq, all: 100 + 2 * softirq });
             look.lanes.values_mut().next().unwrap().cpu = Some(cpu);
+            for (queue, frames) in [(0, 10), (1, 512)] {
+                let key = ((4242, "192.0.2.1:53".into(), "eth0".into()), queue);
+                look.rings.insert(key, Ring { frames, entries: 2048, dropped: lost.parse().unwrap() });
+            }
             look
         };
         View::between(&look("500", "0", 0, 0), &look("2500", "40", 50, 1_000_000_000), 2.0)
@@ -284,9 +346,14 @@ pub(super) mod tests {
         assert_eq!((view.cores[0].softirq, view.cores[0].busy, view.cores[1].busy), (0.5, 1.0, 0.0));
         assert_eq!((view.refused[0].limited, view.refused[0].limited_pps), (2500, 1000.0));
         let text = view.text(1);
-        for hint in
-            ["4242 echo", "and 1 more", "kernel_dropped 40", "over a limit 2500 (1000/s)", "core 0 50%"]
-        {
+        for hint in [
+            "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)",
+            "4242 echo",
+            "and 1 more",
+            "kernel_dropped 40",
+            "over a limit 2500 (1000/s)",
+            "core 0 50%",
+        ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");
         }
         view.rows.reverse();

@@ -88,10 +88,17 @@ fn say(args: &TuneArgs, line: &str) -> Result<()> {
 fn advise(args: &TuneArgs) -> Result<Vec<Row>> {
     let facts = gather::everything(Asked::default());
     let findings = rules::judge(&facts).findings;
-    let is_wanted = |finding: &&Finding| {
-        args.findings.is_empty() || args.findings.iter().any(|word| finding.is_named(word))
+    // Without names it is all but what has to be named.
+    let is_wanted = |finding: &&Finding| match &args.findings[..] {
+        [] => !finding.only_named,
+        names => names.iter().any(|word| finding.is_named(word)),
     };
     let wanted: Vec<&Finding> = findings.iter().filter(is_wanted).collect();
+    if args.findings.is_empty() {
+        for finding in findings.iter().filter(|finding| finding.only_named) {
+            say(args, &format!("only by its name: {}: {}", finding.name(), finding.run.join("; ")))?;
+        }
+    }
     for word in &args.findings {
         if !wanted.iter().any(|finding| finding.is_named(word)) {
             say(args, &format!("{word}: not found on this machine; nothing to do"))?;

@@ -26,6 +26,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "loopback.h"
+
 #define FLOWS 16
 #define WORKERS 3
 
@@ -99,18 +101,12 @@ static void fall(const char *way)
 static void one_socket(const char *way)
 {
 	struct epoll_event event = { .events = EPOLLIN };
-	socklen_t len = sizeof(address);
 	pthread_t threads[WORKERS];
 	int i, turns;
 
 	if (!strcmp(way, "edge"))
 		event.events |= EPOLLET;
-	server = socket(AF_INET, SOCK_DGRAM, 0);
-	address = (struct sockaddr_in){ .sin_family = AF_INET };
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
-		exit(1);
+	server = loopback_server(0, &address);
 	ended = 0;
 	for (i = 0; i < WORKERS; i++) {
 		received[i] = 0;

@@ -28,6 +28,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "loopback.h"
+
 #define FLOWS 16
 #define TIMES 12
 
@@ -171,7 +173,6 @@ int main(int argc, char **argv)
 {
 	/* Receives without a timeout go on after a handler with SA_RESTART. */
 	struct sigaction action = { .sa_handler = handle };
-	socklen_t len = sizeof(address);
 	pthread_t thread;
 	int i;
 
@@ -180,12 +181,7 @@ int main(int argc, char **argv)
 	pattern = argv[1];
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	sigaction(SIGUSR1, &action, NULL);
-	server = socket(AF_INET, SOCK_DGRAM, 0);
-	address.sin_family = AF_INET;
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
-		return 1;
+	server = loopback_server(0, &address);
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (i = 0; i < 2; i++)

@@ -31,6 +31,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "loopback.h"
+
 #define FLOWS 16
 #define RECEIVERS 4
 #define CHANGE 0xffffffffu
@@ -212,7 +214,6 @@ int main(int argc, char **argv)
 {
 	unsigned i, once = 0, often = 0, deaths;
 	int falls;
-	socklen_t len = sizeof(address);
 	pid_t self = getpid();
 
 	if (argc != 3)
@@ -221,14 +222,8 @@ int main(int argc, char **argv)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE,
 		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	server = socket(
-		AF_INET,
-		SOCK_DGRAM | (strcmp(pattern, "block") ? SOCK_NONBLOCK : 0), 0);
-	address.sin_family = AF_INET;
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
-		die("bind");
+	server = loopback_server(strcmp(pattern, "block") ? SOCK_NONBLOCK : 0,
+				 &address);
 	for (i = 0; i < FLOWS; i++)
 		ports[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (i = 0; i < RECEIVERS; i++) {

@@ -30,6 +30,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "loopback.h"
+
 #define FLOWS 16
 #define WORKERS 3
 
@@ -143,7 +145,7 @@ int main(int argc, char **argv)
 	void (**option_hook)(int, int, int) = (void (**)(int, int, int))dlsym(
 		RTLD_DEFAULT, "rush_before_setsockopt");
 	struct epoll_event event = { .events = EPOLLIN };
-	socklen_t len = sizeof(address);
+	socklen_t len;
 	pthread_t threads[WORKERS], thread;
 	int i, one = 1, told = 0, is_exec, shares = -1;
 	unsigned want, turn;
@@ -152,12 +154,7 @@ int main(int argc, char **argv)
 	is_exec = argc > 1 && !strcmp(argv[1], "exec");
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
-	server = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	address.sin_family = AF_INET;
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
-		return 1;
+	server = loopback_server(SOCK_CLOEXEC, &address);
 	for (i = 0; i < WORKERS; i++) {
 		epolls[i] = epoll_create1(EPOLL_CLOEXEC);
 		added[i] = fcntl(server, F_DUPFD_CLOEXEC, 0);

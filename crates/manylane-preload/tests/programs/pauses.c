@@ -25,6 +25,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "loopback.h"
+
 #define FLOWS 32
 #define MOST 8
 
@@ -110,7 +112,6 @@ static int pauses(pid_t tid)
 int main(int argc, char **argv)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET };
-	socklen_t len = sizeof(address);
 	unsigned receivers, turns, sent = 0, i;
 	int clients[FLOWS], seen = 0;
 	pthread_t threads[MOST];
@@ -124,11 +125,7 @@ int main(int argc, char **argv)
 	turns = atoi(argv[3]);
 	if (receivers > MOST)
 		return 2;
-	server = socket(AF_INET, SOCK_DGRAM, 0);
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
-		return 1;
+	server = loopback_server(0, &address);
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (i = 0; i < receivers; i++)

@@ -30,6 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "loopback.h"
+
 #define FLOWS 16
 /* The longest that a wait may last, and calls that may be made in such a time:
  * some that are cut short, before one that is not, by each of three threads. */
@@ -108,7 +110,6 @@ int main(int argc, char **argv)
 {
 	_Atomic unsigned long *calls = dlsym(RTLD_DEFAULT, "counted_calls");
 	pthread_t thread;
-	socklen_t len = sizeof(address);
 	unsigned long calls_before, turns_before, most;
 	long start;
 	int i;
@@ -117,12 +118,7 @@ int main(int argc, char **argv)
 		return 2;
 	pattern = argv[1];
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	server = socket(AF_INET, SOCK_DGRAM, 0);
-	address.sin_family = AF_INET;
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
-		return 1;
+	server = loopback_server(0, &address);
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	/* The first one keeps the program's own socket. */

@@ -30,6 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "loopback.h"
+
 #define FLOWS 16
 #define RECEIVERS 4
 #define HARMED 2
@@ -302,7 +304,6 @@ static void do_harm(void)
 int main(int argc, char **argv)
 {
 	unsigned i, once = 0, never = 0, often = 0;
-	socklen_t len = sizeof(address);
 	int poll_like;
 	pid_t self = getpid();
 	long idle;
@@ -315,13 +316,7 @@ int main(int argc, char **argv)
 	state = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE,
 		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	poll_like = strcmp(pattern, "block");
-	server = socket(AF_INET, SOCK_DGRAM | (poll_like ? SOCK_NONBLOCK : 0),
-			0);
-	address.sin_family = AF_INET;
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	if (bind(server, (void *)&address, sizeof(address)) ||
-	    getsockname(server, (void *)&address, &len))
-		die("bind");
+	server = loopback_server(poll_like ? SOCK_NONBLOCK : 0, &address);
 	for (i = 0; i < FLOWS; i++)
 		ports[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (i = 0; i < RECEIVERS; i++) {

@@ -5,11 +5,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_sys::shim::{FREE, NO_LANE, Reason, ReportFile};
+use manylane_sys::shim::{FREE, NO_LANE, Reason, Receiver, ReportFile};
 
 /// Longest that a program may take, frozen or not.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -79,6 +79,15 @@ impl Outcome {
     pub fn calls(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").0.report();
         report.receivers.iter().map(|slot| slot.rx_batches.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Datagrams that all receivers sent, and calls of the kernel that it took.
+    pub fn sent(&self) -> (u64, u64) {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let sum = |of: fn(&Receiver) -> &AtomicU64| {
+            report.receivers.iter().map(|slot| of(slot).load(Ordering::Relaxed)).sum()
+        };
+        (sum(|slot| &slot.tx_datagrams), sum(|slot| &slot.tx_batches))
     }
 
     /// Datagrams that receivers took from lanes of others.

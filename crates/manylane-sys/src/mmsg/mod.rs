@@ -7,4 +7,4 @@ mod recv;
 mod send;
 
 pub use recv::{BackControls, Message, RecvOptions, RecvRing, Sums, Wait};
-pub use send::{MAX_PAYLOAD, SendBatch, SendOptions, SendRing};
+pub use send::{SendBatch, SendOptions, SendRing, fits};

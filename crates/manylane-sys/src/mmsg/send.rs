@@ -8,8 +8,17 @@ use crate::addr::{SockAddr, Source};
 use crate::control::SendControl;
 use crate::map::{Fixed, Mapping};
 
-/// Largest payload of a UDP datagram over IPv4; over IPv6 it is 20 bytes more, which nobody counts on.
-pub const MAX_PAYLOAD: usize = 65_507;
+/// Largest payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20 and 8 bytes.
+const MAX_PAYLOAD: usize = 65_507;
+/// Largest payload over IPv6, whose own header its length does not count (RFC 8200, section 3).
+const MAX_PAYLOAD_V6: usize = 65_527;
+
+/// Whether a datagram to `peer` can have so many bytes of payload.
+#[inline]
+#[must_use]
+pub fn fits(peer: &SockAddr, len: usize) -> bool {
+    len <= MAX_PAYLOAD || (len <= MAX_PAYLOAD_V6 && peer.is_v6() && !peer.is_v4_mapped())
+}
 /// `UDP_MAX_SEGMENTS` of kernels before 6.9; later ones take twice as many.
 const MAX_SEGMENTS: u16 = 64;
 /// Largest datagram that joins a train: larger ones do not fit an Ethernet frame, and the kernel refuses trains
@@ -217,14 +226,14 @@ impl<'a> SendBatch<'a> {
     /// ring is full or the payload is longer than a datagram can be.
     #[inline]
     pub fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: &'a [u8]) -> bool {
-        data.len() <= MAX_PAYLOAD && self.ring.push(peer, source, data.as_ptr(), data.len())
+        fits(peer, data.len()) && self.ring.push(peer, source, data.as_ptr(), data.len())
     }
 
     /// Space in the ring for a payload of up to `len` bytes, for [`push_reserved`](Self::push_reserved); none if
     /// there is not so much left.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        if len > MAX_PAYLOAD || len > ARENA - self.ring.arena_used {
+        if len > MAX_PAYLOAD_V6 || len > ARENA - self.ring.arena_used {
             return None;
         }
         // SAFETY: the range lies inside the arena, which started zeroed; what is queued lies before it.
@@ -237,7 +246,7 @@ impl<'a> SendBatch<'a> {
     /// nothing, if the ring is full; the bytes stay as they are.
     #[inline]
     pub fn push_reserved(&mut self, peer: &SockAddr, source: Option<Source>, len: usize) -> bool {
-        if len > MAX_PAYLOAD || len > ARENA - self.ring.arena_used {
+        if !fits(peer, len) || len > ARENA - self.ring.arena_used {
             return false;
         }
         let data = self.ring.arena.as_ptr().wrapping_add(self.ring.arena_used);

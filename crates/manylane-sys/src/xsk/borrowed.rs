@@ -107,6 +107,21 @@ impl Borrowed {
         !Consumer::resume(self.rings.rx).is_empty()
     }
 
+    /// Packets that wait to be taken; for a look from outside, wrong for a moment only.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        // Who takes meanwhile may have moved one counter between the loads of both.
+        Consumer::resume(self.rings.rx).waiting().min(self.terms.ring)
+    }
+
+    /// What the kernel counted of it.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn statistics(&self) -> io::Result<super::Statistics> {
+        super::statistics(self.socket.as_fd())
+    }
+
     /// Packets that nobody got, of all who share the queue: broken ones.
     #[must_use]
     pub fn refused(&self) -> u64 {

@@ -9,10 +9,12 @@
 //! | [`churn`] | whether lanes that come and go lose datagrams |
 //! | [`rtt`] | how long answers take, with each way to wait, and what that costs |
 //! | [`flap`] | what is lost when a program, a second socket or a link comes and goes |
+//! | [`flood`] | what a flood does to those who are no part of it, with limits and without |
 
 pub mod batch;
 pub mod churn;
 pub mod flap;
+pub mod flood;
 pub mod gso;
 pub mod replies;
 pub mod rtt;

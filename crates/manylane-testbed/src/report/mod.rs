@@ -2,6 +2,7 @@
 
 pub mod batch;
 mod conclusion;
+pub mod flood;
 pub mod lab;
 mod plots;
 pub mod rtt;
@@ -246,6 +247,7 @@ fn about<R>(page: &mut String, document: &Document<BenchSettings, R>) -> Result<
         ),
     );
     entry("Kernel", &machine.kernel);
+    entry("Idle processors", &machine.idle);
     entry("Mitigations", &machine.mitigations.join("; "));
     entry("Traffic", &format!("{} over {} ({})", settings.sender, settings.device, settings.setup));
     entry("Processor of the sender", &cpus(&settings.sender_cpus));

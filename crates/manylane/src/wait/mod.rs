@@ -24,6 +24,7 @@ use manylane_sys::uring::UringRecv;
 
 use crate::config::Engine;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::uring;
 
 /// Longest time without sleep: a lane has to notice a stop.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1);
@@ -170,7 +171,10 @@ pub(crate) fn epoll_busy_poll() -> Result<()> {
 
 /// Tries it on a ring.
 pub(crate) fn uring_napi() -> Result<()> {
-    UringRecv::try_busy_poll().map_err(|err| Error::system("IORING_REGISTER_NAPI: needs Linux 6.9", err))
+    uring::elsewhere(|| {
+        let tried = UringRecv::try_busy_poll();
+        tried.map_err(|err| Error::system("IORING_REGISTER_NAPI: needs Linux 6.9", err))
+    })
 }
 
 #[cfg(test)]

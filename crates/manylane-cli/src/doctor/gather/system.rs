@@ -52,6 +52,8 @@ fn cpu(files: &Files, facts: &mut Facts) {
     let cpu = &mut facts.cpu;
     cpu.online = files.list(&format!("{CPUS}/online")).unwrap_or_default();
     cpu.isolated = files.list(&format!("{CPUS}/isolated")).unwrap_or_default();
+    cpu.idle_governor = files.text(&format!("{CPUS}/cpuidle/current_governor"));
+    cpu.halt_poll_ns = files.number("sys/module/haltpoll/parameters/guest_halt_poll_ns");
     for &number in &cpu.online {
         let siblings = files.list(&format!("{CPUS}/cpu{number}/topology/thread_siblings_list"));
         if let Some(siblings) = siblings

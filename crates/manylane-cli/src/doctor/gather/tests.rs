@@ -68,6 +68,8 @@ fn settings_processors_and_privileges() {
         ("sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "1\n"),
         ("sys/devices/system/cpu/cpu2/topology/thread_siblings_list", "0,2\n"),
         ("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave\n"),
+        ("sys/devices/system/cpu/cpuidle/current_governor", "haltpoll\n"),
+        ("sys/module/haltpoll/parameters/guest_halt_poll_ns", "0\n"),
         ("sys/devices/system/node/node0/cpulist", "0-1\n"),
         ("sys/devices/system/node/node1/cpulist", "2-3\n"),
         ("proc/12/comm", "bash\n"),
@@ -89,6 +91,7 @@ fn settings_processors_and_privileges() {
         (facts.cpu.siblings, facts.cpu.governors),
         (vec![vec![0, 2]], [(1, "powersave".into())].into())
     );
+    assert_eq!((facts.cpu.idle_governor.as_deref(), facts.cpu.halt_poll_ns), (Some("haltpoll"), Some(0)));
     assert_eq!(facts.cpu.nodes, [(0, 0), (1, 0), (2, 1), (3, 1)].into());
     assert_eq!(facts.irqbalance, Some(345));
     // What is not there is told.

@@ -14,6 +14,13 @@ pub(super) const RULES: &[Rule] = &[
         judge: governor_slow,
     },
     Rule {
+        id: "halts-at-once",
+        cost: 26,
+        meaning: "Idle processors of this virtual machine halt without looking for work first: the hypervisor wakes them, tens of microseconds late, and each lane that sleeps pays for that.",
+        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has processors to spare: idle ones then look for so many nanoseconds at most, which the host sees as work.",
+        judge: halts_at_once,
+    },
+    Rule {
         id: "smt-shared",
         cost: 6,
         meaning: "Two processors each are threads of one core: two lanes there share what one would have.",
@@ -55,6 +62,36 @@ fn governor_slow(facts: &Facts, found: &mut Found<'_>) {
     }
     // One line for all.
     finding.run = vec!["cpupower frequency-set -g performance".into()];
+}
+
+fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
+    /// The kernel's own setting: who has another one has chosen it.
+    const USUAL_NS: u64 = 200_000;
+    match facts.cpu.idle_governor.as_deref() {
+        Some("haltpoll") => {}
+        Some(_) => return,
+        None => {
+            return found.unknown(
+                "the kernel does not tell how its processors idle (no /sys/devices/system/cpu/cpuidle)",
+            );
+        }
+    }
+    match facts.cpu.halt_poll_ns {
+        Some(0) => {
+            let target =
+                Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
+            found
+                .add(
+                    Severity::Note,
+                    "an idle processor halts at once (cpuidle governor haltpoll, guest_halt_poll_ns is 0)",
+                    "A lane that sleeps is woken by way of the hypervisor; one whose processor still looks has it in a few microseconds.",
+                )
+                // The host pays for it, and the kernel's own setting is another: somebody wanted it so.
+                .set_if_named(Change::new(target, USUAL_NS));
+        }
+        Some(_) => {}
+        None => found.unknown("/sys/module/haltpoll/parameters cannot be read"),
+    }
 }
 
 fn smt_shared(facts: &Facts, found: &mut Found<'_>) {

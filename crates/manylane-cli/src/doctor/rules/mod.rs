@@ -3,6 +3,7 @@
 mod cpu;
 mod device;
 mod loss;
+mod sending;
 mod socket;
 mod system;
 #[cfg(test)]
@@ -26,10 +27,11 @@ pub(crate) struct Rule {
 
 /// All rules, those that cost most first.
 pub(crate) fn all() -> Vec<&'static Rule> {
-    let mut all: Vec<&Rule> = [loss::RULES, socket::RULES, device::RULES, system::RULES, cpu::RULES]
-        .into_iter()
-        .flatten()
-        .collect();
+    let mut all: Vec<&Rule> =
+        [loss::RULES, socket::RULES, device::RULES, sending::RULES, system::RULES, cpu::RULES]
+            .into_iter()
+            .flatten()
+            .collect();
     all.sort_by_key(|rule| std::cmp::Reverse(rule.cost));
     all
 }
@@ -65,6 +67,7 @@ impl Found<'_> {
             why: why.into(),
             run: Vec::new(),
             changes: Vec::new(),
+            only_named: false,
         });
         // Just pushed.
         let last = self.verdict.findings.len() - 1;
@@ -98,6 +101,12 @@ impl Finding {
         self.run.push(change.command());
         self.changes.push(change);
         self
+    }
+
+    /// A setting to change only if the user names the finding.
+    fn set_if_named(&mut self, change: Change) -> &mut Self {
+        self.only_named = true;
+        self.set(change)
     }
 
     /// A sysctl to raise, unless it is that high already; where it cannot be seen, where to look.

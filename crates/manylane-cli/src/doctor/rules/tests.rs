@@ -63,6 +63,7 @@ fn well() -> Facts {
         cpu: Cpu {
             online: vec![0, 1],
             governors: [(0, "performance".to_owned()), (1, "performance".to_owned())].into(),
+            idle_governor: Some("menu".into()),
             nodes: [(0, 0), (1, 0)].into(),
             ..Cpu::default()
         },
@@ -155,6 +156,7 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
             f.devices[1].coalescing =
                 Some(Coalescing { rx_usecs: Some(0), rx_frames: Some(1), adaptive: Some(false) });
         }),
+        ("xps-off", Note, |f| f.devices[1].xps = Some(vec![vec![], vec![]])),
         ("threaded-napi", Note, |f| f.devices[1].threaded = Some(true)),
         ("jit-off", Wrong, |f| {
             f.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
@@ -174,6 +176,9 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         ("feature-missing", Note, |f| f.features[2].missing = Some("ENOPROTOOPT".into())),
         ("governor-slow", Note, |f| {
             f.cpu.governors.insert(1, "powersave".into());
+        }),
+        ("halts-at-once", Note, |f| {
+            (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
         }),
         ("smt-shared", Note, |f| f.cpu.siblings = vec![vec![0, 1]]),
         ("isolated-idle", Note, |f| f.cpu.isolated = vec![1]),
@@ -222,7 +227,7 @@ fn each_rule_fires_alone_on_what_it_is_about() {
 
 #[test]
 fn what_cannot_be_seen_is_unknown_and_not_well() {
-    let cases: [(&str, Cause); 14] = [
+    let cases: [(&str, Cause); 17] = [
         ("socket-drops", |f| drop(f.gaps.insert("sockets".into(), "x".into()))),
         ("receive-buffer-full", |f| f.losses.udp4 = None),
         ("udp-memory-full", |f| f.losses.udp4 = None),
@@ -235,10 +240,16 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
             f.devices[1].channels = None;
             (f.devices[1].rx_queues, f.devices[1].rps) = (Some(1), None);
         }),
+        ("xps-off", |f| {
+            f.gaps.insert("sysfs".into(), "x".into());
+            f.devices[1].xps = None;
+        }),
         ("no-native-xdp", |f| f.devices[1].xdp_features = None),
         ("jit-off", |f| f.sysctls.retain(|name, _| name != "net.core.bpf_jit_enable")),
         ("rmem-max-small", |f| f.sysctls.retain(|name, _| name != "net.core.rmem_max")),
         ("governor-slow", |f| f.cpu.governors.clear()),
+        ("halts-at-once", |f| f.cpu.idle_governor = None),
+        ("halts-at-once", |f| f.cpu.idle_governor = Some("haltpoll".into())),
         ("xdp-needs-privileges", |f| f.privileges.capabilities = None),
     ];
     for (id, hide) in cases {
@@ -307,6 +318,26 @@ fn tune_does_not_weigh_the_reasons_of_others() {
 }
 
 #[test]
+fn what_the_host_pays_for_is_set_only_if_it_is_named() {
+    let judged = |governor: &str, nanos| {
+        let mut facts = well();
+        (facts.cpu.idle_governor, facts.cpu.halt_poll_ns) = (Some(governor.into()), nanos);
+        judge(&facts).findings
+    };
+    let findings = judged("haltpoll", Some(0));
+    let finding = find(&findings, "halts-at-once");
+    let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
+    assert!(target.is_of_the_machine() && finding.only_named);
+    assert_eq!(finding.changes, [Change::new(target, 200_000)]);
+    // One that looks already, and another governor, for which the number means nothing.
+    assert!(judged("haltpoll", Some(50_000)).is_empty() && judged("menu", Some(0)).is_empty());
+    // All others go by --all.
+    let mut facts = well();
+    facts.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
+    assert!(!find(&judge(&facts).findings, "jit-off").only_named);
+}
+
+#[test]
 fn the_hash_gets_ports_and_keeps_what_it_has() {
     let set = |fields| {
         let mut facts = well();
@@ -353,6 +384,29 @@ fn interrupts_are_spread_over_processors_that_may_work() {
     assert_eq!(set(&facts), ["0", "1", "0"]);
     facts.devices[1].numa = None;
     assert_eq!(set(&facts), ["0", "1", "2"]);
+}
+
+#[test]
+fn each_send_queue_gets_processors_of_its_own() {
+    for (cpus, queues, expected) in [
+        (vec![0, 1], 2, &["1", "2"][..]),
+        (vec![0, 1, 2, 3], 2, &["5", "a"]),
+        (vec![0, 1], 4, &["1", "2", "1", "2"]),
+    ] {
+        let mut facts = well();
+        facts.cpu.online = cpus;
+        facts.devices[1].xps = Some(vec![vec![]; queues]);
+        let verdict = judge(&facts);
+        let changes: Vec<&str> =
+            find(&verdict.findings, "xps-off").changes.iter().map(|change| change.value.as_str()).collect();
+        assert_eq!(changes, expected);
+    }
+    // One queue, or a driver that has set them: nothing to say.
+    for xps in [vec![vec![]], vec![vec![0], vec![]]] {
+        let mut facts = well();
+        facts.devices[1].xps = Some(xps);
+        assert!(judge(&facts).findings.is_empty());
+    }
 }
 
 #[test]

@@ -18,8 +18,8 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use manylane_sys::hops::{self, Hop, Hops, Pair};
@@ -73,6 +73,43 @@ pub struct Lender {
     peers: HashMap<[IpAddr; 2], Peer>,
     turn: usize,
     gate: Gate,
+    rings: LentRings,
+}
+
+/// How full the receive ring of a queue is that was lent, and what that cost so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LentRing {
+    /// The program's socket.
+    pub socket: SocketAddr,
+    /// The device.
+    pub device: String,
+    /// The queue of it.
+    pub queue: u32,
+    /// Frames that wait for the program, and for how many there is room.
+    pub waiting: u32,
+    /// Entries of the ring.
+    pub entries: u32,
+    /// Frames that found no room.
+    pub dropped: u64,
+}
+
+/// The receive rings that are lent, as they were a moment ago (50 ms at most).
+#[derive(Clone, Debug, Default)]
+pub struct LentRings(Arc<Mutex<Vec<LentRing>>>);
+
+impl LentRings {
+    /// All of them.
+    #[must_use]
+    pub fn look(&self) -> Vec<LentRing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, rings: impl Iterator<Item = LentRing>) {
+        let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        there.clear();
+        there.extend(rings);
+    }
 }
 
 struct LentDevice {
@@ -156,6 +193,7 @@ impl Lender {
             peers: HashMap::new(),
             turn: 0,
             gate: Gate::default(),
+            rings: LentRings::default(),
         };
         Ok((lender, theirs))
     }
@@ -171,6 +209,12 @@ impl Lender {
     #[must_use]
     pub fn gate(&self) -> Gate {
         self.gate.clone()
+    }
+
+    /// By what the rings are looked at while it [runs](Self::run).
+    #[must_use]
+    pub fn rings(&self) -> LentRings {
+        self.rings.clone()
     }
 
     /// Lends until `stop` is set, or nothing can be waited for any more.
@@ -192,6 +236,7 @@ impl Lender {
             if self.push_on() {
                 sent = Instant::now();
             }
+            self.look_at_rings();
             self.keep_hops();
             let changed = self.has_changed.swap(false, Ordering::AcqRel);
             if changed || look.elapsed() >= TURN {
@@ -388,6 +433,23 @@ impl Lender {
             }
         }
         any
+    }
+
+    /// Notes how full the rings are, for whoever asks.
+    fn look_at_rings(&self) {
+        let ring = |loan: &Loan, member: &Member| {
+            let lent = self.devices.iter().find(|lent| lent.device.index == member.terms.ifindex)?;
+            Some(LentRing {
+                socket: loan.addr,
+                device: lent.device.name.clone(),
+                queue: member.terms.queue,
+                waiting: member.view.waiting(),
+                entries: member.terms.ring,
+                dropped: member.view.statistics().map_or(0, |seen| seen.rx_ring_full + seen.rx_dropped),
+            })
+        };
+        let of = |loan| move |member| ring(loan, member);
+        self.rings.replace(self.loans.iter().flat_map(|loan| loan.members.iter().filter_map(of(loan))));
     }
 
     /// Enters what lanes ask for, and what has changed of it.

@@ -1,0 +1,76 @@
+//! Replies that are kept to be sent together arrive exactly once, in order and byte by byte, whatever the thread that kept them does
+//! next, and whatever becomes of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use manylane_sys::shim::Reason;
+use manylane_testbed::skip;
+use support::{Outcome, build, laned, plain};
+
+fn replies(case: &str, batch: &str) -> Outcome {
+    let program = build("replies");
+    let without = plain(&program, &[case]);
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_LINGER", "0")];
+    let with = laned(&program, &[case], &vars);
+    assert_eq!(with.output, without.output, "{case}");
+    let (sent, calls) = with.sent();
+    assert!(calls < sent, "{case}: {calls} calls for {sent} replies");
+    with
+}
+
+fn all(cases: &[&str]) {
+    for case in cases {
+        assert_eq!(replies(case, "32").reasons(), [""; 0], "{case}");
+    }
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_the_thread_waits() {
+    all(&["poll", "select", "epoll", "read", "sleep"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_what_others_could_see() {
+    all(&["write", "close", "other", "fork", "option"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_when_the_thread_ends() {
+    all(&["thread", "cancel", "closed"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_when_the_process_ends() {
+    all(&["exit", "_exit", "quick", "exec"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_for_threads_that_are_away_and_for_the_dead() {
+    all(&["look", "die"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_a_fall() {
+    assert_eq!(replies("fall", "32").reasons(), ["option"]);
+}
+
+#[test]
+fn loopback_few_replies_are_kept_where_few_are_taken_ahead() {
+    replies("poll", "2");
+    replies("write", "3");
+}
+
+#[test]
+fn netns_a_reply_that_fails_is_told_with_the_next_one() {
+    if !skip::need_root("netns_a_reply_that_fails_is_told_with_the_next_one") {
+        return;
+    }
+    let program = build("replies");
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
+    let with = laned(&program, &["error"], &vars);
+    assert_eq!(with.output, "then Network is unreachable\nthen sent\n");
+    assert!(with.count(Reason::ReplyFailed) > 0);
+    assert_eq!(with.reasons(), ["reply-failed"]);
+}

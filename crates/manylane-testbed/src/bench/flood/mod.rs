@@ -1,0 +1,250 @@
+//! `bench flood`: what a flood does to those who are no part of it, with limits and without.
+//!
+//! | part | asks |
+//! |---|---|
+//! | `clients` | how many requests of regular clients are answered beside a flood of ten times what the server can do |
+//! | `sources` | what grows, and who pauses for longer, with 100,000 new sources per second than with one source |
+//! | `program` | how long a program that only wants to run is kept from it |
+//!
+//! The flood is made on the sender's processor, where the other end of the link takes it, too; the one lane is on another.
+
+mod clients;
+mod pauses;
+mod program;
+mod server;
+mod sources;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use manylane::{Engine, Limit};
+
+use super::{Director, Limits, Options, Setup, go_on};
+use crate::host::Host;
+use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
+use crate::stats::interleaved;
+
+/// Payload of every datagram.
+const SIZE: usize = 32;
+/// What a request costs the server, in parts `clients` and `program`.
+const WORK: Duration = Duration::from_micros(10);
+/// The flood that `clients` has, in times of the no-loss rate.
+const TIMES: f64 = 10.0;
+/// The flood of `program`, in datagrams per second.
+const PROGRAM_PPS: f64 = 1e6;
+/// Links of the testbed: `sources` needs a server on each of two.
+pub const LINKS: usize = 2;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Regular clients beside a flood.
+    Clients,
+    /// New sources all the time.
+    Sources,
+    /// A program beside a flood.
+    Program,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Clients, Self::Sources, Self::Program];
+
+    /// The name in tables, documents and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clients => "clients",
+            Self::Sources => "sources",
+            Self::Program => "program",
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|part| part.name() == text);
+        found.ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// What is asked beside the options that all benchmarks have.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The parts, in their order.
+    pub parts: Vec<Part>,
+    /// The limit of the server where it has one, in `clients` and `program`.
+    pub limit: Limit,
+    /// How long there are new sources, in all rounds together; the load of one source is as long.
+    pub sources: Duration,
+}
+
+/// One way in which a server is flooded.
+struct Variant {
+    name: &'static str,
+    engine: Engine,
+    limit: bool,
+    flood: bool,
+}
+
+impl Variant {
+    fn receiver(&self) -> &'static str {
+        if self.engine == Engine::Xdp { "lane/xdp" } else { "lane/mmsg" }
+    }
+}
+
+/// Where it happens.
+struct Bed {
+    from: Host,
+    to: Host,
+    lane_cpu: usize,
+    sender_cpu: usize,
+    /// Datagrams that one call of a server takes at most.
+    batch: usize,
+}
+
+/// Runs the benchmark. The setup must be a testbed with [`LINKS`] links.
+///
+/// # Errors
+/// Without a second processor; when a server or a sender fails, or when it is stopped.
+pub fn run(
+    setup: &mut Setup,
+    options: &Options,
+    plan: &Plan,
+    director: &mut dyn Director,
+) -> Result<Document<BenchSettings, FloodRow>> {
+    let (from, to) = setup.hosts().context("bench flood needs a testbed (root)")?;
+    let cpus = setup.sender_cpu().zip(setup.receiver_cpus().first().copied());
+    let (sender_cpu, lane_cpu) =
+        cpus.context("the flood and the lane need a processor each: there is one")?;
+    ensure!(setup.device_names().len() == LINKS, "bench flood needs a testbed of {LINKS} links");
+    let bed = Bed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu, batch: options.batch };
+    let mut settings = options.settings(setup, &Limits::default());
+    settings.receivers = vec!["lane/xdp".into(), "lane/mmsg".into()];
+    // Lanes and rings are as they are by default.
+    settings.receiver_cpus = vec![lane_cpu];
+    (settings.linger_micros, settings.xdp_linger_micros) = (Vec::new(), Vec::new());
+    let mut measured = Measured { bed, options, plan, done: 0, planned: 0, notes: Vec::new() };
+    measured.planned = plan.parts.iter().map(|part| options.rounds * variants(*part)).sum();
+    let mut rows = Vec::new();
+    for part in &plan.parts {
+        rows.extend(measured.part(*part, director).with_context(|| format!("part {part}"))?);
+    }
+    settings.notes.extend(measured.notes);
+    director.progress(1.0, "done");
+    Ok(Document::new(BENCH_FLOOD, settings, rows))
+}
+
+fn variants(part: Part) -> usize {
+    match part {
+        Part::Clients => clients::VARIANTS.len(),
+        Part::Sources => sources::VARIANTS.len(),
+        Part::Program => program::VARIANTS.len(),
+    }
+}
+
+/// A run.
+struct Measured<'a> {
+    bed: Bed,
+    options: &'a Options,
+    plan: &'a Plan,
+    done: usize,
+    planned: usize,
+    notes: Vec<String>,
+}
+
+impl Measured<'_> {
+    fn part(&mut self, part: Part, director: &mut dyn Director) -> Result<Vec<FloodRow>> {
+        let with = (self.options, self.plan);
+        match part {
+            Part::Clients => {
+                let at = clients::regular(&self.bed)?;
+                let pps = match self.options.pps {
+                    Some(pps) => pps,
+                    None => {
+                        director.progress(0.0, "clients: looking for the no-loss rate");
+                        let most = clients::no_loss(&self.bed, &|| go_on(director.stop()))?;
+                        self.notes.push(format!("no-loss rate of the server: {most:.0} per second"));
+                        TIMES * most
+                    }
+                };
+                let samples = self.turns(part, director, |bed, variant, round, director| {
+                    clients::sample(bed, with, (&clients::VARIANTS[variant], at, pps), round, director.stop())
+                })?;
+                Ok(rows(part, &clients::VARIANTS, samples))
+            }
+            Part::Program => {
+                let pps = self.options.pps.unwrap_or(PROGRAM_PPS);
+                let samples = self.turns(part, director, |bed, variant, round, director| {
+                    program::sample(bed, with, (&program::VARIANTS[variant], pps), round, director.stop())
+                })?;
+                Ok(rows(part, &program::VARIANTS, samples))
+            }
+            Part::Sources => {
+                let pair = sources::Pair::start(&self.bed)?;
+                let length = self.plan.sources.div_f64(self.options.rounds as f64);
+                let samples = self.turns(part, director, |bed, which, round, director| {
+                    pair.sample(bed, which, (round, length), director.stop())
+                });
+                pair.stop()?;
+                let named = sources::VARIANTS.iter().zip(samples?);
+                let row =
+                    |(name, samples): (&&str, _)| FloodRow::of(part.name(), name, "lane/xdp", SIZE, samples);
+                Ok(named.map(row).collect())
+            }
+        }
+    }
+
+    /// The samples of each variant of a part, interleaved.
+    fn turns(
+        &mut self,
+        part: Part,
+        director: &mut dyn Director,
+        mut sample: impl FnMut(&Bed, usize, usize, &mut dyn Director) -> Result<FloodSample>,
+    ) -> Result<Vec<Vec<FloodSample>>> {
+        let mut samples = vec![Vec::new(); variants(part)];
+        for (round, order) in interleaved(self.options.rounds, samples.len()).enumerate() {
+            for variant in order {
+                go_on(director.stop())?;
+                let name = match part {
+                    Part::Clients => clients::VARIANTS[variant].name,
+                    Part::Sources => sources::VARIANTS[variant],
+                    Part::Program => program::VARIANTS[variant].name,
+                };
+                director.progress(self.done as f64 / self.planned as f64, &format!("{part}: {name}"));
+                samples[variant].push(sample(&self.bed, variant, round, director).context(name)?);
+                self.done += 1;
+            }
+        }
+        Ok(samples)
+    }
+}
+
+fn rows(part: Part, variants: &[Variant], samples: Vec<Vec<FloodSample>>) -> Vec<FloodRow> {
+    let row = |(variant, samples): (&Variant, _)| {
+        FloodRow::of(part.name(), variant.name, variant.receiver(), SIZE, samples)
+    };
+    variants.iter().zip(samples).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_back() {
+        for part in Part::ALL {
+            assert_eq!(part.name().parse(), Ok(part));
+        }
+        assert!("lunch".parse::<Part>().unwrap_err().contains("sources"));
+    }
+}

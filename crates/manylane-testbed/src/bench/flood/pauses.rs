@@ -1,0 +1,227 @@
+//! Who is kept from running, and for how long.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use manylane_sys::cpu;
+
+use crate::machine;
+use crate::schema::{FloodGap, FloodPauses, PAUSE_BINS};
+
+/// Gaps of a program that are looked at: shorter ones are ticks of the clock.
+const LOOKED_AT: Duration = Duration::from_micros(200);
+/// How often the clocks of a thread are read while there are no gaps: they run apart from that of the wall.
+const READ: Duration = Duration::from_millis(10);
+/// What an observer sleeps for.
+const PERIOD: Duration = Duration::from_micros(100);
+const MILLI: u64 = 1_000_000;
+
+/// Pauses by their length. One thread adds to it, others take what it has.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    bins: [AtomicU64; PAUSE_BINS],
+    longest: AtomicU64,
+    over_1ms: AtomicU64,
+    over_10ms: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn add(&self, pause: Duration) {
+        let nanos = pause.as_nanos() as u64;
+        let more = |count: &AtomicU64, by: bool| _ = count.fetch_add(u64::from(by), Ordering::Relaxed);
+        more(&self.bins[bin(nanos / 1000)], true);
+        more(&self.over_1ms, nanos > MILLI);
+        more(&self.over_10ms, nanos > 10 * MILLI);
+        self.longest.fetch_max(nanos, Ordering::Relaxed);
+    }
+
+    /// What there was since the last call.
+    pub(super) fn take(&self, who: &str, cpu: usize, seconds: f64, steal: &Steal) -> FloodPauses {
+        let taken = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
+        FloodPauses {
+            who: who.into(),
+            cpu,
+            seconds,
+            longest_ms: taken(&self.longest) as f64 / MILLI as f64,
+            over_1ms: taken(&self.over_1ms),
+            over_10ms: taken(&self.over_10ms),
+            steal_ms: steal.of(cpu),
+            histogram: self.bins.iter().map(taken).collect(),
+            ..FloodPauses::default()
+        }
+    }
+
+    pub(super) fn forget(&self) {
+        self.bins.iter().chain([&self.longest, &self.over_1ms, &self.over_10ms]).for_each(|count| {
+            count.store(0, Ordering::Relaxed);
+        });
+    }
+}
+
+fn bin(micros: u64) -> usize {
+    ((u64::BITS - micros.leading_zeros()) as usize).min(PAUSE_BINS - 1)
+}
+
+/// What the hypervisor took of each processor, since this was made.
+pub(super) struct Steal(Vec<u64>);
+
+impl Steal {
+    pub(super) fn start() -> Self {
+        Self(machine::steal_ns())
+    }
+
+    fn of(&self, cpu: usize) -> f64 {
+        let at = |all: &[u64]| all.get(cpu).copied().unwrap_or(0);
+        at(&machine::steal_ns()).saturating_sub(at(&self.0)) as f64 / MILLI as f64
+    }
+}
+
+/// A program that wants to run all the time, on a processor: it looks at the clock again and again. The time between two looks is a
+/// gap, and the kernel's clocks of the thread tell whose it was.
+///
+/// # Errors
+/// When it cannot be pinned there.
+pub(super) fn program(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<FloodPauses> {
+    cpu::pin(cpu).with_context(|| format!("cannot pin the program to CPU {cpu}"))?;
+    let (tally, steal, mut clocks) = (Tally::default(), Steal::start(), Clocks::start()?);
+    let (start, used) = (Instant::now(), cpu::thread_time());
+    let (mut apart, mut unstolen) = (Vec::new(), 0.0_f64);
+    let mut before = start;
+    while before - start < length && !stop.load(Ordering::Relaxed) {
+        let now = Instant::now();
+        let gap = now - before;
+        tally.add(gap);
+        before = now;
+        if gap >= LOOKED_AT {
+            let gap = clocks.take_apart(gap);
+            unstolen = unstolen.max(gap.ms - gap.stolen_ms);
+            if gap.ms > 1.0 {
+                apart.push(gap);
+            }
+            // To look is not to be kept from running.
+            before = Instant::now();
+        } else if now - clocks.read >= READ {
+            clocks.look();
+            before = Instant::now();
+        }
+    }
+    let (elapsed, used) = (start.elapsed().as_secs_f64(), (cpu::thread_time() - used).as_secs_f64());
+    Ok(FloodPauses {
+        longest_unstolen_ms: Some(unstolen),
+        share: Some(used / elapsed),
+        apart,
+        ..tally.take("program", cpu, elapsed, &steal)
+    })
+}
+
+/// The clocks of the calling thread. The wall's is the sum of three: what it ran (the kernel takes what was stolen off that where it is
+/// told of it), what it waited for others, and what is left, which was stolen.
+struct Clocks {
+    stat: File,
+    read: Instant,
+    ran: Duration,
+    waited: Duration,
+}
+
+impl Clocks {
+    fn start() -> Result<Self> {
+        let stat = File::open("/proc/thread-self/schedstat")
+            .context("/proc/thread-self/schedstat: the kernel needs CONFIG_SCHED_INFO")?;
+        let mut clocks = Self { stat, read: Instant::now(), ran: Duration::ZERO, waited: Duration::ZERO };
+        clocks.look();
+        Ok(clocks)
+    }
+
+    /// What ran by since the last look: waited for others, and stolen.
+    fn look(&mut self) -> (Duration, Duration) {
+        let mut text = [0; 96];
+        let len = self.stat.read_at(&mut text, 0).unwrap_or(0);
+        let words = String::from_utf8_lossy(&text[..len]);
+        let waited = words.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok());
+        let waited = waited.map_or(self.waited, Duration::from_nanos);
+        let (now, ran) = (Instant::now(), cpu::thread_time());
+        let others = waited.saturating_sub(self.waited);
+        let stolen = (now - self.read).saturating_sub(ran.saturating_sub(self.ran)).saturating_sub(others);
+        (self.read, self.ran, self.waited) = (now, ran, waited);
+        (others, stolen)
+    }
+
+    fn take_apart(&mut self, gap: Duration) -> FloodGap {
+        let (others, stolen) = self.look();
+        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let waited = others.min(gap);
+        FloodGap { ms: ms(gap), waited_ms: ms(waited), stolen_ms: ms(stolen.min(gap - waited)) }
+    }
+}
+
+/// Sleeps for a moment again and again until `stop`, and counts how late it wakes up.
+pub(super) fn observe(cpu: usize, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+    cpu::pin(cpu).with_context(|| format!("cannot pin the observer to CPU {cpu}"))?;
+    while !stop.load(Ordering::Relaxed) {
+        let due = Instant::now() + PERIOD;
+        thread::sleep(PERIOD);
+        tally.add(Instant::now().saturating_duration_since(due));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_counted_by_length_and_taken_once() {
+        let (tally, steal) = (Tally::default(), Steal::start());
+        for micros in [0, 1, 3, 1000, 1001, 10_001, 100_000_000] {
+            tally.add(Duration::from_micros(micros));
+        }
+        let seen = tally.take("lane", 0, 2.0, &steal);
+        assert_eq!((seen.over_1ms, seen.over_10ms, seen.longest_ms), (3, 2, 100_000.0));
+        assert_eq!((seen.histogram.iter().sum::<u64>(), seen.over_1ms_per_second()), (7, 1.5));
+        let at = |micros: u64| seen.histogram[bin(micros)];
+        assert_eq!((at(0), at(1), at(3), at(1001), at(u64::MAX)), (1, 1, 1, 2, 1));
+        assert_eq!(tally.take("lane", 0, 1.0, &steal).histogram, [0; PAUSE_BINS]);
+        tally.add(Duration::from_secs(1));
+        tally.forget();
+        assert_eq!(tally.take("lane", 0, 1.0, &steal).longest_ms, 0.0);
+    }
+
+    #[test]
+    fn what_other_threads_had_is_waiting_and_not_stolen() {
+        let Some(&cpu) = machine::allowed_cpus().first() else { return };
+        let over = AtomicBool::new(false);
+        let seen = thread::scope(|scope| {
+            scope.spawn(|| {
+                cpu::pin(cpu).unwrap();
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            // Some turns of the scheduler's, whatever else there is.
+            let seen = program(cpu, Duration::from_millis(300), &AtomicBool::new(false));
+            over.store(true, Ordering::Relaxed);
+            seen.unwrap()
+        });
+        let parts = |part: fn(&FloodGap) -> f64| seen.apart.iter().map(part).sum::<f64>();
+        assert!(!seen.apart.is_empty() && seen.share.unwrap() < 0.95, "{seen:?}");
+        assert!(parts(|gap| gap.waited_ms) > 0.0, "{seen:?}");
+        for gap in &seen.apart {
+            assert!(
+                gap.waited_ms + gap.stolen_ms <= gap.ms + 1e-6 && gap.ms <= seen.longest_ms + 1e-6,
+                "{gap:?}"
+            );
+        }
+        assert!(seen.longest_unstolen_ms.unwrap() <= seen.longest_ms, "{seen:?}");
+    }
+
+    #[test]
+    fn a_program_that_is_told_to_stop_does() {
+        let cpu = machine::allowed_cpus()[0];
+        let seen = program(cpu, Duration::from_secs(600), &AtomicBool::new(true)).unwrap();
+        assert!(seen.seconds < 60.0);
+    }
+}

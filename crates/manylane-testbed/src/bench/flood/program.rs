@@ -1,0 +1,50 @@
+//! Part `program`: how long a program that only wants to run is kept from it in a flood, on the lane's processor and on that where
+//! the flood is made and taken from the link.
+
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use anyhow::{Result, anyhow};
+use manylane::Engine;
+
+use super::server::{Flood, Seen, Server};
+use super::{Bed, Plan, SIZE, Variant, pauses};
+use crate::bench::sample::Busy;
+use crate::bench::{Options, go_on};
+use crate::schema::FloodSample;
+use crate::traffic::Traffic;
+
+pub(super) const VARIANTS: [Variant; 4] = [
+    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, flood: false },
+    Variant { name: "kernel-sockets", engine: Engine::Mmsg, limit: false, flood: true },
+    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, flood: true },
+    Variant { name: "limit", engine: Engine::Xdp, limit: true, flood: true },
+];
+
+pub(super) fn sample(
+    bed: &Bed,
+    (options, plan): (&Options, &Plan),
+    (variant, pps): (&Variant, f64),
+    round: usize,
+    stop: &AtomicBool,
+) -> Result<FloodSample> {
+    let server = Server::start(&bed.to, bed.server(variant.engine, variant.limit.then_some(plan.limit)))?;
+    let pps = if variant.flood { pps } else { 0.0 };
+    let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, SIZE) };
+    let clock = Busy::start();
+    let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;
+    let seen = thread::scope(|scope| {
+        let programs = [bed.lane_cpu, bed.sender_cpu]
+            .map(|cpu| scope.spawn(move || pauses::program(cpu, options.duration, stop)));
+        programs.map(|program| program.join().map_err(|_| anyhow!("the program panicked"))?)
+    });
+    let sent = flood.map_or(Ok(0), Flood::stop)?;
+    go_on(stop)?;
+    let mut sample = server.stop()?.since(&Seen::default(), round, sent, &clock);
+    for seen in seen {
+        let seen = seen?;
+        let who = if seen.cpu == bed.lane_cpu { "program" } else { "program beside the sender" };
+        sample.pauses.push(crate::schema::FloodPauses { who: who.into(), ..seen });
+    }
+    Ok(sample)
+}

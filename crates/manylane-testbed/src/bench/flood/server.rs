@@ -1,0 +1,183 @@
+//! The server of a flood, and who floods it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use manylane::{Builder, Counters, Engine, Limit, Placement, WaitPolicy};
+use manylane_sys::{cpu, measure};
+
+use super::pauses::Tally;
+use crate::bench::sample::Busy;
+use crate::host::Host;
+use crate::schema::{FloodSample, Sample};
+use crate::traffic::live::LiveSender;
+use crate::traffic::{Sent, Traffic, Until};
+
+/// How a server shall be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) link: usize,
+    pub(super) cpu: usize,
+    pub(super) engine: Engine,
+    pub(super) limit: Option<Limit>,
+    /// What a request costs it.
+    pub(super) work: Duration,
+    pub(super) wait: WaitPolicy,
+    /// Datagrams that one call takes at most.
+    pub(super) batch: usize,
+}
+
+/// A server with one lane, and what that saw.
+pub(super) struct Server {
+    pub(super) addr: SocketAddr,
+    handle: manylane::Handle,
+    thread: thread::JoinHandle<manylane::Result<Counters>>,
+    /// Times between two calls of the closure.
+    pub(super) pauses: Arc<Tally>,
+    /// The lane's thread, once it has received something.
+    tid: Arc<AtomicI32>,
+}
+
+impl Server {
+    pub(super) fn start(host: &Host, wanted: Wanted) -> Result<Self> {
+        let addr = (host.ip4(wanted.link), 0);
+        let socket = host.run(move || {
+            let mut builder = Builder::new(addr)?;
+            builder
+                .engine(wanted.engine)
+                .lanes(1)
+                .placement(Placement::List(vec![wanted.cpu]))
+                .wait(wanted.wait);
+            builder.batch(wanted.batch);
+            if let Some(limit) = wanted.limit {
+                builder.limit(limit);
+            }
+            builder.open()
+        })?;
+        if let Some(why) = socket.fallback() {
+            return Err(anyhow!("engine {}: {why}", wanted.engine));
+        }
+        let (addr, handle) = (socket.local_addr(), socket.handle());
+        let (pauses, tid) = (Arc::<Tally>::default(), Arc::new(AtomicI32::new(0)));
+        let (tally, own) = (Arc::clone(&pauses), Arc::clone(&tid));
+        let serve = move || {
+            let mut before = None::<Instant>;
+            socket.serve(move |batch, out| {
+                match before {
+                    Some(before) => tally.add(before.elapsed()),
+                    None => own.store(cpu::thread_id(), Ordering::Relaxed),
+                }
+                for datagram in batch {
+                    let start = Instant::now();
+                    while start.elapsed() < wanted.work {}
+                    out.reply_borrowed(&datagram, datagram.payload());
+                }
+                before = Some(Instant::now());
+            })
+        };
+        let thread = host.spawn("flood-server", serve)?;
+        Ok(Self { addr, handle, thread, pauses, tid })
+    }
+
+    /// What it counted so far.
+    pub(super) fn look(&self) -> Seen {
+        let tid = self.tid.load(Ordering::Relaxed);
+        let rx_cpu = if tid == 0 { Ok(Duration::ZERO) } else { measure::thread_time_of(tid) };
+        Seen { rx_cpu: rx_cpu.unwrap_or_default(), ..Seen::of(&self.handle.counters()) }
+    }
+
+    /// Ends it: all that it counted.
+    pub(super) fn stop(self) -> Result<Seen> {
+        // A thread that has ended has no time that could be asked for.
+        let rx_cpu = self.look().rx_cpu;
+        self.handle.stop();
+        let ended = self.thread.join().map_err(|_| anyhow!("the server panicked"))?;
+        Ok(Seen { rx_cpu, ..Seen::of(&ended?) })
+    }
+}
+
+/// Counts of a server at one moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seen {
+    pub(super) delivered: u64,
+    limited: u64,
+    xsk_dropped: u64,
+    kernel_dropped: u64,
+    rx_cpu: Duration,
+}
+
+impl Seen {
+    fn of(counters: &Counters) -> Self {
+        let total = counters.total();
+        Self {
+            delivered: total.delivered,
+            limited: counters.refused.limited,
+            xsk_dropped: total.xsk_dropped,
+            kernel_dropped: total.kernel_dropped,
+            rx_cpu: Duration::ZERO,
+        }
+    }
+
+    /// The sample from `before` to this, in which so many datagrams were sent.
+    pub(super) fn since(&self, before: &Self, round: usize, sent: u64, clock: &Busy) -> FloodSample {
+        let (elapsed, busy) = clock.stop();
+        let seconds = elapsed.as_secs_f64().max(1e-9);
+        let delivered = self.delivered - before.delivered;
+        let per = |time: Duration| time.as_nanos() as f64 / delivered.max(1) as f64;
+        FloodSample {
+            sample: Sample {
+                round,
+                offered_pps: sent as f64 / seconds,
+                delivered_pps: delivered as f64 / seconds,
+                loss: 1.0 - delivered.min(sent) as f64 / sent.max(1) as f64,
+                rx_cpu_ns: per(self.rx_cpu.saturating_sub(before.rx_cpu)),
+                total_cpu_ns: per(busy),
+                sent,
+                delivered,
+                kernel_dropped: self.kernel_dropped - before.kernel_dropped,
+                taken: None,
+            },
+            limited: self.limited - before.limited,
+            xsk_dropped: self.xsk_dropped - before.xsk_dropped,
+            clients: None,
+            memory: None,
+            pauses: Vec::new(),
+        }
+    }
+}
+
+/// A flood that goes on until it is stopped.
+pub(super) struct Flood {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Result<Sent>>,
+}
+
+/// How long a flood runs before anything is measured.
+const RUNS_FOR: Duration = Duration::from_millis(100);
+
+impl Flood {
+    /// None at a rate of 0.
+    pub(super) fn start((from, to): (&Host, &Host), cpu: usize, traffic: &Traffic) -> Result<Option<Self>> {
+        if traffic.pps == Some(0.0) {
+            return Ok(None);
+        }
+        let mut sender = LiveSender::new(from, to, 0, traffic)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let until = Until::Stop(Arc::clone(&stop));
+        let thread =
+            thread::Builder::new().name("flood".into()).spawn(move || sender.pin(cpu).send(until))?;
+        let flood = Self { stop, thread };
+        thread::sleep(RUNS_FOR);
+        Ok(Some(flood))
+    }
+
+    /// Datagrams that it sent.
+    pub(super) fn stop(self) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        Ok(self.thread.join().map_err(|_| anyhow!("the sender panicked"))??.datagrams)
+    }
+}
