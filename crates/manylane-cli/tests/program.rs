@@ -328,7 +328,7 @@ fn loopback_a_benchmark_of_answers_counts_them_all() {
 
 #[test]
 fn netns_a_benchmark_of_flaps_is_one_document() {
-    if !manylane_testbed::skip::need_root("netns_a_benchmark_of_flaps_is_one_document") {
+    if !skip::need_root("netns_a_benchmark_of_flaps_is_one_document") {
         return;
     }
     let out = folder("bench-flap");
