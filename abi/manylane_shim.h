@@ -62,11 +62,11 @@ enum mls_reason_id {
 	MLS_LENDER = 19,   /* the launcher lent none */
 	MLS_FORKED = 20,   /* forked before there were lanes */
 	/* With --batch: the socket has its lanes, and each call takes one datagram. */
-	MLS_ONE_CONTROL = 21, /* control messages come with each */
-	MLS_ONE_EDGES = 22,   /* EPOLLET */
-	MLS_ONE_SHARED = 23,  /* lanes that several threads have */
-	MLS_ONE_QUEUES = 24,  /* engine xdp */
-	MLS_ONE_FULL = 25,    /* no memory, or too many sockets */
+	MLS_ONE_CONTROL = 21,  /* control messages come with each */
+	MLS_ONE_EDGES = 22,    /* EPOLLET */
+	MLS_ONE_SHARED = 23,   /* lanes that several threads have */
+	MLS_ONE_QUEUES = 24,   /* engine xdp */
+	MLS_ONE_FULL = 25,     /* no memory, or too many sockets */
 	MLS_REPLY_FAILED = 26, /* one that was kept to be sent with others */
 	MLS_REASONS_USED = 27,
 };
