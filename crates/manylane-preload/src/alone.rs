@@ -41,15 +41,17 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    const NOBODY: Self = Self { thread: AtomicUsize::new(0), member: AtomicPtr::new(ptr::null_mut()) };
+    const fn nobody() -> Self {
+        Self { thread: AtomicUsize::new(0), member: AtomicPtr::new(ptr::null_mut()) }
+    }
 }
 
 /// For each descriptor of a socket, and of which one.
-static ALL: [Place; PLACES] = [Place::NOBODY; PLACES];
+static ALL: [Place; PLACES] = [const { Place::nobody() }; PLACES];
 static SOCKETS: [AtomicPtr<Sock>; PLACES] = [const { AtomicPtr::new(ptr::null_mut()) }; PLACES];
 
 /// For each descriptor of an epoll instance whose only UDP socket has one receiver, and which one that is.
-static INSTANCES: [Place; PLACES] = [Place::NOBODY; PLACES];
+static INSTANCES: [Place; PLACES] = [const { Place::nobody() }; PLACES];
 static WATCHED: [AtomicPtr<Sock>; PLACES] = [const { AtomicPtr::new(ptr::null_mut()) }; PLACES];
 
 /// The place of the one UDP socket in the instance behind `epfd`, if the calling thread may go straight through to it.
