@@ -83,7 +83,7 @@ on_every_variant! {
         assert!(received > 0 && total.delivered == received);
         if variant.is_xdp() {
             // A device that XDP looks at takes no trains: the sender cuts them, and each frame is one datagram.
-            assert!(total.xsk_dropped > 0 && total.by_xdp == received);
+            assert!(total.xsk_dropped > 0 && total.by_xdp == received, "{received}: {total:?}");
             assert_eq!((total.arrived(), total.trains, total.kernel_dropped), (1000, 0, 0), "{total:?}");
             return;
         }
