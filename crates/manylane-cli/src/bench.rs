@@ -206,7 +206,9 @@ fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     let mut setup = place(&args.place, &args.common, 1)?;
     let document = bench::churn::run(&mut setup, &options, args.every, director)?;
     director.progress = Progress::bar();
-    write(&args.common.out, "bench-churn.json", &output::json(&document)?)?;
+    let json = write(&args.common.out, "bench-churn.json", &output::json(&document)?)?;
+    let page = write(&args.common.out, "bench-churn.html", &report::events::churn(&document)?)?;
+    output::tell(&format!("report: {page} (raw samples: {json})"));
     if args.common.json {
         return output::print_json(&document);
     }
@@ -220,7 +222,9 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
     let events = or_all(&args.events, &Event::ALL);
     let document = bench::flap::run(&mut setup, &options, &events, director)?;
     director.progress = Progress::bar();
-    write(&args.common.out, "bench-flap.json", &output::json(&document)?)?;
+    let json = write(&args.common.out, "bench-flap.json", &output::json(&document)?)?;
+    let page = write(&args.common.out, "bench-flap.html", &report::events::flap(&document)?)?;
+    output::tell(&format!("report: {page} (raw samples: {json})"));
     if args.common.json {
         return output::print_json(&document);
     }

@@ -2,10 +2,12 @@
 
 pub mod batch;
 mod conclusion;
+pub mod events;
 pub mod flood;
 pub mod lab;
 mod plots;
 pub mod rtt;
+mod whole;
 
 use std::fmt::Write as _;
 

@@ -87,6 +87,9 @@ pub struct FloodPauses {
     /// The longest after what the hypervisor took is taken off; of `program` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_unstolen_ms: Option<f64>,
+    /// The longest after that, and what the thread had that makes the flood, is taken off; of `program beside the sender` only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest_apart_ms: Option<f64>,
     /// Pauses of more than a millisecond.
     pub over_1ms: u64,
     /// Pauses of more than ten milliseconds.
@@ -120,6 +123,9 @@ pub struct FloodGap {
     pub waited_ms: f64,
     /// Nobody ran here: the hypervisor had the processor.
     pub stolen_ms: f64,
+    /// The thread that makes the flood ran, the taking of its frames from the link in its context included: of `waited_ms`.
+    #[serde(default)]
+    pub sender_ms: f64,
 }
 
 /// One row of `bench flood`: figures are medians over the samples.
@@ -127,7 +133,7 @@ pub struct FloodGap {
 pub struct FloodRow {
     /// `clients`, `sources` or `program`.
     pub part: String,
-    /// `no-flood`, `no-limit`, `limit`, `kernel-sockets`; of `sources`, `one-source`, `new-sources`.
+    /// `no-flood`, `no-limit`, `limit`, `kernel-sockets`, `busy-thread` (no flood, but a thread that spins in place of its maker); of `sources`, `one-source`, `new-sources`.
     pub variant: String,
     /// What every row has.
     #[serde(flatten)]
