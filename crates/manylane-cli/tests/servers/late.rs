@@ -14,7 +14,7 @@ const MANY: u64 = 1500;
 /// Frames that wait in the one ring that was lent by the launcher `pid`, and for how many there is room.
 fn ring(scene: &Scene, pid: u32) -> (u64, u64) {
     let mut top = scene.place.command(env!("CARGO_BIN_EXE_manylane"));
-    top.args(["top", "--once", "--json", "--interval", "0.1", "--pid", &pid.to_string()]);
+    top.args(["top", "--once", "--json", "--interval", "100ms", &pid.to_string()]);
     let page: Value = serde_json::from_str(&says(top)).unwrap();
     let of = |name: &str| page["rings"][0][name].as_u64().unwrap_or(0);
     (of("frames"), of("entries"))
