@@ -52,6 +52,14 @@ fn loopback_the_oldest_wins_unless_it_is_said() {
     }
 }
 
+/// What is thrown away is less than a quarter of the queue, of which the kernel says nothing for long.
+#[test]
+fn loopback_a_bit_more_than_half_a_queue_is_not_thrown_away_whole() {
+    let with = newest("some", "1");
+    is_the_end(&with);
+    assert!(2 * number(&with, "received") > number(&with, "quarter"), "{}", with.output);
+}
+
 #[test]
 fn loopback_half_a_queue_is_no_overload() {
     let (with, without) = (newest("few", "1"), plain(&build("overload"), &["few"]));

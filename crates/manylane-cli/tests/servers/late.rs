@@ -4,9 +4,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::says;
 use crate::server::{Server, wait_for};
 use crate::xdp::{OPTIONS, Scene};
-use crate::says;
 
 /// Of a ring of 2048: more than half, and less than all.
 const MANY: u64 = 1500;
@@ -23,8 +23,7 @@ fn ring(scene: &Scene, pid: u32) -> (u64, u64) {
 /// What the server says that it got, and what the report says was thrown away.
 fn come_late(test: &str, options: &[&str]) -> Option<(String, u64, u64)> {
     let scene = Scene::with_queues(test, 1)?;
-    let (code, program) =
-        (scene.place.file("late.c", include_str!("late.c")), scene.place.path("late"));
+    let (code, program) = (scene.place.file("late.c", include_str!("late.c")), scene.place.path("late"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     says(cc);

@@ -6,7 +6,7 @@
  *
  * CASE is a call ("recv", "recvfrom", "read", "readv", "recvmsg", "recvmmsg"):
  * one thread takes all with it after a flood. "few": less than half a queue
- * came; "peek", "size": after the flood it looks at what comes next, and takes
+ * came; "some": a bit more; "peek", "size": after the flood it looks at what comes next, and takes
  * it; "lengths": it has little room for the address, and gets control messages;
  * "lanes": two threads come late to what came for both.
  * Prints how many were sent, dropped by the kernel, and received, the numbers
@@ -264,6 +264,8 @@ int main(int argc, char **argv)
 		setsockopt(server, SOL_IP, IP_PKTINFO, &on, sizeof(on));
 	if (!strcmp(which, "few"))
 		sent = limit / 2 / least;
+	if (!strcmp(which, "some"))
+		sent = limit / 2 / least + 1;
 	while (next < sent)
 		send_one(next);
 	if (!strcmp(which, "lengths")) {
