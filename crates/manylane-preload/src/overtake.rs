@@ -55,7 +55,7 @@ pub(crate) fn receive(
         return None;
     }
     let unlooked = member.unlooked.load(Ordering::Relaxed);
-    if unlooked % EVERY == 0 {
+    if unlooked.is_multiple_of(EVERY) {
         // Its turn is kept for when nothing comes before the queue.
         if shared.first.load(Ordering::Acquire) != 0 || hold::ready(sock, 1 << lane) != 0 {
             return None;
@@ -68,7 +68,7 @@ pub(crate) fn receive(
         }
         return None;
     }
-    if unlooked % EVERY != 0 || !into.is_ordinary() {
+    if !unlooked.is_multiple_of(EVERY) || !into.is_ordinary() {
         return None;
     }
     let errno = real::errno();
@@ -178,7 +178,7 @@ impl Lengths {
                 let message = unsafe { &*message };
                 Self::Message {
                     name: message.msg_namelen,
-                    control: message.msg_controllen as usize,
+                    control: message.msg_controllen,
                     flags: message.msg_flags,
                 }
             }),
@@ -194,7 +194,7 @@ impl Lengths {
                 // SAFETY: the program's message, which the kernel would read and write.
                 let message = unsafe { &mut *message };
                 message.msg_namelen = name;
-                message.msg_controllen = control as _;
+                message.msg_controllen = control;
                 message.msg_flags = flags;
             }
             _ => {}
