@@ -474,3 +474,14 @@ fn secure_execution_is_told() {
         assert!(told.unwrap_or_default().contains(hint.unwrap_or_default()));
     }
 }
+
+#[test]
+fn the_newest_can_win_where_there_may_be_lanes() {
+    let newest =
+        |lanes| run(&["--lanes", lanes, "--overload", "newest", "--", "sh", "-c", "echo $MANYLANE_OVERLOAD"]);
+    assert_eq!(stdout(&newest("2")), "newest\n");
+    let refused = newest("1");
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(stderr(&refused).contains("--overload newest needs --lanes 2 or more"), "{}", stderr(&refused));
+    assert_eq!(run(&["--overload", "latest", "--", "true"]).status.code(), Some(2));
+}

@@ -3,8 +3,9 @@
 //!
 //! How full a queue is says the memory that the kernel books for it (`SO_MEMINFO`), a system call: a thread makes it for one
 //! receive in [`EVERY`]. What is thrown away is received into the program's own buffers, each over the one before, so that the
-//! program gets the last one, and never nothing: where a queue is empty sooner than its memory said (the kernel may book up to a
-//! quarter of the buffer for what was taken just before), what was received last is the newest that there is.
+//! program gets the last one, and never nothing. The kernel may book up to a quarter of the buffer for what was taken just before:
+//! that is reckoned off, at the least that it can be; and where others have emptied the queue meanwhile, what was received last is
+//! the newest that there is.
 //!
 //! | what | stays |
 //! |---|---|
@@ -24,7 +25,7 @@ use crate::{hold, me, queues, real, report};
 
 /// One receive of a thread in so many looks at its queue.
 const EVERY: u32 = 8;
-/// Datagrams that are thrown away between two looks.
+/// The part of the buffer that is thrown away between two looks.
 const STRIDE: u32 = 16;
 /// Memory that a queued datagram has at least.
 const LEAST: u32 = 512;
@@ -54,7 +55,7 @@ pub(crate) fn receive(
         return None;
     }
     let unlooked = member.unlooked.load(Ordering::Relaxed);
-    if unlooked % EVERY == 0 {
+    if unlooked.is_multiple_of(EVERY) {
         // Its turn is kept for when nothing comes before the queue.
         if shared.first.load(Ordering::Acquire) != 0 || hold::ready(sock, 1 << lane) != 0 {
             return None;
@@ -67,7 +68,7 @@ pub(crate) fn receive(
         }
         return None;
     }
-    if unlooked % EVERY != 0 || !into.is_ordinary() {
+    if !unlooked.is_multiple_of(EVERY) || !into.is_ordinary() {
         return None;
     }
     let errno = real::errno();
@@ -88,9 +89,11 @@ fn throw_away(fd: c_int, flags: c_int, into: &Into) -> (Option<isize>, u64) {
         return (None, 0);
     }
     let (mut answer, mut thrown) = (None, 0);
+    // Memory of what was received since the last look, and since the kernel last said less: at the least.
+    let (mut unlooked, mut unbooked) = (0, 0);
     let given = Lengths::of(into);
     // More may come all the time: no more than there was room for.
-    for nth in 1..=limit / LEAST {
+    for _ in 0..limit / LEAST {
         let before = Lengths::of(into);
         given.put(into);
         let got = one(fd, flags, into);
@@ -101,10 +104,17 @@ fn throw_away(fd: c_int, flags: c_int, into: &Into) -> (Option<isize>, u64) {
         // Where receiving fails, the program is told, as it would have been with its next call.
         thrown += u64::from(answer.is_some());
         answer = Some(got);
-        if nth % STRIDE == 0 {
-            queued = memory(fd).map_or(0, |(queued, _)| queued);
+        let least = LEAST + u32::try_from(got).unwrap_or(0);
+        (unlooked, unbooked) = (unlooked + least, unbooked + least);
+        if unlooked >= limit / STRIDE {
+            unlooked = 0;
+            let now = memory(fd).map_or(0, |(now, _)| now);
+            if now < queued {
+                unbooked = 0;
+            }
+            queued = now;
         }
-        if got < 0 || queued <= limit / 4 {
+        if got < 0 || queued.saturating_sub(unbooked) <= limit / 4 {
             break;
         }
     }
@@ -168,7 +178,7 @@ impl Lengths {
                 let message = unsafe { &*message };
                 Self::Message {
                     name: message.msg_namelen,
-                    control: message.msg_controllen as usize,
+                    control: message.msg_controllen,
                     flags: message.msg_flags,
                 }
             }),
@@ -184,7 +194,7 @@ impl Lengths {
                 // SAFETY: the program's message, which the kernel would read and write.
                 let message = unsafe { &mut *message };
                 message.msg_namelen = name;
-                message.msg_controllen = control as _;
+                message.msg_controllen = control;
                 message.msg_flags = flags;
             }
             _ => {}

@@ -164,7 +164,10 @@ mod tests {
         }
         // Nothing serves them, nothing was closed, and there are no frames.
         assert!(
-            !page.contains("_thread{") && !page.contains("_ring_") && !page.contains("closed") && !page.contains("xdp_frames"),
+            !page.contains("_thread{")
+                && !page.contains("_ring_")
+                && !page.contains("closed")
+                && !page.contains("xdp_frames"),
             "{page}"
         );
         assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");

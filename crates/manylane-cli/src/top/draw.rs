@@ -145,7 +145,7 @@ mod tests {
             (0, "manylane top: 1 process, 2 lanes, by lane   q ends, s sorts, space stops"),
             (1, "process         socket               lane    in/s   out/s queue  lost/s   cpu"),
             (2, "4242 echo       192.0.2.1:53            0    1000       0   25%      20   50%"),
-            (3, "4242 echo       192.0.2.1:53            1       0       0     -       0     -"),
+            (3, "4242 echo       192.0.2.1:53            1       0       0   50%       0     -"),
             (16, "lost"),
             (17, "192.0.2.1:53 lane 0 (xdp), since it opened: kernel_dropped 40"),
             (18, "rings of 192.0.2.1:53: 2, fullest eth0 queue 1 25%, dropped 80 (40/s)"),

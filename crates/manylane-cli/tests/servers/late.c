@@ -56,8 +56,8 @@ int main(int argc, char **argv)
 			continue;
 		}
 		if (!strcmp(buffer, "tell"))
-			got = sprintf(buffer, "%u from %d to %d, %u jumps", count,
-				      first, last, jumps);
+			got = sprintf(buffer, "%u from %d to %d, %u jumps",
+				      count, first, last, jumps);
 		else
 			buffer[got++] = '!';
 		if (sendto(fd, buffer, got, 0, (void *)&peer, len) != got)

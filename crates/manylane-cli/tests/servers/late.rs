@@ -4,12 +4,12 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::says;
 use crate::server::{Server, wait_for};
 use crate::xdp::{OPTIONS, Scene};
-use crate::says;
 
-/// Of a ring of 2048: more than half, and less than all.
-const MANY: u64 = 1500;
+/// Of a ring of 1024: more than half, and less than all.
+const MANY: u64 = 800;
 
 /// Frames that wait in the one ring that was lent by the launcher `pid`, and for how many there is room.
 fn ring(scene: &Scene, pid: u32) -> (u64, u64) {
@@ -23,8 +23,7 @@ fn ring(scene: &Scene, pid: u32) -> (u64, u64) {
 /// What the server says that it got, and what the report says was thrown away.
 fn come_late(test: &str, options: &[&str]) -> Option<(String, u64, u64)> {
     let scene = Scene::with_queues(test, 1)?;
-    let (code, program) =
-        (scene.place.file("late.c", include_str!("late.c")), scene.place.path("late"));
+    let (code, program) = (scene.place.file("late.c", include_str!("late.c")), scene.place.path("late"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
     says(cc);
@@ -43,6 +42,8 @@ fn come_late(test: &str, options: &[&str]) -> Option<(String, u64, u64)> {
     wait_for("all frames in the ring", || ring(&scene, pid).0 == MANY);
     let entries = ring(&scene, pid).1;
     scene.place.file("go", "");
+    // What comes now would be counted among those that wait.
+    wait_for("an empty ring", || ring(&scene, pid).0 == 0);
     let said = String::from_utf8(server.answer(&scene.asker, scene.addr, b"tell")).unwrap();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");

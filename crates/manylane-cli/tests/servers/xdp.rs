@@ -295,7 +295,7 @@ fn netns_xdp_memcached() {
 }
 
 impl Report {
-    fn sum(&self, name: &str) -> u64 {
+    pub(crate) fn sum(&self, name: &str) -> u64 {
         self.0["rows"].as_array().unwrap().iter().map(|row| row[name].as_u64().unwrap()).sum()
     }
 }

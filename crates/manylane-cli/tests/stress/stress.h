@@ -72,7 +72,7 @@ struct shared {
 	/* Answers that were sent, and that came. */
 	_Atomic uint32_t answers, came;
 	struct shared_socket socket[SOCKETS];
-	_Atomic uint8_t seen[MOST]; /* how often each was received */
+	_Atomic uint8_t seen[MOST];	/* how often each was received */
 	_Atomic uint8_t answered[MOST]; /* how often its answer came */
 };
 

@@ -6,9 +6,8 @@
  *
  * CASE is a call ("recv", "recvfrom", "read", "readv", "recvmsg", "recvmmsg"):
  * one thread takes all with it after a flood. "few": less than half a queue
- * came; "peek", "size": after the flood it looks at what comes next, and takes
- * it; "lengths": it has little room for the address, and gets control messages;
- * "lanes": two threads come late to what came for both.
+ * came; "some": a bit more; "peek", "size": after the flood it looks at what comes next, and takes
+ * it; "lengths": it has little room for the address, and gets control messages.
  * Prints how many were sent, dropped by the kernel, and received, the numbers
  * of the first and of the last one received, and of the last one that was
  * queued, what was out of order, and how many are a quarter of a queue.
@@ -17,16 +16,14 @@
 #include "loopback.h"
 #include <errno.h>
 #include <netinet/in.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #define FLOWS 16
-#define WORKERS 2
-#define MOST 4096
 
 struct datagram {
 	int number;
@@ -36,8 +33,6 @@ struct datagram {
 static int server, clients[FLOWS], next;
 static struct sockaddr_in address;
 static unsigned limit, least, disorder;
-static _Atomic unsigned total, each[WORKERS], parked, seen[MOST];
-static _Atomic int hold, stop;
 
 static unsigned memory(int which)
 {
@@ -58,6 +53,38 @@ static void send_one(int number)
 	if (sendto(clients[next++ % FLOWS], &datagram, sizeof(datagram), 0,
 		   (void *)&address, sizeof(address)) != sizeof(datagram))
 		perror("sendto");
+}
+
+/*
+ * What was sent is in its queue: loopback delivers a processor's datagrams one
+ * after the other, and a later one has come to a socket of its own.
+ */
+static void settle(void)
+{
+	static struct sockaddr_in own = { .sin_family = AF_INET };
+	static socklen_t len = sizeof(own);
+	static int fd;
+	char byte = 0;
+
+	if (!fd) {
+		fd = syscall(SYS_socket, AF_INET, SOCK_DGRAM, 0);
+		own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		syscall(SYS_bind, fd, &own, len);
+		syscall(SYS_getsockname, fd, &own, &len);
+	}
+	syscall(SYS_sendto, fd, &byte, 1, 0, &own, len);
+	while (syscall(SYS_recvfrom, fd, &byte, 1, 0, NULL, NULL) != 1)
+		;
+}
+
+/* Everything is sent by one processor. */
+static void stay_here(void)
+{
+	cpu_set_t here;
+
+	CPU_ZERO(&here);
+	CPU_SET(sched_getcpu(), &here);
+	sched_setaffinity(0, sizeof(here), &here);
 }
 
 /* Takes one: its number, -1 if there is none. */
@@ -155,6 +182,7 @@ static void lengths(int sent)
 	/* The queue is full again when the next look is due. */
 	while (next < 2 * sent)
 		send_one(next);
+	settle();
 	for (int i = 0; i < 8; i++) {
 		memset(name, 'n', sizeof(name));
 		len = 2;
@@ -166,106 +194,33 @@ static void lengths(int sent)
 	printf("disorder %u\n", disorder);
 }
 
-static void note(int number)
-{
-	if (number >= 0 && seen[number]++)
-		disorder++;
-	total++;
-}
-
-static void *worker(void *arg)
-{
-	unsigned nth = (unsigned)(unsigned long)arg;
-
-	while (!stop) {
-		struct datagram datagram;
-		int number;
-
-		if (recv(server, &datagram, sizeof(datagram), 0) !=
-		    sizeof(datagram))
-			continue;
-		each[nth]++;
-		total++;
-		if (!hold)
-			continue;
-		parked++;
-		while (hold == 1)
-			usleep(200);
-		while ((number = take("recvfrom")) >= 0)
-			note(number);
-		parked--;
-		while (!stop)
-			usleep(200);
-	}
-	return NULL;
-}
-
-/* Two threads with lanes of their own, and as many datagrams as one lane has room for. */
-static void lanes(void)
-{
-	pthread_t threads[WORKERS];
-	unsigned ready, many = limit / least, before, number;
-
-	for (unsigned long i = 0; i < WORKERS; i++)
-		pthread_create(&threads[i], NULL, worker, (void *)i);
-	do {
-		unsigned want = total + FLOWS;
-
-		for (int i = 0; i < FLOWS; i++)
-			send_one(-1);
-		while (total < want)
-			usleep(50);
-		ready = 0;
-		for (int i = 0; i < WORKERS; i++)
-			ready += each[i] >= 50;
-	} while (ready < WORKERS);
-	hold = 1;
-	while (parked < WORKERS) {
-		send_one(-1);
-		usleep(2000);
-	}
-	while (take("recvfrom") != -1)
-		;
-	before = total;
-	for (number = 0; number < many; number++)
-		send_one(number);
-	hold = 2;
-	while (parked)
-		usleep(200);
-	/* Nothing is left behind. */
-	for (int left; (left = take("recvfrom")) != -1;)
-		note(left);
-	printf("sent %u received %u last %d disorder %u\n", many,
-	       total - before, seen[many - 1], disorder);
-	stop = 1;
-	fflush(stdout);
-	_exit(0);
-}
-
 int main(int argc, char **argv)
 {
 	const char *which = argc > 1 ? argv[1] : "";
-	int is_late = !strcmp(which, "lanes"), sent = 1000, on = 1, size = -1;
+	int sent = 1000, on = 1, size = -1;
 	struct datagram datagram = { .number = -2 };
 
 	for (int i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	stay_here();
 	/* What a datagram costs, seen on a socket of its own. */
 	server = loopback_server(SOCK_NONBLOCK, &address);
 	limit = memory(1);
 	send_one(0);
+	settle();
 	least = memory(0);
 	close(server);
-	server = loopback_server(is_late ? 0 : SOCK_NONBLOCK, &address);
+	server = loopback_server(SOCK_NONBLOCK, &address);
 	next = 0;
-	if (is_late)
-		lanes();
 	if (!strcmp(which, "lengths"))
 		setsockopt(server, SOL_IP, IP_PKTINFO, &on, sizeof(on));
 	if (!strcmp(which, "few"))
 		sent = limit / 2 / least;
+	if (!strcmp(which, "some"))
+		sent = limit / 2 / least + 1;
 	while (next < sent)
 		send_one(next);
+	settle();
 	if (!strcmp(which, "lengths")) {
 		lengths(sent);
 		return 0;

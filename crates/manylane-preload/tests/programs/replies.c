@@ -40,8 +40,6 @@
 #define FLOWS 16
 #define WORKERS 2
 #define EACH 12
-/* What one call takes, all of it. */
-#define FEW 2
 #define SOME 10
 #define LONGEST 24
 /* An address that can be taken away. */
@@ -162,9 +160,12 @@ static void act(void)
 		.msg_hdr = { .msg_iov = &part, .msg_iovlen = 1 },
 	};
 	struct timespec forever = { 1000, 0 };
-	int fd, local[2];
+	struct sockaddr_in nobody = address;
+	int fd, local[2], client = socket(AF_INET, SOCK_DGRAM, 0);
 	pid_t pid;
 
+	nobody.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	nobody.sin_port = htons(9);
 	syscall(SYS_socketpair, AF_UNIX, SOCK_DGRAM, 0, local);
 	if (is("poll"))
 		poll(&at, 1, -1);
@@ -227,21 +228,15 @@ static void act(void)
 		setsockopt(-1, 0, 0, NULL, 0);
 	if (is("send"))
 		send(local[0], "x", 1, 0);
+	if (is("client") &&
+	    sendto(client, "x", 1, 0, (void *)&nobody, sizeof(nobody)) != 1)
+		fail("sendto");
 	if (is("sendmmsg"))
 		sendmmsg(local[0], &message, 1, 0);
 	if (is("spawn")) {
 		posix_spawn(&pid, "/bin/true", NULL, NULL, args, environ);
 		waitpid(pid, NULL, 0);
 	}
-	/* It answers nothing any more, and finds that there is no more. */
-	at = (struct pollfd){ .fd = server, .events = POLLIN };
-	fd = epoll_create1(0);
-	epoll_ctl(fd, EPOLL_CTL_ADD, is("silent-epoll") ? server : idle[0],
-		  &event);
-	while ((is("silent-poll") && poll(&at, 1, 0) == 1) ||
-	       (is("silent-epoll") && epoll_wait(fd, &event, 1, 0) == 1) ||
-	       is("silent-recv"))
-		recv(server, bytes, sizeof(bytes), 0);
 	if (is("sleep"))
 		sleep(1000);
 	if (is("close"))
@@ -315,7 +310,7 @@ static void serve(void)
 {
 	pthread_t threads[WORKERS];
 	socklen_t len = sizeof(address);
-	int on = 1, i;
+	int on = 1, off = 0, i;
 	pid_t pid;
 
 	/* Nobody outlives the test. */
@@ -348,6 +343,8 @@ static void serve(void)
 		setsockopt(server, SOL_IP, IP_TTL, &on, sizeof(on));
 	if (is("fall"))
 		setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &on, sizeof(on));
+	if (is("ioctl"))
+		ioctl(server, FIOASYNC, &off);
 	if (is("closed")) {
 		/* The descriptor remains, for nobody to close it twice. */
 		close(server);
@@ -390,12 +387,6 @@ static void take(unsigned want)
 			answered++;
 		}
 	}
-}
-
-/* Whether all of what is left is taken and not answered. */
-static int is_silent(void)
-{
-	return !strncmp(way, "silent", 6);
 }
 
 static unsigned asked(void)
@@ -454,11 +445,11 @@ int main(int argc, char **argv)
 	}
 	/* What they have received they have answered; something may be left. */
 	take(all->received[0] + all->received[1]);
-	for (turn = 0; turn < (is_silent() ? 1 : SOME); turn++)
+	for (turn = 0; turn < SOME; turn++)
 		for (i = 0; i < FLOWS; i++)
 			send_one(i);
 	before = answered;
-	all->quota[0] = is_silent() ? FEW : EACH;
+	all->quota[0] = EACH;
 	all->park[0] = 0;
 	if (is("look"))
 		all->park[1] = 0;
@@ -475,7 +466,7 @@ int main(int argc, char **argv)
 			nap();
 	}
 	ends = is("exit") || is("_exit") || is("quick") || is("exec") ||
-	       is("closed") || is_silent();
+	       is("closed");
 	if (is("error")) {
 		all->owed = 1;
 		all->park[1] = 0;
@@ -494,7 +485,7 @@ int main(int argc, char **argv)
 	} else if (is("look") || is("die")) {
 		take(asked());
 	} else {
-		take(before + (is_silent() ? FEW : EACH) + is("other"));
+		take(before + EACH + is("other"));
 		printf("answered %u\n", answered - before);
 		all->park[1] = 0;
 		if (!ends)
