@@ -13,8 +13,10 @@
 //! 2. [`CALM`] of these in a row in which nobody slept, or ran for long: rest begins. Each one that is not like that asks for one more.
 //! 3. One in nine on the average in which somebody did: rest ends, and begins anew only after 16 times as many.
 //!
-//! Processors are those of the threads' affinity masks, which are looked at whenever lanes change hands, and once in [`LOOKS`]
-//! slices; and no more than a quota of the control group that was there at the start. With queues of devices (engine `xdp`) nobody rests.
+//! Who is awake changes once in [`LOOKS`] slices, some half a second: each thread has its turn, as it would have without lanes.
+//!
+//! Processors are those of the threads' affinity masks, which are looked at whenever lanes change hands, and at each such
+//! turn; and no more than a quota of the control group that was there at the start. With queues of devices (engine `xdp`) nobody rests.
 
 use std::sync::atomic::Ordering;
 
@@ -31,8 +33,8 @@ const ASKED: u32 = 1;
 const RESTING: u32 = 2;
 
 /// Samples in a row without a sleep, before anybody rests; and the most after it did not work out.
-const CALM: u32 = 16;
-const CALMEST: u32 = CALM << 16;
+const CALM: u32 = 64;
+const CALMEST: u32 = CALM << 14;
 /// One datagram in so many is looked at: at first, and later. Powers of two.
 const OFTEN: u32 = 8;
 const SELDOM: u32 = 64;
@@ -77,15 +79,17 @@ fn enough(shared: &Shared, owned: u64) -> u64 {
         let thread = shared.owner_of(lane)?.who.load(Ordering::Relaxed) as u32;
         cpu::mask_of(thread.cast_signed()).ok()
     };
-    one_for_each(owned, quota, mask).unwrap_or(owned)
+    one_for_each(owned, shared.first_awake.load(Ordering::Relaxed), quota, mask).unwrap_or(owned)
 }
 
 /// A lane more for as long as the processors of its owner and of those before it are more than these lanes. None where the
-/// `mask` of one is not known.
-fn one_for_each(owned: u64, quota: u32, mask: impl Fn(usize) -> Option<Mask>) -> Option<u64> {
+/// `mask` of one is not known. `first` says which one is the first.
+fn one_for_each(owned: u64, first: u32, quota: u32, mask: impl Fn(usize) -> Option<Mask>) -> Option<u64> {
     let mut all: Mask = [0; cpu::WORDS];
     let mut some = 0_u64;
-    for lane in (0..MAX_LANES).filter(|lane| owned & 1 << lane != 0) {
+    let count = owned.count_ones().max(1);
+    let lanes = (0..MAX_LANES).filter(|lane| owned & 1 << lane != 0);
+    for lane in lanes.cycle().skip((first % count) as usize).take(owned.count_ones() as usize) {
         let mut union = mask(lane)?;
         union.iter_mut().zip(all).for_each(|(union, all)| *union |= all);
         let processors: u32 = union.iter().map(|word| word.count_ones()).sum();
@@ -203,6 +207,7 @@ fn look_at_processors(sock: &Sock, shared: &Shared) {
     if let Some(_guard) = mend::lock(sock, shared, false)
         && shared.mode() == LANED
     {
+        shared.first_awake.fetch_add(1, Ordering::Relaxed);
         lanes::steer_to_awake(shared, lanes::group(sock));
     }
     real::set_errno(errno);
@@ -212,13 +217,20 @@ fn look_at_processors(sock: &Sock, shared: &Shared) {
 mod tests {
     use super::*;
 
+    /// The first processor.
+    const ONE: Mask = {
+        let mut words = [0; cpu::WORDS];
+        words[0] = 1;
+        words
+    };
+
     fn steered(masks: &[u64], quota: u32) -> u64 {
         let mask = |lane: usize| {
             let mut words = [0; cpu::WORDS];
             words[0] = masks[lane];
             Some(words)
         };
-        one_for_each((1 << masks.len()) - 1, quota, mask).unwrap()
+        one_for_each((1 << masks.len()) - 1, 0, quota, mask).unwrap()
     }
 
     #[test]
@@ -229,9 +241,11 @@ mod tests {
         // Two for each of two: one of either.
         assert_eq!(steered(&[0b01, 0b01, 0b10, 0b10], 64), 0b101);
         assert_eq!(steered(&[0b1111; 4], 2), 0b11);
-        assert_eq!(one_for_each(0b11, 64, |lane| (lane == 0).then_some([1; cpu::WORDS])), None);
-        // Lanes without an owner do not count.
-        assert_eq!(one_for_each(0b1010, 64, |_| Some([1; cpu::WORDS])), Some(0b1010));
+        assert_eq!(one_for_each(0b11, 0, 64, |lane| (lane == 0).then_some(ONE)), None);
+        // Each has its turn; lanes without an owner do not count.
+        let one = |first| one_for_each(0b1011, first, 64, |_| Some(ONE)).unwrap();
+        assert_eq!([0, 1, 2, 3].map(one), [0b1, 0b10, 0b1000, 0b1]);
+        assert_eq!(one_for_each(0, 3, 64, |_| None), Some(0));
     }
 
     fn after(mut signs: Signs, samples: impl IntoIterator<Item = bool>) -> Signs {

@@ -128,6 +128,8 @@ pub(crate) struct Shared {
     pub(crate) signs: AtomicU32,
     pub(crate) calm: AtomicU32,
     pub(crate) looks: AtomicU32,
+    /// Whose turn it is to be awake.
+    pub(crate) first_awake: AtomicU32,
     /// What queues the socket has: `loan.rs`.
     pub(crate) loan: AtomicU32,
     pub(crate) queue_count: AtomicU32,
@@ -174,7 +176,7 @@ impl Shared {
         {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.rest, &self.signs, &self.calm, &self.looks] {
+        for word in [&self.rest, &self.signs, &self.calm, &self.looks, &self.first_awake] {
             word.store(0, Ordering::Relaxed);
         }
         self.gathers_not.store(0, Ordering::Relaxed);

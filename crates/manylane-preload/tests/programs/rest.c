@@ -8,8 +8,9 @@
  * sleeps each time, "turns" nothing at first, and sleeps later. The main thread
  * asks from many ports, one at a time or many at once, and looks who answers.
  *
- * It prints whether one thread has come to answer all for a while, how many
- * questions that took, and how many came after it.
+ * It prints whether one thread has come to answer all for a while (each of them
+ * in its turn, where they are calm), how many questions that took, and how many
+ * came after it.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -96,8 +97,9 @@ static int wait_for(int client)
 int main(int argc, char **argv)
 {
 	struct sockaddr_in address;
-	unsigned i, flow, streak = 0, before = 0, after = 0;
+	unsigned i, flow, streak = 0, before = 0, after = 0, had = 0;
 	int clients[FLOWS], who, last = -1, turns = TURNS, seen = 0;
+	int each = !strcmp(argc == 3 ? argv[1] : "", "calm");
 	pthread_t threads[THREADS];
 	cpu_set_t one;
 
@@ -130,7 +132,9 @@ int main(int argc, char **argv)
 		who = wait_for(clients[flow % FLOWS]);
 		streak = who == last ? streak + 1 : 1;
 		last = who;
-		seen = streak >= STREAK;
+		if (streak >= STREAK)
+			had |= 1u << who;
+		seen = each ? had == (1u << THREADS) - 1 : had != 0;
 		before++;
 	}
 	if (!strcmp(argv[1], "turns"))
