@@ -15,7 +15,9 @@ use crate::calls::call;
 use crate::deliver::Into;
 use crate::order::Call;
 use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
-use crate::{alone, gather, lanes, loan, me, pace, queues, real, report, rest, signals, table};
+use crate::{
+    alone, gather, lanes, loan, me, overtake, pace, queues, real, report, rest, signals, start, table,
+};
 
 #[inline]
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -326,7 +328,9 @@ fn the_long_way(
         was_held: Cell::new(false),
         signals: signals::Held::not(),
     };
-    let (answer, helped) = call.run();
+    let overtaking =
+        if start::newest_wins() { overtake::receive(sock, shared, member, fd, flags, &into) } else { None };
+    let (answer, helped) = overtaking.map_or_else(|| call.run(), |answer| (answer, false));
     if answer >= 0 && flags & MSG_PEEK == 0 {
         let (datagrams, bytes) = size(answer);
         report::received(member, datagrams, bytes.max(0) as u64, helped, call.was_held.get());

@@ -19,6 +19,8 @@ static GATHERS: AtomicU32 = AtomicU32::new(NOT_YET);
 const NOT_YET: u32 = 0;
 const YES: u32 = 1;
 const NO_MORE: u32 = 2;
+/// Under overload the newest wins.
+static NEWEST: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 /// Whether calls are ours.
@@ -41,6 +43,12 @@ pub(crate) fn gathers() -> bool {
 /// There is a socket whose replies may be.
 pub(crate) fn gather_from_now_on() {
     _ = GATHERS.compare_exchange(NOT_YET, YES, Ordering::SeqCst, Ordering::Relaxed);
+}
+
+/// Whether the newest wins under overload: `overtake.rs`.
+#[inline]
+pub(crate) fn newest_wins() -> bool {
+    NEWEST.load(Ordering::Relaxed)
 }
 
 /// The process ends: they are not any more.
@@ -89,6 +97,7 @@ extern "C" fn start() {
         // Of the program's descriptors it is none, but what the program starts inherits it.
         table::set(channel, Entry::Hidden);
     }
+    NEWEST.store(settings.newest, Ordering::Relaxed);
     _ = SETTINGS.set(settings);
     report::start();
     life::start();

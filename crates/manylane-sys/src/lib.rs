@@ -16,6 +16,7 @@
 //! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
+//! | [`numa`] | on which nodes memory is |
 //! | [`netns`] | network namespaces and devices, for tests |
 //! | [`linger`] | whether a lane pauses for a larger batch, and for how long |
 //! | [`tick`] | sleeping to a common beat |
@@ -52,6 +53,7 @@ pub mod map;
 pub mod measure;
 pub mod mmsg;
 pub mod netns;
+pub mod numa;
 pub mod packet;
 pub mod process;
 pub mod raw_xsk;

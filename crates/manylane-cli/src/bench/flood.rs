@@ -43,7 +43,8 @@ pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
     let document = flood::run(&mut setup, &options, &plan, director)?;
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-flood.json", &output::json(&document)?)?;
-    output::tell(&format!("raw samples: {json}"));
+    let page = write(&args.common.out, "bench-flood.html", &report::flood::html(&document)?)?;
+    output::tell(&format!("report: {page} (raw samples: {json})"));
     if args.common.json {
         return output::print_json(&document);
     }
@@ -80,8 +81,8 @@ fn table(rows: &[FloodRow]) -> Table {
         table.add_row([
             row.part.clone(),
             row.variant.clone(),
-            row.receiver.clone(),
-            number(row.offered_pps),
+            row.figures.receiver.clone(),
+            number(row.figures.offered_pps),
             optional(row.answered.map(|share| 100.0 * share), 1),
             optional(row.answered.map(|_| median(late)), 1),
             optional(row.longest_ms, 1),

@@ -21,11 +21,15 @@
 //! | [`table`] | tables in plain text |
 //! | [`place`] | loopback and the testbed, made when a part first needs them |
 //! | [`locks`] | contentions of the kernel's locks, by BPF |
+//! | `near` | whether two processors are two cores, by how long a cache line takes from one to the other |
+//! | `nodes` | NUMA nodes, and which of them is at the device |
 //! | [`lockstat`] | what kernels with statistics of locks tell: how often taken, how long held |
 //! | [`rivera`], [`sarma`], [`orlowsky`], [`priambodo`] | the papers |
 
 pub mod locks;
 pub mod lockstat;
+mod near;
+mod nodes;
 pub mod orlowsky;
 pub mod place;
 pub mod priambodo;

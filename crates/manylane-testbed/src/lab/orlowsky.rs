@@ -155,6 +155,8 @@ pub(super) fn conclude(rows: &Rows<'_>) -> Vec<String> {
             } else {
                 format!("the regular way is the fastest, {best} next with {} s", short(seconds))
             };
+            let line = line(64, messages);
+            let verdict = verdict + rows.doubt(table, (&line, REGULAR), (&line, best));
             said.push(format!(
                 "{place}, 100 million messages of 64 bytes cost the regular way {} s with {messages} a call; {verdict}.",
                 short(regular)
@@ -164,10 +166,12 @@ pub(super) fn conclude(rows: &Rows<'_>) -> Vec<String> {
     let gain =
         ratio(rows.value(LOCAL, &line(64, 1000), "uring/plain"), rows.value(LOCAL, &line(64, 1000), REGULAR));
     if let Some(gain) = gain {
+        let line = line(64, 1000);
         said.push(format!(
-            "What the paper hoped for, headers that are not copied in by every call, {} by itself with 1000 messages a call (uring/plain takes {} of the regular way's time).",
+            "What the paper hoped for, headers that are not copied in by every call, {} by itself with 1000 messages a call: uring/plain takes {} of the regular way's time{}.",
             if gain < 0.95 { "pays" } else { "does not pay" },
-            short(gain)
+            short(gain),
+            rows.doubt(LOCAL, (&line, REGULAR), (&line, "uring/plain"))
         ));
     }
     said
@@ -200,6 +204,9 @@ mod tests {
             "{lanes}"
         );
         assert!(lanes.contains("does not pay by itself"), "{lanes}");
+        assert!(!lanes.contains("may be chance"), "each has one sample, and they are apart: {lanes}");
+        let same = said(&[(LOCAL, 1000, REGULAR, 60.0), (LOCAL, 1000, "uring/plain", 60.0)]);
+        assert_eq!(same.matches("(rounds overlap: may be chance)").count(), 2, "{same}");
         let regular = said(&[(REAL, 1, REGULAR, 60.0), (REAL, 1, "uring/plain", 70.0)]);
         assert!(
             regular.contains("Between two hosts") && regular.contains("the regular way is the fastest"),

@@ -1,6 +1,9 @@
 //! What a run of `bench flood` says: sentences computed from its samples.
 
-use crate::schema::{FloodPauses, FloodRow, FloodSample};
+mod page;
+
+pub use self::page::html;
+use crate::schema::{FloodPauses, FloodRow};
 use crate::stats::{Summary, mann_whitney};
 
 /// A difference that chance makes less often than this is one.
@@ -41,7 +44,7 @@ fn clients(rows: &[FloodRow]) -> Option<String> {
     Some(format!(
         "Beside a flood of {:.0} per second, {} % of the requests of regular clients are answered without a limit, and {} % \
          with it: at least 99 % in {kept} of {} rounds.",
-        without.offered_pps,
+        without.figures.offered_pps,
         percent(without),
         percent(with),
         with.samples.len()
@@ -107,7 +110,7 @@ fn verdict(many: &[f64], few: &[f64]) -> String {
 
 fn program(rows: &[FloodRow]) -> Vec<String> {
     let mut said = Vec::new();
-    for variant in ["no-flood", "kernel-sockets", "no-limit", "limit"] {
+    for variant in ["no-flood", "busy-thread", "kernel-sockets", "no-limit", "limit"] {
         let Some(row) = find(rows, "program", variant) else { continue };
         let all: Vec<&FloodPauses> = row.pauses("program").collect();
         let over = |value: fn(&FloodPauses) -> f64| all.iter().filter(|seen| value(seen) > STARVED).count();
@@ -122,34 +125,66 @@ fn program(rows: &[FloodRow]) -> Vec<String> {
             over(unstolen)
         ));
     }
-    let [idle, with] = ["no-flood", "limit"].map(|variant| find(rows, "program", variant));
-    if let (Some(idle), Some(with)) = (idle, with) {
-        let longest = |row: &FloodRow| -> Vec<f64> {
-            row.samples
-                .iter()
-                .filter_map(|seen: &FloodSample| seen.of("program"))
-                .map(|seen| seen.longest_ms)
-                .collect()
-        };
-        let (idle, with) = (longest(idle), longest(with));
-        let p = mann_whitney(&with, &idle);
-        let middle = |all: &[f64]| Summary::of(all.iter().copied()).map_or(0.0, |summary| summary.median);
-        let how = match (p < CHANCE, middle(&with) > middle(&idle)) {
-            (true, true) => "longer than",
-            (true, false) => "shorter than",
-            (false, _) => "not to be told from",
-        };
+    if let Some((how, p)) = against(rows, "program", ["limit", "no-flood"]) {
         said.push(format!(
             "With the limit, that is {how} what the machine does without a flood (p = {p:.2})."
+        ));
+    }
+    said.extend(beside_the_sender(rows));
+    said
+}
+
+/// A program that shares its processor with the maker of the flood.
+const BESIDE: &str = "program beside the sender";
+
+fn beside_the_sender(rows: &[FloodRow]) -> Vec<String> {
+    let mut said = Vec::new();
+    for variant in ["busy-thread", "kernel-sockets", "no-limit", "limit"] {
+        let Some(row) = find(rows, "program", variant) else { continue };
+        let apart: Vec<f64> = row.pauses(BESIDE).filter_map(|seen| seen.longest_apart_ms).collect();
+        if apart.is_empty() {
+            continue;
+        }
+        let whose = if variant == "busy-thread" { "a thread that only spins" } else { "the sender" };
+        said.push(format!(
+            "{variant}: on the sender's processor, which {whose} wants all of, it is kept for {} ms at the longest; without the turns of \
+             that thread and what the hypervisor took, for {} ms, over 10 ms in {} of {} rounds.",
+            spread(row.pauses(BESIDE).map(|seen| seen.longest_ms), 1),
+            spread(apart.iter().copied(), 1),
+            apart.iter().filter(|ms| **ms > STARVED).count(),
+            apart.len()
+        ));
+    }
+    if let Some((how, p)) = against(rows, BESIDE, ["limit", "busy-thread"]) {
+        said.push(format!(
+            "There, with the limit, the longest is {how} what a thread does that takes turns with it and makes no flood (p = {p:.2})."
         ));
     }
     said
 }
 
+/// How the longest pauses of `who` in the first variant are to those in the second, as far as the rounds can tell.
+fn against(rows: &[FloodRow], who: &str, variants: [&str; 2]) -> Option<(&'static str, f64)> {
+    let [one, other] = variants.map(|variant| {
+        let row = find(rows, "program", variant)?;
+        let longest: Vec<f64> = row.pauses(who).map(|seen| seen.longest_ms).collect();
+        (!longest.is_empty()).then_some(longest)
+    });
+    let (one, other) = (one?, other?);
+    let p = mann_whitney(&one, &other);
+    let middle = |all: &[f64]| Summary::of(all.iter().copied()).map_or(0.0, |summary| summary.median);
+    let how = match (p < CHANCE, middle(&one) > middle(&other)) {
+        (true, true) => "longer than",
+        (true, false) => "shorter than",
+        (false, _) => "not to be told from",
+    };
+    Some((how, p))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{FloodClients, FloodMemory, Sample};
+    use crate::schema::{FloodClients, FloodMemory, FloodSample, Sample};
 
     fn sample(round: usize) -> FloodSample {
         let sample = Sample {
@@ -254,5 +289,27 @@ mod tests {
             "{said:?}"
         );
         assert!(said[2].contains("longer than what the machine does"), "{said:?}");
+        assert_eq!(said.len(), 3, "nothing was told apart beside the sender");
+    }
+
+    #[test]
+    fn what_the_sender_had_is_told_apart_from_the_flood() {
+        let beside = |variant, longest: f64, apart: f64| {
+            row("program", variant, move |round, seen| {
+                let more = round as f64;
+                let pauses = pauses(BESIDE, 1, longest + more, longest + more);
+                seen.pauses = vec![FloodPauses { longest_apart_ms: Some(apart + more), ..pauses }];
+            })
+        };
+        let said = conclusions(&[beside("busy-thread", 8.0, 0.2), beside("limit", 8.0, 7.0)]);
+        let said: Vec<&String> =
+            said.iter().filter(|said| said.contains("sender's") || said.contains("There,")).collect();
+        assert!(
+            said[0].contains("a thread that only spins wants all of")
+                && said[0].contains("kept for 10.0 (8.0 to 12.0) ms"),
+            "{said:?}"
+        );
+        assert!(said[1].contains("for 9.0 (7.0 to 11.0) ms, over 10 ms in 1 of 5 rounds"), "{said:?}");
+        assert!(said[2].contains("not to be told from what a thread does that takes turns"), "{said:?}");
     }
 }

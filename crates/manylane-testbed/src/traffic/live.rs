@@ -64,6 +64,7 @@ pub struct LiveSender {
     frame: Vec<u8>,
     pps: Option<f64>,
     cpu: Option<usize>,
+    runner: Arc<AtomicI32>,
 }
 
 impl LiveSender {
@@ -137,7 +138,15 @@ impl LiveSender {
             ways.set(index, way, 0).context("giving orders to the generator")?;
         }
         let frame = frames.into_iter().next().unwrap_or_default();
-        Ok(LiveSender { host: from.clone(), links: links.to_vec(), ebpf, frame, pps: traffic.pps, cpu: None })
+        Ok(LiveSender {
+            host: from.clone(),
+            links: links.to_vec(),
+            ebpf,
+            frame,
+            pps: traffic.pps,
+            cpu: None,
+            runner: Arc::default(),
+        })
     }
 
     /// Runs on this CPU from now on. Frames enter the queue of the link that has the number of the CPU
@@ -145,6 +154,12 @@ impl LiveSender {
     pub fn pin(&mut self, cpu: usize) -> &mut Self {
         self.cpu = Some(cpu);
         self
+    }
+
+    /// The thread that makes the frames, and in whose context the other end takes them, as long as it runs; 0 without one. Its clock
+    /// tells what of a processor's time the testbed had.
+    pub fn runner(&self) -> Arc<AtomicI32> {
+        Arc::clone(&self.runner)
     }
 
     /// Changes the rate for the runs to come.
@@ -213,7 +228,7 @@ impl LiveSender {
     /// of that thread.
     fn run(&self, until: &Until) -> Result<Duration> {
         catch_signal()?;
-        let (thread_id, over) = (AtomicI32::new(0), AtomicBool::new(false));
+        let (thread_id, over) = (&*self.runner, AtomicBool::new(false));
         thread::scope(|scope| {
             let worker = scope.spawn(|| {
                 self.host.enter();
@@ -243,6 +258,7 @@ impl LiveSender {
                     }
                 }
             }
+            thread_id.store(0, Ordering::Relaxed);
             let time = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             failed.map_or(Ok(time), Err)
         })

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use manylane::{Engine, WaitPolicy};
 
 use super::server::{Flood, Seen, Server, Wanted};
-use super::{Bed, Plan, SIZE, Variant, WORK};
+use super::{Bed, Flooding, Plan, SIZE, Variant, WORK};
 use crate::bench::sample::Busy;
 use crate::bench::{Limits, Options, Trial, go_on, no_loss_rate};
 use crate::host::Host;
@@ -26,9 +26,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const TRIAL: Duration = Duration::from_millis(300);
 
 pub(super) const VARIANTS: [Variant; 3] = [
-    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, flood: false },
-    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, flood: true },
-    Variant { name: "limit", engine: Engine::Xdp, limit: true, flood: true },
+    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, flood: Flooding::No },
+    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, flood: Flooding::Yes },
+    Variant { name: "limit", engine: Engine::Xdp, limit: true, flood: Flooding::Yes },
 ];
 
 /// Gives the sending host another address, which the flood does not have.
@@ -66,7 +66,7 @@ pub(super) fn sample(
     stop: &std::sync::atomic::AtomicBool,
 ) -> Result<FloodSample> {
     let server = Server::start(&bed.to, bed.server(variant.engine, variant.limit.then_some(plan.limit)))?;
-    let pps = if variant.flood { pps } else { 0.0 };
+    let pps = if variant.flood == Flooding::Yes { pps } else { 0.0 };
     let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, SIZE) };
     let clock = Busy::start();
     let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;

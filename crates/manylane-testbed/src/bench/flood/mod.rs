@@ -93,7 +93,18 @@ struct Variant {
     name: &'static str,
     engine: Engine,
     limit: bool,
-    flood: bool,
+    flood: Flooding,
+}
+
+/// What runs on the sender's processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flooding {
+    /// Nothing.
+    No,
+    /// The maker of the flood.
+    Yes,
+    /// A thread that only spins, as the maker does between two frames: what it does to others there is not the flood's doing.
+    BusyThread,
 }
 
 impl Variant {

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use manylane_sys::cpu;
+use manylane_sys::{cpu, measure};
 
 use crate::machine;
 use crate::schema::{FloodGap, FloodPauses, PAUSE_BINS};
@@ -81,15 +81,21 @@ impl Steal {
 }
 
 /// A program that wants to run all the time, on a processor: it looks at the clock again and again. The time between two looks is a
-/// gap, and the kernel's clocks of the thread tell whose it was.
+/// gap, and the kernel's clocks of the thread tell whose it was; that of `maker`, what a thread with this id had of it, which runs on the
+/// same processor and no other.
 ///
 /// # Errors
 /// When it cannot be pinned there.
-pub(super) fn program(cpu: usize, length: Duration, stop: &AtomicBool) -> Result<FloodPauses> {
+pub(super) fn program(
+    cpu: usize,
+    maker: Option<&AtomicI32>,
+    length: Duration,
+    stop: &AtomicBool,
+) -> Result<FloodPauses> {
     cpu::pin(cpu).with_context(|| format!("cannot pin the program to CPU {cpu}"))?;
-    let (tally, steal, mut clocks) = (Tally::default(), Steal::start(), Clocks::start()?);
+    let (tally, steal, mut clocks) = (Tally::default(), Steal::start(), Clocks::start(maker)?);
     let (start, used) = (Instant::now(), cpu::thread_time());
-    let (mut apart, mut unstolen) = (Vec::new(), 0.0_f64);
+    let (mut apart, mut unstolen, mut others) = (Vec::new(), 0.0_f64, 0.0_f64);
     let mut before = start;
     while before - start < length && !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
@@ -99,6 +105,7 @@ pub(super) fn program(cpu: usize, length: Duration, stop: &AtomicBool) -> Result
         if gap >= LOOKED_AT {
             let gap = clocks.take_apart(gap);
             unstolen = unstolen.max(gap.ms - gap.stolen_ms);
+            others = others.max(gap.ms - gap.stolen_ms - gap.sender_ms);
             if gap.ms > 1.0 {
                 apart.push(gap);
             }
@@ -112,6 +119,7 @@ pub(super) fn program(cpu: usize, length: Duration, stop: &AtomicBool) -> Result
     let (elapsed, used) = (start.elapsed().as_secs_f64(), (cpu::thread_time() - used).as_secs_f64());
     Ok(FloodPauses {
         longest_unstolen_ms: Some(unstolen),
+        longest_apart_ms: maker.map(|_| others),
         share: Some(used / elapsed),
         apart,
         ..tally.take("program", cpu, elapsed, &steal)
@@ -120,24 +128,28 @@ pub(super) fn program(cpu: usize, length: Duration, stop: &AtomicBool) -> Result
 
 /// The clocks of the calling thread. The wall's is the sum of three: what it ran (the kernel takes what was stolen off that where it is
 /// told of it), what it waited for others, and what is left, which was stolen.
-struct Clocks {
+struct Clocks<'a> {
     stat: File,
     read: Instant,
     ran: Duration,
     waited: Duration,
+    /// Of the thread that makes the flood, with what it had run at the last look.
+    maker: Option<(&'a AtomicI32, Duration)>,
 }
 
-impl Clocks {
-    fn start() -> Result<Self> {
+impl<'a> Clocks<'a> {
+    fn start(maker: Option<&'a AtomicI32>) -> Result<Self> {
         let stat = File::open("/proc/thread-self/schedstat")
             .context("/proc/thread-self/schedstat: the kernel needs CONFIG_SCHED_INFO")?;
-        let mut clocks = Self { stat, read: Instant::now(), ran: Duration::ZERO, waited: Duration::ZERO };
+        let (ran, waited) = (Duration::ZERO, Duration::ZERO);
+        let maker = maker.map(|tid| (tid, Duration::ZERO));
+        let mut clocks = Self { stat, read: Instant::now(), ran, waited, maker };
         clocks.look();
         Ok(clocks)
     }
 
-    /// What ran by since the last look: waited for others, and stolen.
-    fn look(&mut self) -> (Duration, Duration) {
+    /// What ran by since the last look: waited for others, stolen, and of the former what the maker had.
+    fn look(&mut self) -> [Duration; 3] {
         let mut text = [0; 96];
         let len = self.stat.read_at(&mut text, 0).unwrap_or(0);
         let words = String::from_utf8_lossy(&text[..len]);
@@ -147,14 +159,24 @@ impl Clocks {
         let others = waited.saturating_sub(self.waited);
         let stolen = (now - self.read).saturating_sub(ran.saturating_sub(self.ran)).saturating_sub(others);
         (self.read, self.ran, self.waited) = (now, ran, waited);
-        (others, stolen)
+        let made = self.maker.as_mut().map_or(Duration::ZERO, |(tid, had)| {
+            // One that has ended has no clock any more, and had nothing since.
+            let has = measure::thread_time_of(tid.load(Ordering::Relaxed)).unwrap_or(*had);
+            has.saturating_sub(std::mem::replace(had, has))
+        });
+        [others, stolen, made]
     }
 
     fn take_apart(&mut self, gap: Duration) -> FloodGap {
-        let (others, stolen) = self.look();
+        let [others, stolen, made] = self.look();
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let waited = others.min(gap);
-        FloodGap { ms: ms(gap), waited_ms: ms(waited), stolen_ms: ms(stolen.min(gap - waited)) }
+        FloodGap {
+            ms: ms(gap),
+            waited_ms: ms(waited),
+            stolen_ms: ms(stolen.min(gap - waited)),
+            sender_ms: ms(made.min(waited)),
+        }
     }
 }
 
@@ -171,6 +193,7 @@ pub(super) fn observe(cpu: usize, tally: &Tally, stop: &AtomicBool) -> Result<()
 
 #[cfg(test)]
 mod tests {
+    use super::super::server::BusyThread;
     use super::*;
 
     #[test]
@@ -193,35 +216,33 @@ mod tests {
     #[test]
     fn what_other_threads_had_is_waiting_and_not_stolen() {
         let Some(&cpu) = machine::allowed_cpus().first() else { return };
-        let over = AtomicBool::new(false);
-        let seen = thread::scope(|scope| {
-            scope.spawn(|| {
-                cpu::pin(cpu).unwrap();
-                while !over.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-            // Some turns of the scheduler's, whatever else there is.
-            let seen = program(cpu, Duration::from_millis(300), &AtomicBool::new(false));
-            over.store(true, Ordering::Relaxed);
-            seen.unwrap()
-        });
+        let busy = BusyThread::start(cpu).unwrap();
+        // Some turns of the scheduler's, whatever else there is.
+        let seen =
+            program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false)).unwrap();
+        busy.stop().unwrap();
         let parts = |part: fn(&FloodGap) -> f64| seen.apart.iter().map(part).sum::<f64>();
         assert!(!seen.apart.is_empty() && seen.share.unwrap() < 0.95, "{seen:?}");
         assert!(parts(|gap| gap.waited_ms) > 0.0, "{seen:?}");
+        assert!(
+            parts(|gap| gap.sender_ms) > 0.0,
+            "what the thread in the maker's place had is its own: {seen:?}"
+        );
         for gap in &seen.apart {
             assert!(
                 gap.waited_ms + gap.stolen_ms <= gap.ms + 1e-6 && gap.ms <= seen.longest_ms + 1e-6,
                 "{gap:?}"
             );
+            assert!(gap.sender_ms <= gap.waited_ms + 1e-6, "{gap:?}");
         }
-        assert!(seen.longest_unstolen_ms.unwrap() <= seen.longest_ms, "{seen:?}");
+        let unstolen = seen.longest_unstolen_ms.unwrap();
+        assert!(unstolen <= seen.longest_ms && seen.longest_apart_ms.unwrap() <= unstolen, "{seen:?}");
     }
 
     #[test]
     fn a_program_that_is_told_to_stop_does() {
         let cpu = machine::allowed_cpus()[0];
-        let seen = program(cpu, Duration::from_secs(600), &AtomicBool::new(true)).unwrap();
-        assert!(seen.seconds < 60.0);
+        let seen = program(cpu, None, Duration::from_secs(600), &AtomicBool::new(true)).unwrap();
+        assert!(seen.seconds < 60.0 && seen.longest_apart_ms.is_none());
     }
 }

@@ -1,5 +1,6 @@
 //! Part `program`: how long a program that only wants to run is kept from it in a flood, on the lane's processor and on that where
-//! the flood is made and taken from the link.
+//! the flood is made and taken from the link. There the maker of the flood, a thread that wants the whole processor, takes turns with
+//! the program; what it had is told apart, and a thread that only spins in its place shows what taking turns does by itself.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -7,18 +8,19 @@ use std::thread;
 use anyhow::{Result, anyhow};
 use manylane::Engine;
 
-use super::server::{Flood, Seen, Server};
-use super::{Bed, Plan, SIZE, Variant, pauses};
+use super::server::{BusyThread, Flood, Seen, Server};
+use super::{Bed, Flooding, Plan, SIZE, Variant, pauses};
 use crate::bench::sample::Busy;
 use crate::bench::{Options, go_on};
 use crate::schema::FloodSample;
 use crate::traffic::Traffic;
 
-pub(super) const VARIANTS: [Variant; 4] = [
-    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, flood: false },
-    Variant { name: "kernel-sockets", engine: Engine::Mmsg, limit: false, flood: true },
-    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, flood: true },
-    Variant { name: "limit", engine: Engine::Xdp, limit: true, flood: true },
+pub(super) const VARIANTS: [Variant; 5] = [
+    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, flood: Flooding::No },
+    Variant { name: "busy-thread", engine: Engine::Xdp, limit: false, flood: Flooding::BusyThread },
+    Variant { name: "kernel-sockets", engine: Engine::Mmsg, limit: false, flood: Flooding::Yes },
+    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, flood: Flooding::Yes },
+    Variant { name: "limit", engine: Engine::Xdp, limit: true, flood: Flooding::Yes },
 ];
 
 pub(super) fn sample(
@@ -29,15 +31,23 @@ pub(super) fn sample(
     stop: &AtomicBool,
 ) -> Result<FloodSample> {
     let server = Server::start(&bed.to, bed.server(variant.engine, variant.limit.then_some(plan.limit)))?;
-    let pps = if variant.flood { pps } else { 0.0 };
+    let pps = if variant.flood == Flooding::Yes { pps } else { 0.0 };
     let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, SIZE) };
     let clock = Busy::start();
     let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;
+    let busy = match variant.flood {
+        Flooding::BusyThread => Some(BusyThread::start(bed.sender_cpu)?),
+        _ => None,
+    };
+    let maker = flood.as_ref().map(|flood| &flood.runner).or(busy.as_ref().map(|busy| &busy.tid));
     let seen = thread::scope(|scope| {
-        let programs = [bed.lane_cpu, bed.sender_cpu]
-            .map(|cpu| scope.spawn(move || pauses::program(cpu, options.duration, stop)));
+        let programs = [(bed.lane_cpu, None), (bed.sender_cpu, maker.map(|tid| &**tid))]
+            .map(|(cpu, maker)| scope.spawn(move || pauses::program(cpu, maker, options.duration, stop)));
         programs.map(|program| program.join().map_err(|_| anyhow!("the program panicked"))?)
     });
+    if let Some(busy) = busy {
+        busy.stop()?;
+    }
     let sent = flood.map_or(Ok(0), Flood::stop)?;
     go_on(stop)?;
     let mut sample = server.stop()?.since(&Seen::default(), round, sent, &clock);

@@ -152,6 +152,8 @@ impl Seen {
 
 /// A flood that goes on until it is stopped.
 pub(super) struct Flood {
+    /// The thread that makes it.
+    pub(super) runner: Arc<AtomicI32>,
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<Result<Sent>>,
 }
@@ -166,11 +168,11 @@ impl Flood {
             return Ok(None);
         }
         let mut sender = LiveSender::new(from, to, 0, traffic)?;
-        let stop = Arc::new(AtomicBool::new(false));
+        let (stop, runner) = (Arc::new(AtomicBool::new(false)), sender.runner());
         let until = Until::Stop(Arc::clone(&stop));
         let thread =
             thread::Builder::new().name("flood".into()).spawn(move || sender.pin(cpu).send(until))?;
-        let flood = Self { stop, thread };
+        let flood = Self { runner, stop, thread };
         thread::sleep(RUNS_FOR);
         Ok(Some(flood))
     }
@@ -179,5 +181,37 @@ impl Flood {
     pub(super) fn stop(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         Ok(self.thread.join().map_err(|_| anyhow!("the sender panicked"))??.datagrams)
+    }
+}
+
+/// A thread that spins in place of a flood's maker until it is stopped.
+pub(super) struct BusyThread {
+    /// Its id.
+    pub(super) tid: Arc<AtomicI32>,
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<Result<()>>,
+}
+
+impl BusyThread {
+    pub(super) fn start(cpu: usize) -> Result<Self> {
+        let (stop, tid) = (Arc::<AtomicBool>::default(), Arc::<AtomicI32>::default());
+        let (over, own) = (Arc::clone(&stop), Arc::clone(&tid));
+        let spin = move || -> Result<()> {
+            cpu::pin(cpu)?;
+            own.store(cpu::thread_id(), Ordering::Relaxed);
+            while !over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+            Ok(())
+        };
+        let thread = thread::Builder::new().name("busy-thread".into()).spawn(spin)?;
+        let busy = Self { tid, stop, thread };
+        thread::sleep(RUNS_FOR);
+        Ok(busy)
+    }
+
+    pub(super) fn stop(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the busy thread panicked"))?
     }
 }

@@ -1,6 +1,5 @@
 //! Shared against dedicated cores: the same loop on two threads of one core, and on two cores.
 
-use std::fs;
 use std::hint::black_box;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -10,51 +9,70 @@ use anyhow::{Context, Result, anyhow};
 use manylane_sys::cpu;
 
 use super::CORES;
-use crate::lab::{Row, Scale};
+use crate::lab::table::short;
+use crate::lab::{Row, Scale, near};
 use crate::{bench, machine};
 
 const SHARED: &str = "two threads, one core (SMT)";
 const APART: &str = "two threads, two cores";
 const ALONE: &str = "one thread";
 const COLUMN: &str = "ms";
+/// How long a cache line takes from one to the other, by which it is known whether they are two cores.
+const HANDED: &str = "line handed over, ns";
 
 /// A sample of each in every round.
 pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let steps = if scale.quick { 5_000_000 } else { 50_000_000 };
     let allowed = machine::allowed_cpus();
     let first = allowed[0];
-    let siblings = siblings(first);
-    let shared = allowed.iter().copied().find(|cpu| *cpu != first && siblings.contains(cpu));
-    let apart = allowed.iter().copied().find(|cpu| !siblings.contains(cpu));
+    let stretches = if scale.quick { 40 } else { 400 };
+    let siblings = near::siblings(first);
+    let sibling = allowed.iter().copied().find(|cpu| *cpu != first && siblings.contains(cpu));
+    let stranger = allowed.iter().copied().find(|cpu| !siblings.contains(cpu));
+    let handed =
+        |other: Option<usize>| other.map(|other| near::handover(first, other, stretches)).transpose();
+    let ([apart, shared], [not_apart, not_shared]) =
+        place((sibling, handed(sibling)?), (stranger, handed(stranger)?));
     let mut rows = Vec::new();
     for _ in 0..scale.rounds {
         bench::go_on(stop)?;
         rows.push(Row::new(CORES, ALONE, COLUMN, "ms", vec![together(&[first], steps)?]));
-        for (line, other, why) in [
-            (APART, apart, "there is one core"),
-            (
-                SHARED,
-                shared,
-                "no two processors of this machine share a core (no SMT, or the hypervisor hides it)",
-            ),
-        ] {
-            rows.push(match other {
-                Some(other) => Row::new(CORES, line, COLUMN, "ms", vec![together(&[first, other], steps)?]),
-                None => Row::cannot(CORES, line, COLUMN, "ms", why),
-            });
+        for (line, other, why) in [(APART, apart, &not_apart), (SHARED, shared, &not_shared)] {
+            match other {
+                Some(other) => {
+                    let ms = together(&[first, other], steps)?;
+                    let ns = near::handover(first, other, stretches)?;
+                    rows.push(Row::new(CORES, line, COLUMN, "ms", vec![ms]));
+                    rows.push(Row::new(CORES, line, HANDED, "ns", vec![ns]));
+                }
+                None => rows.push(Row::cannot(CORES, line, COLUMN, "ms", why)),
+            }
         }
     }
     Ok(super::super::merge(crate::lab::Paper::Priambodo, rows, &[], false))
 }
 
-/// Processors of the same core, that one among them.
-fn siblings(cpu: usize) -> Vec<usize> {
-    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-    let mut list = machine::parse_cpu_list(fs::read_to_string(path).unwrap_or_default().trim());
-    if !list.contains(&cpu) {
-        list.push(cpu);
-    }
-    list
+/// A processor on a second core and one on the same core, and why there is none. The kernel names a sibling and a stranger; a
+/// stranger that takes lines as fast as a thread of the same core is one, whatever the hypervisor says.
+fn place(
+    sibling: (Option<usize>, Option<f64>),
+    stranger: (Option<usize>, Option<f64>),
+) -> ([Option<usize>; 2], [String; 2]) {
+    let near = stranger.1.filter(|ns| near::is_one_core(*ns));
+    let (apart, shared) =
+        if near.is_some() { (None, sibling.0.or(stranger.0)) } else { (stranger.0, sibling.0) };
+    let not_apart = match near {
+        Some(ns) => format!(
+            "by what the kernel says there are two cores, but a cache line takes {} ns from one to the other, as between two threads of one",
+            short(ns)
+        ),
+        None => "there is one core".into(),
+    };
+    let far = stranger.1.map_or_else(String::new, |ns| {
+        format!("; a cache line takes {} ns from one to the other, as between two cores", short(ns))
+    });
+    let not_shared = format!("no two processors of this machine share a core{far}");
+    ([apart, shared], [not_apart, not_shared])
 }
 
 /// Milliseconds until a loop is done on all of `cpus` at one time, on the average.
@@ -83,11 +101,10 @@ fn together(cpus: &[usize], steps: u64) -> Result<f64> {
     })
 }
 
-/// How much longer a loop takes when another one runs on the same core, and on another one.
-pub(super) fn slower(rows: &crate::lab::Rows<'_>) -> (Option<f64>, Option<f64>) {
+/// How much longer a loop takes when another one runs on the same core, and on another one; beside it, how long a line takes there.
+pub(super) fn slower(rows: &crate::lab::Rows<'_>) -> [Option<(f64, Option<f64>)>; 2] {
     let at = |line: &str| rows.value(CORES, line, COLUMN);
-    let ratio = |line: &str| Some(at(line)? / at(ALONE)?);
-    (ratio(SHARED), ratio(APART))
+    [SHARED, APART].map(|line| Some((at(line)? / at(ALONE)?, rows.value(CORES, line, HANDED))))
 }
 
 #[cfg(test)]
@@ -95,13 +112,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_line_has_a_figure_or_a_reason() {
+    fn each_line_has_figures_or_a_reason() {
         let scale = Scale { rounds: 2, ..Scale::quick() };
         let rows = rows(&scale, &AtomicBool::new(false)).unwrap();
-        assert_eq!(rows.len(), 3);
-        for row in rows {
-            assert!(row.value.is_some_and(|ms| ms > 0.0) != row.why_not.is_some(), "{row:?}");
+        for line in [ALONE, APART, SHARED] {
+            let at = |column: &str| rows.iter().find(|row| row.line == line && row.column == column);
+            let loops = at(COLUMN).unwrap();
+            assert!(loops.value.is_some_and(|ms| ms > 0.0) != loops.why_not.is_some(), "{loops:?}");
+            let handed = at(HANDED).and_then(|row| row.value);
+            assert_eq!(handed.is_some(), line != ALONE && loops.value.is_some(), "{line}");
         }
-        assert!(siblings(0).contains(&0));
+    }
+
+    #[test]
+    fn what_a_line_takes_goes_before_what_the_kernel_says() {
+        let (places, reasons) = place((None, None), (Some(1), Some(50.0)));
+        assert_eq!(places, [Some(1), None]);
+        assert!(
+            reasons[1].contains("takes 50.0 ns from one to the other, as between two cores"),
+            "{reasons:?}"
+        );
+        let (places, reasons) = place((None, None), (Some(1), Some(8.0)));
+        assert_eq!(places, [None, Some(1)]);
+        assert!(
+            reasons[0].contains("takes 8.00 ns") && reasons[0].contains("two threads of one"),
+            "{reasons:?}"
+        );
+        assert_eq!(place((Some(1), Some(9.0)), (Some(2), Some(60.0))).0, [Some(2), Some(1)]);
+        let (places, reasons) = place((None, None), (None, None));
+        assert_eq!((places, reasons[0].as_str()), ([None, None], "there is one core"));
     }
 }

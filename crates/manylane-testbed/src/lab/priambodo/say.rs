@@ -45,10 +45,21 @@ fn changes(rows: &Rows<'_>, table: &str, default: &str, columns: &[&str]) -> Vec
 }
 
 fn throughput(rows: &Rows<'_>) -> Option<String> {
-    let columns = [throughput::NUMA, throughput::ADDRESSES, throughput::THREADS, throughput::BOUND];
+    let columns =
+        [throughput::NUMA, throughput::FAR, throughput::ADDRESSES, throughput::THREADS, throughput::BOUND];
     let told = changes(rows, TABLE_1, throughput::DEFAULT, &columns);
+    // Why there is no other node is what NUMA stands for here.
+    let far = RUNS.iter().find_map(|run| rows.at(TABLE_1, run, throughput::FAR)?.why_not.as_deref());
+    let near = ours(rows, TABLE_1, throughput::DEFAULT, throughput::NUMA);
+    let note = match (near, far) {
+        (Some(_), Some(why)) => format!(" Of NUMA: {why}."),
+        _ => String::new(),
+    };
     (!told.is_empty()).then(|| {
-        format!("Datagrams per second, against the default, in the middle of the runs: {}.", told.join(", "))
+        format!(
+            "Datagrams per second, against the default, in the middle of the runs: {}.{note}",
+            told.join(", ")
+        )
     })
 }
 
@@ -80,12 +91,15 @@ fn fastest(rows: &Rows<'_>) -> Option<String> {
 }
 
 fn cores_said(rows: &Rows<'_>) -> Option<String> {
-    let (shared, apart) = cores::slower(rows);
-    let apart =
-        apart.map(|ratio| format!("{} times as long beside another one on a second core", short(ratio)));
-    let shared =
-        shared.map(|ratio| format!("{} times as long beside another one on the same core", short(ratio)));
-    let told: Vec<String> = [shared, apart].into_iter().flatten().collect();
+    let [shared, apart] = cores::slower(rows);
+    let said = |seen: Option<(f64, Option<f64>)>, core: &str| {
+        let (ratio, handed) = seen?;
+        let handed =
+            handed.map_or_else(String::new, |ns| format!(" (a cache line takes {} ns to it)", short(ns)));
+        Some(format!("{} times as long beside another one on {core}{handed}", short(ratio)))
+    };
+    let told: Vec<String> =
+        [said(shared, "the same core"), said(apart, "a second core")].into_iter().flatten().collect();
     (!told.is_empty()).then(|| format!("A loop takes {}.", told.join(", ")))
 }
 
@@ -122,6 +136,20 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_of_one_node_says_so_beside_what_binding_costs() {
+        let cell = |column, value| Row::new(TABLE_1, "1", column, "", vec![value]);
+        let said = said(vec![
+            cell(throughput::DEFAULT, 400_000.0),
+            cell(throughput::NUMA, 392_000.0),
+            Row::cannot(TABLE_1, "1", throughput::FAR, "1/s", "this machine has one NUMA node"),
+        ]);
+        assert!(
+            said.contains("NUMA -2.0 % (paper -4.8 %). Of NUMA: this machine has one NUMA node."),
+            "{said}"
+        );
+    }
+
+    #[test]
     fn one_run_that_went_wrong_does_not_make_the_gain() {
         let run = |run: &str, default, bound| {
             [(throughput::DEFAULT, default), (throughput::BOUND, bound)]
@@ -129,6 +157,20 @@ mod tests {
         };
         let runs = [run("1", 400.0, 500.0), run("2", 4.0, 500.0), run("3", 400.0, 480.0)];
         assert!(said(runs.concat()).contains("binding port +25.0 %"));
+    }
+
+    #[test]
+    fn a_second_core_is_told_by_loop_and_line() {
+        let cell = |line, column, value| Row::new(super::super::CORES, line, column, "", vec![value]);
+        let said = said(vec![
+            cell("one thread", "ms", 100.0),
+            cell("two threads, two cores", "ms", 104.0),
+            cell("two threads, two cores", "line handed over, ns", 52.0),
+        ]);
+        assert_eq!(
+            said,
+            "A loop takes 1.04 times as long beside another one on a second core (a cache line takes 52.0 ns to it)."
+        );
     }
 
     #[test]

@@ -1,21 +1,25 @@
 //! Table 1: datagrams per second that reach the application when as many are sent as the generator can make.
 
-use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use manylane::{Steering, WaitPolicy};
+use manylane_sys::{cpu, numa};
 
 use super::TABLE_1;
 use crate::bench::{self, Load, RING, Setup};
+use crate::lab::nodes::{self, Choice, Node};
 use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";
+/// Not of the paper: what it costs to be bound to the wrong node.
+pub(super) const FAR: &str = "NUMA, other node";
 pub(super) const ADDRESSES: &str = "multiple IP";
 pub(super) const THREADS: &str = "multiple thread";
 pub(super) const BOUND: &str = "binding port";
@@ -48,30 +52,60 @@ pub(super) fn rows(places: &mut Places, run: &str, stop: &AtomicBool) -> Result<
     for method in METHODS {
         bench::go_on(stop)?;
         let setup = if method.3 > 1 { places.two_links() } else { places.testbed() };
-        let got = setup.and_then(|setup| rate(setup, method, stretch));
-        rows.push(match got {
-            Ok(got) => {
-                let counts = [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)];
-                Row::new(TABLE_1, run, method.0, "1/s", vec![got.pps]).with(&counts)
-            }
-            Err(err) => Row::cannot(TABLE_1, run, method.0, "1/s", &format!("{err:#}")),
-        });
+        rows.push(row(run, method.0, setup.and_then(|setup| rate(setup, method, None, stretch))));
         // Where the paper has it.
         if method.0 == DEFAULT {
-            rows.push(Row::cannot(TABLE_1, run, NUMA, "1/s", &numa()));
+            for column in [NUMA, FAR] {
+                bench::go_on(stop)?;
+                let got = places.testbed().and_then(|setup| {
+                    let Choice { near, far } = choice(setup);
+                    let node = if column == NUMA { near } else { far };
+                    rate(setup, method, Some(&node.map_err(|why| anyhow!(why))?), stretch)
+                });
+                rows.push(row(run, column, got));
+            }
         }
     }
     Ok(rows)
 }
 
-fn numa() -> String {
-    let nodes = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
-    match nodes.trim() {
-        "" | "0" => "this machine has one NUMA node".into(),
-        nodes => format!(
-            "this program binds no memory to NUMA nodes (there are {nodes}); its receivers are pinned, so that in every column memory is local that they touch first"
-        ),
+fn row(run: &str, column: &str, got: Result<Rate>) -> Row {
+    match got {
+        Ok(got) => {
+            let counts = [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)];
+            Row::new(TABLE_1, run, column, "1/s", vec![got.pps]).with(&counts)
+        }
+        Err(err) => Row::cannot(TABLE_1, run, column, "1/s", &format!("{err:#}")),
     }
+}
+
+/// The nodes that the default is bound to.
+fn choice(setup: &Setup) -> Choice {
+    let nodes = nodes::read(Path::new(nodes::FOLDER));
+    let device_cpu = setup.sender_cpu().or(setup.receiver_cpus().first().copied()).unwrap_or_default();
+    nodes::choose(&nodes, device_cpu, setup.receiver_cpus())
+}
+
+/// Starts a receiver, bound to a node as `numactl --membind --cpunodebind` does: what its threads touch first is memory of the node, and
+/// they run on any of its processors.
+fn bound(setup: &Setup, kind: Kind, options: &ReceiverOptions, node: &Node) -> Result<Box<dyn Running>> {
+    // Threads have both from the one that starts them.
+    thread::scope(|scope| {
+        let starter = scope.spawn(|| {
+            cpu::restrict(&node.cpus)
+                .with_context(|| format!("cannot run on the processors of node {}", node.number))?;
+            numa::bind_memory(&[node.number])
+                .with_context(|| format!("cannot bind memory to node {} (set_mempolicy)", node.number))?;
+            let inherited = setup.inside(|| (numa::bound_memory(), cpu::affinity()));
+            ensure!(
+                inherited.0? == [node.number] && inherited.1? == node.cpus,
+                "threads of the receiver are not bound to node {}",
+                node.number
+            );
+            setup.start(kind, &ReceiverOptions { cpus: Vec::new(), ..options.clone() })
+        });
+        starter.join().map_err(|_| anyhow!("the receiver's start panicked"))?
+    })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +116,12 @@ struct Rate {
     dropped: u64,
 }
 
-fn rate(setup: &mut Setup, (_, kind, threads, addresses): Method, stretch: Duration) -> Result<Rate> {
+fn rate(
+    setup: &mut Setup,
+    (_, kind, threads, addresses): Method,
+    node: Option<&Node>,
+    stretch: Duration,
+) -> Result<Rate> {
     let port = setup.bind_addr().port();
     let mut running: Vec<Box<dyn Running>> = Vec::new();
     for address in 0..addresses {
@@ -105,7 +144,10 @@ fn rate(setup: &mut Setup, (_, kind, threads, addresses): Method, stretch: Durat
             wait: WaitPolicy::Sleep,
             steering: Steering::Flow,
         };
-        running.push(setup.start(kind, &options)?);
+        running.push(match node {
+            Some(node) => bound(setup, kind, &options, node)?,
+            None => setup.start(kind, &options)?,
+        });
     }
     let to = running[0].addr();
     let load = Load { pps: None, duration: stretch, size: SIZE, flows: FLOWS, segment: false };
@@ -148,5 +190,30 @@ fn rest(running: &[Box<dyn Running>]) {
         if now != last.0 {
             last = (now, Instant::now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_a_receiver_that_is_bound_to_a_node_takes_what_comes() {
+        let mut setup = Setup::loopback(None).unwrap();
+        let Ok(node) = choice(&setup).near else {
+            eprintln!("skipped: no NUMA node here has a processor for receivers");
+            return;
+        };
+        if let Err(err) = thread::spawn(|| numa::bind_memory(&[0])).join().unwrap() {
+            eprintln!("skipped: no memory can be bound here ({err})");
+            return;
+        }
+        let got = rate(&mut setup, METHODS[0], Some(&node), Duration::from_millis(100)).unwrap();
+        assert!(got.delivered > 0 && got.delivered + got.dropped <= got.sent, "{got:?}");
+        // Only those that the receiver started are bound.
+        assert_eq!(numa::bound_memory().unwrap(), Vec::<usize>::new());
+        let nowhere = Node { number: 1000, cpus: node.cpus };
+        let why = rate(&mut setup, METHODS[0], Some(&nowhere), Duration::from_millis(10)).unwrap_err();
+        assert!(why.to_string().contains("cannot bind memory to node 1000"), "{why:#}");
     }
 }

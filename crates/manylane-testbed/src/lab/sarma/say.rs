@@ -4,6 +4,7 @@ use super::descriptor::{Column, call_cost, lookup_cost, write_cost};
 use super::flood::{self, Path};
 use super::{COST, FIGURE_9, TABLE_1, atomics, hot, starved};
 use crate::lab::Rows;
+use crate::lab::near;
 use crate::lab::table::short;
 use crate::lab::words::{percent, ratio, times};
 
@@ -36,16 +37,19 @@ fn moved(rows: &Rows<'_>) -> Option<String> {
         ratio(rows.value(TABLE_1, atomics::MOVED, COST), rows.value(TABLE_1, atomics::INCREMENT, COST))?;
     let paper =
         ratio(rows.printed(TABLE_1, atomics::MOVED, COST), rows.printed(TABLE_1, atomics::INCREMENT, COST))?;
-    // Less than that no line costs that comes from another core's cache.
+    let handed = rows.value(TABLE_1, atomics::HANDED, COST);
+    let one_core = handed.is_some_and(near::is_one_core);
     let verdict = match ours {
-        _ if ours < 2.0 => {
-            "the two processors seem to share their first cache, as two threads of one core do, whatever the hypervisor says"
-        }
+        _ if one_core => "but the two processors are threads of one core, and share its first cache",
         _ if ours > paper => "what is dear is sharing, more than it was then",
         _ => "what is dear is sharing, though no more than it was then",
     };
+    let handed = handed.map_or_else(String::new, |ns| {
+        let who = if one_core { "two threads of one core" } else { "two cores" };
+        format!(" One hands a line over to the other in {} ns, as {who} do.", short(ns))
+    });
     Some(format!(
-        "On a line that the other processor has just written it costs {} that (paper: {}): {verdict}.",
+        "On a line that the other processor has just written it costs {} that (paper: {}): {verdict}.{handed}",
         times(ours),
         times(paper)
     ))
@@ -183,8 +187,23 @@ mod tests {
         assert!(cheap.contains("1.50 times a hit in the second cache (paper: 4.51 times)"), "{cheap}");
         assert!(cheap.contains("has become cheap") && cheap.contains("15.0 times that"), "{cheap}");
         assert!(cheap.contains("what is dear is sharing"), "{cheap}");
-        let one = said(vec![cost(atomics::INCREMENT, 6.0), cost(atomics::MOVED, 6.0)]);
-        assert!(one.contains("seem to share their first cache"), "{one}");
+        let with = |handed| {
+            said(vec![
+                cost(atomics::INCREMENT, 6.0),
+                cost(atomics::MOVED, 90.0),
+                cost(atomics::HANDED, handed),
+            ])
+        };
+        let one = with(9.0);
+        assert!(
+            one.contains("share its first cache") && one.contains("as two threads of one core do"),
+            "{one}"
+        );
+        let two = with(50.0);
+        assert!(
+            two.contains("what is dear is sharing") && two.contains("in 50.0 ns, as two cores do"),
+            "{two}"
+        );
         let dear = said(vec![cost(atomics::L2, 4.0), cost(atomics::INCREMENT, 20.0)]);
         assert!(dear.contains("as dear as it was"), "{dear}");
     }

@@ -1,0 +1,74 @@
+//! Memory of NUMA nodes: on which ones the pages are that a thread touches first.
+
+use std::io;
+
+/// Nodes that a mask has room for: as many as Linux can have.
+const NODES: usize = 1024;
+const BITS: usize = libc::c_ulong::BITS as usize;
+type Mask = [libc::c_ulong; NODES / BITS];
+/// The kernel takes one off the number of bits that it is told.
+const LENGTH: libc::c_ulong = NODES as libc::c_ulong + 1;
+
+/// Has all memory that the calling thread touches first from now on come from `nodes`, and from nowhere else; threads that it starts
+/// do as it does. Pages that are there stay where they are. Linux 2.6.7, CONFIG_NUMA.
+///
+/// # Errors
+/// `EINVAL` for a node that is not there or without memory, `ENOSYS` of a kernel without NUMA, `EPERM` in some containers.
+pub fn bind_memory(nodes: &[usize]) -> io::Result<()> {
+    let mut mask: Mask = [0; NODES / BITS];
+    for &node in nodes {
+        let word = mask.get_mut(node / BITS).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        *word |= 1 << (node % BITS);
+    }
+    // SAFETY: the kernel reads NODES bits of `mask`, which has so many and lives across the call.
+    let ret = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), LENGTH) };
+    crate::check(ret as libc::c_int)?;
+    Ok(())
+}
+
+/// The nodes that the calling thread's memory is bound to; none where it is not.
+///
+/// # Errors
+/// As for [`bind_memory`].
+pub fn bound_memory() -> io::Result<Vec<usize>> {
+    let (mut mode, mut mask): (libc::c_int, Mask) = (0, [0; NODES / BITS]);
+    let nowhere = std::ptr::null::<libc::c_void>();
+    // SAFETY: the kernel writes an int to `mode` and NODES bits to `mask`, both of which live across the call; without flags it
+    // takes no address.
+    let ret = unsafe {
+        libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), LENGTH, nowhere, 0)
+    };
+    crate::check(ret as libc::c_int)?;
+    let set = |node: &usize| mode == libc::MPOL_BIND && mask[node / BITS] >> (node % BITS) & 1 == 1;
+    Ok((0..NODES).filter(set).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_bound_for_a_thread_and_those_it_starts() {
+        let seen = std::thread::spawn(|| {
+            if let Err(err) = bind_memory(&[0]) {
+                eprintln!("skipped: no memory can be bound here ({err})");
+                return None;
+            }
+            let own = bound_memory().unwrap();
+            let child = std::thread::spawn(|| bound_memory().unwrap()).join().unwrap();
+            Some((own, child))
+        });
+        if let Some(seen) = seen.join().unwrap() {
+            assert_eq!(seen, (vec![0], vec![0]));
+            // Whoever started that thread is as it was.
+            assert_eq!(bound_memory().unwrap(), Vec::<usize>::new());
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_refused() {
+        let refused = |node| bind_memory(&[node]).unwrap_err().raw_os_error().unwrap();
+        assert_eq!(refused(NODES), libc::EINVAL);
+        assert!([libc::EINVAL, libc::ENOSYS, libc::EPERM].contains(&refused(NODES - 1)));
+    }
+}
