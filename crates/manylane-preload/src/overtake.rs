@@ -54,7 +54,7 @@ pub(crate) fn receive(
         return None;
     }
     let unlooked = member.unlooked.load(Ordering::Relaxed);
-    if unlooked % EVERY == 0 {
+    if unlooked.is_multiple_of(EVERY) {
         // Its turn is kept for when nothing comes before the queue.
         if shared.first.load(Ordering::Acquire) != 0 || hold::ready(sock, 1 << lane) != 0 {
             return None;
@@ -67,7 +67,7 @@ pub(crate) fn receive(
         }
         return None;
     }
-    if unlooked % EVERY != 0 || !into.is_ordinary() {
+    if !unlooked.is_multiple_of(EVERY) || !into.is_ordinary() {
         return None;
     }
     let errno = real::errno();
@@ -168,7 +168,7 @@ impl Lengths {
                 let message = unsafe { &*message };
                 Self::Message {
                     name: message.msg_namelen,
-                    control: message.msg_controllen as usize,
+                    control: message.msg_controllen,
                     flags: message.msg_flags,
                 }
             }),
