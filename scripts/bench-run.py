@@ -102,6 +102,22 @@ def cpu_ns(group):
     return total
 
 
+def switches(group):
+    """Context switches of all threads of a process group: those that wait for something, and those that are made to."""
+    total = [0, 0]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.getpgid(int(pid)) != group:
+                continue
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/status") as status:
+                    lines = [line.split() for line in status if "ctxt_switches" in line]
+                total = [sum(two) for two in zip(total, (int(line[1]) for line in lines))]
+        except (OSError, ProcessLookupError):
+            continue
+    return total
+
+
 def idle_ns():
     with open("/proc/stat") as stat:
         fields = [int(value) for value in stat.readline().split()[1:]]
@@ -112,7 +128,10 @@ class Running:
     """A server that serves."""
 
     def __init__(self, args, kind, how, folder):
-        self.server = SERVERS[kind](args.threads, folder)
+        threads = args.threads
+        if how and how[0] == "--threads":
+            threads, how = int(how[1]), None
+        self.server = SERVERS[kind](threads, folder)
         command = self.server.command()
         self.report = os.path.join(folder, "run.json")
         if how:
@@ -147,11 +166,13 @@ class Running:
         command = ["taskset", "-c", args.sender_cpus, args.manylane, "send", f"{ADDRESS}:{self.server.port}"]
         command += ["--payload", "hex:" + self.server.request.hex(), "--expect", "hex:" + self.answer.hex()]
         command += ["--rate", str(int(rate)), "--duration", f"{seconds}s", "--flows", str(args.flows), "--json"]
+        before = switches(self.child.pid)
         cpu, idle, start = cpu_ns(self.child.pid), idle_ns(), time.monotonic_ns()
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
         if done.returncode:
             sys.exit(f"bench-run: {' '.join(command)}: {done.stderr.decode()}")
         cpu, idle, wall = cpu_ns(self.child.pid) - cpu, idle_ns() - idle, time.monotonic_ns() - start
+        waits, made_to = (after - was for was, after in zip(before, switches(self.child.pid)))
         document = json.loads(done.stdout)
         row = document["rows"][0]
         answered = max(row["answered"], 1)
@@ -161,6 +182,8 @@ class Running:
             "loss": 1 - row["answered"] / max(row["asked"], 1),
             "rx_cpu_ns": cpu / answered,
             "total_cpu_ns": (wall * os.cpu_count() - idle) / answered,
+            "waits": waits / answered,
+            "preemptions": made_to / answered,
             "sent": row["asked"],
             "delivered": row["answered"],
             "p50_ns": row["latency_ns"]["p50"],
@@ -213,6 +236,7 @@ def main():
     parser.add_argument("--manylane", default="target/release/manylane", help="the program")
     parser.add_argument("--server", choices=SERVERS, default="memcached")
     parser.add_argument("--threads", type=int, default=4, help="of the server")
+    parser.add_argument("--alone", action="append", default=[], metavar="THREADS", help="the server alone with so many threads, too")
     parser.add_argument("--how", action="append", help="options of manylane run that are compared, as one word each")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample")
@@ -226,7 +250,9 @@ def main():
     args = parser.parse_args()
     args.manylane = os.path.abspath(args.manylane)
     globals()["ADDRESS"] = args.address
-    variants = [("alone", None)] + [("run " + how, how.split()) for how in args.how or ["--engine mmsg"]]
+    variants = [("alone", None)]
+    variants += [(f"alone, {count} threads", ["--threads", count]) for count in args.alone]
+    variants += [("run " + how, how.split()) for how in args.how or ["--engine mmsg"]]
 
     notes, rate = [], args.rate
     if not rate:
@@ -247,12 +273,12 @@ def main():
                 finally:
                     lanes[name] = running.end()
             samples[name].append({"round": number, **sample})
-            say(f"round {number}: {name}: {sample['rx_cpu_ns']:.0f} ns of the server, loss {sample['loss']:.5f}")
+            say(f"round {number}: {name}: {sample['rx_cpu_ns']:.0f} ns of the server, {sample['waits']:.2f} waits, loss {sample['loss']:.5f}")
     rows = []
     for name, _ in variants:
         row = {"receiver": f"{args.server} {name}", "threads": args.threads, "lanes": lanes[name][0]}
         row |= {"size": len(SERVERS[args.server].request), "fallbacks": lanes[name][1]}
-        for key in ("offered_pps", "delivered_pps", "loss", "rx_cpu_ns", "total_cpu_ns", "p50_ns", "p99_ns"):
+        for key in ("offered_pps", "delivered_pps", "loss", "rx_cpu_ns", "total_cpu_ns", "waits", "preemptions", "p50_ns", "p99_ns"):
             row[key] = statistics.median(sample[key] for sample in samples[name])
         row["rx_cpu_ns_min"] = min(sample["rx_cpu_ns"] for sample in samples[name])
         row["rx_cpu_ns_max"] = max(sample["rx_cpu_ns"] for sample in samples[name])

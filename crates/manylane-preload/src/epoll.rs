@@ -591,10 +591,7 @@ fn with_queues(
             return -1;
         }
     }
-    // What is held is told together with what the kernel tells, as the kernel would have.
-    let together =
-        || looks.is_multiple_of(KERNELS_TURN) || epoll.items().any(|(item, sock)| holds(item, sock));
-    if fds[0].revents != 0 || some && together() {
+    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNELS_TURN) {
         queues::flush();
         found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
         if found < 0 {

@@ -98,6 +98,7 @@ pub(crate) fn map(sock: &Sock) {
     let Some(outboxes) = memory::map::<Outbox>(holds.len(), true) else { return };
     outboxes.iter().for_each(Outbox::init);
     sock.set_outboxes(outboxes);
+    start::gather_from_now_on();
 }
 
 /// A datagram that a lane's owner is about to send.

@@ -44,6 +44,7 @@ use manylane_sys::shim::Reason;
 use crate::calls::call;
 use crate::deliver::{Into, Parcel};
 use crate::memory::{self, Atomics};
+use crate::settings::Settings;
 use crate::sock::{LANED, MAX_LANES, Member, PLAIN, Shared, Sock};
 use crate::{lanes, life, me, queues, real, report, start};
 
@@ -126,7 +127,8 @@ pub(crate) fn one_by_one(shared: &Shared, fd: c_int, why: Reason) {
 pub(crate) fn tell(shared: &Shared, fd: c_int) {
     let with_queues = queues::are_open(shared);
     let has_any = shared.mode() == LANED || with_queues;
-    if !has_any || start::settings().is_none_or(|settings| settings.batch <= 1) {
+    let unasked = |settings: &Settings| settings.batch <= 1 || settings.batch_at_rest;
+    if !has_any || start::settings().is_none_or(unasked) {
         return;
     }
     let mut all = shared.one_by_one.load(Ordering::SeqCst);

@@ -25,7 +25,7 @@ use crate::sock::{
 };
 use crate::table::{self, Entry};
 use crate::{
-    alone, epoll, gather, hold, life, loan, mend, mirror, queues, real, report, signals, start, steer,
+    alone, epoll, gather, hold, life, loan, mend, mirror, queues, real, report, rest, signals, start, steer,
 };
 
 /// Receives after which a thread is known to come back.
@@ -195,10 +195,24 @@ pub(crate) fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
     done
 }
 
+/// Steers to the lanes that have owners, but for those who rest.
+pub(crate) fn steer_to_awake(shared: &Shared, fd: c_int) {
+    let lanes = awake(shared);
+    if lanes != shared.steered.load(Ordering::Relaxed) {
+        steer_to(shared, fd, lanes);
+    }
+}
+
+/// The lanes to steer to, as the owners are.
+fn awake(shared: &Shared) -> u64 {
+    let owned = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
+    let owned = (0..MAX_LANES).filter(owned).fold(0, |mask, lane| mask | 1 << lane);
+    rest::awake(shared, owned)
+}
+
 /// Gives a lane to each member that comes back and has none, as far as there are any; then steers to those.
 pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
     let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
-    let mut steered = 0;
     let joined = shared.joined.load(Ordering::Acquire) as usize;
     for (at, member) in shared.members.iter().enumerate().take(joined) {
         let comes_back = member.receives.load(Ordering::Relaxed) >= COMES_BACK;
@@ -216,14 +230,7 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
         member.lane.store(lane as c_int, Ordering::Release);
         report::lane(member, lane as c_int, shared.inode_of(lane as c_int));
     }
-    for lane in 0..lanes {
-        if shared.owner[lane].load(Ordering::Relaxed) != 0 {
-            steered |= 1 << lane;
-        }
-    }
-    if steered != shared.steered.load(Ordering::Relaxed) {
-        steer_to(shared, fd, steered);
-    }
+    steer_to_awake(shared, fd);
     queues::spread(shared);
     note_crowds(shared);
     hold::tell(shared, fd);
@@ -326,7 +333,7 @@ pub(crate) fn leave(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
 /// Nothing more comes to a lane, and what it holds goes before all else: also what arrived on the way there.
 fn past(shared: &Shared, fd: c_int, lane: usize) {
     shared.first.fetch_or(1 << lane, Ordering::AcqRel);
-    steer_to(shared, fd, shared.steered.load(Ordering::Relaxed) & !(1 << lane));
+    steer_to(shared, fd, awake(shared) & !(1 << lane));
     shared.first.fetch_or(1 << lane, Ordering::AcqRel);
 }
 

@@ -23,6 +23,7 @@
 //! | `send.rs`, `gather.rs` | sending: from which lane; replies that are sent together |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
 //! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back |
+//! | `rest.rs` | threads beyond the processors rest: their lanes are not steered to |
 //! | `reach.rs` | which lanes others must look at: why nothing is out of reach |
 //! | `life.rs`, `mend.rs`, `points.rs` | who is alive; what the living do for the dead; where tests have somebody die |
 //! | `open.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its options, its steering |
@@ -60,6 +61,7 @@ mod reach;
 mod real;
 mod receive;
 mod report;
+mod rest;
 mod select;
 mod send;
 mod settings;

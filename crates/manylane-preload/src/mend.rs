@@ -22,7 +22,7 @@ use manylane_sys::shim::Reason;
 
 use crate::lock::{self, Guard};
 use crate::sock::{LANED, LEARN, MAX_LANES, Member, PLAIN, Shared, Sock};
-use crate::{lanes, life, process, real, report};
+use crate::{lanes, life, process, real, report, rest};
 
 /// Owners of lanes change.
 pub(crate) const OWNERS: u32 = 1;
@@ -123,7 +123,7 @@ fn owners(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     if matches!(shared.mode(), LEARN | LANED) {
         let fd = lanes::group(sock);
         shared.first.fetch_or(lanes::lanes_mask(shared), Ordering::AcqRel);
-        lanes::steer_to(shared, fd, owned);
+        lanes::steer_to(shared, fd, rest::awake(shared, owned));
         shared.mode.store(LANED, Ordering::Release);
         bury_all(sock, shared, guard);
         shared.first.fetch_or(lanes::lanes_mask(shared), Ordering::AcqRel);

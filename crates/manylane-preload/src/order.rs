@@ -20,7 +20,7 @@ use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
-use crate::{gather, hold, lanes, me, mend, pace, queues, real, signals, start};
+use crate::{gather, hold, lanes, me, mend, pace, queues, real, rest, signals, start};
 
 /// What one try on one descriptor brought.
 enum Got {
@@ -249,6 +249,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             && self.shared.crowded.load(Ordering::Relaxed) & 1 << lane == 0
             && self.shared.one_by_one.load(Ordering::Relaxed) == 0
             && !queues::are_open(self.shared)
+            && rest::may_take_ahead(self.shared)
     }
 
     /// Waits for a lane's kernel socket for a slice at most, with the program's signals; what a receive would have returned.
@@ -457,6 +458,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     /// After a slice: what others have kept to be sent, and what waits in lanes.
     fn look_at_others(&self, own: usize) -> Got {
         gather::look(self.sock, self.shared, self.fd);
+        rest::after_slice(self.sock, self.shared);
         self.help(Some(own))
     }
 

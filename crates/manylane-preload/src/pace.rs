@@ -3,7 +3,9 @@
 //! A sleep with its wake-up costs many times what a datagram costs, and lanes multiply them: each wakes a thread of its own
 //! for its own datagrams. So a thread that has emptied its lane may rest for a fraction of a millisecond, in which
 //! nothing wakes it, before it goes to sleep as the program asked. Whether that pays is decided as the library's own lanes
-//! decide it (`manylane_sys::linger`), from the datagrams between one sleep and the next.
+//! decide it (`manylane_sys::linger`), from the datagrams between one sleep and the next; and by what a datagram costs either way
+//! here: a timer is dear on one machine, and a wake-up on another. The first pauses and sleeps of a process are measured; what
+//! each brings is counted. A pause that costs more for each datagram than a sleep does is given up, and tried now and then.
 //!
 //! [`before_sleep`] is the whole of it, for poll, select, epoll and blocking receives alike:
 //! 1. Only while a socket has lanes and more than one receiver ([`pays`]); a program with one receiver never pauses. Only
@@ -13,7 +15,7 @@
 //!    ended the wait. After it the caller waits as before, for what is left of its time.
 //!
 //! While it rests, a thread counts as waiting on its lane: what comes is its own. How long a pause is follows from what a
-//! wake-up costs here (`--linger` overrules it), which the first pauses of a process measure.
+//! wake-up costs here (`--linger` overrules both), which the first pauses of a process measure.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -37,19 +39,61 @@ const LONGEST: Duration = Duration::from_micros(500);
 const MEASURED: u32 = 16;
 const FIRST: Duration = Duration::from_micros(200);
 
-/// Nanoseconds that the measured pauses cost this process, and how many there were.
-static COST: AtomicU64 = AtomicU64::new(0);
-static SAMPLES: AtomicU32 = AtomicU32::new(0);
+/// A pause is tried in so many that would not pay, to learn anew what it brings.
+const TRY: u32 = 64;
+/// What averages are counted in.
+const PARTS: u64 = 8;
+
+/// Nanoseconds that the first pauses and the first sleeps cost this process, and how many of them were measured.
+struct Cost {
+    nanos: AtomicU64,
+    samples: AtomicU32,
+}
+
+static PAUSES: Cost = Cost { nanos: AtomicU64::new(0), samples: AtomicU32::new(0) };
+static SLEEPS: Cost = Cost { nanos: AtomicU64::new(0), samples: AtomicU32::new(0) };
+
+impl Cost {
+    /// On the average, once it is known.
+    fn of_one(&self) -> Option<u64> {
+        let samples = self.samples.load(Ordering::Relaxed);
+        (samples >= MEASURED).then(|| self.nanos.load(Ordering::Relaxed) / u64::from(samples))
+    }
+
+    fn add(&self, cost: Duration) {
+        self.nanos.fetch_add(cost.as_nanos() as u64, Ordering::Relaxed);
+        self.samples.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 struct Pace {
     linger: Cell<Option<Linger>>,
-    /// Datagrams since the last sleep.
+    /// Datagrams since the last sleep or pause.
     taken: Cell<usize>,
+    /// That was a pause.
+    paused: Cell<bool>,
+    /// What a sleep and what a pause brings on the average, in [`PARTS`] of a datagram.
+    by_sleep: Cell<u64>,
+    by_pause: Cell<u64>,
+    /// Pauses that did not pay since one was tried.
+    passed: Cell<u32>,
+    /// CPU time when a sleep began that is measured.
+    since: Cell<Option<Duration>>,
 }
 
 thread_local! {
     // Without a destructor and with a constant: neither the heap nor a registration is involved.
-    static PACE: Pace = const { Pace { linger: Cell::new(None), taken: Cell::new(0) } };
+    static PACE: Pace = const {
+        Pace {
+            linger: Cell::new(None),
+            taken: Cell::new(0),
+            paused: Cell::new(false),
+            by_sleep: Cell::new(0),
+            by_pause: Cell::new(0),
+            passed: Cell::new(0),
+            since: Cell::new(None),
+        }
+    };
 }
 
 /// Whether a wait for this socket may be worth a pause: two lanes at least have owners.
@@ -62,7 +106,40 @@ pub(crate) fn pays(shared: &Shared) -> bool {
 /// The calling thread has received so many datagrams from lanes.
 #[inline]
 pub(crate) fn took(datagrams: u64) {
-    PACE.with(|pace| pace.taken.set(pace.taken.get().saturating_add(datagrams as usize)));
+    PACE.with(|pace| {
+        pace.taken.set(pace.taken.get().saturating_add(datagrams as usize));
+        if let Some(since) = pace.since.take() {
+            SLEEPS.add(cpu::thread_time().saturating_sub(since));
+        }
+    });
+}
+
+impl Pace {
+    /// A sleep or a pause is over, and has brought so many.
+    fn brought(&self, datagrams: usize) {
+        let average = if self.paused.get() { &self.by_pause } else { &self.by_sleep };
+        let some = (datagrams as u64).min(1 << 20) * PARTS;
+        average.set(match average.get() {
+            0 => some,
+            before => before - before / PARTS + some / PARTS,
+        });
+    }
+
+    /// Whether a pause is worth what it costs here; not known yet, and tried now and then: yes.
+    fn is_worth_it(&self) -> bool {
+        let (Some(pause), Some(sleep)) = (PAUSES.of_one(), SLEEPS.of_one()) else { return true };
+        if is_cheaper((pause, self.by_pause.get()), (sleep, self.by_sleep.get())) {
+            return true;
+        }
+        self.passed.set((self.passed.get() + 1) % TRY);
+        self.passed.get() == 0
+    }
+}
+
+/// Whether `one` way of waiting costs less for a datagram than the `other`: what it costs each time, and what it brings. One of
+/// which it is not known what it brings does.
+fn is_cheaper(one: (u64, u64), other: (u64, u64)) -> bool {
+    one.1 == 0 || other.1 == 0 || one.0.saturating_mul(other.1) < other.0.saturating_mul(one.1)
 }
 
 /// How long a pause is now; zero if there are none.
@@ -70,13 +147,9 @@ fn longest() -> Duration {
     if let Some(linger) = start::settings().and_then(|settings| settings.linger) {
         return linger;
     }
-    match SAMPLES.load(Ordering::Relaxed) {
-        samples if samples < MEASURED => FIRST,
-        samples => {
-            let cost = Duration::from_nanos(COST.load(Ordering::Relaxed) / u64::from(samples));
-            (cost * TIMES_THE_COST).clamp(SHORTEST, LONGEST)
-        }
-    }
+    PAUSES
+        .of_one()
+        .map_or(FIRST, |cost| (Duration::from_nanos(cost) * TIMES_THE_COST).clamp(SHORTEST, LONGEST))
 }
 
 /// The calling thread is about to sleep in a wait that lasts for `left` at most. The answer is what `look` saw, which then is
@@ -99,12 +172,22 @@ pub(crate) fn before_sleep<T>(
         if may && let Some(found) = look() {
             return Some(found);
         }
-        let pause = linger.after(pace.taken.take());
+        let taken = pace.taken.take();
+        pace.brought(taken);
+        let pause = linger.after(taken);
         if pause.is_some() && linger.longest() != longest() {
             linger.set_longest(longest());
         }
         pace.linger.set(Some(linger));
-        let pause = pause.filter(|_| may)?.min(linger.longest());
+        let is_asked_for = start::settings().is_some_and(|settings| settings.linger.is_some());
+        let pause = pause.filter(|_| may && (is_asked_for || pace.is_worth_it()));
+        pace.paused.set(pause.is_some());
+        let Some(pause) = pause else {
+            let to_be_measured = SLEEPS.samples.load(Ordering::Relaxed) < MEASURED;
+            pace.since.set(to_be_measured.then(cpu::thread_time));
+            return None;
+        };
+        let pause = pause.min(linger.longest());
         measured(|| {
             let left = tick::left(pause);
             rest(timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) })
@@ -121,13 +204,25 @@ fn room_of(lane: c_int) -> usize {
 
 /// The first pauses say what one costs.
 fn measured<T>(pause: impl FnOnce() -> T) -> T {
-    if SAMPLES.load(Ordering::Relaxed) >= MEASURED {
+    if PAUSES.samples.load(Ordering::Relaxed) >= MEASURED {
         return pause();
     }
     let before = cpu::thread_time();
     let answer = pause();
-    let cost = cpu::thread_time().saturating_sub(before);
-    COST.fetch_add(cost.as_nanos() as u64, Ordering::Relaxed);
-    SAMPLES.fetch_add(1, Ordering::Relaxed);
+    PAUSES.add(cpu::thread_time().saturating_sub(before));
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_costs_less_for_a_datagram_is_cheaper() {
+        // 30 µs for eight against 10 µs for five, and the other way round.
+        assert!(!is_cheaper((30_000, 8 * PARTS), (10_000, 5 * PARTS)));
+        assert!(is_cheaper((3_000, 4 * PARTS), (4_000, PARTS)));
+        // What was never seen is tried.
+        assert!(is_cheaper((30_000, 0), (10_000, PARTS)) && is_cheaper((30_000, PARTS), (10_000, 0)));
+    }
 }

@@ -15,7 +15,9 @@ use crate::calls::call;
 use crate::deliver::Into;
 use crate::order::Call;
 use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
-use crate::{alone, gather, lanes, loan, me, overtake, pace, queues, real, report, signals, start, table};
+use crate::{
+    alone, gather, lanes, loan, me, overtake, pace, queues, real, report, rest, signals, start, table,
+};
 
 #[inline]
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -313,6 +315,7 @@ fn the_long_way(
     }
     gather::before_receive(sock);
     let Some(member) = me::member(sock, shared, fd) else { return op(fd, 0) };
+    rest::after_work(sock, shared, member);
     lanes::beat(member);
     let call = Call {
         sock,
@@ -344,6 +347,9 @@ fn the_long_way(
         }
         if mode == LANED || queues::are_open(shared) {
             pace::took(datagrams);
+        }
+        if mode == LANED {
+            rest::before_work(shared, member);
         }
         let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
         if (mode == LEARN || without)

@@ -8,7 +8,7 @@
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
-//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 1; replies by frames 16 |
+//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 32 where threads rest (`rest.rs`), else 1; replies by frames 16 |
 //! | `MANYLANE_OVERLOAD` | `oldest`, or `newest`: what waits in a queue that is more than half full is thrown away | `oldest` |
 //! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
@@ -27,8 +27,8 @@ use crate::steer::Policy;
 const MAX_RANGES: usize = 32;
 /// Longest pause, in microseconds: a slice.
 const MAX_LINGER: u64 = SLICE_MS as u64 * 1000;
-/// Where the time of a system call is small beside that of a datagram, batches save nothing: measured, see docs/results.
-const BATCH: usize = 1;
+/// Where threads share processors: elsewhere batches are too small to save anything (measured, see docs/results).
+const BATCH: usize = MOST;
 /// With engine `xdp` a reply is a frame in a ring, and telling the kernel is what costs.
 const FRAMES_TOGETHER: u32 = 16;
 
@@ -44,11 +44,15 @@ pub(crate) struct Settings {
     pub(crate) linger: Option<Duration>,
     /// Datagrams that one call takes from the kernel, and replies that one sends; 1: none ahead.
     pub(crate) batch: usize,
+    /// That only where threads rest, and their work was seen not to sleep: nobody asked for a number (`rest.rs`).
+    pub(crate) batch_at_rest: bool,
     /// Replies that go into rings before the kernel is told.
     pub(crate) frames_together: u32,
     /// Under overload, what is old is thrown away.
     pub(crate) newest: bool,
     pub(crate) report: Option<PathBuf>,
+    /// Processors that a control group leaves the program, rounded up; none: no fewer than it may run on.
+    pub(crate) quota: Option<u32>,
     /// Who is asked for queues; only with engine `xdp`.
     pub(crate) lender: Option<libc::c_int>,
 }
@@ -66,9 +70,11 @@ impl Settings {
             ports: Vec::new(),
             linger: None,
             batch: BATCH,
+            batch_at_rest: true,
             frames_together: FRAMES_TOGETHER,
             newest: false,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
+            quota: None,
             lender: None,
         };
         let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
@@ -115,6 +121,7 @@ impl Settings {
         });
         take("MANYLANE_BATCH", "a number from 1 to 32", &mut |text| {
             settings.batch = text.parse().ok().filter(|batch| (1..=MOST).contains(batch))?;
+            settings.batch_at_rest = false;
             settings.frames_together = settings.batch as u32;
             Some(())
         });

@@ -77,6 +77,10 @@ pub(crate) struct Member {
     pub(crate) unlooked: AtomicU32,
     /// Tells whether its thread is alive: `life.rs`; 0 while that is not known.
     pub(crate) life: AtomicU64,
+    /// A datagram that it works on is looked at: how often it had slept, and how many microseconds it had run, before (`rest.rs`).
+    pub(crate) is_watched: AtomicU32,
+    pub(crate) slept: AtomicU32,
+    pub(crate) ran: AtomicU32,
     /// Where it counts while it is alone, in its own process: `alone.rs`.
     pub(crate) counts: AtomicPtr<Receiver>,
 }
@@ -120,6 +124,14 @@ pub(crate) struct Shared {
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
+    /// Whether threads beyond the processors rest, what speaks for it or against it, how much has to, and slices since the
+    /// processors were looked at: `rest.rs`.
+    pub(crate) rest: AtomicU32,
+    pub(crate) signs: AtomicU32,
+    pub(crate) calm: AtomicU32,
+    pub(crate) looks: AtomicU32,
+    /// Whose turn it is to be awake.
+    pub(crate) first_awake: AtomicU32,
     /// What queues the socket has: `loan.rs`.
     pub(crate) loan: AtomicU32,
     pub(crate) queue_count: AtomicU32,
@@ -164,6 +176,9 @@ impl Shared {
         for word in
             words.into_iter().chain([&self.change, &self.tries, &self.port, &self.one_by_one, &self.told])
         {
+            word.store(0, Ordering::Relaxed);
+        }
+        for word in [&self.rest, &self.signs, &self.calm, &self.looks, &self.first_awake] {
             word.store(0, Ordering::Relaxed);
         }
         self.gathers_not.store(0, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 //! come in. Before that, and when something of it fails, each call is the C library's own.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use libc::c_int;
 use manylane_sys::barrier;
@@ -14,8 +14,11 @@ use crate::table::{self, Entry};
 use crate::{calls, gather, life, me, points, process, report};
 
 static READY: AtomicBool = AtomicBool::new(false);
-/// Replies of kernel sockets are put together.
-static GATHERS: AtomicBool = AtomicBool::new(false);
+/// Replies of kernel sockets are put together: not yet, yes, no more.
+static GATHERS: AtomicU32 = AtomicU32::new(NOT_YET);
+const NOT_YET: u32 = 0;
+const YES: u32 = 1;
+const NO_MORE: u32 = 2;
 /// Under overload the newest wins.
 static NEWEST: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -34,7 +37,12 @@ pub(crate) fn settings() -> Option<&'static Settings> {
 /// Whether replies of kernel sockets may be put together.
 #[inline]
 pub(crate) fn gathers() -> bool {
-    GATHERS.load(Ordering::SeqCst)
+    GATHERS.load(Ordering::SeqCst) == YES
+}
+
+/// There is a socket whose replies may be.
+pub(crate) fn gather_from_now_on() {
+    _ = GATHERS.compare_exchange(NOT_YET, YES, Ordering::SeqCst, Ordering::Relaxed);
 }
 
 /// Whether the newest wins under overload: `overtake.rs`.
@@ -45,7 +53,7 @@ pub(crate) fn newest_wins() -> bool {
 
 /// The process ends: they are not any more.
 pub(crate) fn gather_no_more() {
-    GATHERS.store(false, Ordering::SeqCst);
+    GATHERS.store(NO_MORE, Ordering::SeqCst);
 }
 
 /// Says one line on standard error.
@@ -77,16 +85,18 @@ extern "C" fn start() {
         return;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let settings = Settings::read(
+    let mut settings = Settings::read(
         |name| std::env::var(name).ok(),
         cpus,
         |name, value, known| say(&format!("{name}={value}: {known} would be understood; ignored")),
     );
+    let processors = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
+    // The standard library rounds a quota down.
+    settings.quota = (cpus < processors).then_some(cpus as u32 + 1);
     if let Some(channel) = settings.lender {
         // Of the program's descriptors it is none, but what the program starts inherits it.
         table::set(channel, Entry::Hidden);
     }
-    GATHERS.store(settings.batch > 1, Ordering::SeqCst);
     NEWEST.store(settings.newest, Ordering::Relaxed);
     _ = SETTINGS.set(settings);
     report::start();

@@ -20,7 +20,7 @@ use crate::sock::{
     BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, epoll, gather, hold, lanes, me, mend, pace, queues, signals};
+use crate::{alone, epoll, gather, hold, lanes, me, mend, pace, queues, rest, signals};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -49,6 +49,7 @@ fn begin_to_watch(sock: &'static Sock, shared: &Shared, fd: c_int) -> Watch {
         return Watch::Native;
     }
     let Some(member) = me::member(sock, shared, fd) else { return Watch::Native };
+    rest::after_work(sock, shared, member);
     let kind = member.kind.load(Ordering::Relaxed);
     if kind & POLLS == 0 {
         member.kind.store(kind | POLLS, Ordering::Relaxed);
@@ -98,6 +99,7 @@ pub(crate) fn end(sock: &'static Sock, shared: &Shared) {
 pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched: usize) -> bool {
     mend::look(sock, shared);
     gather::look(sock, shared, fd);
+    rest::after_slice(sock, shared);
     let retired = shared.retired.load(Ordering::Acquire);
     let older = shared.first.load(Ordering::Acquire);
     if has_older(sock, shared, fd) {

@@ -64,6 +64,43 @@ pub fn thread_id() -> i32 {
     unsafe { libc::gettid() }
 }
 
+/// Words of a mask of CPUs: 1024 of them.
+pub const WORDS: usize = 16;
+/// A bit for each CPU.
+pub type Mask = [u64; WORDS];
+
+/// The CPUs that a thread may run on, a bit for each, without the heap. It may be one of another process.
+///
+/// # Errors
+/// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs, `ESRCH` when there is no such thread.
+pub fn mask_of(thread: i32) -> io::Result<Mask> {
+    let mut words: Mask = [0; WORDS];
+    let mask = words.as_mut_ptr().cast::<libc::cpu_set_t>();
+    // SAFETY: the kernel writes at most the given size into `words`, which lives across the call.
+    crate::check(unsafe { libc::sched_getaffinity(thread, size_of_val(&words), mask) })?;
+    Ok(words)
+}
+
+/// What the calling thread has done so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// How often it gave its CPU away to wait for something.
+    pub sleeps: u64,
+    /// Microseconds of CPU time, user and system.
+    pub micros: u64,
+}
+
+/// Sleeps and CPU time of the calling thread, with one system call.
+#[must_use]
+pub fn work() -> Work {
+    // SAFETY: zeroes are a rusage.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes `usage`, which lives across the call; it cannot fail with these arguments.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    let micros = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
+    Work { sleeps: usage.ru_nvcsw.unsigned_abs(), micros: micros(usage.ru_utime) + micros(usage.ru_stime) }
+}
+
 /// CPU time that the calling thread has used, user and system.
 #[must_use]
 pub fn thread_time() -> Duration {
@@ -92,6 +129,25 @@ mod tests {
     #[test]
     fn a_cpu_that_is_not_there_is_refused() {
         assert_eq!(pin(5000).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn a_mask_has_the_bits_of_the_affinity() {
+        let bits = mask_of(0).unwrap();
+        let all = (0..64 * WORDS).filter(|cpu| bits[cpu / 64] & 1 << (cpu % 64) != 0);
+        assert_eq!(all.collect::<Vec<_>>(), affinity().unwrap());
+        assert!(mask_of(i32::MAX).is_err());
+    }
+
+    #[test]
+    fn work_counts_sleeps_and_time() {
+        let before = work();
+        std::thread::sleep(Duration::from_millis(1));
+        let slept = work();
+        assert!(slept.sleeps > before.sleeps);
+        while work().micros < slept.micros + 1000 {
+            std::hint::spin_loop();
+        }
     }
 
     #[test]

@@ -212,7 +212,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LIST", value_parser = parse::ports)]
     pub(crate) ports: Option<String>,
     /// Datagrams that one system call may take behind the program's back, and replies to them that one may send, 1 to 32; with
-    /// engine xdp, replies that go together [default: 1; 16 with engine xdp]
+    /// engine xdp, replies that go together [default: 32 while threads rest, else 1; 16 with engine xdp]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
     /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never

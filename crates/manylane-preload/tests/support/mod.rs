@@ -96,6 +96,15 @@ impl Outcome {
         report.receivers.iter().map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
     }
 
+    /// Datagrams that each receiver got from its own lane.
+    pub fn own(&self) -> Vec<u64> {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
+        let own =
+            |slot: &Receiver| slot.rx_datagrams.load(Ordering::Relaxed) - slot.helped.load(Ordering::Relaxed);
+        taken.map(own).collect()
+    }
+
     /// Datagrams that were thrown away, that the newest wins.
     pub fn overtaken(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").0.report();

@@ -414,7 +414,11 @@ fn what_one_that_left_still_sends_is_no_share_of_who_stays() {
     world.admit(core, number, false, longer.ring);
     world.leave(0);
     let census = mock.pool.census();
-    assert_eq!((census.sending, census.filling), (4, 2), "of three that it should have, until some come back");
+    assert_eq!(
+        (census.sending, census.filling),
+        (4, 2),
+        "of three that it should have, until some come back"
+    );
     world.rest();
     let census = mock.pool.census();
     assert_eq!((census.sending, census.filling), (0, 3));
