@@ -116,8 +116,8 @@ pub struct Lane {
     pacer: Pacer,
     /// What times of the pacer count from.
     opened: Instant,
-    /// The thread that waits has the timer slack that rests need.
-    is_precise: bool,
+    /// The thread that waits has the timer slack that rests need, and runs when it wakes up.
+    is_prompt: bool,
     /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first word there.
     load: Option<(Arc<SharedWords>, usize)>,
     thief: Thief,
@@ -156,7 +156,7 @@ impl Lane {
             overload,
             pacer,
             opened,
-            is_precise: false,
+            is_prompt: false,
             load,
             thief,
         }
@@ -315,6 +315,9 @@ impl Lane {
         if timeout.is_zero() {
             return self.take(Wait::Never);
         }
+        if self.pacer.learns() && !self.is_prompt {
+            self.be_prompt();
+        }
         if !self.pacer.may_look() {
             let taken = self.sleep(timeout)?;
             if taken.messages > 0 && self.pacer.learns() {
@@ -336,6 +339,16 @@ impl Lane {
             self.pacer.came(self.opened.elapsed(), met);
         }
         Ok(taken)
+    }
+
+    /// Rests are short, and who sleeps leaves its processor to others: neither is to make the lane late.
+    #[cold]
+    fn be_prompt(&mut self) {
+        self.is_prompt = true;
+        sleep_precisely();
+        if let Err(err) = cpu::run_promptly() {
+            log::debug!("a lane may have to wait for others on its processor: sched_setattr: {err}");
+        }
     }
 
     /// Rests, looks, and sleeps, as `plan` says, in a wait that began at `start`.
@@ -414,10 +427,6 @@ impl Lane {
 
     /// Sleeps until something comes, for `time`, which is short: to the microsecond.
     fn rest(&mut self, time: Duration) -> Result<Taken> {
-        if !self.is_precise {
-            sleep_precisely();
-            self.is_precise = true;
-        }
         if self.xdp.is_none() && self.uring.is_none() {
             self.me.cells.add(Count::Sleeps, 1);
             sock::wait_readable(self.me.fd.as_fd(), time);

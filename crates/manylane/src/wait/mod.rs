@@ -52,7 +52,8 @@ pub enum WaitPolicy {
     Spin(Duration),
     /// Spins only while the last gaps between batches say that it pays: while what comes next is due in less time than a
     /// sleep would cost, or can be foreseen that well. Otherwise sleeps. An idle lane never spins. Lanes that share a core
-    /// sleep. Sets the timer slack of the thread that waits to a microsecond.
+    /// sleep. Sets the timer slack of the thread that waits to a microsecond, and its time slice to the shortest that there is
+    /// (Linux 6.12), so that what else runs on its processor gives way when it wakes up.
     Adaptive,
 }
 

@@ -2,19 +2,20 @@
 //!
 //! `adaptive` keeps the last sixteen gaps between two batches that were waited for, and asks when a lane has found nothing:
 //!
-//! 1. Between which two moments is the next batch due, if its gap is like nearly all of them? One at each side may be odd:
-//!    machines stumble.
-//! 2. The lane would *rest*, asleep, so that it is awake at the first of these moments, and look from there to the second. If
-//!    there is no time for a rest, it would look at once. What would that have cost of the last sixteen?
-//! 3. If no more than a sleep and a wake-up cost ([`PAYS`]), it is done so; otherwise the lane sleeps. A rest has to pay, too:
-//!    with the batch before it, the timer and the look behind it, it may keep the processor for half of the gap at most.
+//! 1. From when on is the next batch due? One gap may be shorter than all others: machines stumble.
+//! 2. The lane would *rest*, asleep, so that it is awake a little before, and look from then on. If there is no time for a rest,
+//!    it would look at once. Until when would that have cost least of the last sixteen, if each that a look misses costs a sleep
+//!    and a wake-up on top ([`PAYS`])? So a few long gaps among short ones keep nobody from looking for the others.
+//! 3. If to sleep at once would have cost less than that, the lane sleeps. A rest has to pay, too: with the batch before it, the
+//!    timer and the look behind it, it may keep the processor for five twelfths of the gap at most ([`SHARE`]).
+//! 4. What is late in spite of that is looked for a while longer: in *overtime*, which is saved up, a sixteenth of the time.
 //!
 //! So a lane whose requests come within microseconds of each other looks all the time, one whose requests come at even
 //! distances looks a little before each, and one that cannot foresee anything sleeps. Looking follows a batch, once: a lane
 //! without traffic does not look.
 //!
 //! A sleeper is woken *late*, by a timer or by a batch, and by how much, machines differ: a few microseconds on bare metal,
-//! thirty in a virtual machine. It is learned from rests. A sleep that a timer ends costs a processor about as long as it ends
+//! thirty in a virtual machine. It is learned from rests, so that most end in time. A sleep that a timer ends costs a processor about as long as it ends
 //! late, since both are what the machine takes to set the timer, to go idle and to come back (measured on a virtual machine whose
 //! exits cost 7 µs: 27 to 38 µs late, 22 to 30 µs of CPU; one that a datagram ends costs 10). So a lane whose requests come
 //! every 50 µs rests on bare metal, and sleeps on such a machine. Gaps are counted from when batches are thought to have come, not from
@@ -44,7 +45,14 @@ const STUMBLE: u64 = 100_000;
 /// An overdue batch is looked for once in so many times.
 const PROBE: u32 = 8;
 /// A rest that costs too much is tried once in so many times: what it costs may have changed.
-const TRIAL: u32 = 256;
+const TRIAL: u32 = 512;
+/// Nanoseconds that a lane looks on for a batch that is overdue, at most: machines stumble, and most stumbles are short.
+const OVERTIME: u64 = 2 * PAYS;
+/// One part in so many of the time may go into that, and so much of it is saved up.
+const ALLOWED: u64 = 16;
+const SAVED: u64 = 8 * PAYS;
+/// The share of a gap that a rest may keep the processor for, with all that belongs to it: safely below half.
+const SHARE: (u64, u64) = (5, 12);
 /// After so many gaps it is looked at them anew.
 const REVIEW: usize = 4;
 
@@ -124,6 +132,7 @@ impl Pacer {
     pub(crate) fn gave_up(&mut self) {
         if let Self::Adaptive(adaptive) = self {
             adaptive.is_fresh = false;
+            adaptive.spend(u64::MAX);
         }
     }
 
@@ -131,7 +140,7 @@ impl Pacer {
     pub(crate) fn overslept(&mut self, by: Duration) {
         if let Self::Adaptive(adaptive) = self {
             let by = nanos(by).min(STUMBLE);
-            adaptive.late = adaptive.late - adaptive.late / 8 + by / 8;
+            adaptive.overslept(by);
             adaptive.paid(by);
         }
     }
@@ -144,9 +153,9 @@ pub(crate) struct Adaptive {
     gaps: [u64; KEPT],
     /// How many there were.
     seen: usize,
-    /// The shortest and the longest that is not odd.
-    shortest: u64,
-    longest: u64,
+    /// The same, as they were at the last review, by length.
+    sorted: [u64; KEPT],
+    /// By how much nearly all sleeps end late.
     late: u64,
     /// What a rest costs, as far as it is known, and how often one was too dear.
     price: u64,
@@ -154,13 +163,16 @@ pub(crate) struct Adaptive {
     /// When the last batch came that was waited for, and when the lane had it.
     last: Option<u64>,
     had: u64,
-    /// When the wait began that follows it, and until when it is looked for in it, if it is.
+    /// When the wait began that follows it, until when it is due in it, and until when it is looked for, if it is.
     began: u64,
+    due: u64,
     looked: u64,
     /// Until when the lane is to rest in it, if it is: it is awake then.
     awake: Option<u64>,
     /// How often a batch was overdue.
     overdue: u32,
+    /// What was saved up for overtime.
+    saved: u64,
     /// There was a batch since the last wait.
     is_fresh: bool,
 }
@@ -168,23 +180,33 @@ pub(crate) struct Adaptive {
 /// The longest gap that is told apart: twelve days.
 const NEVER: u64 = 1 << 50;
 
+/// A look that was weighed.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// When it ends, from the last batch.
+    end: u64,
+    /// What it would have taken of the last gaps, all together.
+    took: u64,
+}
+
 impl Default for Adaptive {
     fn default() -> Self {
         let gaps = [NEVER; KEPT];
         Self {
             gaps,
             seen: 0,
-            shortest: NEVER,
-            longest: NEVER,
+            sorted: gaps,
             late: LATE,
             price: LATE,
             dear: 0,
             last: None,
             had: 0,
             began: 0,
+            due: 0,
             looked: 0,
             awake: None,
             overdue: 0,
+            saved: 0,
             is_fresh: false,
         }
     }
@@ -195,18 +217,27 @@ impl Adaptive {
     fn came(&mut self, now: u64, met: Met) {
         self.is_fresh = true;
         self.had = now;
+        self.spend(now);
         let came = match met {
             Met::Awake => now,
             Met::Asleep => self.woken(now),
         };
         let came = came.max(self.last.unwrap_or(0));
         if let Some(last) = self.last.replace(came) {
-            self.gaps[self.seen % KEPT] = (came - last).min(NEVER);
+            let gap = (came - last).min(NEVER);
+            self.saved = (self.saved + gap / ALLOWED).min(SAVED);
+            self.gaps[self.seen % KEPT] = gap;
             self.seen = self.seen.wrapping_add(1);
             if self.seen.is_multiple_of(REVIEW) {
-                self.review();
+                self.sorted = self.gaps;
+                self.sorted.sort_unstable();
             }
         }
+    }
+
+    /// Pays for the overtime of the wait that ends.
+    fn spend(&mut self, now: u64) {
+        self.saved = self.saved.saturating_sub(now.min(self.looked).saturating_sub(self.due));
     }
 
     /// When a batch came that is there, at `now`, when the lane wakes up.
@@ -219,14 +250,25 @@ impl Adaptive {
             // Its rest was over, or nearly so: it came as it was due, as far as anybody can tell. Whether time or the batch has
             // woken the lane, it has taken so long at least.
             let late = (now - awake).min(STUMBLE);
-            self.late = self.late.max(self.late - self.late / 8 + late / 8);
+            if late > self.late {
+                self.overslept(late);
+            }
             self.paid(late);
-            let due = self.last.map_or(now, |last| last.saturating_add(self.shortest));
+            let due = self.last.map_or(now, |last| last.saturating_add(self.sorted[ODD]));
             return due.clamp(earliest, now);
         }
         // A rest that is always cut short is too long, and nobody would learn by how much.
         self.late = (self.late + self.late / 8 + 1).min(STUMBLE);
         earliest
+    }
+
+    /// A sleep ended so late: a fourth of the way up, and a thirty-second down: most are not so late.
+    fn overslept(&mut self, late: u64) {
+        if late > self.late {
+            self.late += (late - self.late).div_ceil(4);
+        } else {
+            self.late -= (self.late - late) / 32;
+        }
     }
 
     /// A rest that was not cut short has ended so late.
@@ -239,54 +281,74 @@ impl Adaptive {
     /// Whether a rest pays, with so much work before it and a look behind it, in a gap of this length; a trial now and then
     /// finds out what it costs.
     fn may_rest(&mut self, work_and_look: u64, gap: u64) -> bool {
-        if self.price.saturating_add(work_and_look).saturating_mul(2) <= gap {
+        let cost = self.price.saturating_add(work_and_look);
+        if cost.saturating_mul(SHARE.1) <= gap.saturating_mul(SHARE.0) {
             return true;
         }
         self.dear = self.dear.wrapping_add(1);
         self.dear.is_multiple_of(TRIAL)
     }
 
-    fn review(&mut self) {
-        let mut sorted = self.gaps;
-        sorted.sort_unstable();
-        (self.shortest, self.longest) = (sorted[ODD], sorted[KEPT - 1 - ODD]);
+    /// The look from `start` on, counted from the last batch, that would have cost least of the last gaps, if not more than to
+    /// sleep: what it takes, and a sleep for each batch that it misses.
+    fn look(&self, start: u64) -> Option<Look> {
+        let (mut best, mut least) = (None, KEPT as u64 * PAYS);
+        let mut met = 0;
+        for (index, &gap) in self.sorted.iter().enumerate() {
+            let missed = (KEPT - 1 - index) as u64;
+            let end = gap + (gap - self.sorted[ODD.min(index)]) / 4 + SLACK;
+            met += gap.saturating_sub(start);
+            if index < KEPT / 2 || end <= start || end - start > STRETCH {
+                continue;
+            }
+            let took = met + missed * (end - start);
+            let cost = took + missed * PAYS;
+            if cost <= least {
+                (best, least) = (Some(Look { end, took }), cost);
+            }
+        }
+        best
     }
 
     fn plan(&mut self, now: u64) -> Plan {
-        (self.began, self.looked, self.awake) = (now, now, None);
+        (self.began, self.due, self.looked, self.awake) = (now, now, now, None);
         let Some(last) = self.last else { return Plan::default() };
-        let slack = (self.longest - self.shortest) / 4 + SLACK;
         let work = now.saturating_sub(self.had);
         // All of this counts from the last batch.
         let (began, now) = (now, now.saturating_sub(last));
-        let (first, end) = (self.shortest, self.longest + slack);
-        // It is overdue: others came that nobody had to wait for, or it is not known well when the last one came. Where gaps
-        // are short, the next is due at any time; else a look now and then finds out.
-        let end = if end > now {
-            end
-        } else {
-            self.overdue = self.overdue.wrapping_add(1);
-            if end <= PAYS || self.overdue.is_multiple_of(PROBE) { now + end.min(PAYS) } else { end }
-        };
+        let first = self.sorted[ODD];
         let sleeps = first.saturating_sub(now);
-        let gaps = self.gaps;
-        let looked = |start: u64| {
-            let looked = |gap: &u64| (*gap).clamp(start, end.max(start)) - start;
-            gaps.iter().map(looked).sum::<u64>() / KEPT as u64
-        };
-        let rests =
-            sleeps >= SHORTEST_REST && sleeps > self.late && self.may_rest(work + looked(first), first);
-        let start = if rests { first } else { now };
-        let cost = looked(start);
-        if end <= start || cost > PAYS || end - start > STRETCH {
+        // Awake a little before.
+        let early = self.late + SLACK;
+        let may_rest = sleeps >= SHORTEST_REST && sleeps > early;
+        let rested = self
+            .look(first)
+            .filter(|look| may_rest && self.may_rest(work + SLACK + look.took / KEPT as u64, first));
+        let look = rested.or_else(|| self.look(now)).or_else(|| self.overdue(now));
+        let Some(Look { end, .. }) = look else {
             // What is known of lateness fades, or a machine that once was slow would never rest again.
             self.late -= self.late / 256;
             return Plan::default();
+        };
+        let rest = if rested.is_some() { sleeps - early } else { 0 };
+        let overtime = self.saved.min(OVERTIME);
+        self.awake = rested.map(|_| began.saturating_add(rest));
+        self.due = began.saturating_add(end - now);
+        self.looked = self.due.saturating_add(overtime);
+        Plan { rest: Duration::from_nanos(rest), until: Duration::from_nanos(end - now + overtime) }
+    }
+
+    /// The look for a batch that should have come before `now`: others came that nobody had to wait for, or it is not known well
+    /// when the last one came. Where gaps are short, the next is due at any time; else a look now and then finds out.
+    fn overdue(&mut self, now: u64) -> Option<Look> {
+        let longest = self.sorted[KEPT - 1 - ODD];
+        let end = longest + (longest - self.sorted[ODD]) / 4 + SLACK;
+        if end > now {
+            return None;
         }
-        let rest = if rests { sleeps - self.late } else { 0 };
-        self.awake = rests.then_some(began.saturating_add(rest));
-        self.looked = began.saturating_add(end - now);
-        Plan { rest: Duration::from_nanos(rest), until: Duration::from_nanos(end - now) }
+        self.overdue = self.overdue.wrapping_add(1);
+        let looks = end <= PAYS || self.overdue.is_multiple_of(PROBE);
+        looks.then(|| Look { end: now + end.min(PAYS), took: 0 })
     }
 }
 

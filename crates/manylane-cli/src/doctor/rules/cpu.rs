@@ -17,7 +17,7 @@ pub(super) const RULES: &[Rule] = &[
         id: "halts-at-once",
         cost: 26,
         meaning: "Idle processors of this virtual machine halt without looking for work first: the hypervisor wakes them, tens of microseconds late, and each lane that sleeps pays for that.",
-        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has processors to spare: idle ones then look for so many nanoseconds at most, which the host sees as work.",
+        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has processors to spare: idle ones then look for so many nanoseconds at most, which the host sees as work. For the processors of lanes alone, `echo n/a > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us`: such a one never halts.",
         judge: halts_at_once,
     },
     Rule {

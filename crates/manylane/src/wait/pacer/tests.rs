@@ -95,6 +95,10 @@ impl Lane {
             }
             self.pacer.overslept(Duration::from_nanos(self.now - begin - rest));
         }
+        if rest > 0 && next <= self.now {
+            // It came before the end of the rest.
+            return Some(Met::Asleep);
+        }
         let found = next <= (begin + until).max(self.now);
         if until > rest {
             let to = if found { next } else { begin + until }.max(self.now);
@@ -167,6 +171,53 @@ fn requests_at_even_distances_are_rested_for() {
             let rests = late + WORK < gap / 2;
             if rests { assert!(did.seen > 9_800, "{told}") } else { assert!(did.seen < 1_000, "{told}") }
         }
+    }
+}
+
+/// Requests in bursts: so many, so far apart, every so often.
+fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<Item = u64> {
+    (1..=bursts).flat_map(move |burst| (0..count).map(move |number| burst * every + number * apart))
+}
+
+// 20,000 requests per second, however they follow each other: a lane that looked all the time would keep a processor busy.
+#[test]
+fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
+    const LENGTH: u64 = 500_000_000;
+    for late in LATENESS {
+        let even = Lane::new(late).run(every(50_000, 9_999), LENGTH);
+        let chance = Lane::new(late).run(by_chance(50e3, 9_999), LENGTH);
+        let bursts = Lane::new(late).run(in_bursts(8, 4_000, 400_000, 1_249), LENGTH);
+        assert_eq!((even.handled, bursts.handled), (9_999, 9_992), "{late} late: {even:?} {bursts:?}");
+        for (did, kind) in [(even, "even"), (chance, "by chance"), (bursts, "in bursts")] {
+            assert!(did.busy * 100 < did.time * 45, "{kind}, {late} late: {did:?}");
+            assert!(did.sleeps <= did.handled as u64 + LENGTH / IDLE, "{kind}, {late} late: {did:?}");
+        }
+    }
+}
+
+// As in a ping-pong, where the next request comes when the last one is answered: a client that stumbles now and then is not made to
+// wait for a sleeper, too.
+#[test]
+fn a_short_stumble_is_looked_through() {
+    let requests: Vec<u64> = (1..=10_000).map(|number| number * 13_000 + number / 80 * 40_000).collect();
+    for late in &LATENESS[..2] {
+        let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
+        // It has to know gaps first, and to have saved something, and then never sleeps.
+        assert_eq!(did.handled, 10_000, "{late} late: {did:?}");
+        assert!(did.sleeps <= 16 && did.seen >= 9_960, "{late} late: {did:?}");
+    }
+}
+
+#[test]
+fn two_long_stumbles_cost_a_sleep_each_and_no_more() {
+    // Two in a row, every 400 requests; the first before anything could be saved up.
+    let stumbles = |number: u64| (number + 390) / 400 + (number + 387) / 400;
+    let requests: Vec<u64> =
+        (1..=10_000).map(|number| number * 13_000 + stumbles(number) * 500_000).collect();
+    for late in &LATENESS[..2] {
+        let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
+        assert_eq!(did.handled, 10_000, "{late} late: {did:?}");
+        assert!(did.sleeps <= 50 + 16, "{late} late: {did:?}");
     }
 }
 
