@@ -83,7 +83,7 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Opti
             .copied()
     };
     let same = cheapest(&|name| same_kind(&lane.receiver).contains(&name))
-        .or_else(|| cheapest(&|name| name != "xsk/raw"))?;
+        .or_else(|| cheapest(&|name| !name.starts_with("xsk/")))?;
     Some(format!(
         "{}: {} takes {:.0} ns of receiver CPU per {}, {}.{}",
         threads(lane.threads),

@@ -13,6 +13,7 @@ use super::TABLE_1;
 use crate::bench::{self, Load, RING, Setup};
 use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";
@@ -94,6 +95,7 @@ fn rate(setup: &mut Setup, (_, kind, threads, addresses): Method, stretch: Durat
         let options = ReceiverOptions {
             addr,
             work: Work::Count,
+            toil: Toil::default(),
             threads,
             batch: 64,
             recv_buffer: bench::usual_recv_buffer(),
