@@ -183,7 +183,7 @@ mod tests {
                 assert_eq!(Checked::payload(&bytes), theirs, "bits {flip:?}, v6 {v6}");
                 believed += usize::from(theirs.is_some());
             }
-            assert!(believed > 5000, "{believed}");
+            assert!(believed > 1000, "{believed}");
         }
     }
 
