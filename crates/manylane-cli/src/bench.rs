@@ -21,6 +21,7 @@ use manylane_testbed::report::{self, number};
 use manylane_testbed::schema::{BatchRow, BenchRow, BenchSettings, ChurnRow, Document, FlapRow, RttRow};
 use manylane_testbed::stats::Summary;
 use manylane_testbed::testbed;
+use manylane_testbed::toil::Toil;
 
 use crate::args::{
     BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
@@ -103,6 +104,7 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let mut options = options(&args.common, &args.threads, receivers, duration, args.rate);
     options.quick = args.quick;
     options.work = work;
+    options.toil = Toil::of(args.work);
     let document = bench::rx::run(&mut setup, &options, director)?;
     let name = match work {
         Work::Count => "rx",
@@ -302,6 +304,7 @@ fn options(
         sizes: or_all(&args.size, &[10]),
         receivers,
         work: Work::Count,
+        toil: Toil::default(),
         rounds: args.rounds,
         duration,
         pps,

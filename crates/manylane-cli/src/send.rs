@@ -12,6 +12,7 @@ use manylane_testbed::client::{self, Expect, Plan, Tally};
 use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
 use manylane_testbed::report::number;
 use manylane_testbed::schema::{Document, SEND};
+use manylane_testbed::toil::Toil;
 use manylane_testbed::traffic::{Sent, Traffic, Until, portable};
 use serde::Serialize;
 
@@ -138,6 +139,7 @@ fn fast(args: &SendArgs) -> Result<Row> {
     let receiver = ReceiverOptions {
         addr: setup.bind_addr(),
         work: Work::Count,
+        toil: Toil::default(),
         threads: args.lanes,
         batch: 64,
         recv_buffer: 4 << 20,

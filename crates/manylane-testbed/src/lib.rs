@@ -14,6 +14,7 @@ pub mod schema;
 pub mod skip;
 pub mod stats;
 pub mod testbed;
+pub mod toil;
 pub mod traffic;
 
 pub use host::Host;

@@ -10,6 +10,9 @@ use anyhow::Result;
 use manylane::{Engine, Handle, Steering, WaitPolicy};
 
 use crate::baseline;
+use crate::baseline::xsk_checked::Checked;
+use crate::baseline::xsk_raw::Trusting;
+use crate::toil::Toil;
 
 /// The receivers by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,13 +33,15 @@ pub enum Kind {
     LaneUring,
     /// A minimal loop over raw AF_XDP rings. Testbed only.
     XskRaw,
+    /// The same loop, but it checks what a receiver of UDP has to check. Testbed only.
+    XskChecked,
     /// Ours: lanes of the engine `xdp`. Testbed only.
     LaneXdp,
 }
 
 impl Kind {
     /// All of them, baselines first.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::SocketRecvfrom,
         Self::SocketRecvmmsg,
         Self::ReuseportRecvmmsg,
@@ -45,6 +50,7 @@ impl Kind {
         Self::UringPlain,
         Self::LaneUring,
         Self::XskRaw,
+        Self::XskChecked,
         Self::LaneXdp,
     ];
 
@@ -59,6 +65,7 @@ impl Kind {
             Self::UringPlain => "uring/plain",
             Self::LaneUring => "lane/uring",
             Self::XskRaw => "xsk/raw",
+            Self::XskChecked => "xsk/checked",
             Self::LaneXdp => "lane/xdp",
         }
     }
@@ -78,7 +85,7 @@ impl Kind {
 
     /// Whether it takes frames from a device, so that there has to be one: not on loopback.
     pub const fn needs_device(self) -> bool {
-        matches!(self, Self::XskRaw | Self::LaneXdp)
+        matches!(self, Self::XskRaw | Self::XskChecked | Self::LaneXdp)
     }
 
     /// Whether it receives by io_uring, which a system may not have or forbid.
@@ -99,7 +106,8 @@ impl Kind {
             Self::LaneMmsg => baseline::lane::start(options, Engine::Mmsg),
             Self::UringPlain => baseline::uring::start(options),
             Self::LaneUring => baseline::lane::start(options, Engine::Uring),
-            Self::XskRaw => baseline::xsk_raw::start(options),
+            Self::XskRaw => baseline::xsk_raw::start::<Trusting>(options),
+            Self::XskChecked => baseline::xsk_raw::start::<Checked>(options),
             Self::LaneXdp => baseline::lane::start(options, Engine::Xdp),
         }
     }
@@ -139,6 +147,8 @@ pub struct ReceiverOptions {
     pub addr: SocketAddr,
     /// What is done with each datagram.
     pub work: Work,
+    /// The application's own work for each datagram, after it was taken and before it is answered.
+    pub toil: Toil,
     /// Threads that receive.
     pub threads: usize,
     /// Datagrams that one call takes at most.

@@ -106,17 +106,25 @@ pub struct BenchSettings {
     /// What lanes and `reuseport/*` pause for after a batch that was not full, in microseconds, for each of `threads`.
     #[serde(default)]
     pub linger_micros: Vec<u64>,
-    /// The same of `xsk/raw` and `lane/xdp`; empty without them.
+    /// The same of `xsk/*` and `lane/xdp`; empty without them.
     #[serde(default)]
     pub xdp_linger_micros: Vec<u64>,
     /// How the datagrams of `lane/*` find their lane, with what does it.
     pub steering: String,
+    /// Nanoseconds of an application's own work that every receiver did for each datagram, by a count of steps that was
+    /// measured before.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub work_nanos: u64,
     /// Largest share of datagrams that a no-loss rate may lose.
     pub loss_limit: f64,
     /// True for a shortened run.
     pub quick: bool,
     /// What a reader must know before comparing with another run, in plain words.
     pub notes: Vec<String>,
+}
+
+fn is_nothing(number: &u64) -> bool {
+    *number == 0
 }
 
 /// One sample: one receiver, one time span of traffic. In `bench echo` the datagrams sent are requests, and those

@@ -54,6 +54,9 @@ pub(crate) struct RxArgs {
     /// Common rate of the cost rounds [default: 0.9 of the lowest no-loss rate]
     #[arg(long, value_name = "RATE", value_parser = parse::pps)]
     pub(crate) rate: Option<f64>,
+    /// An application's own work: so long every receiver computes for each datagram, after it took it
+    #[arg(long, default_value_t = 0, value_name = "NANOSECONDS", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub(crate) work: u64,
     /// End within 40 seconds: shorter samples, no-loss rates for the most threads only
     #[arg(long)]
     pub(crate) quick: bool,
@@ -74,7 +77,7 @@ pub(crate) struct RxArgs {
 /// `manylane bench batch`.
 #[derive(Debug, Args)]
 pub(crate) struct BatchArgs {
-    /// Receivers to compare [default: all; lane/xdp only in a testbed, with datagrams of up to 1024 bytes]
+    /// Receivers to compare [default: all; lane/xdp and xsk/* only in a testbed, with datagrams of up to 1024 bytes]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub(crate) receivers: Vec<By>,
     /// Messages that a call may take; several are compared

@@ -50,14 +50,25 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     let (addr, handle) = (socket.local_addr(), socket.handle());
     let seats: Arc<Mutex<Vec<Arc<Seat>>>> = Arc::default();
     let known = seats.clone();
-    let work = options.work;
+    let (work, toil) = (options.work, options.toil);
     let serve = move || match work {
+        // Who has no work of its own does not even ask for it.
+        Work::Count if toil.is_nothing() => socket.serve_with(move |_lane: LaneInfo| {
+            let seat = Occupied::new(&known);
+            move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
+                seat.sit_down();
+                for datagram in batch {
+                    black_box(datagram.payload().first().copied());
+                }
+            }
+        }),
         Work::Count => socket.serve_with(move |_lane: LaneInfo| {
             let seat = Occupied::new(&known);
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
                 seat.sit_down();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
+                    toil.work();
                 }
             }
         }),
@@ -67,6 +78,7 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
                 seat.sit_down();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
+                    toil.work();
                     out.reply_borrowed(&datagram, datagram.payload());
                 }
             }

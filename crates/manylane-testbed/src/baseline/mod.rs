@@ -9,6 +9,7 @@ pub(crate) mod lane;
 pub(crate) mod recvfrom;
 pub(crate) mod recvmmsg;
 pub(crate) mod uring;
+pub(crate) mod xsk_checked;
 pub(crate) mod xsk_raw;
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use manylane_sys::{busy, measure};
 
 use super::crew::{self, Crew, Post};
 use crate::receiver::{ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 
 pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
     let sockets = crew::bind(options, 1, &[])?;
@@ -25,10 +26,11 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
         _ => {}
     }
     let (size, answers) = (options.size.max(2048), options.work == Work::Echo);
-    Crew::on_sockets(options, sockets, move |post, socket| work(post, socket, size, answers))
+    let toil = options.toil;
+    Crew::on_sockets(options, sockets, move |post, socket| work(post, socket, size, toil, answers))
 }
 
-fn work(post: &Post<'_>, socket: &UdpSocket, size: usize, answers: bool) -> Result<()> {
+fn work(post: &Post<'_>, socket: &UdpSocket, size: usize, toil: Toil, answers: bool) -> Result<()> {
     let mut buffer = vec![0; size];
     let mut peer = SockAddr::EMPTY;
     let mut delivered = 0;
@@ -38,6 +40,7 @@ fn work(post: &Post<'_>, socket: &UdpSocket, size: usize, answers: bool) -> Resu
             Ok(0) if post.is_over() => return Ok(()),
             Ok(len) => {
                 black_box(buffer[..len].first().copied());
+                toil.work();
                 if answers {
                     // An answer that does not leave is missed where answers are counted.
                     let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);

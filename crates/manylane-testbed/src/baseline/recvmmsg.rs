@@ -14,6 +14,7 @@ use manylane_sys::tick;
 
 use super::crew::{self, Crew, Post, needs_local_address};
 use crate::receiver::{ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 
 /// The longest train of datagrams that the kernel hands over as one message.
 const TRAIN: usize = 65_535;
@@ -34,16 +35,18 @@ fn singles(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn Running>
     let control = needs_local_address(options);
     let sockets = crew::bind(options, sockets, local_address(options))?;
     let ring = RecvOptions { batch: options.batch, buffer: options.size.max(SINGLE), control };
-    let work = options.work;
-    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, single))
+    let (work, toil) = (options.work, options.toil);
+    let look = move |message: &Message<'_>| single(message, toil);
+    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, look))
 }
 
 pub(crate) fn gro(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
     let flags = [&[Flag::Gro], local_address(options)].concat();
     let sockets = crew::bind(options, options.threads, &flags)?;
-    let (pause, work) = (options.linger, options.work);
+    let (pause, work, toil) = (options.linger, options.work, options.toil);
     let ring = RecvOptions { batch: options.batch, buffer: TRAIN, control: true };
-    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, train))
+    let look = move |message: &Message<'_>| train(message, toil);
+    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, look))
 }
 
 fn local_address(options: &ReceiverOptions) -> &'static [Flag] {
@@ -56,19 +59,24 @@ fn local_address(options: &ReceiverOptions) -> &'static [Flag] {
 
 /// Looks at a message that is one datagram.
 #[inline]
-fn single(message: &Message<'_>) -> u64 {
+fn single(message: &Message<'_>, toil: Toil) -> u64 {
     black_box(message.data.first().copied());
+    toil.work();
     1
 }
 
 /// Looks at each datagram of a message that may be a train, and says how many there are.
 #[inline]
-fn train(message: &Message<'_>) -> u64 {
+fn train(message: &Message<'_>, toil: Toil) -> u64 {
     let segment = usize::from(message.ancillary().segment);
     if segment == 0 || segment >= message.data.len() {
-        return single(message);
+        return single(message, toil);
     }
-    message.data.chunks(segment).map(|datagram| _ = black_box(datagram.first().copied())).count() as u64
+    let datagrams = message.data.chunks(segment).map(|datagram| {
+        black_box(datagram.first().copied());
+        toil.work();
+    });
+    datagrams.count() as u64
 }
 
 /// The loop of all of them; `look` takes a message and counts its datagrams.

@@ -2,11 +2,13 @@ use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 
 fn options(threads: usize) -> ReceiverOptions {
     ReceiverOptions {
         addr: ([127, 0, 0, 1], 0).into(),
         work: Work::Count,
+        toil: Toil::default(),
         threads,
         batch: 64,
         recv_buffer: 4 << 20,

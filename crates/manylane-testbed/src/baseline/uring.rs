@@ -15,6 +15,7 @@ use manylane_sys::uring::{BareMultishot, BareOptions};
 
 use super::crew::{self, Crew, Post, needs_local_address};
 use crate::receiver::{ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 
 /// Buffers for datagrams one by one, as those of `reuseport/recvmmsg`.
 const SINGLE: usize = 2048;
@@ -32,8 +33,8 @@ pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
     };
     let sockets = crew::bind(options, options.threads, flags)?;
     let ring = BareOptions { batch: options.batch, buffer: options.size.max(SINGLE), control };
-    let (pause, work) = (options.linger, options.work);
-    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work))
+    let (pause, work, toil) = (options.linger, options.work, options.toil);
+    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, (work, toil)))
 }
 
 fn take(
@@ -41,7 +42,7 @@ fn take(
     socket: &UdpSocket,
     options: BareOptions,
     pause: Duration,
-    work: Work,
+    (work, toil): (Work, Toil),
 ) -> Result<()> {
     let mut ring =
         BareMultishot::new(socket.as_fd(), options).context("io_uring: see kernel.io_uring_disabled")?;
@@ -56,6 +57,7 @@ fn take(
         }
         for index in 0..messages {
             black_box(ring.message(index).data.first().copied());
+            toil.work();
         }
         delivered += messages as u64;
         if let Some(answers) = &mut answers {

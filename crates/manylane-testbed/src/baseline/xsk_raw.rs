@@ -1,8 +1,10 @@
 //! `xsk/raw`: a minimal loop over raw AF_XDP rings, with an XDP program that does no more than it must.
 //!
 //! Answers leave in the frame of their request: both addresses and both ports change places, which leaves the
-//! checksums as they are. It trusts every frame: that is what makes it minimal.
+//! checksums as they are. It trusts every frame: that is what makes it minimal. [`xsk_checked`](super::xsk_checked) is the
+//! same loop with another way to read a frame.
 
+use std::any::Any;
 use std::hint::black_box;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
@@ -17,6 +19,7 @@ use manylane_sys::{device, netns, tick};
 
 use super::crew::{Crew, Inlet, Post};
 use crate::receiver::{ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 
 /// Where the payload of UDP over IPv4 starts in an untagged frame without options.
 const PAYLOAD: usize = 42;
@@ -25,28 +28,81 @@ const IDLE: Duration = Duration::from_millis(20);
 /// The same while the device was too busy to take all answers.
 const BUSY: Duration = Duration::from_millis(1);
 
-pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    ensure!(!options.devices.is_empty(), "xsk/raw needs a device: it does not run over loopback");
-    let answers = options.work == Work::Echo;
-    let mut shares: Vec<Vec<RawXsk>> = (0..options.threads).map(|_| Vec::new()).collect();
-    let (mut programs, mut inlets) = (Vec::new(), Vec::new());
-    for (number, name) in options.devices.iter().enumerate() {
+/// How frames are read.
+pub(crate) trait Reader: Copy + Send + 'static {
+    /// Name of the receiver.
+    const NAME: &'static str;
+    /// Whether a frame without a payload counts as none.
+    const REFUSES: bool;
+
+    /// The payload of a frame.
+    fn payload(packet: &[u8]) -> Option<&[u8]>;
+
+    /// Makes a frame one that goes back. False for a frame that cannot be one.
+    fn turn_around(packet: &mut [u8]) -> bool;
+}
+
+/// Believes what it takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trusting;
+
+/// What a look at a queue has brought.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Looked {
+    /// Frames.
+    pub(crate) taken: u32,
+    /// Datagrams.
+    pub(crate) good: u32,
+}
+
+/// The queues of the devices, open, and what leads frames into them as long as it lives.
+pub(crate) struct Opened {
+    /// Each with the number of its device and its own.
+    pub(crate) queues: Vec<(usize, u32, RawXsk)>,
+    pub(crate) programs: Box<dyn Any + Send>,
+}
+
+/// Opens all queues of the devices, and leads UDP to `port` there.
+pub(crate) fn open(name: &str, devices: &[String], port: u16, ring: u32, answers: bool) -> Result<Opened> {
+    ensure!(!devices.is_empty(), "{name} needs a device: it does not run over loopback");
+    let (mut programs, mut queues) = (Vec::new(), Vec::new());
+    for (number, name) in devices.iter().enumerate() {
         let index = netns::device_index(name)?;
-        let mut program = load_redirect(index, options.addr.port())?;
+        let mut program = load_redirect(index, port)?;
         let mut map: XskMap<_> = program.take_map("ml_raw").context("no map ml_raw")?.try_into()?;
         for queue in 0..device::receive_queues(name)? {
-            let socket = RawXsk::open(index, queue, options.ring, answers)
-                .with_context(|| format!("{name} queue {queue}"))?;
+            let socket =
+                RawXsk::open(index, queue, ring, answers).with_context(|| format!("{name} queue {queue}"))?;
             map.set(queue, socket.as_fd().as_raw_fd(), 0)?;
-            inlets.push(Inlet::Queue(socket.as_fd().try_clone_to_owned()?));
-            // The same queue of two devices is often busy at the same time: it goes to two threads.
-            shares[(number + queue as usize) % options.threads].push(socket);
+            queues.push((number, queue, socket));
         }
         programs.push((program, map));
     }
-    let (batch, pause) = (options.batch as u32, options.linger);
-    Crew::start(options, (options.addr, inlets), shares, Box::new(programs), move |post, share| {
-        if answers { work(post, share, batch, pause, answer) } else { work(post, share, batch, pause, look) }
+    Ok(Opened { queues, programs: Box::new(programs) })
+}
+
+pub(crate) fn start<R: Reader>(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+    let answers = options.work == Work::Echo;
+    let Opened { queues, programs } =
+        open(R::NAME, &options.devices, options.addr.port(), options.ring, answers)?;
+    let mut shares: Vec<Vec<RawXsk>> = (0..options.threads).map(|_| Vec::new()).collect();
+    let mut inlets = Vec::new();
+    for (number, queue, socket) in queues {
+        inlets.push(Inlet::Queue(socket.as_fd().try_clone_to_owned()?));
+        // The same queue of two devices is often busy at the same time: it goes to two threads.
+        shares[(number + queue as usize) % options.threads].push(socket);
+    }
+    let (batch, pause, toil) = (options.batch as u32, options.linger, options.toil);
+    // Who has no work of its own does not even ask for it.
+    let is_idle = toil.is_nothing();
+    Crew::start(options, (options.addr, inlets), shares, programs, move |post, share| {
+        match (answers, is_idle) {
+            (false, true) => work(post, share, (batch, pause), |socket| Ok(look::<R>(socket, batch, || ()))),
+            (false, false) => {
+                work(post, share, (batch, pause), |socket| Ok(look::<R>(socket, batch, || toil.work())))
+            }
+            (true, _) => work(post, share, (batch, pause), |socket| answer::<R>(socket, batch, toil)),
+        }
     })
 }
 
@@ -61,49 +117,70 @@ pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
     Ok(ebpf)
 }
 
-/// The payload of UDP over IPv4. A short frame has padding behind it, so that its header has to be asked.
-#[inline]
-fn payload(packet: &[u8]) -> Option<&[u8]> {
-    let head = packet.first_chunk::<PAYLOAD>()?;
-    let length = usize::from(u16::from_be_bytes([head[PAYLOAD - 4], head[PAYLOAD - 3]]));
-    packet.get(PAYLOAD..PAYLOAD - 8 + length)
+impl Reader for Trusting {
+    const NAME: &'static str = "xsk/raw";
+    const REFUSES: bool = false;
+
+    /// The payload of UDP over IPv4. A short frame has padding behind it, so that its header has to be asked.
+    #[inline]
+    fn payload(packet: &[u8]) -> Option<&[u8]> {
+        let head = packet.first_chunk::<PAYLOAD>()?;
+        let length = usize::from(u16::from_be_bytes([head[PAYLOAD - 4], head[PAYLOAD - 3]]));
+        packet.get(PAYLOAD..PAYLOAD - 8 + length)
+    }
+
+    /// For UDP over IPv4.
+    #[inline]
+    fn turn_around(packet: &mut [u8]) -> bool {
+        let Some(head) = packet.first_chunk_mut::<PAYLOAD>() else { return false };
+        // Ethernet, IPv4 and UDP have the addresses in pairs of equal size.
+        for (start, size) in [(0, 6), (26, 4), (34, 2)] {
+            let (from, to) = head[start..start + 2 * size].split_at_mut(size);
+            from.swap_with_slice(to);
+        }
+        true
+    }
 }
 
-/// Takes a batch of one queue, and looks at it.
-fn look(socket: &mut RawXsk, batch: u32) -> Result<u32> {
-    Ok(socket.receive(batch, |packet| {
-        black_box(payload(packet).and_then(<[u8]>::first).copied());
-    }))
+/// Takes a batch of one queue, looks at it, and does `work` for each datagram.
+#[inline]
+pub(crate) fn look<R: Reader>(socket: &mut RawXsk, batch: u32, work: impl Fn()) -> Looked {
+    let mut refused = 0;
+    let taken = socket.receive(batch, |packet| {
+        let payload = R::payload(packet);
+        if R::REFUSES && payload.is_none() {
+            refused += 1;
+            return;
+        }
+        black_box(payload.and_then(<[u8]>::first).copied());
+        work();
+    });
+    Looked { taken, good: taken - refused }
 }
 
 /// Takes a batch of one queue, and sends it back.
-fn answer(socket: &mut RawXsk, batch: u32) -> Result<u32> {
+fn answer<R: Reader>(socket: &mut RawXsk, batch: u32, toil: Toil) -> Result<Looked> {
+    let mut refused = 0;
     let taken = socket.answer(batch, |packet| {
-        black_box(payload(packet).and_then(<[u8]>::first).copied());
-        turn_around(packet)
+        let payload = R::payload(packet);
+        if R::REFUSES && payload.is_none() {
+            refused += 1;
+            return false;
+        }
+        black_box(payload.and_then(<[u8]>::first).copied());
+        toil.work();
+        R::turn_around(packet)
     });
-    taken.context("answering from a queue")
-}
-
-/// Makes a frame with UDP over IPv4 one that goes back. False for a frame that cannot be one.
-#[inline]
-fn turn_around(packet: &mut [u8]) -> bool {
-    let Some(head) = packet.first_chunk_mut::<PAYLOAD>() else { return false };
-    // Ethernet, IPv4 and UDP have the addresses in pairs of equal size.
-    for (start, size) in [(0, 6), (26, 4), (34, 2)] {
-        let (from, to) = head[start..start + 2 * size].split_at_mut(size);
-        from.swap_with_slice(to);
-    }
-    true
+    let taken = taken.context("answering from a queue")?;
+    Ok(Looked { taken, good: taken - refused })
 }
 
 #[inline]
 fn work(
     post: &Post<'_>,
     mut share: Vec<RawXsk>,
-    batch: u32,
-    pause: Duration,
-    take: impl Fn(&mut RawXsk, u32) -> Result<u32>,
+    (batch, pause): (u32, Duration),
+    take: impl Fn(&mut RawXsk) -> Result<Looked>,
 ) -> Result<()> {
     let mut watch = Watch::new(share.len())?;
     for (token, socket) in share.iter().enumerate() {
@@ -115,9 +192,9 @@ fn work(
     while !post.is_over() {
         let mut most = 0;
         for socket in &mut share {
-            let taken = take(socket, batch)?;
-            delivered += u64::from(taken);
-            most = most.max(taken);
+            let looked = take(socket)?;
+            delivered += u64::from(looked.good);
+            most = most.max(looked.taken);
         }
         if most == 0 && is_owed {
             is_owed = false;
@@ -154,13 +231,13 @@ mod tests {
         let plan = UdpFrame { payload: b"request", ..UdpFrame::new(ours, theirs, here, there) };
         let mut frame = vec![0; plan.len()];
         plan.write(&mut frame).unwrap();
-        assert!(turn_around(&mut frame));
+        assert!(Trusting::turn_around(&mut frame));
         let back = Datagram::parse(&frame).unwrap();
         assert_eq!((back.source(), back.destination(), back.checksum), (there, here, Checksum::Right));
         assert_eq!(&frame[back.at.into()..][..back.len.into()], b"request");
         let (ethernet, _) = Ethernet::parse(&frame).unwrap();
         assert_eq!((ethernet.source, ethernet.destination), (theirs, ours));
-        assert!(!turn_around(&mut frame[..41]));
+        assert!(!Trusting::turn_around(&mut frame[..41]));
     }
 
     #[test]
@@ -176,7 +253,7 @@ mod tests {
         };
         let mut frame = [0xaa; 60];
         plan.write(&mut frame).unwrap();
-        assert_eq!(payload(&frame), Some(&b"request"[..]));
-        assert_eq!((payload(&frame[..48]), payload(&frame[..41])), (None, None));
+        assert_eq!(Trusting::payload(&frame), Some(&b"request"[..]));
+        assert_eq!((Trusting::payload(&frame[..48]), Trusting::payload(&frame[..41])), (None, None));
     }
 }

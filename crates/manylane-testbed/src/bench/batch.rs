@@ -8,6 +8,7 @@
 //! 2. As often as it takes: a queue is filled, from another core where there is one; the CPU clock is read; calls take all
 //!    of it; the clock is read again. Datagrams that do not arrive are counted as lost.
 
+use std::any::Any;
 use std::fmt;
 use std::hint::black_box;
 use std::net::{SocketAddr, UdpSocket};
@@ -19,11 +20,14 @@ use anyhow::{Context, Result, ensure};
 use manylane::{Builder, Engine, Lane, Placement};
 use manylane_sys::cpu;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
+use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::sock::{self, Buffer};
 use manylane_sys::uring::{BareMultishot, BareOptions, BareShots};
 
 use super::sample::go_on;
 use super::{Director, Limits, Load, Options, Setup, crowded};
+use crate::baseline::xsk_checked::Checked;
+use crate::baseline::xsk_raw::{self, Opened, Reader, Trusting};
 use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
 use crate::stats::interleaved;
 use crate::traffic::Until;
@@ -48,14 +52,26 @@ pub enum By {
     LaneMmsg,
     /// A lane of engine `uring`.
     LaneUring,
+    /// The loop of `xsk/raw`. Testbed only, and what fits a frame.
+    XskRaw,
+    /// The same with the checks of `xsk/checked`.
+    XskChecked,
     /// A lane of engine `xdp`. Testbed only, and what fits a frame.
     LaneXdp,
 }
 
 impl By {
     /// All of them, baselines first.
-    pub const ALL: [Self; 6] =
-        [Self::Recvmmsg, Self::UringSingle, Self::UringPlain, Self::LaneMmsg, Self::LaneUring, Self::LaneXdp];
+    pub const ALL: [Self; 8] = [
+        Self::Recvmmsg,
+        Self::UringSingle,
+        Self::UringPlain,
+        Self::LaneMmsg,
+        Self::LaneUring,
+        Self::XskRaw,
+        Self::XskChecked,
+        Self::LaneXdp,
+    ];
 
     /// The name in tables, documents and options.
     pub const fn name(self) -> &'static str {
@@ -65,13 +81,15 @@ impl By {
             Self::UringPlain => "uring/plain",
             Self::LaneMmsg => "lane/mmsg",
             Self::LaneUring => "lane/uring",
+            Self::XskRaw => "xsk/raw",
+            Self::XskChecked => "xsk/checked",
             Self::LaneXdp => "lane/xdp",
         }
     }
 
     /// Whether it takes frames from a device.
     pub const fn needs_device(self) -> bool {
-        matches!(self, Self::LaneXdp)
+        matches!(self, Self::XskRaw | Self::XskChecked | Self::LaneXdp)
     }
 
     /// Whether it needs io_uring.
@@ -231,6 +249,44 @@ enum Way {
     Single(UdpSocket, Box<Option<BareShots>>, BareOptions),
     Plain(UdpSocket, Box<Option<BareMultishot>>, BareOptions),
     Lane(Box<Lane>),
+    Xsk(Loop),
+}
+
+/// The bare loop over the queues of a device, in turn.
+struct Loop {
+    look: fn(&mut RawXsk, u32) -> u32,
+    queues: Vec<RawXsk>,
+    /// Frames that a look takes at most.
+    batch: u32,
+    /// Whose turn it is.
+    next: usize,
+    /// What leads frames into the queues.
+    _programs: Box<dyn Any + Send>,
+}
+
+impl Loop {
+    fn new<R: Reader>(setup: &Setup, batch: usize) -> Result<Self> {
+        let addr = setup.bind_addr();
+        let Opened { queues, programs } =
+            xsk_raw::open(R::NAME, &setup.device_names(), addr.port(), super::RING, false)?;
+        let queues = queues.into_iter().map(|(_, _, queue)| queue).collect();
+        let look = |queue: &mut RawXsk, batch| xsk_raw::look::<R>(queue, batch, || ()).good;
+        Ok(Self { look, queues, batch: batch as u32, next: 0, _programs: programs })
+    }
+
+    /// A batch of the first queue that has something.
+    fn take(&mut self) -> usize {
+        for _ in 0..self.queues.len() {
+            let Some(queue) = self.queues.get_mut(self.next) else { break };
+            let taken = (self.look)(queue, self.batch);
+            // It stays with a queue that brings something: it alone has traffic.
+            if taken > 0 {
+                return taken as usize;
+            }
+            self.next = (self.next + 1) % self.queues.len();
+        }
+        0
+    }
 }
 
 impl Taker {
@@ -241,6 +297,12 @@ impl Taker {
             By::LaneMmsg => Engine::Mmsg,
             By::LaneUring => Engine::Uring,
             By::LaneXdp => Engine::Xdp,
+            By::XskRaw => {
+                return Ok(Self { addr, way: Way::Xsk(Loop::new::<Trusting>(setup, messages)?) });
+            }
+            By::XskChecked => {
+                return Ok(Self { addr, way: Way::Xsk(Loop::new::<Checked>(setup, messages)?) });
+            }
             By::Recvmmsg | By::UringSingle | By::UringPlain => {
                 let socket = UdpSocket::bind(addr).with_context(|| format!("cannot bind {addr}"))?;
                 sock::set_buffer(socket.as_fd(), Buffer::Receive, options.recv_buffer)
@@ -287,6 +349,7 @@ impl Taker {
                 (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
                 count
             }
+            Way::Xsk(bare) => bare.take(),
             Way::Lane(lane) => {
                 let batch = lane.recv()?.batch;
                 let count = batch.len();

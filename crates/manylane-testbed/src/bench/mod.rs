@@ -38,6 +38,7 @@ use manylane_sys::sock::{self, Buffer};
 
 use crate::receiver::{Kind, ReceiverOptions, Work};
 use crate::schema::BenchSettings;
+use crate::toil::Toil;
 
 /// Entries of the rings of each queue, of all receivers that have such rings: as many as lanes can have. A hypervisor may
 /// take a core away for longer than a quarter of them lasts, and kernel sockets have queues for that, too.
@@ -54,6 +55,8 @@ pub struct Options {
     pub receivers: Vec<Kind>,
     /// What they do with each datagram.
     pub work: Work,
+    /// The application's own work for each datagram.
+    pub toil: Toil,
     /// Rounds; each measures every receiver once.
     pub rounds: usize,
     /// Length of a sample.
@@ -82,6 +85,7 @@ impl Options {
         ReceiverOptions {
             addr: setup.bind_addr(),
             work: self.work,
+            toil: self.toil,
             threads,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
@@ -132,6 +136,7 @@ impl Options {
                 Vec::new()
             },
             steering: self.steering.to_string(),
+            work_nanos: self.toil.nanos(),
             loss_limit: limits.loss,
             quick: self.quick,
             notes: Vec::new(),

@@ -14,6 +14,7 @@ use crate::bench::batch::{self, By, Plan};
 use crate::bench::{self, Options};
 use crate::lab::table::short;
 use crate::receiver::Work;
+use crate::toil::Toil;
 
 const LOCAL: &str = "local experiment";
 const REAL: &str = "real-world experiment";
@@ -102,6 +103,7 @@ fn sample(
         sizes: vec![size],
         receivers: Vec::new(),
         work: Work::Count,
+        toil: Toil::default(),
         rounds: 1,
         duration: Duration::ZERO,
         pps: None,

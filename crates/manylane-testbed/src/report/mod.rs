@@ -185,7 +185,7 @@ fn legend(names: &[String]) -> String {
 
 /// The colour of a receiver: the first one is that of lanes, everywhere.
 fn colour(name: &str) -> usize {
-    const NAMES: [&str; 9] = [
+    const NAMES: [&str; 10] = [
         "lane/mmsg",
         "socket/recvfrom",
         "socket/recvmmsg",
@@ -195,6 +195,7 @@ fn colour(name: &str) -> usize {
         "lane/xdp",
         "uring/plain",
         "lane/uring",
+        "xsk/checked",
     ];
     NAMES.iter().position(|known| *known == name).unwrap_or(NAMES.len())
 }
@@ -264,9 +265,12 @@ fn about<R>(page: &mut String, document: &Document<BenchSettings, R>) -> Result<
     let after = "after a batch that was not full";
     entry(&format!("Pause of lane/mmsg and reuseport/* {after}"), &pauses(&settings.linger_micros));
     if !settings.xdp_linger_micros.is_empty() {
-        entry(&format!("Pause of lane/xdp and xsk/raw {after}"), &pauses(&settings.xdp_linger_micros));
+        entry(&format!("Pause of lane/xdp and xsk/* {after}"), &pauses(&settings.xdp_linger_micros));
     }
     entry("Steering of lanes", &settings.steering);
+    if settings.work_nanos > 0 {
+        entry("Work of the application for each datagram", &format!("{} ns", settings.work_nanos));
+    }
     for note in &settings.notes {
         entry("Note", note);
     }

@@ -12,6 +12,7 @@ use crate::bench::rtt::place::{Cpus, Placement};
 use crate::bench::{self, RING, Setup};
 use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Work};
+use crate::toil::Toil;
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const PINNED: &str = "pinned";
@@ -81,6 +82,7 @@ fn round_trips(
     let options = ReceiverOptions {
         addr: setup.bind_addr(),
         work: Work::Echo,
+        toil: Toil::default(),
         threads: 1,
         batch: 64,
         recv_buffer: 1 << 20,

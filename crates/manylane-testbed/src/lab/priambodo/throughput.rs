@@ -15,6 +15,7 @@ use crate::bench::{self, Load, RING, Setup};
 use crate::lab::nodes::{self, Choice, Node};
 use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const NUMA: &str = "NUMA";
@@ -133,6 +134,7 @@ fn rate(
         let options = ReceiverOptions {
             addr,
             work: Work::Count,
+            toil: Toil::default(),
             threads,
             batch: 64,
             recv_buffer: bench::usual_recv_buffer(),

@@ -13,6 +13,7 @@ use manylane_sys::cpu;
 use crate::bench::{self, Setup};
 use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
+use crate::toil::Toil;
 use crate::traffic::live::LiveSender;
 use crate::traffic::portable::Flows;
 use crate::traffic::{Traffic, Until};
@@ -123,6 +124,7 @@ pub(super) fn read(
     let options = ReceiverOptions {
         addr: setup.bind_addr(),
         work: Work::Count,
+        toil: Toil::default(),
         threads,
         batch: 64,
         recv_buffer: bench::usual_recv_buffer(),

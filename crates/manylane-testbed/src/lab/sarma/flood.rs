@@ -25,6 +25,7 @@ use crate::host::Host;
 use crate::lab::{Places, Row};
 use crate::receiver::{Kind, ReceiverOptions, Work};
 use crate::stats::Summary;
+use crate::toil::Toil;
 use crate::traffic::live::LiveSender;
 use crate::traffic::{Sent, Traffic, Until};
 
@@ -132,6 +133,7 @@ pub(super) fn under_flood<T>(
     let options = ReceiverOptions {
         addr: setup.bind_addr(),
         work: Work::Echo,
+        toil: Toil::default(),
         threads: 1,
         batch: 64,
         recv_buffer: 1 << 20,

@@ -388,7 +388,7 @@ impl LaneQueue {
 
     /// Reads the headers of the `frames` that were received, and counts what cannot be believed.
     fn judge(&mut self, frames: usize, datagram_size: usize, cells: &Cells) -> Taken {
-        let mut taken = Taken::default();
+        let (mut bytes, mut truncated) = (0, 0);
         let (mut bad_checksum, mut malformed) = (0, 0);
         let is_virtual_pair = self.device.is_virtual_pair;
         // No batch has more packets than there are places.
@@ -413,18 +413,17 @@ impl LaneQueue {
             }
             meta.is_refused = false;
             let kept = usize::from(len).min(datagram_size);
-            taken.messages += 1;
-            taken.bytes += kept;
-            taken.truncated += usize::from(kept < usize::from(len));
+            bytes += kept;
+            truncated += usize::from(kept < usize::from(len));
             Some((at.into(), kept))
         });
-        taken.datagrams = taken.messages;
         if bad_checksum > 0 {
             cells.add(Count::BadChecksum, bad_checksum);
         }
         if malformed > 0 {
             cells.add(Count::Malformed, malformed);
         }
-        taken
+        let good = self.packets - (bad_checksum + malformed) as usize;
+        Taken { messages: good, datagrams: good, bytes, truncated, trains: 0 }
     }
 }

@@ -1,0 +1,239 @@
+//! `xsk/checked`: the loop of `xsk/raw`, but it believes no frame that a kernel would not. What it costs more is what
+//! checking costs; what lanes cost more than it is what lanes cost.
+//!
+//! By hand, for untagged frames: Ethernet type; version and length of the IP header, lengths, no fragment; length of UDP; the
+//! checksums of the IPv4 header and of UDP. It shares no code with the library.
+
+use super::xsk_raw::Reader;
+
+/// Bytes of the headers.
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const IPV6: usize = 40;
+const UDP: usize = 8;
+/// The protocol number.
+const PROTOCOL: u8 = 17;
+
+/// Checks what it takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Checked;
+
+impl Reader for Checked {
+    const NAME: &'static str = "xsk/checked";
+    const REFUSES: bool = true;
+
+    #[inline]
+    fn payload(packet: &[u8]) -> Option<&[u8]> {
+        match packet.get(ETHERNET - 2..ETHERNET)? {
+            [0x08, 0x00] => ipv4(&packet[ETHERNET..]),
+            [0x86, 0xdd] => ipv6(&packet[ETHERNET..]),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn turn_around(packet: &mut [u8]) -> bool {
+        // Ethernet, IP and UDP have the addresses in pairs of equal size.
+        let (ip, size, udp) = match packet.get(ETHERNET - 2..ETHERNET) {
+            Some([0x08, 0x00]) => (ETHERNET + 12, 4, ETHERNET + IPV4),
+            Some([0x86, 0xdd]) => (ETHERNET + 8, 16, ETHERNET + IPV6),
+            _ => return false,
+        };
+        if packet.len() < udp + UDP {
+            return false;
+        }
+        for (start, size) in [(0, 6), (ip, size), (udp, 2)] {
+            let (from, to) = packet[start..start + 2 * size].split_at_mut(size);
+            from.swap_with_slice(to);
+        }
+        true
+    }
+}
+
+/// The payload behind an IPv4 header without options.
+#[inline]
+fn ipv4(packet: &[u8]) -> Option<&[u8]> {
+    let head = packet.first_chunk::<{ IPV4 + UDP }>()?;
+    let total = usize::from(u16::from_be_bytes([head[2], head[3]]));
+    // Version and header length; no fragment, whatever "do not fragment" says.
+    if head[0] != 0x45 || head[6] & 0x3f != 0 || head[7] != 0 || head[9] != PROTOCOL {
+        return None;
+    }
+    let segment = packet.get(IPV4..total)?;
+    let addresses = sum(0, &head[12..20]);
+    if fold(sum(addresses, &head[..12])) != 0xffff {
+        return None;
+    }
+    udp(segment, addresses, false)
+}
+
+/// The payload behind an IPv6 header without extensions.
+#[inline]
+fn ipv6(packet: &[u8]) -> Option<&[u8]> {
+    let head = packet.first_chunk::<{ IPV6 + UDP }>()?;
+    let length = usize::from(u16::from_be_bytes([head[4], head[5]]));
+    if head[0] >> 4 != 6 || head[6] != PROTOCOL {
+        return None;
+    }
+    let segment = packet.get(IPV6..IPV6 + length)?;
+    udp(segment, sum(0, &head[8..40]), true)
+}
+
+/// The payload of UDP, whose checksum IPv4 may leave out. `addresses` is the sum of both.
+#[inline]
+fn udp(segment: &[u8], addresses: u64, needs_checksum: bool) -> Option<&[u8]> {
+    let head = segment.first_chunk::<UDP>()?;
+    // It may be shorter than what IP has, as the kernel sees it.
+    let segment = segment.get(..usize::from(u16::from_be_bytes([head[4], head[5]])))?;
+    let payload = segment.get(UDP..)?;
+    if [head[6], head[7]] == [0, 0] {
+        return (!needs_checksum).then_some(payload);
+    }
+    // The rest of the pseudo header, in the byte order of the machine as all sums here.
+    let pseudo = addresses
+        + u64::from(u16::from_ne_bytes([0, PROTOCOL]))
+        + u64::from(u16::from_ne_bytes([head[4], head[5]]));
+    let is_whole = fold(sum(pseudo, segment)) == 0xffff;
+    // The other end of a virtual link leaves the sum of the payload to a device that is not there.
+    (is_whole || fold(pseudo) == u16::from_ne_bytes([head[6], head[7]])).then_some(payload)
+}
+
+/// Adds `bytes`, as words of 16 bits, four bytes at a time: a frame is far too short to overflow it.
+#[inline]
+fn sum(mut sum: u64, bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks_exact(4);
+    for word in &mut words {
+        sum += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+    }
+    let mut rest = [0; 4];
+    for (to, from) in rest.iter_mut().zip(words.remainder()) {
+        *to = *from;
+    }
+    sum + u64::from(u32::from_ne_bytes(rest))
+}
+
+/// The sum in 16 bits.
+#[inline]
+fn fold(sum: u64) -> u16 {
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    ((sum >> 16) + (sum & 0xffff)) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use manylane_wire::checksum::Sum;
+    use manylane_wire::datagram::{Checksum, Datagram};
+    use manylane_wire::ethernet::{Ethernet, Mac};
+    use manylane_wire::frame::UdpFrame;
+
+    use super::*;
+
+    const OURS: Mac = Mac([2, 1, 1, 1, 1, 1]);
+    const THEIRS: Mac = Mac([2, 7, 7, 7, 7, 7]);
+
+    fn plan(payload: &[u8], v6: bool) -> UdpFrame<'_> {
+        let (from, to) =
+            if v6 { ("[fd00::1]:1000", "[fd00::2]:53") } else { ("10.0.0.1:1000", "10.9.8.7:53") };
+        UdpFrame { payload, ..UdpFrame::new(OURS, THEIRS, from.parse().unwrap(), to.parse().unwrap()) }
+    }
+
+    fn frame(payload: &[u8], v6: bool) -> Vec<u8> {
+        let plan = plan(payload, v6);
+        let mut frame = vec![0; plan.len()];
+        plan.write(&mut frame).unwrap();
+        frame
+    }
+
+    #[test]
+    fn payloads_of_all_lengths_are_found_before_padding() {
+        for v6 in [false, true] {
+            for length in 0..200 {
+                let payload: Vec<u8> = (0..length).map(|at| (at * at % 251) as u8).collect();
+                let mut frame = frame(&payload, v6);
+                assert_eq!(Checked::payload(&frame), Some(&payload[..]), "{length}, v6 {v6}");
+                frame.resize(frame.len() + 18, 0xaa);
+                assert_eq!(Checked::payload(&frame), Some(&payload[..]), "{length}, v6 {v6}, padded");
+            }
+        }
+    }
+
+    /// What flips of bits leave, this refuses and believes as the library does, which reads tags and options, too.
+    #[test]
+    fn it_believes_what_the_library_believes_whatever_is_flipped_or_cut() {
+        for v6 in [false, true] {
+            let whole = frame(b"payload", v6);
+            for cut in 0..whole.len() {
+                assert_eq!(Checked::payload(&whole[..cut]), None);
+            }
+            let (mut believed, mut flips) = (0, Vec::new());
+            for bit in 0..whole.len() * 8 {
+                flips.push(vec![bit]);
+                flips.extend((bit + 1..whole.len() * 8).map(|other| vec![bit, other]));
+            }
+            for flip in flips {
+                let mut bytes = whole.clone();
+                flip.iter().for_each(|bit| bytes[bit / 8] ^= 1 << (bit % 8));
+                let theirs = Datagram::parse(&bytes).ok().filter(|datagram| {
+                    let is_plain = usize::from(datagram.at) == whole.len() - 7;
+                    is_plain && datagram.checksum != Checksum::Wrong
+                });
+                let theirs = theirs.map(|datagram| &bytes[datagram.at.into()..][..usize::from(datagram.len)]);
+                assert_eq!(Checked::payload(&bytes), theirs, "bits {flip:?}, v6 {v6}");
+                believed += usize::from(theirs.is_some());
+            }
+            assert!(believed > 1000, "{believed}");
+        }
+    }
+
+    #[test]
+    fn checksums_that_are_left_out_or_left_to_a_device() {
+        for v6 in [false, true] {
+            let mut frame = frame(b"payload", v6);
+            let at = frame.len() - 7 - 2;
+            frame[at..at + 2].fill(0);
+            assert_eq!(Checked::payload(&frame).is_some(), !v6, "no checksum, v6 {v6}");
+            let pseudo = if v6 {
+                Sum::pseudo6("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), PROTOCOL, 15)
+            } else {
+                Sum::pseudo4([10, 0, 0, 1].into(), [10, 9, 8, 7].into(), PROTOCOL, 15)
+            };
+            frame[at..at + 2].copy_from_slice(&pseudo.value().to_be_bytes());
+            assert_eq!(Checked::payload(&frame), Some(&b"payload"[..]), "unfinished, v6 {v6}");
+            frame[at] ^= 1;
+            assert_eq!(Checked::payload(&frame), None, "wrong, v6 {v6}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_plain_udp_is_refused() {
+        let good = frame(b"payload", false);
+        // A total length beyond the frame, and one that is shorter than that of UDP; options; fragments; TCP; ARP.
+        for (at, value) in [(16, 1), (17, 34), (14, 0x46), (20, 0x20), (21, 1), (23, 6), (13, 6)] {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            // With a header checksum that holds, so that it is the field that is refused.
+            bytes[24..26].fill(0);
+            let sum = manylane_wire::checksum::checksum(&bytes[14..34]);
+            bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+            assert_eq!(Checked::payload(&bytes), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_turned_around_goes_back_with_right_checksums() {
+        for v6 in [false, true] {
+            let mut bytes = frame(b"request", v6);
+            let plan = plan(b"request", v6);
+            assert!(Checked::turn_around(&mut bytes));
+            let back = Datagram::parse(&bytes).unwrap();
+            assert_eq!((back.source(), back.destination()), (plan.destination, plan.source));
+            assert_eq!((back.checksum, Checked::payload(&bytes)), (Checksum::Right, Some(&b"request"[..])));
+            let (ethernet, _) = Ethernet::parse(&bytes).unwrap();
+            assert_eq!((ethernet.source, ethernet.destination), (THEIRS, OURS));
+            let short = bytes.len() - 8;
+            assert!(!Checked::turn_around(&mut bytes[..short]));
+        }
+    }
+}
