@@ -108,7 +108,7 @@ struct mls_receiver {
 	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
 	__u64 tx_frames;
 	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
-	__u64 pad;
+	__u64 overtaken; /* thrown away by --overload newest; none of rx_datagrams */
 };
 
 struct mls_reason {

@@ -381,13 +381,13 @@ fn table(rows: &[BenchRow]) -> Table {
     for row in rows {
         let limited = if row.sender_limited == Some(true) { "≥" } else { "" };
         table.add_row([
-            row.receiver.clone(),
-            row.threads.to_string(),
-            row.size.to_string(),
-            number(row.offered_pps),
-            format!("{:.3}", row.loss * 100.0),
-            format!("{:.0}", row.rx_cpu_ns),
-            format!("{:.0}", row.total_cpu_ns),
+            row.figures.receiver.clone(),
+            row.figures.threads.to_string(),
+            row.figures.size.to_string(),
+            number(row.figures.offered_pps),
+            format!("{:.3}", row.figures.loss * 100.0),
+            format!("{:.0}", row.figures.rx_cpu_ns),
+            format!("{:.0}", row.figures.total_cpu_ns),
             format!("{limited}{}", optional(row.no_loss_pps)),
             optional(row.goodput_at_double_pps),
         ]);
@@ -413,7 +413,7 @@ fn rtt_table(rows: &[RttRow]) -> Table {
             row.contender(),
             row.placement.clone(),
             row.load(),
-            format!("{:.3}", row.loss * 100.0),
+            format!("{:.3}", row.figures.loss * 100.0),
             micros(row.p50_ns),
             micros(row.p90_ns),
             micros(row.p99_ns),
@@ -450,10 +450,10 @@ fn flap_table(rows: &[FlapRow]) -> Table {
         let count = |value: f64| format!("{value:.0}");
         table.add_row([
             row.event.clone(),
-            row.receiver.clone(),
-            row.threads.to_string(),
-            row.size.to_string(),
-            number(row.offered_pps),
+            row.figures.receiver.clone(),
+            row.figures.threads.to_string(),
+            row.figures.size.to_string(),
+            number(row.figures.offered_pps),
             count(row.sent),
             count(row.refused),
             count(row.delivered),

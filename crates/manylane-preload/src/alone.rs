@@ -26,7 +26,7 @@ use manylane_sys::shim::Receiver;
 
 use crate::sock::{BUSY, Member, SINGLE, Shared, Sock, UNBOUNDED};
 use crate::table::{self, Entry};
-use crate::{gather, lanes, queues, real, report};
+use crate::{gather, lanes, queues, real, report, start};
 
 /// Descriptors below this number can have a place.
 const PLACES: usize = 1024;
@@ -207,7 +207,8 @@ pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_i
 }
 
 fn may_have(shared: &Shared) -> bool {
-    if queues::are_open(shared) {
+    // Who throws away what is old has to look, now and then.
+    if queues::are_open(shared) || start::newest_wins() {
         return false;
     }
     let joined = shared.joined.load(Ordering::SeqCst) as usize;

@@ -18,6 +18,7 @@
 //! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
 //! | `alone.rs` | a program with one receiver goes straight through |
 //! | `hold.rs`, `deliver.rs` | datagrams taken ahead, many with one call; into the program's buffers |
+//! | `overtake.rs` | under overload, the newest wins (`--overload newest`) |
 //! | `pace.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs`, `gather.rs` | sending: from which lane; replies that are sent together |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
@@ -50,6 +51,7 @@ mod mirror;
 mod open;
 mod options;
 mod order;
+mod overtake;
 mod pace;
 mod points;
 mod process;

@@ -158,6 +158,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.receives.store(0, Ordering::Relaxed);
         member.kind.store(0, Ordering::Relaxed);
         member.helps.store(0, Ordering::Relaxed);
+        member.unlooked.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);
         let quiet = Quiet::new();
         member.life.store(life(), Ordering::Release);
@@ -205,6 +206,11 @@ extern "C" fn thread_ends(_: *mut c_void) {
 /// Remembers that the calling thread looked at what `lane` holds.
 pub(crate) fn peek(sock: &Sock, lane: usize) {
     ME.with(|me| me.peeked.set((sock.index() + 1, lane as u32)));
+}
+
+/// Whether the calling thread has looked at what comes next, and not taken it yet.
+pub(crate) fn has_peeked(sock: &Sock) -> bool {
+    ME.with(|me| me.peeked.get().0 == sock.index() + 1)
 }
 
 /// The lane that the calling thread looked at last, which is forgotten.

@@ -135,8 +135,27 @@ pub(crate) fn receive(
 ) -> Option<isize> {
     let loan = sock.loan()?;
     of_lanes(sock, shared, 1 << lane).find_map(|(number, queue)| {
+        if start::newest_wins() && flags & libc::MSG_PEEK == 0 {
+            make_room(sock, shared, queue);
+        }
         if queue.has_received() { take(sock, loan, lane, number, queue, flags, into) } else { None }
     })
+}
+
+/// Under overload the newest wins: of a ring that is more than half full, the oldest go unread, down to a quarter.
+fn make_room(sock: &'static Sock, shared: &Shared, queue: &'static Borrowed) {
+    let entries = queue.terms().ring;
+    if queue.waiting() <= entries / 2 {
+        return;
+    }
+    let Some(mut held) = hold(queue) else { return };
+    // Somebody else may have made room meanwhile; what comes after this look stays.
+    let many = queue.waiting().saturating_sub(entries / 4);
+    (0..many).for_each(|_| held.pass());
+    drop(held);
+    if let Some(member) = me::known(sock, shared) {
+        report::overtaken(member, many.into());
+    }
 }
 
 /// Takes from one queue.

@@ -15,24 +15,17 @@ use crate::calls::call;
 use crate::deliver::Into;
 use crate::order::Call;
 use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
-use crate::{alone, gather, lanes, loan, me, pace, queues, real, report, signals, table};
+use crate::{alone, gather, lanes, loan, me, overtake, pace, queues, real, report, signals, start, table};
 
 #[inline]
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    let args = (fd, to, len, flags);
-    if let Some(place) = alone::find(fd)
-        && let Some(member) = alone_with(place, flags)
-    {
-        _ = black_box(&args);
-        let answer = call::recv(fd, to, len, flags);
-        alone::end(member);
-        if answer < 0 {
-            return after_error(args.0, || recv_by_lane(args.0, args.1, args.2, args.3));
-        }
-        alone::received(member, 1, answer);
-        return answer;
-    }
-    recv_by_lane(fd, to, len, flags)
+    straight(
+        (fd, to, len, flags),
+        fd,
+        flags,
+        || call::recv(fd, to, len, flags),
+        |args| recv_by_lane(args.0, args.1, args.2, args.3),
+    )
 }
 
 #[inline(never)]
@@ -53,21 +46,10 @@ pub(crate) fn recvfrom(
     from: *mut sockaddr,
     fromlen: *mut socklen_t,
 ) -> ssize_t {
-    let args = (fd, to, len, flags, from, fromlen);
-    if let Some(place) = alone::find(fd)
-        && let Some(member) = alone_with(place, flags)
-    {
-        _ = black_box(&args);
-        let answer = call::recvfrom(fd, to, len, flags, from, fromlen);
-        alone::end(member);
-        if answer < 0 {
-            let again = || recvfrom_by_lane(args.0, args.1, args.2, args.3, args.4, args.5);
-            return after_error(args.0, again);
-        }
-        alone::received(member, 1, answer);
-        return answer;
-    }
-    recvfrom_by_lane(fd, to, len, flags, from, fromlen)
+    let own = || call::recvfrom(fd, to, len, flags, from, fromlen);
+    straight((fd, to, len, flags, from, fromlen), fd, flags, own, |args| {
+        recvfrom_by_lane(args.0, args.1, args.2, args.3, args.4, args.5)
+    })
 }
 
 #[inline(never)]
@@ -87,20 +69,13 @@ fn recvfrom_by_lane(
 
 #[inline]
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let args = (fd, message, flags);
-    if let Some(place) = alone::find(fd)
-        && let Some(member) = alone_with(place, flags)
-    {
-        _ = black_box(&args);
-        let answer = call::recvmsg(fd, message, flags);
-        alone::end(member);
-        if answer < 0 {
-            return after_error(args.0, || recvmsg_by_lane(args.0, args.1, args.2));
-        }
-        alone::received(member, 1, answer);
-        return answer;
-    }
-    recvmsg_by_lane(fd, message, flags)
+    straight(
+        (fd, message, flags),
+        fd,
+        flags,
+        || call::recvmsg(fd, message, flags),
+        |args| recvmsg_by_lane(args.0, args.1, args.2),
+    )
 }
 
 #[inline(never)]
@@ -111,21 +86,15 @@ fn recvmsg_by_lane(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
 
 #[inline]
 pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    let args = (fd, to, len);
-    if let Some(place) = alone::find(fd)
-        && len != 0
-        && let Some(member) = alone_with(place, 0)
-    {
-        _ = black_box(&args);
-        let answer = call::read(fd, to, len);
-        alone::end(member);
-        if answer < 0 {
-            return after_error(args.0, || read_by_lane(args.0, args.1, args.2));
-        }
-        alone::received(member, 1, answer);
-        return answer;
-    }
-    read_by_lane(fd, to, len)
+    // No bytes are asked for: read(2) takes no datagram then.
+    let flags = if len == 0 { SPECIAL } else { 0 };
+    straight(
+        (fd, to, len),
+        fd,
+        flags,
+        || call::read(fd, to, len),
+        |args| read_by_lane(args.0, args.1, args.2),
+    )
 }
 
 #[inline(never)]
@@ -274,6 +243,33 @@ fn alone_with(place: &alone::Place, flags: c_int) -> Option<&'static Member> {
     place.begin()
 }
 
+/// Receives for the program: by its `own` call, at once, where the calling thread is the one receiver; else, and where that wait
+/// ended because it is not any more, `by_lane`, which gets the arguments of the call.
+#[inline(always)]
+fn straight<A: Copy>(
+    args: A,
+    fd: c_int,
+    flags: c_int,
+    own: impl FnOnce() -> isize,
+    by_lane: impl Fn(A) -> isize,
+) -> isize {
+    if let Some(place) = alone::find(fd)
+        && let Some(member) = alone_with(place, flags)
+    {
+        // In memory meanwhile, and not in registers that would have to be saved for each call.
+        let kept = (fd, args);
+        _ = black_box(&kept);
+        let answer = own();
+        alone::end(member);
+        if answer < 0 {
+            return after_error(kept.0, || by_lane(kept.1));
+        }
+        alone::received(member, 1, answer);
+        return answer;
+    }
+    by_lane(args)
+}
+
 /// The program's own call failed, and says so, or is made `again`.
 #[cold]
 #[inline(never)]
@@ -329,7 +325,9 @@ fn the_long_way(
         was_held: Cell::new(false),
         signals: signals::Held::not(),
     };
-    let (answer, helped) = call.run();
+    let overtaking =
+        if start::newest_wins() { overtake::receive(sock, shared, member, fd, flags, &into) } else { None };
+    let (answer, helped) = overtaking.map_or_else(|| call.run(), |answer| (answer, false));
     if answer >= 0 && flags & MSG_PEEK == 0 {
         let (datagrams, bytes) = size(answer);
         report::received(member, datagrams, bytes.max(0) as u64, helped, call.was_held.get());

@@ -9,6 +9,7 @@
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
 //! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 1; replies by frames 16 |
+//! | `MANYLANE_OVERLOAD` | `oldest`, or `newest`: what waits in a queue that is more than half full is thrown away | `oldest` |
 //! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
 
@@ -45,6 +46,8 @@ pub(crate) struct Settings {
     pub(crate) batch: usize,
     /// Replies that go into rings before the kernel is told.
     pub(crate) frames_together: u32,
+    /// Under overload, what is old is thrown away.
+    pub(crate) newest: bool,
     pub(crate) report: Option<PathBuf>,
     /// Who is asked for queues; only with engine `xdp`.
     pub(crate) lender: Option<libc::c_int>,
@@ -64,6 +67,7 @@ impl Settings {
             linger: None,
             batch: BATCH,
             frames_together: FRAMES_TOGETHER,
+            newest: false,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
             lender: None,
         };
@@ -94,6 +98,14 @@ impl Settings {
         });
         take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {
             settings.ports = ranges(text)?;
+            Some(())
+        });
+        take("MANYLANE_OVERLOAD", "oldest, newest", &mut |text| {
+            settings.newest = match text {
+                "oldest" => false,
+                "newest" => true,
+                _ => return None,
+            };
             Some(())
         });
         take("MANYLANE_LINGER", "microseconds from 0 to 20000", &mut |text| {
@@ -160,11 +172,13 @@ mod tests {
             ("MANYLANE_BATCH", "33"),
             ("MANYLANE_ENGINE", "dpdk"),
             ("MANYLANE_LINGER", "20001"),
+            ("MANYLANE_OVERLOAD", "latest"),
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
         assert!(settings.takes(9) && settings.lanes == 8 && settings.linger.is_none());
-        assert_eq!(settings.batch, BATCH);
+        assert_eq!((settings.batch, settings.newest), (BATCH, false));
+        assert!(read(&[("MANYLANE_OVERLOAD", "newest")]).0.newest);
         assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.linger, Some(Duration::ZERO));
         assert_eq!(
             (settings.frames_together, read(&[]).0.frames_together),

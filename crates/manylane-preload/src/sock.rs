@@ -73,6 +73,8 @@ pub(crate) struct Member {
     pub(crate) slot: AtomicU32,
     /// It found something in a lane of somebody else: where there was something, there may be more.
     pub(crate) helps: AtomicU32,
+    /// Receives since it last looked how full its lane's queue is: `overtake.rs`.
+    pub(crate) unlooked: AtomicU32,
     /// Tells whether its thread is alive: `life.rs`; 0 while that is not known.
     pub(crate) life: AtomicU64,
     /// Where it counts while it is alone, in its own process: `alone.rs`.

@@ -16,6 +16,8 @@ use crate::{calls, gather, life, me, points, process, report};
 static READY: AtomicBool = AtomicBool::new(false);
 /// Replies of kernel sockets are put together.
 static GATHERS: AtomicBool = AtomicBool::new(false);
+/// Under overload the newest wins.
+static NEWEST: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 /// Whether calls are ours.
@@ -33,6 +35,12 @@ pub(crate) fn settings() -> Option<&'static Settings> {
 #[inline]
 pub(crate) fn gathers() -> bool {
     GATHERS.load(Ordering::SeqCst)
+}
+
+/// Whether the newest wins under overload: `overtake.rs`.
+#[inline]
+pub(crate) fn newest_wins() -> bool {
+    NEWEST.load(Ordering::Relaxed)
 }
 
 /// The process ends: they are not any more.
@@ -79,6 +87,7 @@ extern "C" fn start() {
         table::set(channel, Entry::Hidden);
     }
     GATHERS.store(settings.batch > 1, Ordering::SeqCst);
+    NEWEST.store(settings.newest, Ordering::Relaxed);
     _ = SETTINGS.set(settings);
     report::start();
     life::start();

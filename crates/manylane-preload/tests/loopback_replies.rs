@@ -28,12 +28,27 @@ fn all(cases: &[&str]) {
 
 #[test]
 fn loopback_what_was_kept_goes_out_before_the_thread_waits() {
-    all(&["poll", "select", "epoll", "read", "sleep"]);
+    all(&["poll", "ppoll", "select", "pselect", "epoll", "pwait", "pwait2", "read", "readv", "recv", "recvmmsg"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_the_thread_sleeps() {
+    all(&["sleep", "usleep", "nanosleep", "clock"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_when_there_is_no_more() {
+    all(&["silent-poll", "silent-epoll", "silent-recv"]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_before_what_others_could_see() {
-    all(&["write", "close", "other", "fork", "option"]);
+    all(&["write", "send", "sendmmsg", "other", "errors", "fork", "spawn", "option", "setsockopt"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_before_a_descriptor_changes() {
+    all(&["close", "range", "connect", "shutdown", "dup2", "dup3"]);
 }
 
 #[test]

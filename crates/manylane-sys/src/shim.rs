@@ -264,7 +264,8 @@ pub struct Receiver {
     pub tx_frames: AtomicU64,
     /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if it is not known.
     pub inode: AtomicU64,
-    pad: AtomicU64,
+    /// Datagrams thrown away by `--overload newest`; none of `rx_datagrams`.
+    pub overtaken: AtomicU64,
 }
 
 /// How often a reason sent a socket back to plain (`struct mls_reason`).
@@ -302,6 +303,7 @@ const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
 const _: () = assert!(offset_of!(Receiver, helped) == 88);
 const _: () = assert!(offset_of!(Receiver, rx_frames) == 96);
+const _: () = assert!(offset_of!(Receiver, overtaken) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
 const _: () = assert!(Reason::ALL.len() <= REASONS);
 

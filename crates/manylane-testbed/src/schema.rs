@@ -1,13 +1,21 @@
 //! The documents that `--json` prints. A reader may rely on every field here for as long as the
 //! number at the end of the schema's name stays the same.
 
+mod batch;
+mod churn;
+mod flap;
 mod flood;
+mod rtt;
 
 use serde::{Deserialize, Serialize};
 
+pub use batch::{BatchRow, BatchSample};
+pub use churn::ChurnRow;
+pub use flap::{FlapRow, FlapSample};
 pub use flood::{
     BENCH_FLOOD, FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS,
 };
+pub use rtt::{RttRow, RttSample};
 
 use crate::machine::Machine;
 use crate::stats::median;
@@ -138,9 +146,9 @@ pub struct Sample {
     pub taken: Option<u64>,
 }
 
-/// One row of `bench rx`, `bench echo` and `bench gso`: figures are medians over the samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchRow {
+/// What every row of a benchmark of traffic has: who received, with what, and the medians of its samples.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
     /// Name of the receiver: `lane/mmsg`, `socket/recvfrom`, …
     pub receiver: String,
     /// Threads that receive.
@@ -149,16 +157,49 @@ pub struct BenchRow {
     pub lanes: usize,
     /// Payload in bytes.
     pub size: usize,
-    /// Datagrams per second that the sender really sent.
+    /// See [`Sample`].
     pub offered_pps: f64,
-    /// Datagrams per second that reached the application.
+    /// See [`Sample`].
     pub delivered_pps: f64,
-    /// Share of the sent datagrams that did not.
+    /// See [`Sample`].
     pub loss: f64,
-    /// Nanoseconds of CPU of the receiving threads per delivered datagram.
+    /// See [`Sample`].
     pub rx_cpu_ns: f64,
-    /// Nanoseconds of CPU of the whole machine per delivered datagram.
+    /// See [`Sample`].
     pub total_cpu_ns: f64,
+}
+
+impl Figures {
+    /// The medians of `samples`.
+    pub fn of<'a>(
+        receiver: &str,
+        threads: usize,
+        lanes: usize,
+        size: usize,
+        samples: impl Iterator<Item = &'a Sample>,
+    ) -> Self {
+        let samples: Vec<_> = samples.collect();
+        let middle = |value: fn(&Sample) -> f64| median(samples.iter().map(|sample| value(sample)));
+        Self {
+            receiver: receiver.into(),
+            threads,
+            lanes,
+            size,
+            offered_pps: middle(|sample| sample.offered_pps),
+            delivered_pps: middle(|sample| sample.delivered_pps),
+            loss: middle(|sample| sample.loss),
+            rx_cpu_ns: middle(|sample| sample.rx_cpu_ns),
+            total_cpu_ns: middle(|sample| sample.total_cpu_ns),
+        }
+    }
+}
+
+/// One row of `bench rx`, `bench echo` and `bench gso`: figures are medians over the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BenchRow {
+    /// What every row has.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// Highest rate with a loss within the limit; null when it was not searched for.
     pub no_loss_pps: Option<f64>,
     /// True when the sender and not the receiver set that rate: the receiver can do at least this.
@@ -174,319 +215,14 @@ pub struct BenchRow {
 impl BenchRow {
     /// A row of the medians of `samples`.
     pub fn of(receiver: &str, threads: usize, lanes: usize, size: usize, samples: Vec<Sample>) -> Self {
-        let middle = |value: fn(&Sample) -> f64| median(samples.iter().map(value));
         Self {
-            receiver: receiver.into(),
-            threads,
-            lanes,
-            size,
-            offered_pps: middle(|sample| sample.offered_pps),
-            delivered_pps: middle(|sample| sample.delivered_pps),
-            loss: middle(|sample| sample.loss),
-            rx_cpu_ns: middle(|sample| sample.rx_cpu_ns),
-            total_cpu_ns: middle(|sample| sample.total_cpu_ns),
+            figures: Figures::of(receiver, threads, lanes, size, samples.iter()),
             no_loss_pps: None,
             sender_limited: None,
             goodput_at_double_pps: None,
             offered_at_double_pps: None,
             samples,
         }
-    }
-}
-
-/// One sample of `bench batch`: some queues, filled and emptied; or of `bench replies`, where what was delivered is what the kernel
-/// took.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct BatchSample {
-    /// The round that it was taken in, from 0.
-    pub round: usize,
-    /// Nanoseconds of CPU of the receiving thread per datagram, user and kernel, while it emptied the queues.
-    pub rx_cpu_ns: f64,
-    /// Datagrams sent.
-    pub sent: u64,
-    /// Datagrams taken.
-    pub delivered: u64,
-    /// Receives that it took.
-    pub calls: u64,
-}
-
-/// One row of `bench batch` or `bench replies`: figures are medians over the samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BatchRow {
-    /// Name of the receiver: `lane/mmsg`, `socket/recvmmsg`, …
-    pub receiver: String,
-    /// Threads that receive: one.
-    pub threads: usize,
-    /// Receive queues: one.
-    pub lanes: usize,
-    /// Payload in bytes.
-    pub size: usize,
-    /// Messages that a call may take.
-    pub messages: usize,
-    /// Messages that one took on the average.
-    pub messages_taken: f64,
-    /// Share of the sent datagrams that were not taken.
-    pub loss: f64,
-    /// Nanoseconds of CPU of the receiving thread per datagram.
-    pub rx_cpu_ns: f64,
-    /// The raw samples.
-    pub samples: Vec<BatchSample>,
-}
-
-impl BatchRow {
-    /// A row of the medians of `samples`.
-    pub fn of(receiver: &str, size: usize, messages: usize, samples: Vec<BatchSample>) -> Self {
-        let middle = |value: fn(&BatchSample) -> f64| median(samples.iter().map(value));
-        Self {
-            receiver: receiver.into(),
-            threads: 1,
-            lanes: 1,
-            size,
-            messages,
-            messages_taken: middle(|seen| seen.delivered as f64 / seen.calls.max(1) as f64),
-            loss: middle(|seen| 1.0 - seen.delivered.min(seen.sent) as f64 / seen.sent.max(1) as f64),
-            rx_cpu_ns: middle(|seen| seen.rx_cpu_ns),
-            samples,
-        }
-    }
-}
-
-/// The one row of `bench churn`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ChurnRow {
-    /// Name of the receiver.
-    pub receiver: String,
-    /// Threads, and lanes, at the start.
-    pub threads: usize,
-    /// Lanes at the start.
-    pub lanes: usize,
-    /// Payload in bytes.
-    pub size: usize,
-    /// Datagrams per second that the sender really sent.
-    pub offered_pps: f64,
-    /// Datagrams per second that reached the application.
-    pub delivered_pps: f64,
-    /// Share of the sent datagrams that did not.
-    pub loss: f64,
-    /// Nanoseconds of CPU of the receiving threads per delivered datagram; null: threads come and go.
-    pub rx_cpu_ns: Option<f64>,
-    /// Nanoseconds of CPU of the whole machine per delivered datagram.
-    pub total_cpu_ns: f64,
-    /// Datagrams sent.
-    pub sent: u64,
-    /// Datagrams delivered.
-    pub delivered: u64,
-    /// Sent but not delivered, counted after everything came to rest.
-    pub lost: u64,
-    /// Lanes added while traffic ran.
-    pub added: u64,
-    /// Lanes removed while traffic ran.
-    pub removed: u64,
-    /// Milliseconds between two changes.
-    pub every_ms: u64,
-    /// The same figures as raw samples.
-    pub samples: Vec<Sample>,
-}
-
-/// One sample of `bench flap`: one event, once.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct FlapSample {
-    /// What every sample has. The sender counts as sent what entered the link.
-    #[serde(flatten)]
-    pub sample: Sample,
-    /// Made by the sender, and not taken by the link: it was down.
-    pub refused: u64,
-    /// Sent and not delivered, counted after everything came to rest.
-    pub lost: u64,
-    /// Microseconds that the event took.
-    pub event_micros: u64,
-}
-
-/// One row of `bench flap`: one event beside one receiver. Figures are medians over the samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FlapRow {
-    /// What happened: `nothing`, `xdp-opens`, `receiver-link`, …
-    pub event: String,
-    /// Name of the receiver.
-    pub receiver: String,
-    /// Threads that receive.
-    pub threads: usize,
-    /// Receive queues.
-    pub lanes: usize,
-    /// Payload in bytes.
-    pub size: usize,
-    /// Datagrams per second that the sender made, also while the link took none.
-    pub offered_pps: f64,
-    /// Datagrams per second that reached the application.
-    pub delivered_pps: f64,
-    /// Share of the sent datagrams that did not.
-    pub loss: f64,
-    /// Nanoseconds of CPU of the receiving threads per delivered datagram.
-    pub rx_cpu_ns: f64,
-    /// Nanoseconds of CPU of the whole machine per delivered datagram.
-    pub total_cpu_ns: f64,
-    /// Datagrams that entered the link.
-    pub sent: f64,
-    /// Made, and not taken by the link: it was down.
-    pub refused: f64,
-    /// Datagrams delivered.
-    pub delivered: f64,
-    /// Sent and not delivered.
-    pub lost: f64,
-    /// The same in the worst sample: medians hide what happens rarely.
-    pub lost_most: u64,
-    /// Of those lost, what the kernel counted as dropped at the receiver's sockets.
-    pub kernel_dropped: f64,
-    /// Microseconds that the event took.
-    pub event_micros: f64,
-    /// The raw samples.
-    pub samples: Vec<FlapSample>,
-}
-
-impl FlapRow {
-    /// A row of the medians of `samples`.
-    pub fn of(
-        event: &str,
-        receiver: &str,
-        threads: usize,
-        lanes: usize,
-        size: usize,
-        samples: Vec<FlapSample>,
-    ) -> Self {
-        let middle = |value: fn(&FlapSample) -> f64| median(samples.iter().map(value));
-        Self {
-            event: event.into(),
-            receiver: receiver.into(),
-            threads,
-            lanes,
-            size,
-            offered_pps: middle(|seen| seen.sample.offered_pps),
-            delivered_pps: middle(|seen| seen.sample.delivered_pps),
-            loss: middle(|seen| seen.sample.loss),
-            rx_cpu_ns: middle(|seen| seen.sample.rx_cpu_ns),
-            total_cpu_ns: middle(|seen| seen.sample.total_cpu_ns),
-            sent: middle(|seen| seen.sample.sent as f64),
-            refused: middle(|seen| seen.refused as f64),
-            delivered: middle(|seen| seen.sample.delivered as f64),
-            lost: middle(|seen| seen.lost as f64),
-            lost_most: samples.iter().map(|seen| seen.lost).max().unwrap_or(0),
-            kernel_dropped: middle(|seen| seen.sample.kernel_dropped as f64),
-            event_micros: middle(|seen| seen.event_micros as f64),
-            samples,
-        }
-    }
-}
-
-/// One sample of `bench rtt`: one contender, one stretch of requests. Times count from when a request was due.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct RttSample {
-    /// What every sample has: sent are the requests that were due, delivered the answers.
-    #[serde(flatten)]
-    pub sample: Sample,
-    /// Nanoseconds that half of the answers took at most.
-    pub p50_ns: f64,
-    /// Nanoseconds that 90 % of them took at most.
-    pub p90_ns: f64,
-    /// Nanoseconds that 99 % of them took at most.
-    pub p99_ns: f64,
-    /// Nanoseconds that 99.9 % of them took at most.
-    pub p999_ns: f64,
-    /// Nanoseconds that the last one took.
-    pub max_ns: f64,
-    /// Nanoseconds that the generator was behind its own schedule at most, for 99 % of the requests.
-    pub behind_p99_ns: f64,
-    /// Processors that the answering thread kept busy, 1 at most.
-    pub server_cores: f64,
-    /// Processors that were busy on the machine, with the generator, which never sleeps but in `idle`.
-    pub machine_cores: f64,
-}
-
-/// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the samples.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct RttRow {
-    /// Name of the receiver.
-    pub receiver: String,
-    /// How it waits: `sleep`, `busy-poll`, `spin:1000`, `adaptive`.
-    pub wait: String,
-    /// Where server, generator and device work: `apart`, `together`, …
-    pub placement: String,
-    /// `ping-pong`, `open` (a loop at a fixed rate) or `idle`.
-    pub mode: String,
-    /// Requests per second of an open loop.
-    pub rate: Option<f64>,
-    /// How requests of an open loop follow each other: `even` or `chance`.
-    pub arrivals: String,
-    /// Threads that answer.
-    pub threads: usize,
-    /// Receive queues.
-    pub lanes: usize,
-    /// Payload in bytes.
-    pub size: usize,
-    /// Requests per second that were due.
-    pub offered_pps: f64,
-    /// Answers per second.
-    pub delivered_pps: f64,
-    /// Share of the requests without an answer.
-    pub loss: f64,
-    /// Nanoseconds of CPU of the answering thread per answer.
-    pub rx_cpu_ns: f64,
-    /// Nanoseconds of CPU of the whole machine per answer.
-    pub total_cpu_ns: f64,
-    /// See [`RttSample`].
-    pub p50_ns: f64,
-    /// See [`RttSample`].
-    pub p90_ns: f64,
-    /// See [`RttSample`].
-    pub p99_ns: f64,
-    /// See [`RttSample`].
-    pub p999_ns: f64,
-    /// The longest of all samples: medians hide what happens rarely.
-    pub max_ns: f64,
-    /// See [`RttSample`].
-    pub behind_p99_ns: f64,
-    /// See [`RttSample`].
-    pub server_cores: f64,
-    /// See [`RttSample`].
-    pub machine_cores: f64,
-    /// The raw samples.
-    pub samples: Vec<RttSample>,
-}
-
-impl RttRow {
-    /// A row of the medians of `samples`.
-    pub fn of(receiver: &str, size: usize, samples: Vec<RttSample>) -> Self {
-        let middle = |value: fn(&RttSample) -> f64| median(samples.iter().map(value));
-        Self {
-            receiver: receiver.into(),
-            threads: 1,
-            lanes: 1,
-            size,
-            offered_pps: middle(|seen| seen.sample.offered_pps),
-            delivered_pps: middle(|seen| seen.sample.delivered_pps),
-            loss: middle(|seen| seen.sample.loss),
-            rx_cpu_ns: middle(|seen| seen.sample.rx_cpu_ns),
-            total_cpu_ns: middle(|seen| seen.sample.total_cpu_ns),
-            p50_ns: middle(|seen| seen.p50_ns),
-            p90_ns: middle(|seen| seen.p90_ns),
-            p99_ns: middle(|seen| seen.p99_ns),
-            p999_ns: middle(|seen| seen.p999_ns),
-            max_ns: samples.iter().map(|seen| seen.max_ns).fold(0.0, f64::max),
-            behind_p99_ns: middle(|seen| seen.behind_p99_ns),
-            server_cores: middle(|seen| seen.server_cores),
-            machine_cores: middle(|seen| seen.machine_cores),
-            samples,
-            ..Self::default()
-        }
-    }
-
-    /// Receiver and policy.
-    pub fn contender(&self) -> String {
-        format!("{}+{}", self.receiver, self.wait)
-    }
-
-    /// The mode, with its rate.
-    pub fn load(&self) -> String {
-        self.rate.map_or_else(|| self.mode.clone(), |rate| format!("{}k/s", rate / 1e3))
     }
 }
 
@@ -513,8 +249,8 @@ mod tests {
     fn a_row_is_the_median_of_its_samples() {
         let samples = [30.0, 10.0, 20.0].iter().enumerate().map(|(n, ns)| sample(n, *ns)).collect();
         let row = BenchRow::of("lane/mmsg", 2, 2, 10, samples);
-        assert_eq!(row.rx_cpu_ns, 20.0);
-        assert_eq!(row.total_cpu_ns, 40.0);
+        assert_eq!(row.figures.rx_cpu_ns, 20.0);
+        assert_eq!(row.figures.total_cpu_ns, 40.0);
         assert_eq!(row.samples.len(), 3);
     }
 

@@ -174,7 +174,7 @@ fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
     let possible = |kind: &Kind| Event::ALL.iter().filter(|event| event.is_possible(*kind)).count();
     assert_eq!(document.rows.len(), flap::RECEIVERS.iter().map(possible).sum::<usize>());
     for row in &document.rows {
-        let what = format!("{} beside {}: {:?}", row.event, row.receiver, row.samples);
+        let what = format!("{} beside {}: {:?}", row.event, row.figures.receiver, row.samples);
         let [seen] = &row.samples[..] else { panic!("{what}") };
         assert_eq!(seen.sample.sent, seen.sample.delivered + seen.lost, "{what}");
         // Whatever happened, traffic flows again after it: half of it was before.

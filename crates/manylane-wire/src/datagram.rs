@@ -37,12 +37,26 @@ pub struct Datagram {
 }
 
 /// Between which addresses a datagram is.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default)]
 pub struct Ends {
-    /// Source and destination, one behind the other; what IPv4 does not fill is zero.
+    /// Source and destination, one behind the other; what IPv4 does not fill may be anything.
     pub(crate) addresses: [u8; 32],
     pub(crate) is_v6: bool,
 }
+
+/// Bytes of both addresses of IPv4.
+const ENDS4: usize = 8;
+
+impl PartialEq for Ends {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.is_v6 == other.is_v6
+            && self.addresses[..ENDS4] == other.addresses[..ENDS4]
+            && (!self.is_v6 || self.addresses[ENDS4..] == other.addresses[ENDS4..])
+    }
+}
+
+impl Eq for Ends {}
 
 /// What the checksums of a frame say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -163,10 +177,7 @@ impl Datagram {
             let protocol = ne32(&[0, udp::PROTOCOL, head[UDP4 + 4], head[UDP4 + 5]], 0);
             Checksum::of(addresses.eight(protocol.into()), datagram, field)
         };
-        // In place: these are most of the bytes that are written.
-        let (used, unused) = self.ends.addresses.split_at_mut(8);
-        used.copy_from_slice(&ends.to_ne_bytes());
-        unused.fill(0);
+        self.ends.addresses[..ENDS4].copy_from_slice(&ends.to_ne_bytes());
         self.ends.is_v6 = false;
         self.traffic_class = head[IP + 1];
         self.end(head, UDP4, length);

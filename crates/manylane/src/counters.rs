@@ -44,9 +44,12 @@ pub(crate) enum Count {
     UringFallbacks,
     Sleeps,
     Looks,
+    // No counters: what there was when the lane last looked.
+    RingFrames,
+    RingEntries,
 }
 
-const CELLS: usize = Count::Looks as usize + 1;
+const CELLS: usize = Count::RingEntries as usize + 1;
 
 /// The cells of one lane, on cache lines of their own.
 ///
@@ -65,6 +68,12 @@ impl Cells {
     pub(crate) fn add(&self, count: Count, n: u64) {
         let cell = &self.0[count as usize];
         cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Sets a cell that is no counter. Only the lane's own thread may.
+    #[inline]
+    pub(crate) fn set(&self, count: Count, n: u64) {
+        self.0[count as usize].store(n, Ordering::Relaxed);
     }
 
     #[inline]

@@ -462,6 +462,7 @@ impl Lane {
     fn take_from_queues(&mut self) -> Taken {
         let Some(xdp) = &mut self.xdp else { return Taken::default() };
         let taken = xdp.receive(self.can.batch, self.can.datagram_size, self.overload, &self.me.cells);
+        xdp.tell_backlog(&self.me.cells);
         if taken.messages > 0 {
             self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
             self.count(taken);

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 
 use manylane_sys::sock;
 
-use crate::counters::{LaneCounters, LaneId};
+use crate::counters::{Count, LaneCounters, LaneId};
 use crate::lane::LaneShared;
 use crate::socket::Handle;
 
@@ -45,9 +45,13 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
             }
         }
     }
-    let gauges = ["queued_bytes", "queue_limit_bytes", "thread"];
+    let gauges = ["queued_bytes", "queue_limit_bytes", "thread", "ring_frames", "ring_entries"];
     for (at, name) in gauges.into_iter().enumerate() {
-        family(out, &format!("manylane_lane_{name}"), "gauge")?;
+        // Without engine xdp there are no rings.
+        let is_there = |socket: &Seen| socket.gauges.iter().any(|(_, values)| values[at].is_some());
+        if sockets.iter().any(is_there) {
+            family(out, &format!("manylane_lane_{name}"), "gauge")?;
+        }
         for socket in &sockets {
             for (lane, values) in &socket.gauges {
                 if let Some(value) = values[at] {
@@ -90,7 +94,7 @@ struct Seen {
     labels: String,
     lanes: usize,
     counters: Vec<(String, LaneCounters)>,
-    gauges: Vec<(LaneId, [Option<i64>; 3])>,
+    gauges: Vec<(LaneId, [Option<i64>; 5])>,
     refused: [(&'static str, u64); 2],
     frames: Vec<(String, &'static str, u64)>,
 }
@@ -115,11 +119,20 @@ impl Seen {
     }
 }
 
-/// Memory that waits in the lane's queue, at which it is full, and the thread that serves the lane.
-fn gauges(lane: &LaneShared) -> [Option<i64>; 3] {
+/// Memory that waits in the lane's queue, at which it is full, the thread that serves the lane, and what waited in the receive
+/// rings of its devices' queues behind the last batch.
+fn gauges(lane: &LaneShared) -> [Option<i64>; 5] {
     let queue = sock::queue_state(lane.fd.as_fd()).ok();
     let thread = Some(lane.thread()).filter(|tid| *tid != 0).map(i64::from);
-    [queue.map(|queue| queue.queued_bytes.into()), queue.map(|queue| queue.limit_bytes.into()), thread]
+    let entries = lane.cells.get(Count::RingEntries) as i64;
+    let ring = (entries > 0).then(|| (lane.cells.get(Count::RingFrames) as i64, entries));
+    [
+        queue.map(|queue| queue.queued_bytes.into()),
+        queue.map(|queue| queue.limit_bytes.into()),
+        thread,
+        ring.map(|(frames, _)| frames),
+        ring.map(|(_, entries)| entries),
+    ]
 }
 
 #[cfg(test)]
@@ -151,7 +164,7 @@ mod tests {
         }
         // Nothing serves them, nothing was closed, and there are no frames.
         assert!(
-            !page.contains("_thread{") && !page.contains("closed") && !page.contains("xdp_frames"),
+            !page.contains("_thread{") && !page.contains("_ring_") && !page.contains("closed") && !page.contains("xdp_frames"),
             "{page}"
         );
         assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");

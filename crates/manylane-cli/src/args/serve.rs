@@ -219,6 +219,10 @@ pub(crate) struct RunArgs {
     /// [default: 50 to 500, by what a pause costs here]
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=20_000))]
     pub(crate) linger: Option<u32>,
+    /// Who wins when more comes than the program takes: oldest (what comes is dropped, as without Manylane), or newest (what waits
+    /// in a queue that is more than half full is thrown away, down to a quarter) [default: oldest]
+    #[arg(long, value_name = "WHO")]
+    pub(crate) overload: Option<Overload>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
     pub(crate) stats: Option<f64>,

@@ -81,8 +81,8 @@ fn table(rows: &[FloodRow]) -> Table {
         table.add_row([
             row.part.clone(),
             row.variant.clone(),
-            row.receiver.clone(),
-            number(row.offered_pps),
+            row.figures.receiver.clone(),
+            number(row.figures.offered_pps),
             optional(row.answered.map(|share| 100.0 * share), 1),
             optional(row.answered.map(|_| median(late)), 1),
             optional(row.longest_ms, 1),

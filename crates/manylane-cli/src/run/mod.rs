@@ -29,6 +29,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use manylane::Overload;
 use manylane::door::Door;
 use manylane_sys::process;
 
@@ -70,6 +71,8 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     let is_guarded = !args.guard.is_empty();
     ensure!(!is_guarded || lender::is_wanted(args), "--limit, --allow and --deny need --engine xdp");
+    let no_lanes = args.lanes == Some(1) && args.overload == Some(Overload::Newest);
+    ensure!(!no_lanes, "--overload newest needs --lanes 2 or more: with 1, sockets are left to the kernel");
     let library = find::library()?;
     let beyond = reach::judge(file).err();
     if let Some(beyond) = &beyond {
@@ -132,6 +135,7 @@ fn settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_BATCH", args.batch.map(|batch| batch.to_string()));
+    add("MANYLANE_OVERLOAD", args.overload.map(|overload| overload.to_string()));
     add("MANYLANE_LINGER", args.linger.map(|pause| pause.to_string()));
     all
 }

@@ -165,6 +165,8 @@ pub(super) struct Receiver {
     pub(super) helped: u64,
     /// Of the received ones, those that came past the kernel's stack (engine xdp).
     pub(super) received_by_xdp: u64,
+    /// Datagrams that were thrown away, that the newest wins; none of the received ones.
+    pub(super) overtaken: u64,
     /// Datagrams sent.
     pub(super) sent: u64,
     /// Their bytes.
@@ -191,6 +193,7 @@ impl Receiver {
             receive_calls: slot.rx_batches.load(Relaxed),
             helped: slot.helped.load(Relaxed),
             received_by_xdp: slot.rx_frames.load(Relaxed),
+            overtaken: slot.overtaken.load(Relaxed),
             sent_by_xdp: slot.tx_frames.load(Relaxed),
             sent: slot.tx_datagrams.load(Relaxed),
             sent_bytes: slot.tx_bytes.load(Relaxed),

@@ -44,6 +44,7 @@ struct Settings {
     ports: Option<String>,
     batch: Option<usize>,
     linger_us: Option<u32>,
+    overload: Option<String>,
     seconds: f64,
     exit_code: Option<i32>,
     signal: Option<i32>,
@@ -77,6 +78,7 @@ impl Teller {
             ports: args.ports.clone(),
             batch: args.batch,
             linger_us: args.linger,
+            overload: args.overload.map(|overload| overload.to_string()),
             seconds: 0.0,
             exit_code: None,
             signal: None,
@@ -257,6 +259,10 @@ fn text(report: &Report) -> String {
     if by_xdp != (0, 0) {
         _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
     }
+    let overtaken: u64 = report.receivers.iter().map(|one| one.overtaken).sum();
+    if overtaken > 0 {
+        _ = write!(text, "\nthrown away, that the newest wins (--overload newest): {overtaken}");
+    }
     if report.left_out > 0 {
         _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
     }
@@ -352,13 +358,16 @@ mod tests {
             line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 4 fallbacks"),
             "{line}"
         );
-        let text = text(&report([300, 100]));
+        let mut overtaken = report([300, 100]);
+        overtaken.receivers[0].overtaken = 77;
+        let text = text(&overtaken);
         for hint in [
             "2 lanes",
             "127.0.0.1:53",
             "300",
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
+            "(--overload newest): 77",
             "one by one (--batch): edges (a socket, process 7)",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");

@@ -46,6 +46,9 @@ pub(super) struct Lane {
     pub(super) sent: u64,
     pub(super) queued: Option<u64>,
     pub(super) queue_limit: Option<u64>,
+    /// Frames that wait in the rings of its queues, and for how many there is room; none without engine xdp.
+    pub(super) ring_frames: Option<u64>,
+    pub(super) ring_entries: Option<u64>,
     /// By reason.
     pub(super) lost: BTreeMap<String, u64>,
     /// Nanoseconds that its thread has run.
@@ -159,6 +162,8 @@ impl Look {
             "sent" => seen.sent = sample.value,
             "queued_bytes" => seen.queued = Some(sample.value),
             "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
+            "ring_frames" => seen.ring_frames = Some(sample.value),
+            "ring_entries" => seen.ring_entries = Some(sample.value),
             "thread" => seen.thread = u32::try_from(sample.value).ok(),
             _ if LOSSES.contains(&counter) && sample.value > 0 => {
                 seen.lost.insert(counter.into(), sample.value);
@@ -192,8 +197,8 @@ impl Look {
             "sent_total" => seen.sent = sample.value,
             "queued_bytes" => seen.queued = Some(sample.value),
             "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
-            "kernel_dropped_total" if sample.value > 0 => {
-                seen.lost.insert("kernel_dropped".into(), sample.value);
+            "kernel_dropped_total" | "overtaken_total" if sample.value > 0 => {
+                seen.lost.insert(name.trim_end_matches("_total").into(), sample.value);
             }
             _ => {}
         }
@@ -255,6 +260,7 @@ mod tests {
              manylane_run_queued_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 50\n\
              manylane_run_queue_limit_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 200\n\
              manylane_run_kernel_dropped_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 4\n\
+             manylane_run_overtaken_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 5\n\
              manylane_run_ring_frames{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 6\n\
              manylane_run_ring_entries{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 2048\n\
              manylane_run_ring_dropped_total{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 7\n\
@@ -268,7 +274,7 @@ mod tests {
         assert_eq!(second.lost, BTreeMap::from([("kernel_dropped".into(), 3)]));
         let run = look.lanes.values().last().unwrap();
         assert_eq!((run.program.as_str(), run.queued, run.queue_limit), ("manylane", Some(50), Some(200)));
-        assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4)]));
+        assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4), ("overtaken".into(), 5)]));
         let key = ((8, "0.0.0.0:9".into(), "eth0".into()), 1);
         assert_eq!(look.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
         assert_eq!(look.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);

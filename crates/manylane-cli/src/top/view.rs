@@ -30,6 +30,9 @@ pub(super) struct Row {
     /// Memory that waits in the lane's queue of the kernel, and at which it is full.
     pub(super) queued_bytes: Option<u64>,
     pub(super) queue_limit_bytes: Option<u64>,
+    /// Frames that waited in the rings of its devices' queues behind its last batch, and for how many there is room.
+    pub(super) ring_frames: Option<u64>,
+    pub(super) ring_entries: Option<u64>,
     /// Share of a core that its thread had.
     pub(super) cpu: Option<f64>,
 }
@@ -133,6 +136,8 @@ impl View {
                 lost_pps: rate(lost, then.map(|then| then.lost.values().sum())),
                 queued_bytes: lane.queued,
                 queue_limit_bytes: lane.queue_limit,
+                ring_frames: lane.ring_frames,
+                ring_entries: lane.ring_entries,
                 cpu,
             }
         });
@@ -265,10 +270,15 @@ pub(super) const HEAD: [&str; 8] = ["process", "socket", "lane", "in/s", "out/s"
 
 impl Row {
     pub(super) fn cells(&self) -> [String; 8] {
-        let queue = match (self.queued_bytes, self.queue_limit_bytes) {
-            (Some(queued), Some(limit @ 1..)) => percent(queued as f64 / limit as f64),
-            _ => "-".into(),
+        let share = |there: Option<u64>, room: Option<u64>| match (there, room) {
+            (Some(there), Some(room @ 1..)) => Some(there as f64 / room as f64),
+            _ => None,
         };
+        // What is fuller is what loses first.
+        let kernel = share(self.queued_bytes, self.queue_limit_bytes);
+        let rings = share(self.ring_frames, self.ring_entries);
+        let queue = [kernel, rings].into_iter().flatten().reduce(f64::max);
+        let queue = queue.map_or_else(|| "-".into(), percent);
         [
             format!("{} {}", self.pid, self.program),
             self.socket.clone(),
@@ -317,6 +327,10 @@ pub(super) mod tests {
         manylane_lane_queued_bytes{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 50\n\
         manylane_lane_queue_limit_bytes{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 200\n\
         manylane_lane_delivered_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"1\"} 7\n\
+        manylane_lane_ring_frames{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"1\"} 1024\n\
+        manylane_lane_ring_entries{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"1\"} 2048\n\
+        manylane_lane_ring_frames{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 20\n\
+        manylane_lane_ring_entries{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 2048\n\
         manylane_refused_total{socket=\"192.0.2.1:53\",engine=\"xdp\",reason=\"limited\"} RECEIVED\n";
 
     /// Two lanes, of which one got 1000 datagrams a second and lost 20, for two seconds.
@@ -343,6 +357,7 @@ pub(super) mod tests {
         assert_eq!((row.received_pps, row.sent_pps, row.lost_pps, row.cpu), (1000.0, 0.0, 20.0, Some(0.5)));
         assert_eq!((row.received, row.losses().as_str()), (2500, "kernel_dropped 40"));
         assert_eq!(row.cells()[3..], ["1000", "0", "25%", "20", "50%"].map(String::from));
+        assert_eq!(view.rows[1].cells()[5], "50%", "of its rings");
         assert_eq!((view.cores[0].softirq, view.cores[0].busy, view.cores[1].busy), (0.5, 1.0, 0.0));
         assert_eq!((view.refused[0].limited, view.refused[0].limited_pps), (2500, 1000.0));
         let text = view.text(1);

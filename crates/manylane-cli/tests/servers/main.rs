@@ -9,6 +9,7 @@
 mod c;
 mod dns;
 mod kamailio;
+mod late;
 mod load;
 mod memcached;
 mod node;

@@ -17,7 +17,7 @@ use crate::place::Place;
 use crate::server::{Report, Server, wait_for};
 use crate::{c, says, words};
 
-const OPTIONS: &[&str] = &["--engine", "xdp"];
+pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp"];
 /// Few enough to be in the rings, and in the buffer of the kernel's socket, all together.
 const LOAD: Load = Load { flows: 16, each: 100 };
 /// Datagrams after which some receiver of four has come back, and has its queues.
@@ -27,20 +27,24 @@ const WARM_UP: u64 = 5;
 const RECEIVERS: u64 = 2;
 
 /// Two hosts: who asks, and who serves.
-struct Scene {
+pub(crate) struct Scene {
     // Dropped in this order.
-    asker: Place,
-    place: Place,
-    addr: SocketAddr,
+    pub(crate) asker: Place,
+    pub(crate) place: Place,
+    pub(crate) addr: SocketAddr,
     _testbed: Testbed,
 }
 
 impl Scene {
     fn new(test: &str) -> Option<Self> {
+        Self::with_queues(test, 2)
+    }
+
+    pub(crate) fn with_queues(test: &str, queues: u32) -> Option<Self> {
         if !skip::need_root(test) {
             return None;
         }
-        let testbed = Testbed::new(&Layout { ipv6: false, queues: 2, ..Layout::default() }).unwrap();
+        let testbed = Testbed::new(&Layout { ipv6: false, queues, ..Layout::default() }).unwrap();
         let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
         let place = Place::at(test, testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
@@ -62,7 +66,7 @@ impl Scene {
     }
 
     /// Asks one after the other until the receivers have their queues.
-    fn warm_up(&self, server: &mut Server) {
+    pub(crate) fn warm_up(&self, server: &mut Server) {
         Self::wait_for_server(server);
         for _ in 0..WARM_UP {
             assert_eq!(server.answer(&self.asker, self.addr, b"first"), b"first!");
@@ -70,7 +74,7 @@ impl Scene {
     }
 
     /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the way: how many it were.
-    fn ask_until_frames_leave(&self, server: &mut Server) -> u64 {
+    pub(crate) fn ask_until_frames_leave(&self, server: &mut Server) -> u64 {
         let report = counts_of(server.pid());
         let mut asked = 0;
         wait_for("an answer that leaves as a frame", || {

@@ -167,20 +167,21 @@ static void *send_all(void *number)
 			usleep(1000);
 		else
 			send_shared(&actor, flows);
+		take_answers(flows);
 	}
 	for (int at = 0; at < FLOWS; at++)
 		close(flows[at]);
 	return NULL;
 }
 
-/* All that was sent was received. */
+/* All that was sent was received, and all answers are back. */
 static bool is_settled(void)
 {
 	for (int at = 0; at < SOCKETS; at++) {
 		if (all->socket[at].sent != all->socket[at].received)
 			return false;
 	}
-	return true;
+	return all->answers == all->came;
 }
 
 /* Senders pause, and some receivers: the others get everything. */
@@ -218,8 +219,9 @@ static void settle(struct actor *actor)
 						all->line[at] ? "shared.c" :
 								"private.c");
 			tell_all();
-			fail("receivers %x of %x do not get what is queued",
-			     some, everybody);
+			fail("receivers %x of %x do not get what is queued, or %u of %u answers do not come",
+			     some, everybody, all->answers - all->came,
+			     all->answers);
 		}
 		usleep(1000);
 	}
@@ -316,7 +318,7 @@ int main(int argc, char **argv)
 		fprintf(stderr,
 			"stress: %u calls were ahead of the kernel's delivery\n",
 			all->late);
-	printf("stress: %u datagrams, %llu calls, nothing lost, nothing twice, nothing leaked\n",
-	       all->ids, (unsigned long long)all->calls);
+	printf("stress: %u datagrams, %u answers, %llu calls, nothing lost, nothing twice, nothing leaked\n",
+	       all->ids, all->answers, (unsigned long long)all->calls);
 	return 0;
 }

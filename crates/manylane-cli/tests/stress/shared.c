@@ -85,6 +85,53 @@ void send_shared(struct actor *actor, const int *flows)
 	CHECK(sent == head->len, "sendto: %zd of %u: %m", sent, head->len);
 }
 
+/* Answers come back once each, to the flow that asked. */
+void take_answers(const int *flows)
+{
+	for (int flow = 0; flow < FLOWS; flow++) {
+		struct datagram head;
+		ssize_t got;
+
+		while ((got = recv(flows[flow], &head, sizeof(head),
+				   MSG_DONTWAIT)) >= 0) {
+			CHECK(got == sizeof(head) && head.seed == all->seed &&
+				      head.check == ~check_of(&head) &&
+				      head.id < MOST && head.socket < SOCKETS,
+			      "not an answer: %zd bytes", got);
+			CHECK(!all->answered[head.id]++,
+			      "datagram %u was answered twice", head.id);
+			all->came++;
+		}
+	}
+}
+
+/* Answers most of the time what has a sender, by one call or the other. */
+static void answer(struct actor *actor, int fd, const char *buffer,
+		   struct sockaddr_in *peer)
+{
+	struct datagram head;
+	struct iovec part = { &head, sizeof(head) };
+	struct msghdr message = { .msg_name = peer,
+				  .msg_namelen = sizeof(*peer),
+				  .msg_iov = &part,
+				  .msg_iovlen = 1 };
+	ssize_t sent;
+
+	if (!draw(actor, 4) || all->answers - all->came >= ANSWERS)
+		return;
+	memcpy(&head, buffer, sizeof(head));
+	head.check = ~head.check;
+	/* Counted before it can come. */
+	all->answers++;
+	if (draw(actor, 2))
+		sent = sendmsg(fd, &message, 0);
+	else
+		sent = sendto(fd, &head, sizeof(head), 0, (void *)peer,
+			      sizeof(*peer));
+	CHECK(sent == sizeof(head), "an answer: %zd: %m", sent);
+	all->calls++;
+}
+
 /* A datagram that was received on the shared socket `at`. */
 static void take(uint32_t at, const char *buffer, ssize_t len,
 		 const struct sockaddr_in *peer)
@@ -160,8 +207,10 @@ static int receive(struct actor *actor, uint32_t at, int fd, int flags)
 			NULL);
 
 		CHECK(count != 0 && count <= 4, "recvmmsg: %d", count);
-		for (int i = 0; i < count; i++)
+		for (int i = 0; i < count; i++) {
 			take(at, buffer[i], many[i].msg_len, &peer[i]);
+			answer(actor, fd, buffer[i], &peer[i]);
+		}
 		return count;
 	}
 	case 5:
@@ -173,6 +222,8 @@ static int receive(struct actor *actor, uint32_t at, int fd, int flags)
 	if (got < 0)
 		return -1;
 	take(at, buffer[0], got, peer[0].sin_family ? &peer[0] : NULL);
+	if (peer[0].sin_family)
+		answer(actor, fd, buffer[0], &peer[0]);
 	return 1;
 }
 

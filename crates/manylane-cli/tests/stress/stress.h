@@ -33,6 +33,8 @@ enum way {
 #define FLOWS 8
 /* Datagrams of a socket that are on their way: every receive buffer has room for them. */
 #define WINDOW 48
+/* Answers that are on their way: the receive buffer of each flow has room for them. */
+#define ANSWERS 100
 #define MOST (1u << 28)
 #define TIMEOUT_MS 20
 
@@ -67,8 +69,11 @@ struct shared {
 	/* Where each receiver is: for who looks into a failure. */
 	_Atomic uint32_t process[RECEIVERS], thread[RECEIVERS];
 	_Atomic uint32_t last[RECEIVERS], line[RECEIVERS];
+	/* Answers that were sent, and that came. */
+	_Atomic uint32_t answers, came;
 	struct shared_socket socket[SOCKETS];
 	_Atomic uint8_t seen[MOST]; /* how often each was received */
+	_Atomic uint8_t answered[MOST]; /* how often its answer came */
 };
 
 extern struct shared *all;
@@ -97,6 +102,7 @@ void receive_shared(struct actor *actor);
 void disturb_shared(struct actor *actor, int fd, bool may_fall_back);
 void end_actor(struct actor *actor);
 void send_shared(struct actor *actor, const int *flows);
+void take_answers(const int *flows);
 
 /* private.c: sockets of one thread, about which everything is known. */
 void use_private(struct actor *actor);

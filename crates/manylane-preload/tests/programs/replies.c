@@ -20,6 +20,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,6 +40,8 @@
 #define FLOWS 16
 #define WORKERS 2
 #define EACH 12
+/* What one call takes, all of it. */
+#define FEW 2
 #define SOME 10
 #define LONGEST 24
 /* An address that can be taken away. */
@@ -152,10 +156,16 @@ static void act(void)
 	struct epoll_event event = { .events = EPOLLIN };
 	char *args[] = { "true", NULL };
 	fd_set set;
-	char byte;
+	char byte, bytes[LONGEST];
+	struct iovec part = { bytes, sizeof(bytes) };
+	struct mmsghdr message = {
+		.msg_hdr = { .msg_iov = &part, .msg_iovlen = 1 },
+	};
+	struct timespec forever = { 1000, 0 };
+	int fd, local[2];
 	pid_t pid;
-	int fd;
 
+	syscall(SYS_socketpair, AF_UNIX, SOCK_DGRAM, 0, local);
 	if (is("poll"))
 		poll(&at, 1, -1);
 	if (is("select")) {
@@ -172,6 +182,66 @@ static void act(void)
 		fail("read");
 	if (is("write") && write(idle[1], "", 1) != 1)
 		fail("write");
+	if (is("ppoll"))
+		ppoll(&at, 1, NULL, NULL);
+	if (is("pselect")) {
+		FD_ZERO(&set);
+		FD_SET(idle[0], &set);
+		pselect(idle[0] + 1, &set, NULL, NULL, NULL, NULL);
+	}
+	if (is("pwait") || is("pwait2")) {
+		fd = epoll_create1(0);
+		epoll_ctl(fd, EPOLL_CTL_ADD, idle[0], &event);
+		if (is("pwait"))
+			epoll_pwait(fd, &event, 1, -1, NULL);
+		else
+			epoll_pwait2(fd, &event, 1, NULL, NULL);
+	}
+	/* What is no UDP socket is received from by all calls, too. */
+	if (is("readv") && readv(idle[0], &part, 1))
+		fail("readv");
+	if (is("recv"))
+		recv(local[0], bytes, sizeof(bytes), 0);
+	if (is("recvmmsg"))
+		recvmmsg(local[0], &message, 1, 0, NULL);
+	if (is("errors"))
+		recv(server, bytes, sizeof(bytes), MSG_ERRQUEUE);
+	if (is("usleep"))
+		usleep(1000000000);
+	if (is("nanosleep"))
+		nanosleep(&forever, NULL);
+	if (is("clock"))
+		clock_nanosleep(CLOCK_MONOTONIC, 0, &forever, NULL);
+	/* Calls that the kernel refuses. */
+	if (is("connect"))
+		connect(-1, NULL, 0);
+	if (is("shutdown"))
+		shutdown(-1, SHUT_RD);
+	if (is("range"))
+		close_range(1 << 20, 1 << 20, 0);
+	if (is("dup2"))
+		dup2(-1, 900);
+	if (is("dup3"))
+		dup3(-1, 900, 0);
+	if (is("setsockopt"))
+		setsockopt(-1, 0, 0, NULL, 0);
+	if (is("send"))
+		send(local[0], "x", 1, 0);
+	if (is("sendmmsg"))
+		sendmmsg(local[0], &message, 1, 0);
+	if (is("spawn")) {
+		posix_spawn(&pid, "/bin/true", NULL, NULL, args, environ);
+		waitpid(pid, NULL, 0);
+	}
+	/* It answers nothing any more, and finds that there is no more. */
+	at = (struct pollfd){ .fd = server, .events = POLLIN };
+	fd = epoll_create1(0);
+	epoll_ctl(fd, EPOLL_CTL_ADD, is("silent-epoll") ? server : idle[0],
+		  &event);
+	while ((is("silent-poll") && poll(&at, 1, 0) == 1) ||
+	       (is("silent-epoll") && epoll_wait(fd, &event, 1, 0) == 1) ||
+	       is("silent-recv"))
+		recv(server, bytes, sizeof(bytes), 0);
 	if (is("sleep"))
 		sleep(1000);
 	if (is("close"))
@@ -322,6 +392,12 @@ static void take(unsigned want)
 	}
 }
 
+/* Whether all of what is left is taken and not answered. */
+static int is_silent(void)
+{
+	return !strncmp(way, "silent", 6);
+}
+
 static unsigned asked(void)
 {
 	unsigned sum = 0;
@@ -378,11 +454,11 @@ int main(int argc, char **argv)
 	}
 	/* What they have received they have answered; something may be left. */
 	take(all->received[0] + all->received[1]);
-	for (turn = 0; turn < SOME; turn++)
+	for (turn = 0; turn < (is_silent() ? 1 : SOME); turn++)
 		for (i = 0; i < FLOWS; i++)
 			send_one(i);
 	before = answered;
-	all->quota[0] = EACH;
+	all->quota[0] = is_silent() ? FEW : EACH;
 	all->park[0] = 0;
 	if (is("look"))
 		all->park[1] = 0;
@@ -399,7 +475,7 @@ int main(int argc, char **argv)
 			nap();
 	}
 	ends = is("exit") || is("_exit") || is("quick") || is("exec") ||
-	       is("closed");
+	       is("closed") || is_silent();
 	if (is("error")) {
 		all->owed = 1;
 		all->park[1] = 0;
@@ -418,7 +494,7 @@ int main(int argc, char **argv)
 	} else if (is("look") || is("die")) {
 		take(asked());
 	} else {
-		take(before + EACH + is("other"));
+		take(before + (is_silent() ? FEW : EACH) + is("other"));
 		printf("answered %u\n", answered - before);
 		all->park[1] = 0;
 		if (!ends)

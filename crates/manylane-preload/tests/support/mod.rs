@@ -96,6 +96,12 @@ impl Outcome {
         report.receivers.iter().map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
     }
 
+    /// Datagrams that were thrown away, that the newest wins.
+    pub fn overtaken(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").0.report();
+        report.receivers.iter().map(|slot| slot.overtaken.load(Ordering::Relaxed)).sum()
+    }
+
     fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
         let report = self.report.as_ref().expect("a run with the library").0.report();
         report

@@ -398,6 +398,28 @@ fn cases() -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
+#[test]
+fn what_one_that_left_still_sends_is_no_share_of_who_stays() {
+    // Granted while it was alone with a short ring: more than is left beside the longer ring of the one that stays.
+    let options = mock::options(6, 1, 4, 1);
+    let (mock, core) = mock::open_with(options, Assembly::none(), 0);
+    let mut world = World { mock: &mock, members: Vec::new(), invalid: 0, packets: 0 };
+    world.admit(core, 0, false, options.ring);
+    let taken = vec![Act::Take; 4];
+    world.round(0, &[], 0, &taken);
+    let sent = vec![Act::SendFresh { which: 0, len: 1 }; 4];
+    world.round(0, &[], 0, &sent);
+    let longer = QueueOptions { ring: 4, ..options };
+    let (number, core) = mock.join(&longer, Assembly::none());
+    world.admit(core, number, false, longer.ring);
+    world.leave(0);
+    let census = mock.pool.census();
+    assert_eq!((census.sending, census.filling), (4, 2), "of three that it should have, until some come back");
+    world.rest();
+    let census = mock.pool.census();
+    assert_eq!((census.sending, census.filling), (0, 3));
+}
+
 proptest! {
     #![proptest_config(cases())]
 

@@ -44,14 +44,14 @@ pub(super) enum Kind {
     Filling,
     /// A member, for its next [`Fresh`](super::Fresh).
     Supply,
-    /// The current batch of a member.
-    Held,
-    /// The current batch of a member; the kernel has it too, to send from.
-    HeldSending,
-    /// The current batch of a member; the kernel had it and is done.
-    HeldDone,
     /// Whoever has the [`Fresh`](super::Fresh).
     Taken,
+    /// The current batch of a member.
+    Held,
+    /// The current batch of a member; the kernel had it and is done.
+    HeldDone,
+    /// The current batch of a member; the kernel has it too, to send from.
+    HeldSending,
     /// The kernel, to send from: in a send ring, in the completion ring, or in between.
     Sending,
 }
@@ -60,12 +60,16 @@ const KINDS: [Kind; 8] = [
     Kind::Free,
     Kind::Filling,
     Kind::Supply,
-    Kind::Held,
-    Kind::HeldSending,
-    Kind::HeldDone,
     Kind::Taken,
+    Kind::Held,
+    Kind::HeldDone,
+    Kind::HeldSending,
     Kind::Sending,
 ];
+
+/// What tells a frame that a batch holds from one that it held and the kernel has sent: one bit, for one comparison of both.
+const DONE: u16 = 1;
+const _: () = assert!(Kind::Held as u16 | DONE == Kind::HeldDone as u16 && Kind::Held as u16 & DONE == 0);
 
 /// Where a frame is, and which member has it or has sent it: the kind in the lowest three bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,16 +158,16 @@ impl Turnover<'_> {
         Some(packet)
     }
 
-    /// To filling, from one of two places, if `put` takes its address. False, and nothing is moved, if not.
+    /// To filling, if a member's batch holds it and the kernel does not send it: its address, for the fill ring, which has
+    /// room for it. None, and nothing is moved, if not. `held` is the place of a frame that the batch holds.
     #[inline]
-    pub(super) fn refill(self, frame: u32, from: [Place; 2], put: impl FnOnce(u64) -> bool) -> bool {
-        let Some(place) = self.places.get(frame as usize) else { return false };
-        let now = place.load(Ordering::Relaxed);
-        if (now != from[0].0 && now != from[1].0) || !put(u64::from(frame) << self.shift) {
-            return false;
+    pub(super) fn refill(self, frame: u32, held: Place) -> Option<u64> {
+        let place = self.places.get(frame as usize)?;
+        if place.load(Ordering::Relaxed) & !DONE != held.0 {
+            return None;
         }
         place.store(Place::FILLING.0, Ordering::Relaxed);
-        true
+        Some(u64::from(frame) << self.shift)
     }
 }
 

@@ -22,6 +22,7 @@
 //! progress. What is in a slot is read once, so that it cannot change between check and use.
 
 use std::ptr::NonNull;
+use std::slice;
 
 pub(super) use sync::Slot;
 use sync::{AtomicU32, Ordering, fence};
@@ -101,6 +102,22 @@ impl<T: Copy> RingMemory<T> {
         unsafe { self.slots.add(at).as_ref() }
     }
 
+    /// The slots of `count` entries from `index` on, no more than there are: those up to the end of the memory, and those
+    /// that go on at its beginning.
+    #[inline]
+    fn runs(&self, index: u32, count: u32) -> [&[Slot<T>]; 2] {
+        let (at, count) = (index & (self.entries - 1), count.min(self.entries));
+        let straight = count.min(self.entries - at);
+        // SAFETY: neither run goes beyond `entries`, and that many slots are there, one behind the other (contract of
+        // `new`). A slot is a cell: what the other side writes into one is no matter of the slice.
+        unsafe {
+            [
+                slice::from_raw_parts(self.slots.add(at as usize).as_ptr().cast_const(), straight as usize),
+                slice::from_raw_parts(self.slots.as_ptr().cast_const(), (count - straight) as usize),
+            ]
+        }
+    }
+
     fn producer(&self) -> &AtomicU32 {
         // SAFETY: the word stays mapped, and every access to it is atomic (contract of `new`).
         unsafe { self.producer.as_ref() }
@@ -164,15 +181,27 @@ impl<T: Copy> Producer<T> {
         true
     }
 
-    /// Room for up to `most` entries, to be put in one after the other.
+    /// Puts in what `make` makes of each item, one after the other, as long as it makes something and there is room, and
+    /// returns how many it was.
     #[inline]
-    pub(super) fn puts(&mut self, most: u32) -> Puts<'_, T> {
+    pub(super) fn put_from<I>(&mut self, items: &[I], mut make: impl FnMut(&I) -> Option<T>) -> u32 {
         let room = |producer: &Self| producer.memory.entries - producer.next.wrapping_sub(producer.taken);
+        let most = u32::try_from(items.len()).unwrap_or(u32::MAX);
         if room(self) < most {
             self.look();
         }
-        let (next, left) = (self.next, room(self).min(most));
-        Puts { memory: self.memory, producer: self, next, left }
+        let (memory, first) = (self.memory, self.next);
+        let mut put = 0;
+        'all: for run in memory.runs(first, room(self).min(most)) {
+            for (slot, item) in run.iter().zip(&items[put as usize..]) {
+                let Some(value) = make(item) else { break 'all };
+                // SAFETY: as in `put`: there is room for as many as the runs have slots.
+                slot.with_mut(|slot| unsafe { slot.write(value) });
+                put += 1;
+            }
+        }
+        self.next = first.wrapping_add(put);
+        put
     }
 
     /// Takes back what was put in last, if it was not published.
@@ -245,36 +274,6 @@ impl<T: Copy> Producer<T> {
         // SAFETY: the word stays mapped, and every access to it is atomic (contract of `RingMemory::new`).
         let flags = unsafe { flags.as_ref() }.load(Ordering::Relaxed);
         Some(flags & libc::XDP_RING_NEED_WAKEUP != 0)
-    }
-}
-
-/// Puts entries in, with its counts at hand. When it is dropped they are in, as after [`Producer::put`].
-pub(super) struct Puts<'a, T> {
-    memory: RingMemory<T>,
-    producer: &'a mut Producer<T>,
-    next: u32,
-    left: u32,
-}
-
-impl<T: Copy> Puts<'_, T> {
-    /// See [`Producer::put`]; false also after as many as were asked for.
-    #[inline]
-    pub(super) fn put(&mut self, value: T) -> bool {
-        if self.left == 0 {
-            return false;
-        }
-        // SAFETY: as in `Producer::put`: there is room for as many as are left.
-        self.memory.slot(self.next).with_mut(|slot| unsafe { slot.write(value) });
-        self.next = self.next.wrapping_add(1);
-        self.left -= 1;
-        true
-    }
-}
-
-impl<T> Drop for Puts<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        self.producer.next = self.next;
     }
 }
 
@@ -358,6 +357,28 @@ impl<T: Copy> Consumer<T> {
                 break;
             }
             taken += 1;
+        }
+        self.next = first.wrapping_add(taken);
+        taken
+    }
+
+    /// Takes an entry for each place in `to`, as long as there are some and `make` makes something of them, and returns how
+    /// many it was.
+    #[inline]
+    pub(super) fn take_into<P>(&mut self, to: &mut [P], mut make: impl FnMut(T) -> Option<P>) -> u32 {
+        let most = u32::try_from(to.len()).unwrap_or(u32::MAX);
+        if self.put.wrapping_sub(self.next) < most {
+            self.put = self.load();
+        }
+        let (memory, first) = (self.memory, self.next);
+        let mut taken = 0;
+        'all: for run in memory.runs(first, self.put.wrapping_sub(first).min(most)) {
+            for (slot, place) in run.iter().zip(&mut to[taken as usize..]) {
+                // SAFETY: as in `take`: the slot is one of those that are there.
+                let Some(made) = make(slot.with(|slot| unsafe { slot.read_volatile() })) else { break 'all };
+                *place = made;
+                taken += 1;
+            }
         }
         self.next = first.wrapping_add(taken);
         taken

@@ -78,8 +78,8 @@ mod plain {
         let ring = PlainRing::new(4, 0_u64);
         let (mut producer, mut consumer) = ring.ends();
         let put = |producer: &mut Producer<u64>, most, values: std::ops::Range<u64>| {
-            let mut puts = producer.puts(most);
-            values.filter(|&value| puts.put(value)).count()
+            let values: Vec<u64> = values.take(most).collect();
+            producer.put_from(&values, |&value| Some(value))
         };
         assert_eq!(put(&mut producer, 3, 0..9), 3, "as many as were asked for");
         assert_eq!(put(&mut producer, 3, 3..9), 1, "as many as there is room for");
@@ -105,6 +105,42 @@ mod plain {
         assert_eq!(take(&mut consumer, 9, 9), (0, vec![]));
         consumer.release();
         assert_eq!(producer.waiting(), 0);
+    }
+
+    #[test]
+    fn runs_go_on_at_the_beginning_of_the_memory_and_stop_where_they_are_told_to() {
+        let ring = PlainRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.ends();
+        let start = u32::MAX - 5;
+        (producer.next, producer.published, producer.taken) = (start, start, start);
+        (consumer.next, consumer.released, consumer.put) = (start, start, start);
+        ring.producer.store(start, Ordering::Relaxed);
+        ring.consumer.store(start, Ordering::Relaxed);
+        let mut next = 0;
+        // From every slot on, and over the end of the counters.
+        for _ in 0..12 {
+            let values: Vec<u64> = (next..next + 6).collect();
+            let most = next + 3;
+            assert_eq!(producer.put_from(&values, |&value| (value < most).then_some(value)), 3);
+            assert_eq!(producer.put_from(&values[3..], |&value| Some(value)), 1, "no more room");
+            assert_eq!(consumer.take_into(&mut [0; 9], Some), 0, "not published");
+            producer.publish();
+            let mut taken = [0; 9];
+            let last = next + 2;
+            assert_eq!(consumer.take_into(&mut taken, |value| (value != last).then_some(value)), 2);
+            assert_eq!((taken[..3].to_vec(), consumer.take()), (vec![next, next + 1, 0], Some(last)));
+            consumer.release();
+            assert_eq!(consumer.take_into(&mut [], |_: u64| Some(0_u64)), 0);
+            assert_eq!(consumer.take_into(&mut taken[..1], Some), 1);
+            assert_eq!((taken[0], consumer.take_into(&mut taken, Some)), (next + 3, 0));
+            consumer.release();
+            // Not a multiple of the entries: the next one begins elsewhere.
+            assert!(producer.put(next + 4));
+            producer.publish();
+            assert_eq!(consumer.take(), Some(next + 4));
+            consumer.release();
+            next += 5;
+        }
     }
 
     #[test]
@@ -272,10 +308,8 @@ mod model {
             let mut next = 0;
             while next < 4 {
                 if at_once {
-                    let mut puts = producer.puts(2);
-                    while next < 4 && puts.put(next) {
-                        next += 1;
-                    }
+                    let both = [next, next + 1];
+                    next += u64::from(producer.put_from(&both[..2.min(4 - next as usize)], |&value| Some(value)));
                 } else {
                     while next < 4 && producer.put(next) {
                         next += 1;
@@ -289,11 +323,12 @@ mod model {
         let mut next = 0;
         while next < 4 {
             if at_once {
-                consumer.take_while(2, |value| {
-                    assert_eq!(value, next);
+                let mut both = [0; 2];
+                let taken = consumer.take_into(&mut both, Some) as usize;
+                for value in &both[..taken] {
+                    assert_eq!(*value, next);
                     next += 1;
-                    true
-                });
+                }
             } else {
                 while let Some(value) = consumer.take() {
                     assert_eq!(value, next);

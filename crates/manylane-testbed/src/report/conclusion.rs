@@ -38,20 +38,20 @@ fn same_kind(lane: &str) -> &'static [&'static str] {
 /// Sentences about the rows of one payload size.
 pub(crate) fn conclude(rows: &[&BenchRow], words: Words) -> Vec<String> {
     let mut said = Vec::new();
-    let mut threads: Vec<usize> = rows.iter().map(|row| row.threads).collect();
+    let mut threads: Vec<usize> = rows.iter().map(|row| row.figures.threads).collect();
     threads.sort_unstable();
     threads.dedup();
     let ours: Vec<&BenchRow> = rows.iter().copied().filter(|row| is_lane(row)).collect();
     for &count in &threads {
-        let among: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.threads == count).collect();
+        let among: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.figures.threads == count).collect();
         for lane in among.iter().filter(|row| is_lane(row)) {
             said.extend(against_baselines(lane, &among, words));
         }
     }
     let mut names: Vec<&str> = Vec::new();
     for row in rows {
-        if !names.contains(&row.receiver.as_str()) {
-            names.push(&row.receiver);
+        if !names.contains(&row.figures.receiver.as_str()) {
+            names.push(&row.figures.receiver);
         }
     }
     for name in names {
@@ -67,7 +67,7 @@ pub(crate) fn conclude(rows: &[&BenchRow], words: Words) -> Vec<String> {
 }
 
 fn is_lane(row: &BenchRow) -> bool {
-    row.receiver.starts_with("lane/")
+    row.figures.receiver.starts_with("lane/")
 }
 
 fn costs(row: &BenchRow) -> Vec<f64> {
@@ -78,17 +78,17 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Opti
     let cheapest = |names: &dyn Fn(&str) -> bool| {
         among
             .iter()
-            .filter(|row| !is_lane(row) && names(&row.receiver))
-            .min_by(|a, b| a.rx_cpu_ns.total_cmp(&b.rx_cpu_ns))
+            .filter(|row| !is_lane(row) && names(&row.figures.receiver))
+            .min_by(|a, b| a.figures.rx_cpu_ns.total_cmp(&b.figures.rx_cpu_ns))
             .copied()
     };
-    let same = cheapest(&|name| same_kind(&lane.receiver).contains(&name))
+    let same = cheapest(&|name| same_kind(&lane.figures.receiver).contains(&name))
         .or_else(|| cheapest(&|name| name != "xsk/raw"))?;
     Some(format!(
         "{}: {} takes {:.0} ns of receiver CPU per {}, {}.{}",
-        threads(lane.threads),
-        lane.receiver,
-        lane.rx_cpu_ns,
+        threads(lane.figures.threads),
+        lane.figures.receiver,
+        lane.figures.rx_cpu_ns,
         words.unit,
         compare(lane, same),
         [("socket/", "one shared socket"), ("reuseport/", "a kernel socket for each thread")]
@@ -96,7 +96,7 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Opti
             .filter_map(|(prefix, what)| Some((cheapest(&|name| name.starts_with(prefix))?, what)))
             .filter(|(other, _)| {
                 let family = |name: &str| name.split('/').next().map(str::to_owned);
-                family(&other.receiver) != family(&same.receiver)
+                family(&other.figures.receiver) != family(&same.figures.receiver)
             })
             .map(|(other, what)| format!(" Against {what} it is {}.", compare(lane, other)))
             .collect::<String>()
@@ -105,8 +105,8 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Opti
 
 /// How `lane` compares with `other`, and whether that may be chance.
 fn compare(lane: &BenchRow, other: &BenchRow) -> String {
-    let ratio = lane.rx_cpu_ns / other.rx_cpu_ns;
-    let base = format!("{} ({:.0} ns)", other.receiver, other.rx_cpu_ns);
+    let ratio = lane.figures.rx_cpu_ns / other.figures.rx_cpu_ns;
+    let base = format!("{} ({:.0} ns)", other.figures.receiver, other.figures.rx_cpu_ns);
     let p = mann_whitney(&costs(lane), &costs(other));
     if p > CHANCE {
         format!("{ratio:.2} of {base}, which these samples cannot tell from no difference (p = {p:.2})")
@@ -118,19 +118,19 @@ fn compare(lane: &BenchRow, other: &BenchRow) -> String {
 }
 
 fn with_threads(name: &str, rows: &[&BenchRow], words: Words) -> Option<String> {
-    let mine: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.receiver == name).collect();
-    let fewest = mine.iter().min_by_key(|row| row.threads)?;
-    let most = mine.iter().max_by_key(|row| row.threads)?;
-    if fewest.threads == most.threads || fewest.rx_cpu_ns <= 0.0 {
+    let mine: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.figures.receiver == name).collect();
+    let fewest = mine.iter().min_by_key(|row| row.figures.threads)?;
+    let most = mine.iter().max_by_key(|row| row.figures.threads)?;
+    if fewest.figures.threads == most.figures.threads || fewest.figures.rx_cpu_ns <= 0.0 {
         return None;
     }
-    let ratio = most.rx_cpu_ns / fewest.rx_cpu_ns;
+    let ratio = most.figures.rx_cpu_ns / fewest.figures.rx_cpu_ns;
     Some(format!(
         "From {} to {}, {name} goes from {:.0} to {:.0} ns per {}: {}.",
-        fewest.threads,
-        threads(most.threads),
-        fewest.rx_cpu_ns,
-        most.rx_cpu_ns,
+        fewest.figures.threads,
+        threads(most.figures.threads),
+        fewest.figures.rx_cpu_ns,
+        most.figures.rx_cpu_ns,
         words.unit,
         if mann_whitney(&costs(fewest), &costs(most)) > CHANCE {
             format!("{ratio:.2} times, no difference that these samples could show")
@@ -156,8 +156,8 @@ fn overload(row: &BenchRow, words: Words) -> Option<String> {
     }
     Some(format!(
         "{} with {}: {:.0} k/s without loss; of {:.0} k/s it {} {:.0} k/s, {:.2} of its best: {verdict}.",
-        row.receiver,
-        threads(row.threads),
+        row.figures.receiver,
+        threads(row.figures.threads),
         best / 1e3,
         offered / 1e3,
         words.does,
@@ -178,7 +178,7 @@ pub(crate) fn quality(rows: &[&BenchRow]) -> String {
     });
     let all: Vec<f64> = spreads.collect();
     let Some(summary) = Summary::of(all.iter().copied()) else { return "No samples.".into() };
-    let lossy = rows.iter().filter(|row| row.loss > 0.001).count();
+    let lossy = rows.iter().filter(|row| row.figures.loss > 0.001).count();
     let mut text = format!(
         "The middle half of a receiver's samples spreads over {:.1} % of their median as a rule, {:.1} % at most.",
         median(all.iter().copied()),

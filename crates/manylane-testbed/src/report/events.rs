@@ -83,13 +83,15 @@ fn churned(rows: &[ChurnRow]) -> Vec<String> {
 /// When a plot cannot be drawn.
 pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
     page(document, &flapped(&document.rows), |page| {
-        for (threads, size) in distinct(document.rows.iter().map(|row| (row.threads, row.size))) {
-            let of = |row: &&FlapRow| (row.threads, row.size) == (threads, size);
+        for (threads, size) in
+            distinct(document.rows.iter().map(|row| (row.figures.threads, row.figures.size)))
+        {
+            let of = |row: &&FlapRow| (row.figures.threads, row.figures.size) == (threads, size);
             let rows: Vec<&FlapRow> = document.rows.iter().filter(of).collect();
             let events = distinct(rows.iter().map(|row| row.event.clone()));
-            let names = distinct(rows.iter().map(|row| row.receiver.as_str()));
+            let names = distinct(rows.iter().map(|row| row.figures.receiver.as_str()));
             let at = |name: usize, place: usize| {
-                let own = |row: &&&FlapRow| row.receiver == names[name] && row.event == events[place];
+                let own = |row: &&&FlapRow| row.figures.receiver == names[name] && row.event == events[place];
                 rows.iter().find(own).copied()
             };
             writeln!(page, "<section><h2>{threads} threads, datagrams of {size} bytes</h2>")?;
@@ -127,7 +129,8 @@ pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
             ];
             let line = |row: &&FlapRow| -> Vec<String> {
                 let counts = [row.sent, row.refused, row.delivered, row.lost, row.lost_most as f64];
-                let first = [row.event.clone(), row.receiver.clone(), number(row.offered_pps)];
+                let first =
+                    [row.event.clone(), row.figures.receiver.clone(), number(row.figures.offered_pps)];
                 let counts = counts.map(|count| format!("{count:.0}"));
                 first.into_iter().chain(counts).chain([format!("{:.1}", row.event_micros / 1e3)]).collect()
             };
@@ -143,7 +146,8 @@ fn flapped(rows: &[FlapRow]) -> Vec<String> {
     let said = rows.iter().filter(|row| row.event != "nothing").map(|row| {
         let like = |other: &&FlapRow| {
             other.event == "nothing"
-                && (&other.receiver, other.threads, other.size) == (&row.receiver, row.threads, row.size)
+                && (&other.figures.receiver, other.figures.threads, other.figures.size)
+                    == (&row.figures.receiver, row.figures.threads, row.figures.size)
         };
         let lost = match (row.lost, row.lost_most) {
             (_, 0) => "loses nothing".into(),
@@ -152,7 +156,7 @@ fn flapped(rows: &[FlapRow]) -> Vec<String> {
         let idle = rows.iter().find(like).map_or_else(String::new, |idle| {
             format!(" ({:.0} and {} while nothing happens)", idle.lost, idle.lost_most)
         });
-        format!("{}, {} threads: {} {lost}{idle}.", row.event, row.threads, row.receiver)
+        format!("{}, {} threads: {} {lost}{idle}.", row.event, row.figures.threads, row.figures.receiver)
     });
     said.collect()
 }

@@ -44,7 +44,7 @@ fn clients(rows: &[FloodRow]) -> Option<String> {
     Some(format!(
         "Beside a flood of {:.0} per second, {} % of the requests of regular clients are answered without a limit, and {} % \
          with it: at least 99 % in {kept} of {} rounds.",
-        without.offered_pps,
+        without.figures.offered_pps,
         percent(without),
         percent(with),
         with.samples.len()

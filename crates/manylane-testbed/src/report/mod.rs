@@ -23,7 +23,7 @@ pub use plots::number;
 pub fn conclusions(document: &Document<BenchSettings, BenchRow>) -> Vec<String> {
     let mut said = Vec::new();
     for size in sizes(document) {
-        let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.size == size).collect();
+        let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.figures.size == size).collect();
         said.extend(conclusion::conclude(&rows, Words::of(&document.schema)));
     }
     said
@@ -40,7 +40,7 @@ pub fn html(document: &Document<BenchSettings, BenchRow>) -> Result<String> {
     write!(page, include_str!("head.html"), title = escape(&title))?;
     write!(page, "<h1>{}</h1>\n<p class=lead>{}</p>\n", escape(&title), escape(&subtitle(document)))?;
     for size in sizes(document) {
-        let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.size == size).collect();
+        let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.figures.size == size).collect();
         section(&mut page, size, &rows, Words::of(&document.schema))?;
     }
     about(&mut page, document)?;
@@ -49,7 +49,7 @@ pub fn html(document: &Document<BenchSettings, BenchRow>) -> Result<String> {
 }
 
 fn sizes(document: &Document<BenchSettings, BenchRow>) -> Vec<usize> {
-    let mut sizes: Vec<usize> = document.rows.iter().map(|row| row.size).collect();
+    let mut sizes: Vec<usize> = document.rows.iter().map(|row| row.figures.size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -79,9 +79,9 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> 
     }
     writeln!(page, "<li class=quality>{}</li></ul>", escape(&conclusion::quality(rows)))?;
 
-    let names = distinct(rows.iter().map(|row| row.receiver.clone()));
+    let names = distinct(rows.iter().map(|row| row.figures.receiver.clone()));
     let threads = {
-        let mut threads = distinct(rows.iter().map(|row| row.threads));
+        let mut threads = distinct(rows.iter().map(|row| row.figures.threads));
         threads.sort_unstable();
         threads
     };
@@ -90,7 +90,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> 
                   samples: &dyn Fn(&BenchRow) -> Vec<f64>|
      -> Vec<plots::Series> {
         let at = |name: &str, count: usize| {
-            rows.iter().copied().find(|row| row.receiver == name && row.threads == count)
+            rows.iter().copied().find(|row| row.figures.receiver == name && row.figures.threads == count)
         };
         names
             .iter()
@@ -117,7 +117,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> 
             &labels,
             "threads",
             &format!("ns per {unit}"),
-            &series(&|row| Some(row.rx_cpu_ns), &each(|s| s.rx_cpu_ns)),
+            &series(&|row| Some(row.figures.rx_cpu_ns), &each(|s| s.rx_cpu_ns)),
         )?,
     );
     figure(
@@ -129,7 +129,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> 
             &labels,
             "threads",
             &format!("ns per {unit}"),
-            &series(&|row| Some(row.total_cpu_ns), &each(|s| s.total_cpu_ns)),
+            &series(&|row| Some(row.figures.total_cpu_ns), &each(|s| s.total_cpu_ns)),
         )?,
     );
     let none = |_: &BenchRow| Vec::new();
@@ -213,15 +213,15 @@ fn table(page: &mut String, rows: &[&BenchRow]) -> Result<()> {
         writeln!(
             page,
             "<tr{}><td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.3} %<td>{:.0}<td>{quartiles}<td>{:.0}<td>{limited}{}<td>{}</tr>",
-            if row.receiver.starts_with("lane/") { " class=ours" } else { "" },
-            escape(&row.receiver),
-            row.threads,
-            row.lanes,
-            number(row.offered_pps),
-            number(row.delivered_pps),
-            row.loss * 100.0,
-            row.rx_cpu_ns,
-            row.total_cpu_ns,
+            if row.figures.receiver.starts_with("lane/") { " class=ours" } else { "" },
+            escape(&row.figures.receiver),
+            row.figures.threads,
+            row.figures.lanes,
+            number(row.figures.offered_pps),
+            number(row.figures.delivered_pps),
+            row.figures.loss * 100.0,
+            row.figures.rx_cpu_ns,
+            row.figures.total_cpu_ns,
             optional(row.no_loss_pps),
             optional(row.goodput_at_double_pps),
         )?;

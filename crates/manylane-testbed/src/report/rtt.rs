@@ -18,8 +18,10 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
     let like = |row: &RttRow, receiver: &str, is_wait: &dyn Fn(&str) -> bool| {
         busy().find(|other| {
             is_wait(&other.wait)
-                && (other.receiver == receiver && other.placement == row.placement)
-                && (other.mode == row.mode && other.rate == row.rate && other.size == row.size)
+                && (other.figures.receiver == receiver && other.placement == row.placement)
+                && (other.mode == row.mode
+                    && other.rate == row.rate
+                    && other.figures.size == row.figures.size)
         })
     };
     let mut said = Vec::new();
@@ -42,7 +44,7 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
         ));
     }
     for row in busy().filter(|row| row.wait == "adaptive") {
-        let Some(spin) = like(row, &row.receiver, &|wait| wait.starts_with("spin")) else { continue };
+        let Some(spin) = like(row, &row.figures.receiver, &|wait| wait.starts_with("spin")) else { continue };
         said.push(format!(
             "{}, {}: {} keeps {:.2} processors busy where {} keeps {:.2}, for {} of its p99.",
             row.placement,
@@ -82,14 +84,14 @@ pub fn html(document: &Document<BenchSettings, RttRow>) -> Result<String> {
     let mut page = String::with_capacity(256 << 10);
     write!(page, include_str!("head.html"), title = "manylane bench rtt")?;
     write!(page, "<h1>manylane bench rtt</h1>\n<p class=lead>{}</p>\n", escape(&subtitle(document)))?;
-    let sizes = distinct(document.rows.iter().map(|row| row.size));
+    let sizes = distinct(document.rows.iter().map(|row| row.figures.size));
     let placements = distinct(document.rows.iter().map(|row| row.placement.clone()));
     for &size in &sizes {
         for placement in &placements {
             let rows: Vec<RttRow> = document
                 .rows
                 .iter()
-                .filter(|row| row.size == size && row.placement == *placement)
+                .filter(|row| row.figures.size == size && row.placement == *placement)
                 .cloned()
                 .collect();
             section(&mut page, &format!("{placement}, requests of {size} bytes"), &rows)?;
@@ -107,10 +109,11 @@ fn section(page: &mut String, title: &str, rows: &[RttRow]) -> Result<()> {
     }
     page.push_str("</ul>\n");
     let loads = distinct(rows.iter().map(RttRow::load));
-    let receivers = distinct(rows.iter().map(|row| row.receiver.clone()));
+    let receivers = distinct(rows.iter().map(|row| row.figures.receiver.clone()));
     for receiver in &receivers {
         let is_shown = |row: &&RttRow| {
-            row.receiver == *receiver || (row.receiver.as_str(), row.wait.as_str()) == BASELINE
+            row.figures.receiver == *receiver
+                || (row.figures.receiver.as_str(), row.wait.as_str()) == BASELINE
         };
         let names = distinct(rows.iter().filter(is_shown).map(RttRow::contender));
         let busy: Vec<String> = loads.iter().filter(|load| *load != "idle").cloned().collect();
@@ -175,11 +178,11 @@ fn table(page: &mut String, rows: &[RttRow]) -> Result<()> {
         writeln!(
             page,
             "<tr{}><td>{}<td>{}<td>{}<td>{:.3} %<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.3}<td>{:.3}</tr>",
-            if row.receiver.starts_with("lane/") { " class=ours" } else { "" },
+            if row.figures.receiver.starts_with("lane/") { " class=ours" } else { "" },
             escape(&row.contender()),
             escape(&row.load()),
-            number(row.delivered_pps),
-            row.loss * 100.0,
+            number(row.figures.delivered_pps),
+            row.figures.loss * 100.0,
             micros(row.p50_ns),
             micros(row.p90_ns),
             micros(row.p99_ns),

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Sample;
-use crate::stats::{Summary, median};
+use super::{Figures, Sample};
+use crate::stats::Summary;
 
 /// Name of the document that `bench flood` writes.
 pub const BENCH_FLOOD: &str = "manylane.bench.flood.v1";
@@ -135,24 +135,9 @@ pub struct FloodRow {
     pub part: String,
     /// `no-flood`, `no-limit`, `limit`, `kernel-sockets`, `busy-thread` (no flood, but a thread that spins in place of its maker); of `sources`, `one-source`, `new-sources`.
     pub variant: String,
-    /// Name of the receiver.
-    pub receiver: String,
-    /// Threads that serve: one.
-    pub threads: usize,
-    /// Receive queues: one.
-    pub lanes: usize,
-    /// Payload in bytes.
-    pub size: usize,
-    /// Datagrams per second that were sent.
-    pub offered_pps: f64,
-    /// Datagrams per second that reached the application.
-    pub delivered_pps: f64,
-    /// Share of what was sent that did not; what the limit held back among it.
-    pub loss: f64,
-    /// Nanoseconds of CPU of the lane's thread per datagram delivered.
-    pub rx_cpu_ns: f64,
-    /// Nanoseconds of CPU of the whole machine per datagram delivered.
-    pub total_cpu_ns: f64,
+    /// What every row has.
+    #[serde(flatten)]
+    pub figures: Figures,
     /// Share of the requests of regular clients that were answered.
     pub answered: Option<f64>,
     /// The longest pause in milliseconds: of `program` on the lane's processor, in part `sources` of the lane.
@@ -168,7 +153,6 @@ pub struct FloodRow {
 impl FloodRow {
     /// A row of the medians of `samples`.
     pub fn of(part: &str, variant: &str, receiver: &str, size: usize, samples: Vec<FloodSample>) -> Self {
-        let middle = |value: fn(&Sample) -> f64| median(samples.iter().map(|seen| value(&seen.sample)));
         let some = |value: &dyn Fn(&FloodSample) -> Option<f64>| {
             Summary::of(samples.iter().filter_map(value)).map(|summary| summary.median)
         };
@@ -182,15 +166,7 @@ impl FloodRow {
         Self {
             part: part.into(),
             variant: variant.into(),
-            receiver: receiver.into(),
-            threads: 1,
-            lanes: 1,
-            size,
-            offered_pps: middle(|sample| sample.offered_pps),
-            delivered_pps: middle(|sample| sample.delivered_pps),
-            loss: middle(|sample| sample.loss),
-            rx_cpu_ns: middle(|sample| sample.rx_cpu_ns),
-            total_cpu_ns: middle(|sample| sample.total_cpu_ns),
+            figures: Figures::of(receiver, 1, 1, size, samples.iter().map(|seen| &seen.sample)),
             answered: some(&|seen| seen.clients.map(|clients| clients.share())),
             longest_ms: some(&|seen| seen.of(who).map(|pauses| pauses.longest_ms)),
             longest_unstolen_ms: some(&|seen| seen.of(who).and_then(|pauses| pauses.longest_unstolen_ms)),

@@ -87,18 +87,10 @@ impl Locked<'_> {
     #[inline]
     pub(in crate::xsk) fn end_batch(&mut self, me: Member, batch: &[Packet]) {
         let (frames, inner) = (self.frames, &mut *self.inner);
-        let (held, done) = (Place::of(Kind::Held, me), Place::of(Kind::HeldDone, me));
-        let lacking = inner.receiving.saturating_sub(inner.filling);
-        let mut fill = inner.fill.puts(lacking.min(batch.len() as u32));
-        let frames = frames.turnover();
-        let mut back = 0;
-        for packet in batch {
-            if !frames.refill(packet.frame, [held, done], |addr| fill.put(addr)) {
-                break;
-            }
-            back += 1;
-        }
-        drop(fill);
+        let lacking = inner.receiving.saturating_sub(inner.filling) as usize;
+        let (frames, held) = (frames.turnover(), Place::of(Kind::Held, me));
+        let usual = &batch[..batch.len().min(lacking)];
+        let back = inner.fill.put_from(usual, |packet| frames.refill(packet.frame, held));
         inner.filling += back;
         for packet in &batch[back as usize..] {
             self.end_hold(me, packet.frame);
@@ -116,18 +108,11 @@ impl Locked<'_> {
     ) -> usize {
         let frames = self.frames.turnover();
         let held = Place::of(Kind::Held, me);
-        let mut room = batch.iter_mut();
-        let most = room.len() as u32;
-        let taken = rx.take_while(most, |desc| {
-            if desc.options != 0 {
-                return false;
-            }
-            let Some(to) = room.next() else { return false };
-            let Some(packet) = frames.received(&desc, held) else { return false };
+        let taken = rx.take_into(batch, |desc| {
+            let packet = if desc.options == 0 { frames.received(&desc, held) } else { None }?;
             // Another core has written it: all lines of a batch are on their way before the first is looked at.
             prefetch(packet.start);
-            *to = packet;
-            true
+            Some(packet)
         });
         self.inner.filling -= taken;
         taken as usize

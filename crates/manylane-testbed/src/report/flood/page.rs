@@ -121,9 +121,9 @@ fn figures(page: &mut String, rows: &[&FloodRow]) {
     let line = |row: &&FloodRow| {
         vec![
             row.variant.clone(),
-            row.receiver.clone(),
-            number(row.offered_pps),
-            number(row.delivered_pps),
+            row.figures.receiver.clone(),
+            number(row.figures.offered_pps),
+            number(row.figures.delivered_pps),
             optional(row.answered.map(|share| 100.0 * share)),
             optional(row.longest_ms),
             optional(row.longest_unstolen_ms),

@@ -270,6 +270,16 @@ impl XdpIo {
         Taken::default()
     }
 
+    /// Writes down how full the receive rings are behind what was just taken, for who looks from outside.
+    #[inline]
+    pub(crate) fn tell_backlog(&self, cells: &Cells) {
+        let all = self.queues.iter().map(|queue| queue.xsk.backlog());
+        let (waiting, entries) =
+            all.fold((0, 0), |sum, (waiting, entries)| (sum.0 + waiting, sum.1 + entries));
+        cells.set(Count::RingFrames, waiting.into());
+        cells.set(Count::RingEntries, entries.into());
+    }
+
     /// The queues are empty: the companion has its turn.
     #[inline]
     pub(crate) fn gives_turn(&mut self) {

@@ -1,0 +1,92 @@
+//! Under overload the newest wins, for who asked for it: what is thrown away is counted, what is left is the end of the queue, in
+//! order, and what the program was told of comes next.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use support::{Outcome, build, laned, plain};
+
+const NEWEST: (&str, &str) = ("MANYLANE_OVERLOAD", "newest");
+
+fn newest(case: &str, batch: &str) -> Outcome {
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", "0"), ("MANYLANE_BATCH", batch), NEWEST];
+    laned(&build("overload"), &[case], &vars)
+}
+
+/// The number behind a word of the last line.
+fn number(outcome: &Outcome, word: &str) -> u64 {
+    let line = outcome.output.lines().last().expect("a line");
+    let mut words = line.split(' ').skip_while(|at| *at != word);
+    words.nth(1).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{word} is not in {line}"))
+}
+
+/// The program got the end of what was queued, no more than a quarter of it and what one look leaves, and all was counted.
+fn is_the_end(outcome: &Outcome) {
+    let of = |word| number(outcome, word);
+    let said = &outcome.output;
+    assert!(outcome.overtaken() > 0, "{said}");
+    assert_eq!(of("received") + outcome.overtaken() + of("dropped"), of("sent"), "{said}");
+    assert_eq!((of("last"), of("disorder")), (of("queued"), 0), "{said}");
+    assert!(of("received") <= of("quarter") + 8, "{said}");
+    assert_eq!(outcome.received(), of("received"), "{said}");
+}
+
+#[test]
+fn loopback_who_comes_late_gets_the_newest_by_any_call() {
+    for case in ["recvfrom", "recv", "read", "readv", "recvmsg", "recvmmsg"] {
+        is_the_end(&newest(case, "1"));
+    }
+}
+
+#[test]
+fn loopback_the_oldest_wins_unless_it_is_said() {
+    let program = build("overload");
+    for case in ["recvfrom", "recvmmsg"] {
+        let without = plain(&program, &[case]);
+        assert!(number(&without, "dropped") > 0, "{}", without.output);
+        for vars in [&[][..], &[("MANYLANE_OVERLOAD", "oldest")]] {
+            let with = laned(&program, &[case], vars);
+            assert_eq!((&with.output, with.overtaken()), (&without.output, 0));
+        }
+    }
+}
+
+#[test]
+fn loopback_half_a_queue_is_no_overload() {
+    let (with, without) = (newest("few", "1"), plain(&build("overload"), &["few"]));
+    assert_eq!((&with.output, with.overtaken()), (&without.output, 0));
+}
+
+#[test]
+fn loopback_what_a_program_was_told_of_comes_next() {
+    for case in ["peek", "size"] {
+        let with = newest(case, "1");
+        assert!(with.output.contains("taken 0\n"), "{}", with.output);
+        assert_eq!(number(&with, "first"), 1, "{}", with.output);
+        // Later, when nothing was announced, it is as ever.
+        let of = |word| number(&with, word);
+        assert!(with.overtaken() > 0, "{}", with.output);
+        assert_eq!(1 + of("received") + with.overtaken() + of("dropped"), of("sent"), "{}", with.output);
+        assert_eq!(of("last"), of("queued"), "{}", with.output);
+    }
+}
+
+#[test]
+fn loopback_lengths_are_those_of_one_receive() {
+    let with = newest("lengths", "1");
+    assert_eq!(with.output, plain(&build("overload"), &["lengths"]).output);
+    assert!(with.output.contains("name 16, kept 1, control 1"), "{}", with.output);
+    assert!(with.overtaken() > 0);
+}
+
+#[test]
+fn loopback_lanes_throw_away_what_is_old_each_by_itself() {
+    for batch in ["1", "8"] {
+        let with = newest("lanes", batch);
+        let of = |word| number(&with, word);
+        assert_eq!((of("last"), of("disorder")), (1, 0), "{}", with.output);
+        assert!(with.lanes() >= 2 && with.overtaken() > 0, "{}", with.output);
+        assert_eq!(of("received") + with.overtaken(), of("sent"), "{}", with.output);
+    }
+}

@@ -1,0 +1,62 @@
+//! The rows of `bench batch` and `bench replies`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::stats::median;
+
+/// One sample of `bench batch`: some queues, filled and emptied; or of `bench replies`, where what was delivered is what the kernel
+/// took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct BatchSample {
+    /// The round that it was taken in, from 0.
+    pub round: usize,
+    /// Nanoseconds of CPU of the receiving thread per datagram, user and kernel, while it emptied the queues.
+    pub rx_cpu_ns: f64,
+    /// Datagrams sent.
+    pub sent: u64,
+    /// Datagrams taken.
+    pub delivered: u64,
+    /// Receives that it took.
+    pub calls: u64,
+}
+
+/// One row of `bench batch` or `bench replies`: figures are medians over the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchRow {
+    /// Name of the receiver: `lane/mmsg`, `socket/recvmmsg`, …
+    pub receiver: String,
+    /// Threads that receive: one.
+    pub threads: usize,
+    /// Receive queues: one.
+    pub lanes: usize,
+    /// Payload in bytes.
+    pub size: usize,
+    /// Messages that a call may take.
+    pub messages: usize,
+    /// Messages that one took on the average.
+    pub messages_taken: f64,
+    /// Share of the sent datagrams that were not taken.
+    pub loss: f64,
+    /// Nanoseconds of CPU of the receiving thread per datagram.
+    pub rx_cpu_ns: f64,
+    /// The raw samples.
+    pub samples: Vec<BatchSample>,
+}
+
+impl BatchRow {
+    /// A row of the medians of `samples`.
+    pub fn of(receiver: &str, size: usize, messages: usize, samples: Vec<BatchSample>) -> Self {
+        let middle = |value: fn(&BatchSample) -> f64| median(samples.iter().map(value));
+        Self {
+            receiver: receiver.into(),
+            threads: 1,
+            lanes: 1,
+            size,
+            messages,
+            messages_taken: middle(|seen| seen.delivered as f64 / seen.calls.max(1) as f64),
+            loss: middle(|seen| 1.0 - seen.delivered.min(seen.sent) as f64 / seen.sent.max(1) as f64),
+            rx_cpu_ns: middle(|seen| seen.rx_cpu_ns),
+            samples,
+        }
+    }
+}
