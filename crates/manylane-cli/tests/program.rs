@@ -345,6 +345,8 @@ fn netns_a_benchmark_of_flaps_is_one_document() {
     assert!(rows[1]["refused"].as_f64().unwrap() > 0.0, "{}", rows[1]);
     let kept = fs::read_to_string(out.join("bench-flap.json")).unwrap();
     assert_eq!(self::document(&kept), document);
+    let page = fs::read_to_string(out.join("bench-flap.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("sender-link, "));
 }
 
 #[test]
@@ -356,6 +358,8 @@ fn loopback_lanes_that_come_and_go_lose_nothing() {
     let row = &document(&stdout(&output))["rows"][0];
     assert_eq!(row["lost"], 0, "{row}");
     assert!(row["added"].as_u64().unwrap() > 0 && row["sent"].as_u64().unwrap() > 0, "{row}");
+    let page = fs::read_to_string(out.join("bench-churn.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("none is lost"));
 }
 
 #[test]

@@ -282,12 +282,12 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
         sources: Duration::from_millis(400),
     };
     let document = flood::run(&mut setup, &options, &plan, &mut Nobody(AtomicBool::new(false))).unwrap();
-    assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.flood.v1", 3 + 2 + 4));
+    assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.flood.v1", 3 + 2 + 5));
     for row in &document.rows {
         let what = format!("{} {}: {row:?}", row.part, row.variant);
         assert_eq!(row.samples.len(), 2, "{what}");
         for seen in &row.samples {
-            let flooded = !matches!((&*row.part, &*row.variant), ("program", "no-flood"));
+            let flooded = !matches!(&*row.variant, "no-flood" | "busy-thread") || row.part == "clients";
             assert_eq!(flooded, seen.sample.sent > 0, "{what}");
             let held = row.variant == "limit";
             // A stretch of new sources is cut out of a longer one: what was under way at its ends is counted on one side.
@@ -301,7 +301,15 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
             let watched: Vec<&str> = seen.pauses.iter().map(|pauses| &*pauses.who).collect();
             match &*row.part {
                 "clients" => assert!(watched.is_empty(), "{what}"),
-                "program" => assert_eq!(watched, ["program", "program beside the sender"], "{what}"),
+                "program" => {
+                    assert_eq!(watched, ["program", "program beside the sender"], "{what}");
+                    let beside = &seen.pauses[1];
+                    assert_eq!(beside.longest_apart_ms.is_some(), row.variant != "no-flood", "{what}");
+                    let made = beside.apart.iter().map(|gap| gap.sender_ms).sum::<f64>();
+                    let waited = beside.apart.iter().map(|gap| gap.waited_ms).sum::<f64>();
+                    // Where there is a maker it may have had nothing of a stretch so short: others run here, too.
+                    assert!(made <= waited + 1e-6 && (row.variant != "no-flood" || made == 0.0), "{what}");
+                }
                 _ => {
                     assert_eq!(watched, ["lane", "observer", "sender"], "{what}");
                     let memory = seen.memory.as_ref().unwrap();
@@ -318,8 +326,11 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
         }
     }
     let said = report::flood::conclusions(&document.rows);
-    // One of clients, four of sources, one for each way of the program and one that compares.
-    assert_eq!(said.len(), 1 + 4 + 5, "{said:?}");
+    // One of clients, four of sources; of the program one for each way and one that compares, on each of two processors, on one of which
+    // there is nobody without a flood.
+    assert_eq!(said.len(), 1 + 4 + (5 + 1) + (4 + 1), "{said:?}");
+    let page = report::flood::html(&document).unwrap();
+    assert_eq!(page.matches("<svg").count(), 2 + 2 + 3);
 }
 
 #[test]

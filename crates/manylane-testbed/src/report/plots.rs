@@ -118,8 +118,17 @@ fn frame<'a, 'b>(area: &'a Area<'b>, places: usize, top: f64) -> Result<Chart<'a
     builder.build_cartesian_2d(-0.5..places as f64 - 0.5, 0.0..top).map_err(failed)
 }
 
+/// Long names of many places do not run into each other.
+fn label_size(labels: &[String]) -> u32 {
+    let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
+    // A letter is at most 0.6 times as wide as it is high; the axis has what the plot's width leaves beside the numbers.
+    let room = (WIDTH - 94) as usize * 5 / (3 * longest * labels.len()).max(1);
+    u32::try_from(room).unwrap_or(TEXT).clamp(9, TEXT)
+}
+
 fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Result<()> {
     let text = ("sans-serif", TEXT).into_font().color(&INK);
+    let below = ("sans-serif", label_size(labels)).into_font().color(&INK);
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -140,6 +149,7 @@ fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Resul
         .x_desc(x)
         .y_desc(y)
         .label_style(text.clone())
+        .x_label_style(below)
         .axis_desc_style(text)
         .draw()
         .map_err(failed)
@@ -215,6 +225,16 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(number(value), text);
         }
+    }
+
+    #[test]
+    fn long_names_are_smaller_and_short_ones_as_all_text() {
+        let names = |name: &str, count: usize| vec![name.to_owned(); count];
+        assert_eq!(label_size(&names("8", 4)), TEXT);
+        assert_eq!(label_size(&[]), TEXT);
+        let size = label_size(&names("receiver-link", 9));
+        assert!(size < TEXT && (size * 13 * 9) as f64 * 0.6 <= f64::from(WIDTH - 94), "{size}");
+        assert_eq!(label_size(&names("receiver-link", 90)), 9);
     }
 
     #[test]

@@ -36,9 +36,17 @@ fn theirs(rows: &Rows<'_>, table: &str, default: &str, column: &str) -> Option<f
 fn changes(rows: &Rows<'_>, table: &str, default: &str, columns: &[&str]) -> Vec<String> {
     let told = columns.iter().filter_map(|column| {
         let own = ours(rows, table, default, column)?;
+        let each = each(&|run, column| rows.value(table, run, column), default, column);
+        let [less, more] = [f64::min, f64::max].map(|pick| each.iter().copied().reduce(pick).unwrap_or(own));
+        // Some runs say one thing and some the other.
+        let doubt = if less < 0.0 && more > 0.0 {
+            format!(" ({} to {}: may be chance)", percent(less), percent(more))
+        } else {
+            String::new()
+        };
         Some(match theirs(rows, table, default, column) {
-            Some(paper) => format!("{column} {} (paper {})", percent(own), percent(paper)),
-            None => format!("{column} {}", percent(own)),
+            Some(paper) => format!("{column} {}{doubt} (paper {})", percent(own), percent(paper)),
+            None => format!("{column} {}{doubt}", percent(own)),
         })
     });
     told.collect()
@@ -156,7 +164,11 @@ mod tests {
                 .map(|(column, value)| Row::new(TABLE_1, run, column, "", vec![value]))
         };
         let runs = [run("1", 400.0, 500.0), run("2", 4.0, 500.0), run("3", 400.0, 480.0)];
-        assert!(said(runs.concat()).contains("binding port +25.0 %"));
+        assert!(said(runs.concat()).contains("binding port +25.0 % (paper"), "all say so");
+        let runs = [run("1", 400.0, 500.0), run("2", 400.0, 300.0), run("3", 400.0, 420.0)];
+        assert!(
+            said(runs.concat()).contains("binding port +5.0 % (-25.0 % to +25.0 %: may be chance) (paper")
+        );
     }
 
     #[test]

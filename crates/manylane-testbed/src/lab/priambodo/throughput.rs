@@ -46,28 +46,43 @@ const METHODS: [Method; 7] = [
 /// Columns of what is ours.
 pub(super) const LANES: [&str; 3] = ["lane/mmsg", "lane/uring", "lane/xdp"];
 
-/// One run of all methods.
+/// A cell of a run: its column, the method, and for NUMA which node it is bound to.
+type Cell = (&'static str, Method, Option<fn(Choice) -> Result<Node, String>>);
+
+/// All cells of a run, in the paper's order.
+fn cells() -> Vec<Cell> {
+    let mut cells: Vec<Cell> = METHODS.map(|method| (method.0, method, None)).to_vec();
+    let nodes: [Cell; 2] = [
+        (NUMA, METHODS[0], Some(|choice: Choice| choice.near)),
+        (FAR, METHODS[0], Some(|choice: Choice| choice.far)),
+    ];
+    cells.splice(1..1, nodes);
+    cells
+}
+
+/// One run of all methods. Each run begins with another one, so that none is always the first or behind the same one.
 pub(super) fn rows(places: &mut Places, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
     let stretch = Duration::from_millis(places.scale.stretch_ms);
+    let cells = cells();
     let mut rows = Vec::new();
-    for method in METHODS {
+    for index in order(run, cells.len()) {
         bench::go_on(stop)?;
+        let (column, method, node) = cells[index];
         let setup = if method.3 > 1 { places.two_links() } else { places.testbed() };
-        rows.push(row(run, method.0, setup.and_then(|setup| rate(setup, method, None, stretch))));
-        // Where the paper has it.
-        if method.0 == DEFAULT {
-            for column in [NUMA, FAR] {
-                bench::go_on(stop)?;
-                let got = places.testbed().and_then(|setup| {
-                    let Choice { near, far } = choice(setup);
-                    let node = if column == NUMA { near } else { far };
-                    rate(setup, method, Some(&node.map_err(|why| anyhow!(why))?), stretch)
-                });
-                rows.push(row(run, column, got));
-            }
-        }
+        let got = setup.and_then(|setup| {
+            let node = node.map(|pick| pick(choice(setup)).map_err(|why| anyhow!(why))).transpose()?;
+            rate(setup, method, node.as_ref(), stretch)
+        });
+        rows.push((index, row(run, column, got)));
     }
-    Ok(rows)
+    rows.sort_by_key(|(index, _)| *index);
+    Ok(rows.into_iter().map(|(_, row)| row).collect())
+}
+
+/// The order of so many cells in a run: from its own number on, and around.
+fn order(run: &str, count: usize) -> impl Iterator<Item = usize> {
+    let first = run.parse::<usize>().unwrap_or(1).saturating_sub(1);
+    (0..count).map(move |place| (first + place) % count)
 }
 
 fn row(run: &str, column: &str, got: Result<Rate>) -> Row {
@@ -198,6 +213,16 @@ fn rest(running: &[Box<dyn Running>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_begin_with_different_methods_and_have_all() {
+        let columns: Vec<&str> = cells().iter().map(|cell| cell.0).collect();
+        assert_eq!(columns[..4], [DEFAULT, NUMA, FAR, ADDRESSES]);
+        assert_eq!(columns[4..], [THREADS, BOUND, "lane/mmsg", "lane/uring", "lane/xdp"]);
+        assert_eq!(order("1", 4).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(order("4", 4).collect::<Vec<_>>(), [3, 0, 1, 2]);
+        assert_eq!(order("9", 4).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    }
 
     #[test]
     fn loopback_a_receiver_that_is_bound_to_a_node_takes_what_comes() {
