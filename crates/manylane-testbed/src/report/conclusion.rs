@@ -82,7 +82,7 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Opti
             .min_by(|a, b| a.figures.rx_cpu_ns.total_cmp(&b.figures.rx_cpu_ns))
             .copied()
     };
-let same = cheapest(&|name| same_kind(&lane.figures.receiver).contains(&name))
+    let same = cheapest(&|name| same_kind(&lane.figures.receiver).contains(&name))
         .or_else(|| cheapest(&|name| !name.starts_with("xsk/")))?;
     Some(format!(
         "{}: {} takes {:.0} ns of receiver CPU per {}, {}.{}",
