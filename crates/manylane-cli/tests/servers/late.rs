@@ -16,7 +16,7 @@ fn ring(scene: &Scene, pid: u32) -> (u64, u64) {
     let mut top = scene.place.command(env!("CARGO_BIN_EXE_manylane"));
     top.args(["top", "--once", "--json", "--interval", "100ms", &pid.to_string()]);
     let page: Value = serde_json::from_str(&says(top)).unwrap();
-    let of = |name: &str| page["rings"][0][name].as_u64().unwrap_or(0);
+    let of = |name: &str| page["settings"]["rings"][0][name].as_u64().unwrap_or(0);
     (of("frames"), of("entries"))
 }
 
