@@ -47,7 +47,8 @@ static int answer(unsigned char number)
 	struct sockaddr_in from;
 	socklen_t fromlen = sizeof(from);
 	char data[64];
-	ssize_t len = recvfrom(server, data, sizeof(data), 0, (void *)&from, &fromlen);
+	ssize_t len = recvfrom(server, data, sizeof(data), 0, (void *)&from,
+			       &fromlen);
 
 	if (len < 0) {
 		if (errno == EAGAIN || errno == EINTR)
@@ -117,14 +118,16 @@ int main(int argc, char **argv)
 
 	pattern = argv[2];
 	sleeps = !strcmp(argv[1], "sleeps");
-	server = loopback_server(strcmp(pattern, "block") ? SOCK_NONBLOCK : 0, &address);
+	server = loopback_server(strcmp(pattern, "block") ? SOCK_NONBLOCK : 0,
+				 &address);
 	for (i = 0; i < FLOWS; i++) {
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 		if (connect(clients[i], (void *)&address, sizeof(address)))
 			return 1;
 	}
 	for (i = 0; i < THREADS; i++)
-		pthread_create(&threads[i], NULL, thread, (void *)(unsigned long)i);
+		pthread_create(&threads[i], NULL, thread,
+			       (void *)(unsigned long)i);
 
 	/* One at a time. Who is calm is waited for. */
 	for (flow = 0; !seen && (!sleeps || before < (unsigned)turns); flow++) {

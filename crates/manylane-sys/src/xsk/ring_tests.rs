@@ -309,8 +309,8 @@ mod model {
             while next < 4 {
                 if at_once {
                     let both = [next, next + 1];
-                    next +=
-                        u64::from(producer.put_from(&both[..2.min(4 - next as usize)], |&value| Some(value)));
+                    let rest = &both[..2.min(4 - next as usize)];
+                    next += producer.put_from(rest, |&value| Some(value));
                 } else {
                     while next < 4 && producer.put(next) {
                         next += 1;
