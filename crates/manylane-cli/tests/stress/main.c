@@ -23,9 +23,11 @@
 
 /*
  * Milliseconds for all that is queued, and some more: one receiver needs at
- * most 20 for each socket. Counted in sleeps, for a machine may stand still.
+ * most 20 for each socket, and if one of them falls back meanwhile, a grace
+ * period of the kernel, which takes seconds where other programs keep all
+ * processors busy. Counted in sleeps, for a machine may stand still.
  */
-#define PATIENCE 3000
+#define PATIENCE 30000
 
 struct shared *all;
 static uint32_t longest, rounds;
