@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::schema::{FloodClients, FloodMemory, FloodSample, Sample};
 
-    fn sample(round: usize) -> FloodSample {
+    pub(super) fn sample(round: usize) -> FloodSample {
         let sample = Sample {
             round,
             offered_pps: 600_000.0,

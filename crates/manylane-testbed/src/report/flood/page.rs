@@ -145,26 +145,13 @@ fn figures(page: &mut String, rows: &[&FloodRow]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::sample;
     use super::*;
-    use crate::schema::{BENCH_FLOOD, FloodMemory, FloodSample, Sample};
+    use crate::schema::{BENCH_FLOOD, FloodMemory, FloodSample};
 
     fn row(part: &str, variant: &str, change: impl Fn(&mut FloodSample)) -> FloodRow {
         let samples = (0..3).map(|round| {
-            let sample = Sample {
-                round,
-                offered_pps: 600_000.0,
-                delivered_pps: 1000.0,
-                loss: 0.9,
-                rx_cpu_ns: 1.0,
-                total_cpu_ns: 2.0,
-                sent: 900_000,
-                delivered: 1500,
-                kernel_dropped: 0,
-                taken: None,
-            };
-            let empty = (None, None, Vec::new());
-            let (clients, memory, pauses) = empty;
-            let mut seen = FloodSample { sample, limited: 0, xsk_dropped: 0, clients, memory, pauses };
+            let mut seen = sample(round);
             change(&mut seen);
             seen
         });
