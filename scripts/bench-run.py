@@ -87,34 +87,30 @@ class NsdShared(Nsd):
 SERVERS = {one.name: one for one in (Memcached, Nsd, NsdShared)}
 
 
-def cpu_ns(group):
-    """CPU time of all threads of a process group, in nanoseconds."""
-    total = 0
+def of_threads(group, name):
+    """Lines of the file `name` of each thread of a process group; what ends meanwhile is left out."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.getpgid(int(pid)) != group:
                 continue
             for thread in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{thread}/schedstat") as stat:
-                    total += int(stat.read().split()[0])
+                with open(f"/proc/{pid}/task/{thread}/{name}") as file:
+                    yield file.read().splitlines()
         except (OSError, ProcessLookupError):
             continue
-    return total
+
+
+def cpu_ns(group):
+    """CPU time of all threads of a process group, in nanoseconds."""
+    return sum(int(lines[0].split()[0]) for lines in of_threads(group, "schedstat"))
 
 
 def switches(group):
     """Context switches of all threads of a process group: those that wait for something, and those that are made to."""
     total = [0, 0]
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.getpgid(int(pid)) != group:
-                continue
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{thread}/status") as status:
-                    lines = [line.split() for line in status if "ctxt_switches" in line]
-                total = [sum(two) for two in zip(total, (int(line[1]) for line in lines))]
-        except (OSError, ProcessLookupError):
-            continue
+    for lines in of_threads(group, "status"):
+        counts = [int(line.split()[1]) for line in lines if "ctxt_switches" in line]
+        total = [sum(two) for two in zip(total, counts)]
     return total
 
 
