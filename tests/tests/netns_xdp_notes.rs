@@ -19,12 +19,12 @@ use manylane_sys::packet::PacketSocket;
 use manylane_sys::raw_xsk::RawXsk;
 use manylane_testbed::{Host, Layout};
 use manylane_tests::{PATIENCE, pattern};
-use manylane_wire::checksum::Sum;
+use manylane_wire::checksum::{Sum, checksum};
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::{note, udp};
 use netns_support::within;
-use xdp_support::{frame_to, testbed};
+use xdp_support::{frame, frame_to, testbed};
 
 const PORT: u16 = 5300;
 /// Frames that wait in the ring at most.
@@ -174,6 +174,38 @@ fn netns_xdp_notes_say_what_a_lane_would_find_out() {
     }
 }
 
+/// Lengths of IPv4 and of UDP that do not fit each other, or nothing, while nothing else is wrong.
+#[test]
+fn netns_xdp_notes_are_not_on_lengths_that_lie() {
+    let Some(testbed) =
+        testbed("netns_xdp_notes_are_not_on_lengths_that_lie", &Layout { queues: 1, ..Layout::default() })
+    else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let mut behind = b.run(|| Behind::open(b, &[]));
+    let mut good = frame_to(a, b, SocketAddr::new(b.ip(0, false), PORT), b"lengths", |_| ());
+    // Without a checksum of UDP, which IPv4 allows, there is nothing to tell by but the lengths.
+    good[40..42].fill(0);
+    good.resize(60, 0);
+    let mut frames = Vec::new();
+    for total in 20..50_u16 {
+        for length in 0..30_u16 {
+            let mut frame = good.clone();
+            frame[16..18].copy_from_slice(&total.to_be_bytes());
+            frame[38..40].copy_from_slice(&length.to_be_bytes());
+            frame[24..26].fill(0);
+            let sum = checksum(&frame[14..34]);
+            frame[24..26].copy_from_slice(&sum.to_be_bytes());
+            frames.push(frame);
+        }
+    }
+    let came = through(a, b, &mut behind, &frames);
+    assert_eq!(came.len(), frames.len());
+    // One for each length that the frame has room for.
+    assert_eq!(check(b, &frames, &came), (udp::HEADER..=60 - 34).count());
+}
+
 /// Payloads of all lengths, with padding and without, with a checksum that is right, wrong, left out, or left to a device.
 #[test]
 fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
@@ -209,6 +241,24 @@ fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
         let kinds = if ipv6 { 2 } else { 3 };
         assert_eq!(check(b, &frames, &came), (longest + 1) * kinds * 2);
     }
+}
+
+/// An address of IPv4 in a header of IPv6 leads where that of IPv4 does, and is none: such a frame is for the lane to refuse.
+#[test]
+fn netns_xdp_notes_are_not_on_mapped_addresses() {
+    let Some(testbed) =
+        testbed("netns_xdp_notes_are_not_on_mapped_addresses", &Layout { queues: 1, ..Layout::default() })
+    else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let mut behind = b.run(|| Behind::open(b, &[]));
+    let IpAddr::V4(ours) = b.ip(0, false) else { unreachable!("it is asked for one of IPv4") };
+    let mapped = SocketAddr::new(ours.to_ipv6_mapped().into(), PORT);
+    let frame = frame((a, SocketAddr::new(a.ip(0, true), 4444)), (b, mapped), b"mapped", |_| ());
+    let came = through(a, b, &mut behind, std::slice::from_ref(&frame));
+    assert_eq!(came, [frame]);
+    assert!(Datagram::default().read_noted(&came[0]).is_err());
 }
 
 /// Behind tags IP is elsewhere: the lane reads such a frame itself.
