@@ -162,6 +162,12 @@ impl Core {
         (self.rx.waiting(), self.rx.entries())
     }
 
+    /// See [`Queue::known_backlog`](super::Queue::known_backlog).
+    #[inline]
+    pub(super) fn known_backlog(&self) -> u32 {
+        self.rx.known()
+    }
+
     #[cfg(test)]
     pub(super) fn is_quiet(&self) -> bool {
         self.quiet > 0

@@ -72,6 +72,8 @@ struct Inner {
     granted: u32,
     /// Accounts that are open.
     members: u32,
+    /// Credits that all of them together may have, and that one may: kept, since to find out takes a division.
+    quota: (u32, u32),
 }
 
 /// What is granted to one member.
@@ -113,6 +115,7 @@ impl Pool {
             accounts: Vec::new(),
             granted: 0,
             members: 0,
+            quota: (0, 0),
         };
         let (maps, anchor) = kernel.unzip();
         let pool = Self { inner: Apart(Mutex::new(inner)), _maps: maps, anchor, pieces: false, frames };
@@ -170,6 +173,9 @@ impl Locked<'_> {
             .fold((0, 0_u32), |(members, rings), account| (members + 1, rings.saturating_add(account.ring)));
         self.inner.members = members;
         self.inner.receiving = rings.min(self.frames.count() / 2);
+        let outgoing = self.frames.count() - self.inner.receiving;
+        // With more members than frames each may still send: one after the other.
+        self.inner.quota = (outgoing, (outgoing / members.max(1)).max(1));
     }
 
     /// Closes the account of a member. What it had is free, but for what the kernel is still sending. What the kernel
@@ -302,18 +308,10 @@ impl Locked<'_> {
         }
     }
 
-    /// What all members together may have out, and what one may.
-    #[inline]
-    fn quota(&self) -> (u32, u32) {
-        let outgoing = self.frames.count() - self.inner.receiving;
-        // With more members than frames each may still send: one after the other.
-        (outgoing, (outgoing / self.inner.members.max(1)).max(1))
-    }
-
     /// Grants up to `wanted` credits.
     #[inline]
     fn grant(&mut self, me: Member, wanted: u32) -> u32 {
-        let (outgoing, quota) = self.quota();
+        let (outgoing, quota) = self.inner.quota;
         let inner = &mut *self.inner;
         let Some(account) = inner.accounts.get_mut(usize::from(me)) else { return 0 };
         let own = quota.saturating_sub(account.granted);
@@ -365,7 +363,7 @@ impl Locked<'_> {
             self.frames.put(frame, Place::of(Kind::Supply, me));
             purse.supply.push(frame);
         }
-        let (_, quota) = self.quota();
+        let (_, quota) = self.inner.quota;
         let granted = self.inner.accounts.get(usize::from(me)).map_or(0, |account| account.granted);
         if granted > quota {
             self.give_up(me, purse, granted - quota);

@@ -237,6 +237,14 @@ impl Queue {
         self.core.backlog()
     }
 
+    /// Entries of the receive ring that waited when the last batch began, and are not in it. It does not look at the ring, whose
+    /// counter another core writes.
+    #[inline]
+    #[must_use]
+    pub fn known_backlog(&self) -> u32 {
+        self.core.known_backlog()
+    }
+
     /// Packet `i` of the batch, whole.
     ///
     /// # Panics

@@ -317,6 +317,12 @@ impl<T: Copy> Consumer<T> {
         self.put == self.next && self.load() == self.next
     }
 
+    /// Entries that waited when we last looked, and have not been taken since. Costs no look.
+    #[inline]
+    pub(super) fn known(&self) -> u32 {
+        self.put.wrapping_sub(self.next)
+    }
+
     /// Entries that wait to be taken.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     pub(super) fn waiting(&self) -> u32 {

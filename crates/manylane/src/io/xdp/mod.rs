@@ -91,6 +91,8 @@ pub(crate) struct LaneQueue {
     /// What is known of the packets of a batch, read into where it lies, and how many the one has that was taken last.
     metas: Box<[Meta]>,
     packets: usize,
+    /// Frames in its receive ring behind the batch that was taken last.
+    waiting: u32,
     /// To be closed when it is empty: its device is gone.
     is_ending: bool,
 }
@@ -99,7 +101,7 @@ impl LaneQueue {
     fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32, batch: usize) -> Self {
         let meta = |index| Meta { index, is_refused: true, datagram: Datagram::default() };
         let metas = (0..batch as u32).map(meta).collect();
-        Self { id, xsk, device, number, metas, packets: 0, is_ending: false }
+        Self { id, xsk, device, number, metas, packets: 0, waiting: 0, is_ending: false }
     }
 }
 
@@ -110,6 +112,8 @@ pub(crate) struct XdpIo {
     mailbox: Arc<Mailbox>,
     queues: Vec<LaneQueue>,
     turns: Turns,
+    /// Frames in the receive rings behind what was taken last, and how many they can hold.
+    backlog: (u32, u32),
     /// The queue that the last batch came from; none if it came from the companion.
     current: Option<usize>,
     /// Batches since the companion had its turn.
@@ -158,6 +162,7 @@ impl XdpIo {
             mailbox,
             queues: Vec::new(),
             turns: Turns::default(),
+            backlog: (0, 0),
             current: None,
             since_companion: 0,
             reader,
@@ -194,7 +199,7 @@ impl XdpIo {
                 }
             }
         }
-        self.turns.restart();
+        self.recount();
     }
 
     /// Closes the queue at `at` if its device is gone and it is empty.
@@ -206,7 +211,7 @@ impl XdpIo {
         // First, so that nothing of ours is on the device when it is told.
         drop(queue);
         self.plane.ended(id);
-        self.turns.restart();
+        self.recount();
     }
 
     /// Lets readiness of the companion wake the lane, too.
@@ -246,6 +251,7 @@ impl XdpIo {
             for _ in 0..BROKEN_BUDGET {
                 let (mut frames, mut taken) = queue.receive(most, datagram_size, &mut self.tap, cells);
                 if frames == 0 {
+                    self.backlog.0 = self.backlog.0.wrapping_add(queue.tell_change());
                     break;
                 }
                 if overload == Overload::Newest && frames == most && queue.is_half_full() {
@@ -258,6 +264,7 @@ impl XdpIo {
                         (frames, taken) = queue.receive(most, datagram_size, &mut self.tap, cells);
                     }
                 }
+                self.backlog.0 = self.backlog.0.wrapping_add(queue.tell_change());
                 if taken.messages > 0 {
                     self.since_companion += 1;
                     self.current = Some(at);
@@ -290,11 +297,18 @@ impl XdpIo {
     /// Writes down how full the receive rings are behind what was just taken, for who looks from outside.
     #[inline]
     pub(crate) fn tell_backlog(&self, cells: &Cells) {
-        let all = self.queues.iter().map(|queue| queue.xsk.backlog());
-        let (waiting, entries) =
-            all.fold((0, 0), |sum, (waiting, entries)| (sum.0 + waiting, sum.1 + entries));
-        cells.set(Count::RingFrames, waiting.into());
-        cells.set(Count::RingEntries, entries.into());
+        cells.set(Count::RingFrames, self.backlog.0.into());
+        cells.set(Count::RingEntries, self.backlog.1.into());
+    }
+
+    /// The queues are others than before.
+    fn recount(&mut self) {
+        self.turns.restart();
+        self.backlog = (0, 0);
+        for queue in &mut self.queues {
+            self.backlog.0 += queue.waiting;
+            self.backlog.1 += queue.xsk.backlog().1;
+        }
     }
 
     /// The queues are empty: the companion has its turn.
@@ -404,6 +418,13 @@ impl LaneQueue {
     fn restore(&mut self) {
         let mac = Mac(self.device.mac());
         self.xsk.edit_packets(|frame| note::restore(frame, mac));
+    }
+
+    /// By how many more frames wait in the receive ring than when it was asked last.
+    #[inline]
+    fn tell_change(&mut self) -> u32 {
+        let waiting = self.xsk.known_backlog();
+        waiting.wrapping_sub(std::mem::replace(&mut self.waiting, waiting))
     }
 
     /// Whether more waits in the receive ring than half of what it can hold.
