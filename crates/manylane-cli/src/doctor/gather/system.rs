@@ -4,7 +4,7 @@ use super::super::facts::{Facts, Idle};
 use super::files::Files;
 
 /// Settings that rules look at.
-const SYSCTLS: [&str; 14] = [
+const SYSCTLS: [&str; 15] = [
     "net.core.rmem_max",
     "net.core.rmem_default",
     "net.core.netdev_max_backlog",
@@ -19,6 +19,7 @@ const SYSCTLS: [&str; 14] = [
     "kernel.unprivileged_bpf_disabled",
     "kernel.io_uring_disabled",
     "kernel.numa_balancing",
+    "kernel.sched_autogroup_enabled",
 ];
 
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {

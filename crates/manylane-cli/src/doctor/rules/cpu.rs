@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::super::facts::{Facts, Idle, Lane};
 use super::super::finding::Severity;
-use super::{Found, Rule, list};
+use super::{Found, Rule, count, list};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -14,6 +14,13 @@ pub(super) const RULES: &[Rule] = &[
         meaning: "Processors run slower than they could until they have been busy for a while: bursts of datagrams meet a slow core.",
         remedy: "`cpupower frequency-set -g performance`.",
         judge: governor_slow,
+    },
+    Rule {
+        id: "autogroup-shares",
+        cost: 27,
+        meaning: "Threads of one session share the weight of one thread (autogroup), over all processors, with lanes among them that wait by `adaptive`: where another program or a thread of the kernel runs on its processor, such a lane is owed little, and waits for a tick once that is used up.",
+        remedy: "`sysctl -w kernel.sched_autogroup_enabled=0`, before the program is started; or more weight for its session: `echo -10 > /proc/PID/autogroup`. Programs that a desktop's user starts then weigh by their threads again.",
+        judge: autogroup_shares,
     },
     Rule {
         id: "halts-at-once",
@@ -73,6 +80,23 @@ fn governor_slow(facts: &Facts, found: &mut Found<'_>) {
     finding.run = vec!["cpupower frequency-set -g performance".into()];
 }
 
+fn autogroup_shares(facts: &Facts, found: &mut Found<'_>) {
+    let is_adaptive = |lane: &&Lane| lane.wait.as_deref() == Some("adaptive");
+    let lanes = facts.lanes.iter().filter(is_adaptive).count() as u64;
+    // Not every kernel has it.
+    if facts.sysctl("kernel.sched_autogroup_enabled").unwrap_or(0) == 0 || lanes == 0 {
+        return;
+    }
+    found
+        .add(
+            Severity::Note,
+            format!("{} that waits by adaptive, in a session whose threads share the weight of one", count(lanes, "lane")),
+            "It gives its processor away when it sleeps, and may have to wait until the next tick for it if others are there. Takes effect for programs that are started later.",
+        )
+        // Desktops have it for good reason.
+        .set_if_named(Change::sysctl("kernel.sched_autogroup_enabled", 0));
+}
+
 fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
     /// The kernel's own setting: who has another one has chosen it.
     const USUAL_NS: u64 = 200_000;
@@ -86,6 +110,10 @@ fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
         }
     }
     match facts.cpu.halt_poll_ns {
+        // Nothing halts.
+        Some(0)
+            if facts.cpu.idle.len() >= facts.cpu.online.len().max(1)
+                && facts.cpu.idle.values().all(Idle::only_looks) => {}
         Some(0) => {
             let target =
                 Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };

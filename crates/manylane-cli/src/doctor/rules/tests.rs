@@ -183,6 +183,10 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         ("governor-slow", Note, |f| {
             f.cpu.governors.insert(1, "powersave".into());
         }),
+        ("autogroup-shares", Note, |f| {
+            f.sysctls.insert("kernel.sched_autogroup_enabled".into(), 1);
+            f.lanes = vec![lane("sleep", &[0]), lane("adaptive", &[1])];
+        }),
         ("halts-at-once", Note, |f| {
             (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
             // But for the processors of lanes.
@@ -344,7 +348,11 @@ fn what_the_host_pays_for_is_set_only_if_it_is_named() {
     let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
     assert!(target.is_of_the_machine() && finding.only_named);
     assert_eq!(finding.changes, [Change::new(target, 200_000)]);
-    // One that looks already, and another governor, for which the number means nothing.
+    // One whose processors all never halt, one that looks already, and another governor, for which the number means nothing.
+    let mut awake = well();
+    (awake.cpu.idle_governor, awake.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
+    awake.cpu.idle.values_mut().for_each(|idle| idle.limit = "n/a".into());
+    assert!(judge(&awake).findings.is_empty());
     assert!(judged("haltpoll", Some(50_000)).is_empty() && judged("menu", Some(0)).is_empty());
     // All others go by --all.
     let mut facts = well();
@@ -409,6 +417,23 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
     let halts = guest(0, "1").unwrap();
     assert_eq!((halts.0, halts.1), (Severity::Wrong, set("n/a", &[1])));
     assert!(guest(0, "n/a").is_none() && guest(200_000, "0").is_none());
+}
+
+#[test]
+fn weights_of_sessions_matter_to_lanes_that_give_their_processor_away() {
+    let judged = |enabled: u64, wait: &str| {
+        let mut facts = well();
+        facts.sysctls.insert("kernel.sched_autogroup_enabled".into(), enabled);
+        facts.lanes = vec![lane(wait, &[1])];
+        judge(&facts).findings
+    };
+    let findings = judged(1, "adaptive");
+    let finding = find(&findings, "autogroup-shares");
+    assert!(finding.only_named);
+    assert_eq!(finding.changes, [Change::sysctl("kernel.sched_autogroup_enabled", 0)]);
+    assert!(
+        judged(0, "adaptive").is_empty() && judged(1, "sleep").is_empty() && judged(1, "spin:5").is_empty()
+    );
 }
 
 #[test]
