@@ -155,6 +155,25 @@ enum ml_xdp_count {
 	ML_XDP_COUNTS = 11,
 };
 
+/*
+ * What the XDP program says of a frame, in its first bytes: how it is to be
+ * read, and the length of UDP with its header. No frame that comes from a
+ * device to its own address begins with the first bit set.
+ */
+struct ml_note {
+	__u8 kind; /* enum ml_note_kind */
+	__u8 zero;
+	__u16 length; /* in the machine's byte order */
+};
+/* The longest UDP datagram, with its header, of which something is said. */
+#define ML_NOTE_MOST 72
+
+enum ml_note_kind {
+	ML_NOTE = 1, /* IP without tags or options, all lengths right */
+	ML_NOTE_IP6 = 2,
+	ML_NOTE_UNFINISHED = 4, /* the checksum is that of the pseudo header */
+};
+
 #ifdef __bpf__
 #define ML_ASSERT(cond) _Static_assert(cond, #cond)
 ML_ASSERT(sizeof(struct ml_table) == 8 + 4 * ML_TABLE_SIZE);
@@ -174,6 +193,8 @@ ML_ASSERT(offsetof(struct ml_rule, ip) == 8);
 ML_ASSERT(sizeof(struct ml_source) == 24);
 ML_ASSERT(offsetof(struct ml_source, ip) == 8);
 ML_ASSERT(sizeof(struct ml_refused) == 16);
+ML_ASSERT(sizeof(struct ml_note) == 4);
+ML_ASSERT(offsetof(struct ml_note, length) == 2);
 #endif
 
 #endif /* MANYLANE_ABI_H */

@@ -5,8 +5,9 @@
  *
  * It decides from headers alone, and drops nothing but what a socket said that
  * it does not want (guard.h). What it does not understand is the kernel's: the
- * companion socket of the lane gets it from there. Lengths and checksums are
- * verified by the lane, which can count what is wrong.
+ * companion socket of the lane gets it from there. Of what goes to a lane it
+ * says whether lengths and checksums are right (note.h); the lane verifies what
+ * nothing was said of, and counts what is wrong.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -19,6 +20,7 @@
 
 #include "manylane_abi.h"
 #include "guard.h"
+#include "note.h"
 
 /* Set where one frame may be a train: see is_train. */
 const volatile __u8 ml_trains;
@@ -285,6 +287,8 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if (ctx->rx_queue_index >= ML_MAX_QUEUES ||
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
 		return pass(ML_XDP_NO_LANE);
+	/* 9: what the lane need not find out itself. */
+	note(eth, end);
 	return verdict(ML_XDP_REDIRECTED, XDP_REDIRECT);
 }
 

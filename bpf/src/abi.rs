@@ -119,6 +119,18 @@ const _: () = assert!(size_of::<Guard>() == 8 + 48 * LIMITS);
 const _: () = assert!(offset_of!(Guard, limit) == 8);
 const _: () = assert!(size_of::<GuardWords>() == size_of::<Guard>());
 
+/// What the XDP program says of a frame (`enum ml_note_kind`): that it says something; that it is IPv6; that its checksum is
+/// unfinished.
+pub const NOTE: u8 = 1;
+/// See [`NOTE`].
+pub const NOTE_IP6: u8 = 2;
+/// See [`NOTE`].
+pub const NOTE_UNFINISHED: u8 = 4;
+/// Bytes of a note (`struct ml_note`).
+pub const NOTE_LEN: usize = 4;
+/// The longest UDP datagram, with its header, of which something is said.
+pub const NOTE_MOST: u16 = 72;
+
 /// Why the XDP program left a frame to the kernel or dropped it, or that it did neither: indices of its counters.
 pub const XDP_COUNTS: [&str; 11] = [
     "redirected",

@@ -14,10 +14,12 @@ use manylane_wire::frame::UdpFrame;
 
 use crate::loan::Loan;
 
-/// A datagram in a frame that can be believed; none for one that the kernel would have dropped.
+/// A datagram in a frame that came through the XDP program and can be believed; none for one that the kernel would have
+/// dropped.
 #[inline]
 pub(crate) fn judge(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
-    let datagram = Datagram::parse(frame).ok()?;
+    let mut datagram = Datagram::default();
+    datagram.read_noted(frame).ok()?;
     let believed = match datagram.checksum {
         Checksum::Right => true,
         Checksum::Unfinished => is_virtual_pair,

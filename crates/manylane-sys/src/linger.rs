@@ -8,7 +8,9 @@
 //! 1. Now and then a pause is tried. It is kept up while the batches after it are larger than one message.
 //! 2. After a full batch there is no pause: more is waiting. Should it turn out that nothing was (drivers hand over as many
 //!    frames at a time as a batch has), the pause that is owed follows, instead of a sleep until the next datagram.
-//! 3. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
+//! 3. Nor is there one while another queue of the lane has something that came before: whatever came during a pause is taken
+//!    before the next one.
+//! 4. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
 //!
 //! Decided from the sizes of batches alone; the clock is read once a pause. The library's lanes and those of the preload
 //! library decide alike, which is why this is here.
@@ -101,7 +103,8 @@ impl Linger {
         self
     }
 
-    /// Whether the last batch was full: the next receive shall not sleep, since a pause may be due.
+    /// Whether the last batch was full, or another queue has something: the next receive shall not sleep, since a pause may
+    /// be due.
     #[inline]
     #[must_use]
     pub fn is_owed(&self) -> bool {
@@ -124,6 +127,15 @@ impl Linger {
     /// Another longest pause, which is the next one, too.
     pub fn set_longest(&mut self, longest: Duration) {
         (self.longest, self.pause) = (longest, longest);
+    }
+
+    /// A receive brought `messages`, and what came meanwhile to another queue of the lane waits, too: no pause before that is
+    /// taken.
+    #[inline]
+    pub fn go_on(&mut self, messages: usize) {
+        if !self.longest.is_zero() {
+            self.gathered += messages;
+        }
     }
 
     /// What to do after a receive that brought `messages`: how long to pause, if at all.
@@ -194,6 +206,20 @@ mod tests {
         assert_eq!(linger.after(2), Some(PAUSE));
         assert_eq!(linger.after(1), None);
         assert_eq!(linger.after(5), None);
+    }
+
+    #[test]
+    fn there_is_no_pause_before_other_queues_had_their_turn_and_all_of_them_count() {
+        let mut linger = lingering(ROOM);
+        (0..3).for_each(|_| linger.go_on(1));
+        assert!(linger.is_owed());
+        // Four messages since the last pause, in batches of one.
+        assert_eq!(linger.after(1), Some(PAUSE));
+        assert!(!linger.is_owed());
+        assert_eq!(linger.after(1), None, "one message is not worth a pause");
+        let mut never = Linger::new(Duration::ZERO, 64, ROOM);
+        never.go_on(1);
+        assert!(!never.is_owed(), "who never pauses owes none");
     }
 
     #[test]

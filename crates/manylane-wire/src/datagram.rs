@@ -177,10 +177,7 @@ impl Datagram {
             let protocol = ne32(&[0, udp::PROTOCOL, head[UDP4 + 4], head[UDP4 + 5]], 0);
             Checksum::of(addresses.eight(protocol.into()), datagram, field)
         };
-        self.ends.addresses[..ENDS4].copy_from_slice(&ends.to_ne_bytes());
-        self.ends.is_v6 = false;
-        self.traffic_class = head[IP + 1];
-        self.end(head, UDP4, length);
+        self.end4(head, length);
         true
     }
 
@@ -204,10 +201,25 @@ impl Datagram {
         let protocol = ne32(&[0, udp::PROTOCOL, head[UDP6 + 4], head[UDP6 + 5]], 0);
         let pseudo = Sum::default().bytes(&addresses).eight(protocol.into());
         self.checksum = Checksum::of(pseudo, datagram, field);
-        self.ends = Ends { addresses, is_v6: true };
+        self.end6(head, length);
+        true
+    }
+
+    /// All but the checksum of a plain frame of IPv4, with `length` bytes of UDP.
+    #[inline]
+    pub(crate) fn end4(&mut self, head: &[u8; UDP4 + udp::HEADER], length: usize) {
+        self.ends.addresses[..ENDS4].copy_from_slice(&chunk::<ENDS4, _>(head, IP + 12));
+        self.ends.is_v6 = false;
+        self.traffic_class = head[IP + 1];
+        self.end(head, UDP4, length);
+    }
+
+    /// The same of IPv6.
+    #[inline]
+    pub(crate) fn end6(&mut self, head: &[u8; UDP6 + udp::HEADER], length: usize) {
+        self.ends = Ends { addresses: chunk(head, IP + 8), is_v6: true };
         self.traffic_class = head[IP] << 4 | head[IP + 1] >> 4;
         self.end(head, UDP6, length);
-        true
     }
 
     /// What is behind IP: `length` bytes of UDP from `at` on.

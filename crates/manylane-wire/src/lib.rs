@@ -13,6 +13,7 @@
 //! | [`checksum`] | the Internet checksum, and its update |
 //! | [`frame`] | a frame as a whole, layer by layer |
 //! | [`datagram`] | a received frame as one UDP datagram, checksums judged, and the headers of a reply to it |
+//! | [`note`] | what the XDP program says of a frame, so that it need not be found out |
 //!
 //! ```
 //! use manylane_wire::ethernet::Mac;
@@ -44,6 +45,7 @@ pub mod ethernet;
 pub mod frame;
 pub mod ipv4;
 pub mod ipv6;
+pub mod note;
 mod turn;
 pub mod udp;
 

@@ -466,6 +466,13 @@ impl Lane {
         self.take(Wait::Never)
     }
 
+    /// Whether a queue whose turn has not come since the lane last paused has something. Each has one turn: who goes on for
+    /// as long as something comes never pauses.
+    #[inline]
+    pub(crate) fn is_within_round(&mut self) -> bool {
+        self.xdp.as_mut().is_some_and(XdpIo::is_within_round)
+    }
+
     /// Takes a batch from a queue of a device, if the lane has any and there is something.
     #[inline]
     fn take_from_queues(&mut self) -> Taken {

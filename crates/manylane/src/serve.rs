@@ -196,7 +196,9 @@ where
             let Received { batch, mut out } = lane.received(taken);
             handler(batch, &mut out);
         }
-        if let Some(pause) = linger.after(taken.messages) {
+        if lane.is_within_round() {
+            linger.go_on(taken.messages);
+        } else if let Some(pause) = linger.after(taken.messages) {
             tick::sleep(pause);
         }
     }

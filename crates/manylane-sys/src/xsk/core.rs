@@ -187,6 +187,14 @@ impl Core {
         unsafe { std::slice::from_raw_parts(start.cast_const(), len as usize) }
     }
 
+    /// See [`Queue::edit_packets`](super::Queue::edit_packets).
+    pub(super) fn edit_packets(&mut self, mut edit: impl FnMut(&mut [u8])) {
+        for packet in &self.batch[..self.len] {
+            // SAFETY: as in `packet`; and `self` is borrowed mutably, so that there is no other slice of it.
+            edit(unsafe { std::slice::from_raw_parts_mut(packet.start, packet.len as usize) });
+        }
+    }
+
     /// See [`Queue::find_payloads`](super::Queue::find_payloads).
     #[inline]
     pub(super) fn find_payloads(&mut self, mut find: impl FnMut(&[u8]) -> Option<(usize, usize)>) {

@@ -247,6 +247,11 @@ impl Queue {
         self.core.packet(i)
     }
 
+    /// Lets `edit` write over every packet of the batch, in order.
+    pub fn edit_packets(&mut self, edit: impl FnMut(&mut [u8])) {
+        self.core.edit_packets(edit);
+    }
+
     /// Shows every packet of the batch, in order, to `find`, which says where its payload starts and how long it is.
     /// What is before it is its header; what is behind it nobody looks at. Where it says nothing, and before, all of
     /// a packet is its payload.

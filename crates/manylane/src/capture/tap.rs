@@ -105,6 +105,12 @@ impl Tap {
         }
     }
 
+    /// Whether frames are captured.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.ring.is_some()
+    }
+
     /// Frames that were received from a queue, as they came.
     #[inline]
     pub(crate) fn received<'a>(&mut self, ifindex: u32, queue: u32, frames: impl Iterator<Item = &'a [u8]>) {

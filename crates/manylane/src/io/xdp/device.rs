@@ -8,7 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,6 +51,8 @@ pub(crate) struct Device {
     queues: AtomicU32,
     /// It has left the namespace, for good: one that comes back is another device.
     is_gone: AtomicBool,
+    /// Its own address, in the lower six bytes.
+    mac: AtomicU64,
     /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
     pub(crate) is_virtual_pair: bool,
     /// The program is in the driver.
@@ -160,6 +162,7 @@ impl Device {
             name,
             queues: AtomicU32::new(queues),
             is_gone: AtomicBool::new(false),
+            mac: AtomicU64::new(as_number(mac)),
             is_virtual_pair,
             is_native: attach == Attach::Native,
             maps: Mutex::new(maps),
@@ -209,6 +212,12 @@ impl Device {
         _ = maps.about.set(0, words, 0);
     }
 
+    /// Its own address, as far as we have looked.
+    pub(crate) fn mac(&self) -> [u8; 6] {
+        let [.., a, b, c, d, e, f] = self.mac.load(Ordering::Relaxed).to_be_bytes();
+        [a, b, c, d, e, f]
+    }
+
     /// Receive queues that it has, as far as we have looked.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.load(Ordering::Relaxed)
@@ -239,6 +248,7 @@ impl Device {
         let mac = sys::mac(&name)?;
         let mut maps = self.maps();
         if maps.words[..6] != mac {
+            self.mac.store(as_number(mac), Ordering::Relaxed);
             maps.words[..6].copy_from_slice(&mac);
             let words = maps.words;
             // It can fail only for want of memory. Until it works, frames are the kernel's.
@@ -357,6 +367,10 @@ impl Device {
             maps.counts.get(&(index as u32), 0).map_or(0, |cpus| cpus.iter().sum())
         })
     }
+}
+
+fn as_number([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
 
 fn attach_program(

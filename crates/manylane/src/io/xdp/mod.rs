@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`gate`]): dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
-//! | [`XdpIo::receive`]: lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
+//! | [`XdpIo::receive`]: lengths and checksums, of frames without the program's [`note`] | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
 //! | [`send::XdpOut`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
 //! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
@@ -22,16 +22,20 @@ mod plane;
 mod queues;
 mod route;
 pub(crate) mod send;
+mod turns;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use manylane_bpf::abi;
 use manylane_sys::busy;
 use manylane_sys::measure::Watch;
 use manylane_sys::xsk::{Payloads, Queue};
 use manylane_wire::datagram::{Checksum, Datagram};
+use manylane_wire::ethernet::Mac;
+use manylane_wire::note;
 
 pub use gate::{Gate, Refused};
 pub(crate) use plane::Plane;
@@ -41,17 +45,24 @@ use self::device::Device;
 use self::mailbox::{Content, Mailbox, Order, QueueId};
 use self::route::Reader;
 use self::send::XdpOut;
+use self::turns::Turns;
 use super::Taken;
 use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count, LaneId};
 use crate::error::{Error, Result};
 use crate::overload::Overload;
 
+// What the program writes is what is read.
+const _: () = assert!(
+    note::NOTE == abi::NOTE
+        && note::IP6 == abi::NOTE_IP6
+        && note::UNFINISHED == abi::NOTE_UNFINISHED
+        && note::LEN == abi::NOTE_LEN
+        && note::MOST == abi::NOTE_MOST
+);
+
 /// After so many batches from queues the companion has a turn, should the queues never be empty.
 const COMPANION_EVERY: u32 = 16;
-
-/// Full batches that a lane takes from one queue before it looks at the others.
-const STAY: u32 = 4;
 
 /// Batches of nothing but broken frames that one receive passes over.
 const BROKEN_BUDGET: u32 = 256;
@@ -98,9 +109,7 @@ pub(crate) struct XdpIo {
     lane: LaneId,
     mailbox: Arc<Mailbox>,
     queues: Vec<LaneQueue>,
-    /// The queue whose turn it is, and how many full batches in a row it brought.
-    next: usize,
-    full: u32,
+    turns: Turns,
     /// The queue that the last batch came from; none if it came from the companion.
     current: Option<usize>,
     /// Batches since the companion had its turn.
@@ -148,8 +157,7 @@ impl XdpIo {
             lane,
             mailbox,
             queues: Vec::new(),
-            next: 0,
-            full: 0,
+            turns: Turns::default(),
             current: None,
             since_companion: 0,
             reader,
@@ -186,7 +194,7 @@ impl XdpIo {
                 }
             }
         }
-        self.next = 0;
+        self.turns.restart();
     }
 
     /// Closes the queue at `at` if its device is gone and it is empty.
@@ -198,7 +206,7 @@ impl XdpIo {
         // First, so that nothing of ours is on the device when it is told.
         drop(queue);
         self.plane.ended(id);
-        self.next = 0;
+        self.turns.restart();
     }
 
     /// Lets readiness of the companion wake the lane, too.
@@ -232,8 +240,7 @@ impl XdpIo {
         }
         self.tap.look();
         for _ in 0..self.queues.len() {
-            let at = self.next;
-            self.next = if at + 1 < self.queues.len() { at + 1 } else { 0 };
+            let at = self.turns.take(self.queues.len());
             let Some(queue) = self.queues.get_mut(at) else { continue };
             // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
             for _ in 0..BROKEN_BUDGET {
@@ -254,11 +261,7 @@ impl XdpIo {
                 if taken.messages > 0 {
                     self.since_companion += 1;
                     self.current = Some(at);
-                    // Behind a full batch there is more, most of the time.
-                    self.full = if frames == most && self.full < STAY { self.full + 1 } else { 0 };
-                    if self.full > 0 {
-                        self.next = at;
-                    }
+                    self.turns.brought(at, frames == most);
                     return taken;
                 }
             }
@@ -268,6 +271,20 @@ impl XdpIo {
             }
         }
         Taken::default()
+    }
+
+    /// Whether a queue that had no turn in this round has something. If not, the round is over.
+    #[inline]
+    pub(crate) fn is_within_round(&mut self) -> bool {
+        let queues = &self.queues;
+        let is_within = self
+            .turns
+            .left(queues.len())
+            .any(|at| queues.get(at).is_some_and(|queue| queue.xsk.has_received()));
+        if !is_within {
+            self.turns.end_round();
+        }
+        is_within
     }
 
     /// Writes down how full the receive rings are behind what was just taken, for who looks from outside.
@@ -375,8 +392,18 @@ impl LaneQueue {
         if frames == 0 {
             return (0, Taken::default());
         }
+        if tap.is_on() {
+            self.restore();
+        }
         tap.received(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
         (frames, self.judge(frames, datagram_size, cells))
+    }
+
+    /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of notes.
+    #[cold]
+    fn restore(&mut self) {
+        let mac = Mac(self.device.mac());
+        self.xsk.edit_packets(|frame| note::restore(frame, mac));
     }
 
     /// Whether more waits in the receive ring than half of what it can hold.
@@ -386,7 +413,8 @@ impl LaneQueue {
         waiting > entries / 2
     }
 
-    /// Reads the headers of the `frames` that were received, and counts what cannot be believed.
+    /// Reads the headers of the `frames` that were received, as far as the program on the device has not, and counts what
+    /// cannot be believed.
     fn judge(&mut self, frames: usize, datagram_size: usize, cells: &Cells) -> Taken {
         let (mut bytes, mut truncated) = (0, 0);
         let (mut bad_checksum, mut malformed) = (0, 0);
@@ -397,7 +425,7 @@ impl LaneQueue {
         self.xsk.find_payloads(|packet| {
             let meta = metas.next()?;
             meta.is_refused = true;
-            if meta.datagram.read(packet).is_err() {
+            if meta.datagram.read_noted(packet).is_err() {
                 malformed += 1;
                 return None;
             }

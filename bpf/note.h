@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR MIT */
+/*
+ * Stage 9 of the XDP program: a note about a frame that is on its way to a
+ * lane. That lengths agree and checksums hold is found out here, where the
+ * headers have just been read, and not by the lane, on another core and in
+ * its time.
+ *
+ * The note takes the place of the first bytes of the destination's address,
+ * which is the device's own (stage 1): it needs nothing of the driver, lies in
+ * the cache line that a lane reads anyway, and nobody can send one, since a
+ * group address has not come this far.
+ *
+ * Only plain and short datagrams with nothing wrong get one. Of every other
+ * frame the lane reads the headers, and counts what is wrong with them.
+ */
+#ifndef MANYLANE_NOTE_H
+#define MANYLANE_NOTE_H
+
+/* Adds words to a sum of the Internet checksum, in the machine's byte order. */
+static __always_inline __u64 add(__u64 sum, const __u32 *words, int count)
+{
+	int i;
+
+#pragma unroll
+	for (i = 0; i < count; i++)
+		sum += words[i];
+	return sum;
+}
+
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* 9a: the sum of the pseudo header, if IP says what UDP says; else 0. */
+static __always_inline __u64 check_ip4(const struct iphdr *ip,
+				       const struct udphdr *udp, __u32 length)
+{
+	__u64 addresses = add(0, &ip->saddr, 2);
+
+	if (bpf_ntohs(ip->tot_len) != sizeof(*ip) + length ||
+	    fold(add(addresses, (const __u32 *)ip, 3)) != 0xffff)
+		return 0;
+	return addresses + bpf_htons(IPPROTO_UDP) + udp->len;
+}
+
+static __always_inline __u64 check_ip6(const struct ipv6hdr *ip,
+				       const struct udphdr *udp, __u32 length)
+{
+	/* No sum is none over IPv6, and ::/8 has addresses that are none. */
+	if (bpf_ntohs(ip->payload_len) != length || !udp->check ||
+	    !ip->daddr.s6_addr[0])
+		return 0;
+	return add(0, ip->saddr.s6_addr32, 8) + bpf_htons(IPPROTO_UDP) +
+	       udp->len;
+}
+
+/* 9b: adds the datagram; 0 if not all of it is there. */
+static __always_inline __u64 add_datagram(__u64 sum, const struct udphdr *udp,
+					  const void *end, __u32 length)
+{
+	const __u32 *word = (const void *)udp;
+	int i;
+
+	for (i = 0; i < ML_NOTE_MOST / 4; i++) {
+		if (length < 4)
+			break;
+		/* Compared as it is: the verifier takes no sum with the end. */
+		barrier_var(word);
+		if ((const void *)(word + 1) > end)
+			return 0;
+		sum += *word++;
+		length -= 4;
+	}
+	if (length & 2) {
+		const __u16 *half = (const void *)word;
+
+		if ((const void *)(half + 1) > end)
+			return 0;
+		sum += *half;
+		word = (const void *)(half + 1);
+	}
+	if (length & 1) {
+		const __u8 *byte = (const void *)word;
+
+		if ((const void *)(byte + 1) > end)
+			return 0;
+		/* The first byte of a word, of which the rest is zero. */
+		sum += bpf_htons(*byte << 8);
+	}
+	return sum;
+}
+
+/* 9c: all of it. */
+static __always_inline void note(struct ethhdr *eth, const void *end)
+{
+	struct ml_note *about = (struct ml_note *)eth;
+	const struct iphdr *ip4 = (const void *)(eth + 1);
+	const struct ipv6hdr *ip6 = (const void *)(eth + 1);
+	const struct udphdr *udp;
+	__u8 kind = ML_NOTE;
+	__u64 pseudo;
+	__u64 sum;
+	__u32 length;
+
+	/* A type behind tags is not in this place. */
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		udp = (const void *)(ip4 + 1);
+	} else if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+		udp = (const void *)(ip6 + 1);
+		kind |= ML_NOTE_IP6;
+	} else {
+		return;
+	}
+	if ((const void *)(udp + 1) > end)
+		return;
+	length = bpf_ntohs(udp->len);
+	if (length < sizeof(*udp) || length > ML_NOTE_MOST)
+		return;
+	pseudo = kind & ML_NOTE_IP6 ? check_ip6(ip6, udp, length) :
+				      check_ip4(ip4, udp, length);
+	if (!pseudo)
+		return;
+	sum = add_datagram(pseudo, udp, end, length);
+	if (!sum)
+		return;
+	if (udp->check && fold(sum) != 0xffff) {
+		/* A kernel on this machine left the rest to a device. */
+		if (fold(pseudo) != udp->check)
+			return;
+		kind |= ML_NOTE_UNFINISHED;
+	}
+	about->kind = kind;
+	about->zero = 0;
+	about->length = length;
+}
+
+#endif /* MANYLANE_NOTE_H */
