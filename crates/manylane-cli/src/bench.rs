@@ -417,14 +417,14 @@ fn rtt_table(rows: &[RttRow]) -> Table {
             row.placement.clone(),
             row.load(),
             format!("{:.3}", row.figures.loss * 100.0),
-            micros(row.p50_ns),
-            micros(row.p90_ns),
-            micros(row.p99_ns),
-            micros(row.p999_ns),
-            micros(row.max_ns),
-            micros(row.behind_p99_ns),
-            format!("{:.3}", row.server_cores),
-            format!("{:.3}", row.machine_cores),
+            micros(row.rtt.p50_ns),
+            micros(row.rtt.p90_ns),
+            micros(row.rtt.p99_ns),
+            micros(row.rtt.p999_ns),
+            micros(row.rtt.max_ns),
+            micros(row.rtt.behind_p99_ns),
+            format!("{:.3}", row.rtt.server_cores),
+            format!("{:.3}", row.rtt.machine_cores),
         ]);
     }
     for column in table.column_iter_mut().skip(2) {

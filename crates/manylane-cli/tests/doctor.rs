@@ -480,3 +480,69 @@ fn loopback_doctor_says_what_lanes_cannot_reach() {
         assert!(child.wait().unwrap().success());
     }
 }
+
+/// Ends with this value.
+struct Server(std::process::Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
+    if !skip::need_root("netns_doctor_sees_where_lanes_run_and_how_they_wait") {
+        return;
+    }
+    let testbed = one_host(1);
+    let host = testbed.host(0);
+    let cpu = manylane_testbed::machine::allowed_cpus().first().copied().unwrap();
+    let mut command = host.command(PROGRAM).unwrap();
+    command.args([
+        "echo",
+        "127.0.0.1:0",
+        "--wait",
+        "adaptive",
+        "--lanes",
+        "1",
+        "--placement",
+        &cpu.to_string(),
+    ]);
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let server = Server(child);
+    let start = Instant::now();
+    let document = loop {
+        let (document, _) = json(host, &["doctor"]);
+        if document["facts"]["lanes"][0]["cpus"] == serde_json::json!([cpu]) {
+            break document;
+        }
+        assert!(start.elapsed() < PATIENCE, "{}", document["facts"]["lanes"]);
+    };
+    let lane = &document["facts"]["lanes"][0];
+    assert_eq!((lane["pid"].as_u64(), &lane["wait"]), (Some(server.0.id().into()), &"adaptive".into()));
+    // Whether its processor is woken late is the machine's affair; if so, it is wrong, about that one alone, and only by name.
+    let limit = || document["facts"]["cpu"]["idle"][cpu.to_string()]["limit"].as_str();
+    let late = rows(&document, "idle-leaves-late");
+    if skip::need_unless_forced(
+        "netns_doctor_sees_where_lanes_run_and_how_they_wait",
+        !late.is_empty(),
+        Forced::Kernel,
+        "idle processors of this machine are woken soon enough",
+    ) {
+        let row = late[0];
+        assert_eq!((&row["severity"], &row["only_named"]), (&"wrong".into(), &true.into()), "{row}");
+        let changes = row["changes"].as_array().unwrap();
+        assert!(changes.len() == 1 && changes[0]["target"]["cpu"] == cpu, "{row}");
+        let state = state("idle");
+        let (document, code) = json(host, &["tune", "--dry-run", "idle-leaves-late", "--state", &state]);
+        let row = &document["rows"][0];
+        assert_eq!((&row["outcome"], row["before"].as_str(), code), (&"would".into(), limit(), 0), "{row}");
+        let (document, _) = json(host, &["tune", "--dry-run", "--all", "--state", &state]);
+        assert!(document["rows"].as_array().unwrap().iter().all(|row| row["finding"] != "idle-leaves-late"));
+    }
+    drop(server);
+    let (document, _) = json(host, &["doctor"]);
+    assert_eq!(document["facts"]["lanes"], Value::Array(Vec::new()));
+}

@@ -15,7 +15,7 @@ pub use flap::{FlapRow, FlapSample};
 pub use flood::{
     BENCH_FLOOD, FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS,
 };
-pub use rtt::{RttRow, RttSample};
+pub use rtt::{RttFigures, RttRow, RttSample};
 
 use crate::machine::Machine;
 use crate::stats::median;

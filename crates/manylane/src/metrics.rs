@@ -8,6 +8,7 @@ use manylane_sys::sock;
 use crate::counters::{Count, LaneCounters, LaneId};
 use crate::lane::LaneShared;
 use crate::socket::Handle;
+use crate::wait::WaitPolicy;
 
 impl Handle {
     /// Writes the counters of the socket in the text form of Prometheus (0.0.4): of each lane, and of those that were closed
@@ -31,6 +32,10 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
     family(out, "manylane_lanes", "gauge")?;
     for socket in &sockets {
         writeln!(out, "manylane_lanes{{{}}} {}", socket.labels, socket.lanes)?;
+    }
+    family(out, "manylane_waiting", "gauge")?;
+    for socket in &sockets {
+        writeln!(out, "manylane_waiting{{{},policy=\"{}\"}} 1", socket.labels, socket.waiting)?;
     }
     for at in 0..LaneCounters::default().named().len() {
         let name = format!("manylane_lane_{}_total", LaneCounters::default().named()[at].0);
@@ -93,6 +98,7 @@ fn escaped(label: &str) -> String {
 struct Seen {
     labels: String,
     lanes: usize,
+    waiting: WaitPolicy,
     counters: Vec<(String, LaneCounters)>,
     gauges: Vec<(LaneId, [Option<i64>; 5])>,
     refused: [(&'static str, u64); 2],
@@ -111,6 +117,7 @@ impl Seen {
         Self {
             labels: format!("socket=\"{address}\",engine=\"{engine}\""),
             lanes: all.lanes.len(),
+            waiting: handle.wait_policy(),
             counters,
             gauges: handle.lanes().iter().map(|lane| (lane.id, gauges(lane))).collect(),
             refused: [("denied", all.refused.denied), ("limited", all.refused.limited)],
@@ -155,6 +162,7 @@ mod tests {
             let labels = format!("socket=\"{}\",engine=\"mmsg\"", socket.local_addr());
             for line in [
                 format!("manylane_lanes{{{labels}}} 2"),
+                format!("manylane_waiting{{{labels},policy=\"sleep\"}} 1"),
                 format!("manylane_lane_delivered_total{{{labels},lane=\"1\"}} 0"),
                 format!("manylane_lane_queued_bytes{{{labels},lane=\"0\"}} 0"),
                 format!("manylane_refused_total{{{labels},reason=\"limited\"}} 0"),

@@ -542,6 +542,11 @@ impl Handle {
         (self.shared.addr, self.shared.config.engine)
     }
 
+    /// How its lanes wait.
+    pub(crate) fn wait_policy(&self) -> WaitPolicy {
+        self.shared.config.wait
+    }
+
     pub(crate) fn lanes(&self) -> Vec<Arc<LaneShared>> {
         self.shared.lanes()
     }

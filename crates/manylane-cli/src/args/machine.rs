@@ -41,7 +41,8 @@ pub(crate) struct TuneArgs {
     /// Findings of `manylane doctor` to act on, such as rmem-max-small or gro-off:eth0; with --undo, what to take back
     #[arg(value_name = "FINDING")]
     pub(crate) findings: Vec<String>,
-    /// Act on all findings, but for those that have to be named since others pay for them (halts-at-once)
+    /// Act on all findings, but for those that have to be named since others pay for them (halts-at-once, idle-leaves-late,
+    /// autogroup-shares)
     #[arg(long, conflicts_with = "findings")]
     pub(crate) all: bool,
     /// Show what would be changed, and change nothing

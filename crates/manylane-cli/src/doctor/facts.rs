@@ -36,6 +36,8 @@ pub(crate) struct Facts {
     pub(crate) sockets: Vec<Socket>,
     /// The processes that have one of [`Facts::sockets`].
     pub(crate) programs: Vec<Program>,
+    /// Lanes of running programs, as far as these open a door and let this user in.
+    pub(crate) lanes: Vec<Lane>,
     /// Whether the user asked for a process or a port.
     pub(crate) asked: bool,
     /// What could not be seen, by name: `sysfs`, `softnet`, `processes`, … with the reason.
@@ -91,8 +93,48 @@ pub(crate) struct Cpu {
     /// Nanoseconds that an idle processor of a virtual machine looks for work at most before it halts, where the kernel has
     /// `haltpoll` (Linux 5.4).
     pub(crate) halt_poll_ns: Option<u64>,
+    /// How each may idle, where the kernel has a choice of states and can be told how late one may be left.
+    pub(crate) idle: BTreeMap<usize, Idle>,
     /// NUMA node of each, where the kernel tells.
     pub(crate) nodes: BTreeMap<usize, u32>,
+}
+
+/// How a processor may idle.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Idle {
+    /// Microseconds that each state takes to be left, by the kernel's table; those that are switched off are not in here.
+    pub(crate) latencies: Vec<u64>,
+    /// Microseconds that it may take at most (`pm_qos_resume_latency_us`): `0` for no limit, `n/a` for none at all.
+    pub(crate) limit: String,
+}
+
+impl Idle {
+    /// The longest that leaving a state may take now.
+    pub(crate) fn longest(&self) -> u64 {
+        let limit = match self.limit.as_str() {
+            "n/a" => 0,
+            limit => limit.parse().ok().filter(|limit| *limit > 0).unwrap_or(u64::MAX),
+        };
+        self.latencies.iter().copied().filter(|latency| *latency <= limit).max().unwrap_or(0)
+    }
+
+    /// Whether the processor never leaves off looking for work.
+    pub(crate) fn only_looks(&self) -> bool {
+        self.limit == "n/a"
+    }
+}
+
+/// A lane that a thread serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lane {
+    pub(crate) pid: u32,
+    pub(crate) thread: u64,
+    pub(crate) socket: String,
+    pub(crate) lane: String,
+    /// How it waits (`manylane::WaitPolicy`); none of programs that are run, which wait as they like.
+    pub(crate) wait: Option<String>,
+    /// Processors that the thread may run on.
+    pub(crate) cpus: Vec<usize>,
 }
 
 /// A network device.

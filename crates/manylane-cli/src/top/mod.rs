@@ -7,7 +7,7 @@
 
 mod draw;
 mod look;
-mod page;
+pub(crate) mod page;
 mod view;
 
 use std::io::{self, IsTerminal};

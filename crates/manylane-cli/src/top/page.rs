@@ -3,21 +3,21 @@
 
 /// One line of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sample<'a> {
-    pub(super) name: &'a str,
+pub(crate) struct Sample<'a> {
+    pub(crate) name: &'a str,
     labels: Vec<(&'a str, String)>,
-    pub(super) value: u64,
+    pub(crate) value: u64,
 }
 
 impl Sample<'_> {
     /// The text of a label; empty without it.
-    pub(super) fn label(&self, name: &str) -> &str {
+    pub(crate) fn label(&self, name: &str) -> &str {
         self.labels.iter().find(|(label, _)| *label == name).map_or("", |(_, text)| text)
     }
 }
 
 /// The samples of a page.
-pub(super) fn samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
+pub(crate) fn samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
     page.lines().filter(|line| !line.starts_with('#')).filter_map(sample)
 }
 

@@ -138,6 +138,26 @@ fn what_was_changed_goes_back_and_only_once() {
 }
 
 #[test]
+fn a_limit_of_idle_states_goes_back_to_what_it_was_for_each_processor() {
+    // No limit, and one of somebody's: what is read is what has to be written.
+    let place = Place::new("idle");
+    let target = |cpu| Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
+    let fake = fake();
+    fake.set(&target(0), "0");
+    fake.set(&target(1), "55");
+    assert_eq!(place.apply(&fake, &target(0), "n/a").unwrap(), Outcome::Done);
+    assert_eq!(place.apply(&fake, &target(1), "n/a").unwrap(), Outcome::Done);
+    assert_eq!(place.apply(&fake, &target(1), "n/a").unwrap(), Outcome::Already);
+    assert_eq!(place.undo(&fake), [Outcome::Done, Outcome::Done]);
+    assert_eq!((fake.value(&target(0)), fake.value(&target(1))), ("0".into(), "55".into()));
+    // No limit is not the same as none at all.
+    place.apply(&fake, &target(0), "10").unwrap();
+    fake.set(&target(0), "n/a");
+    assert_eq!(place.undo(&fake), [Outcome::Foreign]);
+    assert_eq!(fake.value(&target(0)), "n/a");
+}
+
+#[test]
 fn what_is_right_already_is_not_taken_back() {
     let (place, fake) = (Place::new("right"), fake());
     assert_eq!(place.apply(&fake, &sysctl(), "100").unwrap(), Outcome::Already);

@@ -35,10 +35,10 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
             row.placement,
             row.mode,
             row.contender(),
-            row.p50_ns / 1e3,
-            row.p99_ns / 1e3,
-            share(row, base, |sample| sample.p50_ns),
-            share(row, base, |sample| sample.p99_ns),
+            row.rtt.p50_ns / 1e3,
+            row.rtt.p99_ns / 1e3,
+            share(row, base, |sample| sample.rtt.p50_ns),
+            share(row, base, |sample| sample.rtt.p99_ns),
             BASELINE.0,
             BASELINE.1,
         ));
@@ -50,17 +50,17 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
             row.placement,
             row.load(),
             row.contender(),
-            row.server_cores,
+            row.rtt.server_cores,
             spin.wait,
-            spin.server_cores,
-            share(row, spin, |sample| sample.p99_ns),
+            spin.rtt.server_cores,
+            share(row, spin, |sample| sample.rtt.p99_ns),
         ));
     }
     for row in rows.iter().filter(|row| row.mode == "idle" && row.wait == "adaptive") {
         said.push(format!(
             "{} costs {:.3} % of a processor while idle.",
             row.contender(),
-            row.server_cores * 100.0
+            row.rtt.server_cores * 100.0
         ));
     }
     said
@@ -134,8 +134,8 @@ fn section(page: &mut String, title: &str, rows: &[RttRow]) -> Result<()> {
         };
         let legend = legend(&names);
         for (what, value) in [
-            ("half of the answers (p50)", (|s| s.p50_ns / 1e3) as fn(&crate::schema::RttSample) -> f64),
-            ("99 % of the answers (p99)", |s| s.p99_ns / 1e3),
+            ("half of the answers (p50)", (|s| s.rtt.p50_ns / 1e3) as fn(&crate::schema::RttSample) -> f64),
+            ("99 % of the answers (p99)", |s| s.rtt.p99_ns / 1e3),
         ] {
             figure(
                 page,
@@ -150,7 +150,7 @@ fn section(page: &mut String, title: &str, rows: &[RttRow]) -> Result<()> {
             &format!("{receiver}: processors kept busy by the answering thread"),
             "Lower is better.",
             &legend,
-            &plots::lines(&loads, "requests", "processors", &series(&loads, |s| s.server_cores))?,
+            &plots::lines(&loads, "requests", "processors", &series(&loads, |s| s.rtt.server_cores))?,
         );
     }
     table(page, rows)?;
@@ -173,7 +173,7 @@ fn table(page: &mut String, rows: &[RttRow]) -> Result<()> {
     for row in rows {
         let micros =
             |nanos: f64| if row.mode == "idle" { "–".into() } else { format!("{:.1}", nanos / 1e3) };
-        let spread = Summary::of(row.samples.iter().map(|sample| sample.p99_ns / 1e3));
+        let spread = Summary::of(row.samples.iter().map(|sample| sample.rtt.p99_ns / 1e3));
         let quartiles = spread.filter(|_| row.mode != "idle");
         writeln!(
             page,
@@ -183,16 +183,16 @@ fn table(page: &mut String, rows: &[RttRow]) -> Result<()> {
             escape(&row.load()),
             number(row.figures.delivered_pps),
             row.figures.loss * 100.0,
-            micros(row.p50_ns),
-            micros(row.p90_ns),
-            micros(row.p99_ns),
+            micros(row.rtt.p50_ns),
+            micros(row.rtt.p90_ns),
+            micros(row.rtt.p99_ns),
             quartiles
                 .map_or_else(|| "–".into(), |s| format!("{:.1}–{:.1}", s.lower_quartile, s.upper_quartile)),
-            micros(row.p999_ns),
-            micros(row.max_ns),
-            micros(row.behind_p99_ns),
-            row.server_cores,
-            row.machine_cores,
+            micros(row.rtt.p999_ns),
+            micros(row.rtt.max_ns),
+            micros(row.rtt.behind_p99_ns),
+            row.rtt.server_cores,
+            row.rtt.machine_cores,
         )?;
     }
     page.push_str("</tbody></table></div>\n");
@@ -202,7 +202,7 @@ fn table(page: &mut String, rows: &[RttRow]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{BENCH_RTT, RttSample, Sample};
+    use crate::schema::{BENCH_RTT, RttFigures, RttSample, Sample};
 
     fn row(receiver: &str, wait: &str, mode: &str, p99_ns: f64, server_cores: f64) -> RttRow {
         let sample = Sample {
@@ -219,14 +219,16 @@ mod tests {
         };
         let seen = |round: usize| RttSample {
             sample,
-            p50_ns: p99_ns / 2.0 + round as f64,
-            p90_ns: p99_ns,
-            p99_ns: p99_ns + round as f64,
-            p999_ns: p99_ns,
-            max_ns: p99_ns + 10.0 * round as f64,
-            behind_p99_ns: 100.0,
-            server_cores,
-            machine_cores: 2.0,
+            rtt: RttFigures {
+                p50_ns: p99_ns / 2.0 + round as f64,
+                p90_ns: p99_ns,
+                p99_ns: p99_ns + round as f64,
+                p999_ns: p99_ns,
+                max_ns: p99_ns + 10.0 * round as f64,
+                behind_p99_ns: 100.0,
+                server_cores,
+                machine_cores: 2.0,
+            },
         };
         RttRow {
             wait: wait.into(),
@@ -273,6 +275,11 @@ mod tests {
         let page = html(&document).unwrap();
         assert!(page.contains("<svg") && page.matches("<tr").count() == 1 + 5);
         let text = serde_json::to_string(&document).unwrap();
+        // What rows and samples share is among their own, for whoever reads the document.
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        for of in [&value["rows"][0], &value["rows"][0]["samples"][4]] {
+            assert!(of["rtt"].is_null() && of["p50_ns"].is_f64() && of["machine_cores"] == 2.0, "{of}");
+        }
         assert_eq!(serde_json::from_str::<Document<BenchSettings, RttRow>>(&text).unwrap(), document);
         assert!(html(&Document::new(BENCH_RTT, BenchSettings::default(), Vec::new())).is_ok());
     }

@@ -5,12 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::{Figures, Sample};
 use crate::stats::median;
 
-/// One sample of `bench rtt`: one contender, one stretch of requests. Times count from when a request was due.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct RttSample {
-    /// What every sample has: sent are the requests that were due, delivered the answers.
-    #[serde(flatten)]
-    pub sample: Sample,
+/// What came of one stretch of requests, or of several: how long answers took, and what that cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct RttFigures {
     /// Nanoseconds that half of the answers took at most.
     pub p50_ns: f64,
     /// Nanoseconds that 90 % of them took at most.
@@ -19,7 +16,7 @@ pub struct RttSample {
     pub p99_ns: f64,
     /// Nanoseconds that 99.9 % of them took at most.
     pub p999_ns: f64,
-    /// Nanoseconds that the last one took.
+    /// Nanoseconds that the last one took; of several stretches the longest of all: medians hide what happens rarely.
     pub max_ns: f64,
     /// Nanoseconds that the generator was behind its own schedule at most, for 99 % of the requests.
     pub behind_p99_ns: f64,
@@ -27,6 +24,34 @@ pub struct RttSample {
     pub server_cores: f64,
     /// Processors that were busy on the machine, with the generator, which never sleeps but in `idle`.
     pub machine_cores: f64,
+}
+
+impl RttFigures {
+    /// Of several stretches: medians, but for the longest time.
+    fn of(samples: &[RttSample]) -> Self {
+        let middle = |value: fn(&Self) -> f64| median(samples.iter().map(|seen| value(&seen.rtt)));
+        Self {
+            p50_ns: middle(|seen| seen.p50_ns),
+            p90_ns: middle(|seen| seen.p90_ns),
+            p99_ns: middle(|seen| seen.p99_ns),
+            p999_ns: middle(|seen| seen.p999_ns),
+            max_ns: samples.iter().map(|seen| seen.rtt.max_ns).fold(0.0, f64::max),
+            behind_p99_ns: middle(|seen| seen.behind_p99_ns),
+            server_cores: middle(|seen| seen.server_cores),
+            machine_cores: middle(|seen| seen.machine_cores),
+        }
+    }
+}
+
+/// One sample of `bench rtt`: one contender, one stretch of requests. Times count from when a request was due.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RttSample {
+    /// What every sample has: sent are the requests that were due, delivered the answers.
+    #[serde(flatten)]
+    pub sample: Sample,
+    /// What came of it.
+    #[serde(flatten)]
+    pub rtt: RttFigures,
 }
 
 /// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the samples.
@@ -45,22 +70,9 @@ pub struct RttRow {
     pub rate: Option<f64>,
     /// How requests of an open loop follow each other: `even` or `chance`.
     pub arrivals: String,
-    /// See [`RttSample`].
-    pub p50_ns: f64,
-    /// See [`RttSample`].
-    pub p90_ns: f64,
-    /// See [`RttSample`].
-    pub p99_ns: f64,
-    /// See [`RttSample`].
-    pub p999_ns: f64,
-    /// The longest of all samples: medians hide what happens rarely.
-    pub max_ns: f64,
-    /// See [`RttSample`].
-    pub behind_p99_ns: f64,
-    /// See [`RttSample`].
-    pub server_cores: f64,
-    /// See [`RttSample`].
-    pub machine_cores: f64,
+    /// The medians.
+    #[serde(flatten)]
+    pub rtt: RttFigures,
     /// The raw samples.
     pub samples: Vec<RttSample>,
 }
@@ -68,17 +80,9 @@ pub struct RttRow {
 impl RttRow {
     /// A row of the medians of `samples`.
     pub fn of(receiver: &str, size: usize, samples: Vec<RttSample>) -> Self {
-        let middle = |value: fn(&RttSample) -> f64| median(samples.iter().map(value));
         Self {
             figures: Figures::of(receiver, 1, 1, size, samples.iter().map(|seen| &seen.sample)),
-            p50_ns: middle(|seen| seen.p50_ns),
-            p90_ns: middle(|seen| seen.p90_ns),
-            p99_ns: middle(|seen| seen.p99_ns),
-            p999_ns: middle(|seen| seen.p999_ns),
-            max_ns: samples.iter().map(|seen| seen.max_ns).fold(0.0, f64::max),
-            behind_p99_ns: middle(|seen| seen.behind_p99_ns),
-            server_cores: middle(|seen| seen.server_cores),
-            machine_cores: middle(|seen| seen.machine_cores),
+            rtt: RttFigures::of(&samples),
             samples,
             ..Self::default()
         }

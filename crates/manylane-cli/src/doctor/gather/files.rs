@@ -42,6 +42,13 @@ impl Files {
         Some(manylane_testbed::machine::parse_cpu_list(&self.text(path)?))
     }
 
+    /// The processors that a thread may run on, by its `status`.
+    pub(crate) fn allowed_cpus(&self, status: &str) -> Option<Vec<usize>> {
+        let text = self.text(status)?;
+        let list = text.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some(manylane_testbed::machine::parse_cpu_list(list.trim()))
+    }
+
     /// A mask such as `3` or `ff,00000001`.
     pub(crate) fn mask(&self, path: &str) -> Option<Vec<usize>> {
         Some(cpus_of(&self.text(path)?))

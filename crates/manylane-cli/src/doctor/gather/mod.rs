@@ -7,6 +7,7 @@
 //! | [`system`] | settings, processors, privileges |
 //! | [`devices`] | what the files say of devices; netlink comes before it |
 //! | [`sockets`] | UDP sockets, who has them and who waits on them |
+//! | [`lanes`] | lanes of running programs, and how they wait |
 
 pub(crate) mod counters;
 pub(crate) mod devices;
@@ -14,6 +15,7 @@ pub(crate) mod files;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod from_folders;
+mod lanes;
 mod sockets;
 pub(crate) mod system;
 
@@ -38,6 +40,7 @@ pub(crate) fn everything(asked: Asked) -> Facts {
     let links = links(&mut facts);
     from_files(&files, links, &mut facts);
     sockets::gather(&files, asked, &mut facts);
+    lanes::gather(&files, &mut facts);
     buffers(&mut facts);
     facts
 }

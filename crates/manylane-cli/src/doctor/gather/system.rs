@@ -1,10 +1,10 @@
 //! Settings of the kernel, processors, and what this process may do.
 
-use super::super::facts::Facts;
+use super::super::facts::{Facts, Idle};
 use super::files::Files;
 
 /// Settings that rules look at.
-const SYSCTLS: [&str; 14] = [
+const SYSCTLS: [&str; 15] = [
     "net.core.rmem_max",
     "net.core.rmem_default",
     "net.core.netdev_max_backlog",
@@ -19,6 +19,7 @@ const SYSCTLS: [&str; 14] = [
     "kernel.unprivileged_bpf_disabled",
     "kernel.io_uring_disabled",
     "kernel.numa_balancing",
+    "kernel.sched_autogroup_enabled",
 ];
 
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {
@@ -64,12 +65,26 @@ fn cpu(files: &Files, facts: &mut Facts) {
         }
         let governor = files.text(&format!("{CPUS}/cpu{number}/cpufreq/scaling_governor"));
         cpu.governors.extend(governor.map(|governor| (number, governor)));
+        cpu.idle.extend(idle(files, &format!("{CPUS}/cpu{number}")).map(|idle| (number, idle)));
     }
     for node in files.names("sys/devices/system/node") {
         let Some(number) = node.strip_prefix("node").and_then(|number| number.parse().ok()) else { continue };
         let members = files.list(&format!("sys/devices/system/node/{node}/cpulist")).unwrap_or_default();
         cpu.nodes.extend(members.into_iter().map(|cpu| (cpu, number)));
     }
+}
+
+/// How the processor of this folder may idle.
+fn idle(files: &Files, folder: &str) -> Option<Idle> {
+    let limit = files.text(&format!("{folder}/power/pm_qos_resume_latency_us"))?;
+    let states = files.names(&format!("{folder}/cpuidle"));
+    let state = |name: &String| {
+        let state = format!("{folder}/cpuidle/{name}");
+        let is_off = files.number(&format!("{state}/disable")).is_some_and(|off| off != 0);
+        files.number(&format!("{state}/latency")).filter(|_| !is_off)
+    };
+    let latencies: Vec<u64> = states.iter().filter_map(state).collect();
+    (!latencies.is_empty()).then_some(Idle { latencies, limit })
 }
 
 fn irqbalance(files: &Files, facts: &mut Facts) {

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use super::super::facts::{Device, Facts, Irq, Privileges};
+use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
 use super::files::Files;
-use super::{Asked, from_files, sockets};
+use super::{Asked, from_files, lanes, sockets};
 
 /// A root, gone when this value is.
 struct Root(PathBuf);
@@ -70,6 +70,14 @@ fn settings_processors_and_privileges() {
         ("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave\n"),
         ("sys/devices/system/cpu/cpuidle/current_governor", "haltpoll\n"),
         ("sys/module/haltpoll/parameters/guest_halt_poll_ns", "0\n"),
+        ("sys/devices/system/cpu/cpu0/power/pm_qos_resume_latency_us", "n/a\n"),
+        ("sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "0\n"),
+        ("sys/devices/system/cpu/cpu0/cpuidle/state0/disable", "0\n"),
+        ("sys/devices/system/cpu/cpu0/cpuidle/state1/latency", "2\n"),
+        ("sys/devices/system/cpu/cpu0/cpuidle/state2/latency", "170\n"),
+        ("sys/devices/system/cpu/cpu0/cpuidle/state2/disable", "1\n"),
+        // Without a choice there is nothing to limit.
+        ("sys/devices/system/cpu/cpu1/power/pm_qos_resume_latency_us", "0\n"),
         ("sys/devices/system/node/node0/cpulist", "0-1\n"),
         ("sys/devices/system/node/node1/cpulist", "2-3\n"),
         ("proc/12/comm", "bash\n"),
@@ -92,6 +100,7 @@ fn settings_processors_and_privileges() {
         (vec![vec![0, 2]], [(1, "powersave".into())].into())
     );
     assert_eq!((facts.cpu.idle_governor.as_deref(), facts.cpu.halt_poll_ns), (Some("haltpoll"), Some(0)));
+    assert_eq!(facts.cpu.idle, [(0, Idle { latencies: vec![0, 2], limit: "n/a".into() })].into());
     assert_eq!(facts.cpu.nodes, [(0, 0), (1, 0), (2, 1), (3, 1)].into());
     assert_eq!(facts.irqbalance, Some(345));
     // What is not there is told.
@@ -266,4 +275,41 @@ fn a_thread_that_waits_by_epoll_waits_for_what_is_in_there() {
     let mut facts = Facts::default();
     sockets::gather(&root.files(), Asked { pid: Some(20), port: None }, &mut facts);
     assert_eq!(facts.programs[0].waiting, [(501, 3)].into());
+}
+
+#[test]
+fn lanes_are_those_that_threads_serve_and_wait_as_their_socket_does() {
+    let root = Root::new("lanes");
+    root.write(&[
+        ("proc/7/task/71/status", "Name:\techo\nCpus_allowed:\t4\nCpus_allowed_list:\t2\n"),
+        ("proc/90/task/91/status", "Name:\tserver\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3\n"),
+    ]);
+    let of_library = "manylane_waiting{socket=\"[::]:53\",engine=\"xdp\",policy=\"adaptive\"} 1\n\
+         manylane_waiting{socket=\"[::]:54\",engine=\"mmsg\",policy=\"sleep\"} 1\n\
+         manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"0\"} 5\n\
+         manylane_lane_thread{socket=\"[::]:53\",engine=\"xdp\",lane=\"0\"} 71\n\
+         manylane_lane_thread{socket=\"[::]:54\",engine=\"mmsg\",lane=\"3\"} 72\n";
+    let lane = |pid, thread, socket: &str, lane: &str, wait: Option<&str>, cpus: &[usize]| Lane {
+        pid,
+        thread,
+        socket: socket.into(),
+        lane: lane.into(),
+        wait: wait.map(Into::into),
+        cpus: cpus.into(),
+    };
+    assert_eq!(
+        lanes::lanes(&root.files(), 7, of_library),
+        [
+            lane(7, 71, "[::]:53", "0", Some("adaptive"), &[2]),
+            // Its thread has gone meanwhile.
+            lane(7, 72, "[::]:54", "3", Some("sleep"), &[]),
+        ]
+    );
+    // Of a program that is run, the threads are its own, and so is how they wait.
+    let of_launcher = "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"1\",pid=\"90\",tid=\"91\"} 11\n\
+         manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"x\",tid=\"91\"} 11\n";
+    assert_eq!(
+        lanes::lanes(&root.files(), 8, of_launcher),
+        [lane(90, 91, "0.0.0.0:9", "1", None, &[0, 1, 2, 3])]
+    );
 }

@@ -1,9 +1,11 @@
 //! Processors.
 
 use super::super::change::{Change, Target};
-use super::super::facts::Facts;
+use std::collections::BTreeSet;
+
+use super::super::facts::{Facts, Idle, Lane};
 use super::super::finding::Severity;
-use super::{Found, Rule, list};
+use super::{Found, Rule, count, list};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -14,11 +16,25 @@ pub(super) const RULES: &[Rule] = &[
         judge: governor_slow,
     },
     Rule {
+        id: "autogroup-shares",
+        cost: 27,
+        meaning: "Threads of one session share the weight of one thread (autogroup), over all processors, with lanes among them that wait by `adaptive`: where another program or a thread of the kernel runs on its processor, such a lane is owed little, and waits for a tick once that is used up.",
+        remedy: "`sysctl -w kernel.sched_autogroup_enabled=0`, before the program is started; or more weight for its session: `echo -10 > /proc/PID/autogroup`. Programs that a desktop's user starts then weigh by their threads again.",
+        judge: autogroup_shares,
+    },
+    Rule {
         id: "halts-at-once",
         cost: 26,
         meaning: "Idle processors of this virtual machine halt without looking for work first: the hypervisor wakes them, tens of microseconds late, and each lane that sleeps pays for that.",
-        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has processors to spare: idle ones then look for so many nanoseconds at most, which the host sees as work. For the processors of lanes alone, `echo n/a > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us`: such a one never halts.",
+        remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has processors to spare: idle ones then look for so many nanoseconds at most, which the host sees as work. For the processors of lanes alone, see `idle-leaves-late`.",
         judge: halts_at_once,
+    },
+    Rule {
+        id: "idle-leaves-late",
+        cost: 25,
+        meaning: "Processors of lanes (all, where no program with lanes is seen) may idle in a state that they leave late: each lane that sleeps pays for that. Wrong only where lanes wait by `adaptive`, which then cannot answer as early as one that spins; else a note.",
+        remedy: "`echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us` (microseconds; 0 for no limit) for the processors of lanes, where latency counts more than power: what idles less deeply draws more, and leaves less for the cores beside it. `n/a` in a virtual machine that halts at once: such a processor never halts, which the host sees as work.",
+        judge: idle_leaves_late,
     },
     Rule {
         id: "smt-shared",
@@ -64,6 +80,23 @@ fn governor_slow(facts: &Facts, found: &mut Found<'_>) {
     finding.run = vec!["cpupower frequency-set -g performance".into()];
 }
 
+fn autogroup_shares(facts: &Facts, found: &mut Found<'_>) {
+    let is_adaptive = |lane: &&Lane| lane.wait.as_deref() == Some("adaptive");
+    let lanes = facts.lanes.iter().filter(is_adaptive).count() as u64;
+    // Not every kernel has it.
+    if facts.sysctl("kernel.sched_autogroup_enabled").unwrap_or(0) == 0 || lanes == 0 {
+        return;
+    }
+    found
+        .add(
+            Severity::Note,
+            format!("{} that waits by adaptive, in a session whose threads share the weight of one", count(lanes, "lane")),
+            "It gives its processor away when it sleeps, and may have to wait until the next tick for it if others are there. Takes effect for programs that are started later.",
+        )
+        // Desktops have it for good reason.
+        .set_if_named(Change::sysctl("kernel.sched_autogroup_enabled", 0));
+}
+
 fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
     /// The kernel's own setting: who has another one has chosen it.
     const USUAL_NS: u64 = 200_000;
@@ -77,6 +110,10 @@ fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
         }
     }
     match facts.cpu.halt_poll_ns {
+        // Nothing halts.
+        Some(0)
+            if facts.cpu.idle.len() >= facts.cpu.online.len().max(1)
+                && facts.cpu.idle.values().all(Idle::only_looks) => {}
         Some(0) => {
             let target =
                 Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
@@ -91,6 +128,71 @@ fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
         }
         Some(_) => {}
         None => found.unknown("/sys/module/haltpoll/parameters cannot be read"),
+    }
+}
+
+fn idle_leaves_late(facts: &Facts, found: &mut Found<'_>) {
+    /// Microseconds: about what an interrupt and the scheduler take anyway. The first states of most processors are left sooner.
+    const SOON_US: u64 = 10;
+    let cpu = &facts.cpu;
+    if cpu.idle.is_empty() {
+        return found.unknown(
+            "the kernel does not tell how late its processors leave idle states, or takes no limit (no cpuidle, no pm_qos_resume_latency_us)",
+        );
+    }
+    // What halting costs a virtual machine, its table of states does not know.
+    let halts = match (cpu.idle_governor.as_deref(), cpu.halt_poll_ns) {
+        (Some("haltpoll"), Some(0)) => true,
+        // It looks first.
+        (Some("haltpoll"), Some(_)) => return,
+        (Some("haltpoll"), None) => {
+            return found.unknown("/sys/module/haltpoll/parameters cannot be read");
+        }
+        _ => false,
+    };
+    let is_late = |idle: &Idle| if halts { !idle.only_looks() } else { idle.longest() > SOON_US };
+    let late_of = |cpus: BTreeSet<usize>| -> Vec<usize> {
+        cpus.into_iter().filter(|number| cpu.idle.get(number).is_some_and(is_late)).collect()
+    };
+    let cpus_of = |lanes: &[&Lane]| lanes.iter().flat_map(|lane| &lane.cpus).copied().collect();
+    let all: Vec<&Lane> = facts.lanes.iter().filter(|lane| !lane.cpus.is_empty()).collect();
+    let adaptive: Vec<&Lane> =
+        all.iter().copied().filter(|lane| lane.wait.as_deref() == Some("adaptive")).collect();
+    let (severity, late, whose) = match (late_of(cpus_of(&adaptive)), late_of(cpus_of(&all))) {
+        (late, _) if !late.is_empty() => (Severity::Wrong, late, ", where lanes wait by adaptive,"),
+        (_, late) if !late.is_empty() => (Severity::Note, late, ", where lanes run,"),
+        _ if all.is_empty() => (Severity::Note, late_of(cpu.online.iter().copied().collect()), ""),
+        _ => return,
+    };
+    let longest = late.iter().filter_map(|number| cpu.idle.get(number)).map(Idle::longest).max();
+    let Some(longest) = longest else { return };
+    let processors = list(&late);
+    let (seen, value) = if halts {
+        let seen = format!(
+            "idle processors {processors}{whose} halt at once, and the hypervisor has to start them again"
+        );
+        (seen, "n/a".to_owned())
+    } else {
+        let seen =
+            format!("idle processors {processors}{whose} may go into states that take {longest} µs to leave");
+        (seen, SOON_US.to_string())
+    };
+    let finding = found.add(
+        severity,
+        seen,
+        "A lane that sleeps there is woken so much later. To leave sooner costs power, and what shares it, all the time: it is for processors whose lanes have to answer early.",
+    );
+    for &cpu in &late {
+        let target = Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
+        finding.set_if_named(Change::new(target, &value));
+    }
+    if late.len() > 1 {
+        // One line for all.
+        let numbers: Vec<String> = late.iter().map(ToString::to_string).collect();
+        finding.run = vec![format!(
+            "for n in {}; do echo {value} > /sys/devices/system/cpu/cpu$n/power/pm_qos_resume_latency_us; done",
+            numbers.join(" ")
+        )];
     }
 }
 

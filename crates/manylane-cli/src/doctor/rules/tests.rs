@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::change::{Change, Target};
 use super::super::facts::{
-    Channels, Coalescing, Cpu, Device, DeviceCounters, Facts, Feature, Irq, Losses, Privileges, Program,
-    Ring, Socket, Softnet, Udp,
+    Channels, Coalescing, Cpu, Device, DeviceCounters, Facts, Feature, Idle, Irq, Lane, Losses, Privileges,
+    Program, Ring, Socket, Softnet, Udp,
 };
 use super::super::finding::{Finding, Severity};
 use super::{all, judge};
@@ -65,6 +65,8 @@ fn well() -> Facts {
             governors: [(0, "performance".to_owned()), (1, "performance".to_owned())].into(),
             idle_governor: Some("menu".into()),
             nodes: [(0, 0), (1, 0)].into(),
+            // Looks, halts, halts and slows down.
+            idle: [0, 1].map(|cpu| (cpu, Idle { latencies: vec![0, 1, 10], limit: "0".into() })).into(),
             ..Cpu::default()
         },
         devices: vec![
@@ -108,6 +110,10 @@ fn program(waiting: u32, beyond: Option<&str>) -> Program {
         on_lanes: false,
         beyond: beyond.map(Into::into),
     }
+}
+
+fn lane(wait: &str, cpus: &[usize]) -> Lane {
+    Lane { pid: 4711, wait: Some(wait.into()), cpus: cpus.into(), ..Lane::default() }
 }
 
 /// Changes what was seen.
@@ -177,8 +183,19 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
         ("governor-slow", Note, |f| {
             f.cpu.governors.insert(1, "powersave".into());
         }),
+        ("autogroup-shares", Note, |f| {
+            f.sysctls.insert("kernel.sched_autogroup_enabled".into(), 1);
+            f.lanes = vec![lane("sleep", &[0]), lane("adaptive", &[1])];
+        }),
         ("halts-at-once", Note, |f| {
             (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
+            // But for the processors of lanes.
+            (f.lanes, f.cpu.idle.get_mut(&1).unwrap().limit) = (vec![lane("sleep", &[1])], "n/a".into());
+        }),
+        ("idle-leaves-late", Note, |f| f.cpu.idle.get_mut(&1).unwrap().latencies.push(133)),
+        ("idle-leaves-late", Wrong, |f| {
+            f.cpu.idle.get_mut(&1).unwrap().latencies.push(133);
+            f.lanes = vec![lane("adaptive", &[1])];
         }),
         ("smt-shared", Note, |f| f.cpu.siblings = vec![vec![0, 1]]),
         ("isolated-idle", Note, |f| f.cpu.isolated = vec![1]),
@@ -227,7 +244,7 @@ fn each_rule_fires_alone_on_what_it_is_about() {
 
 #[test]
 fn what_cannot_be_seen_is_unknown_and_not_well() {
-    let cases: [(&str, Cause); 17] = [
+    let cases: [(&str, Cause); 19] = [
         ("socket-drops", |f| drop(f.gaps.insert("sockets".into(), "x".into()))),
         ("receive-buffer-full", |f| f.losses.udp4 = None),
         ("udp-memory-full", |f| f.losses.udp4 = None),
@@ -250,6 +267,8 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
         ("governor-slow", |f| f.cpu.governors.clear()),
         ("halts-at-once", |f| f.cpu.idle_governor = None),
         ("halts-at-once", |f| f.cpu.idle_governor = Some("haltpoll".into())),
+        ("idle-leaves-late", |f| f.cpu.idle.clear()),
+        ("idle-leaves-late", |f| f.cpu.idle_governor = Some("haltpoll".into())),
         ("xdp-needs-privileges", |f| f.privileges.capabilities = None),
     ];
     for (id, hide) in cases {
@@ -329,12 +348,92 @@ fn what_the_host_pays_for_is_set_only_if_it_is_named() {
     let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
     assert!(target.is_of_the_machine() && finding.only_named);
     assert_eq!(finding.changes, [Change::new(target, 200_000)]);
-    // One that looks already, and another governor, for which the number means nothing.
+    // One whose processors all never halt, one that looks already, and another governor, for which the number means nothing.
+    let mut awake = well();
+    (awake.cpu.idle_governor, awake.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
+    awake.cpu.idle.values_mut().for_each(|idle| idle.limit = "n/a".into());
+    assert!(judge(&awake).findings.is_empty());
     assert!(judged("haltpoll", Some(50_000)).is_empty() && judged("menu", Some(0)).is_empty());
     // All others go by --all.
     let mut facts = well();
     facts.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
     assert!(!find(&judge(&facts).findings, "jit-off").only_named);
+}
+
+#[test]
+fn processors_of_lanes_are_to_leave_idle_states_soon() {
+    let target = |cpu| Target::CpuFile { cpu, file: "power/pm_qos_resume_latency_us".into() };
+    let set = |value: &str, cpus: &[usize]| -> Vec<Change> {
+        cpus.iter().map(|&cpu| Change::new(target(cpu), value)).collect()
+    };
+    // By what the machine is, and which lanes there are: how bad it is, and what would be set.
+    let judged = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = well();
+        facts.cpu.idle.values_mut().for_each(|idle| idle.latencies.push(133));
+        change(&mut facts);
+        let found = judge(&facts).findings.into_iter().find(|finding| finding.id == "idle-leaves-late");
+        found.map(|finding| {
+            assert!(
+                finding.only_named && finding.changes.iter().all(|change| change.target.is_of_the_machine())
+            );
+            (finding.severity, finding.changes, finding.run.join("; "))
+        })
+    };
+    let all = judged(&|_| {}).unwrap();
+    assert_eq!((all.0, all.1), (Severity::Note, set("10", &[0, 1])));
+    assert_eq!(
+        all.2,
+        "for n in 0 1; do echo 10 > /sys/devices/system/cpu/cpu$n/power/pm_qos_resume_latency_us; done"
+    );
+    // Where lanes are seen, it is about their processors; and those that wait for little come first.
+    let one = judged(&|f| f.lanes = vec![lane("sleep", &[1])]).unwrap();
+    assert_eq!((one.0, one.1), (Severity::Note, set("10", &[1])));
+    assert_eq!(one.2, "echo 10 > /sys/devices/system/cpu/cpu1/power/pm_qos_resume_latency_us");
+    let adaptive = judged(&|f| f.lanes = vec![lane("sleep", &[1]), lane("adaptive", &[0])]).unwrap();
+    assert_eq!((adaptive.0, adaptive.1), (Severity::Wrong, set("10", &[0])));
+    // Once theirs is done, the others are but a note.
+    let limited = |f: &mut Facts, cpu, limit: &str| f.cpu.idle.get_mut(&cpu).unwrap().limit = limit.into();
+    let rest = judged(&|f| {
+        f.lanes = vec![lane("sleep", &[1]), lane("adaptive", &[0])];
+        limited(f, 0, "10");
+    });
+    assert_eq!(rest.map(|rest| (rest.0, rest.1)), Some((Severity::Note, set("10", &[1]))));
+    for (limit, is_enough) in [("10", true), ("n/a", true), ("132", true), ("133", false), ("0", false)] {
+        let found = judged(&|f| {
+            f.lanes = vec![lane("adaptive", &[0])];
+            limited(f, 0, limit);
+        });
+        assert_eq!(found.is_none(), is_enough, "{limit}");
+    }
+    // A virtual machine that halts at once: whatever its table says, and no number helps.
+    let guest = |nanos, limit: &'static str| {
+        judged(&move |f| {
+            (f.cpu.idle_governor, f.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(nanos));
+            f.cpu.idle.values_mut().for_each(|idle| idle.latencies = vec![0, 1]);
+            f.lanes = vec![lane("adaptive", &[1])];
+            limited(f, 1, limit);
+        })
+    };
+    let halts = guest(0, "1").unwrap();
+    assert_eq!((halts.0, halts.1), (Severity::Wrong, set("n/a", &[1])));
+    assert!(guest(0, "n/a").is_none() && guest(200_000, "0").is_none());
+}
+
+#[test]
+fn weights_of_sessions_matter_to_lanes_that_give_their_processor_away() {
+    let judged = |enabled: u64, wait: &str| {
+        let mut facts = well();
+        facts.sysctls.insert("kernel.sched_autogroup_enabled".into(), enabled);
+        facts.lanes = vec![lane(wait, &[1])];
+        judge(&facts).findings
+    };
+    let findings = judged(1, "adaptive");
+    let finding = find(&findings, "autogroup-shares");
+    assert!(finding.only_named);
+    assert_eq!(finding.changes, [Change::sysctl("kernel.sched_autogroup_enabled", 0)]);
+    assert!(
+        judged(0, "adaptive").is_empty() && judged(1, "sleep").is_empty() && judged(1, "spin:5").is_empty()
+    );
 }
 
 #[test]

@@ -22,7 +22,7 @@ use self::place::Placement;
 use super::sample::{Busy, go_on};
 use super::{Director, Limits, Options, Setup, Trial, crowded, no_loss_rate};
 use crate::receiver::{Kind, ReceiverOptions, Running, Work};
-use crate::schema::{BENCH_RTT, BenchSettings, Document, RttRow, RttSample, Sample};
+use crate::schema::{BENCH_RTT, BenchSettings, Document, RttFigures, RttRow, RttSample, Sample};
 use crate::stats::interleaved;
 
 /// Shares of the no-loss rate that open loops run at unless the user gives rates.
@@ -311,14 +311,16 @@ fn summary(
             kernel_dropped,
             taken: None,
         },
-        p50_ns: at(0.5),
-        p90_ns: at(0.9),
-        p99_ns: at(0.99),
-        p999_ns: at(0.999),
-        max_ns: asked.latency.max() as f64,
-        behind_p99_ns: asked.behind.value_at_quantile(0.99) as f64,
-        server_cores: cores(server),
-        machine_cores: cores(busy),
+        rtt: RttFigures {
+            p50_ns: at(0.5),
+            p90_ns: at(0.9),
+            p99_ns: at(0.99),
+            p999_ns: at(0.999),
+            max_ns: asked.latency.max() as f64,
+            behind_p99_ns: asked.behind.value_at_quantile(0.99) as f64,
+            server_cores: cores(server),
+            machine_cores: cores(busy),
+        },
     }
 }
 

@@ -1,0 +1,65 @@
+//! Lanes of running programs, how they wait, and the processors that their threads may run on: what programs say at their
+//! door ([`manylane::door`]), and what the kernel says of the threads.
+
+use std::collections::BTreeMap;
+
+use manylane::{ErrorKind, door};
+
+use super::super::facts::{Facts, Lane};
+use super::files::Files;
+use crate::top::page::samples;
+
+/// Asks all programs that this user may ask.
+pub(crate) fn gather(files: &Files, facts: &mut Facts) {
+    let mut silent = 0;
+    match door::doors(None) {
+        Ok(doors) => {
+            for knock in doors {
+                match knock.metrics() {
+                    Ok(page) => facts.lanes.extend(lanes(files, knock.pid(), &page)),
+                    // It has ended meanwhile.
+                    Err(err) if err.kind() == ErrorKind::State => {}
+                    Err(_) => silent += 1,
+                }
+            }
+        }
+        Err(err) => drop(facts.gaps.insert("lanes".into(), err.to_string())),
+    }
+    if silent > 0 {
+        let why = format!("{silent} programs with lanes do not answer this user: run this as root");
+        facts.gaps.insert("lanes".into(), why);
+    }
+}
+
+/// The lanes on a page of metrics that a thread serves.
+pub(crate) fn lanes(files: &Files, pid: u32, page: &str) -> Vec<Lane> {
+    let mut waiting = BTreeMap::new();
+    // Process, thread, and socket; a thread of a program that is run has a line for each counter.
+    let mut threads = BTreeMap::new();
+    for sample in samples(page) {
+        let socket = sample.label("socket").to_owned();
+        match sample.name {
+            "manylane_waiting" => drop(waiting.insert(socket, sample.label("policy").to_owned())),
+            "manylane_lane_thread" => {
+                threads.entry((pid, sample.value, socket)).or_insert_with(|| sample.label("lane").to_owned());
+            }
+            "manylane_run_received_total" => {
+                let number = |label| sample.label(label).parse().ok();
+                if let (Some(of), Some(tid)) = (number("pid"), number("tid")) {
+                    let pid = u32::try_from(of).unwrap_or(0);
+                    threads.entry((pid, tid, socket)).or_insert_with(|| sample.label("lane").to_owned());
+                }
+            }
+            _ => {}
+        }
+    }
+    let lane = |((pid, thread, socket), lane): ((u32, u64, String), String)| Lane {
+        pid,
+        thread,
+        wait: waiting.get(&socket).cloned(),
+        cpus: files.allowed_cpus(&format!("proc/{pid}/task/{thread}/status")).unwrap_or_default(),
+        socket,
+        lane,
+    };
+    threads.into_iter().map(lane).collect()
+}
