@@ -62,7 +62,7 @@ fn measure(place: &Place, servers: &[&str]) -> Value {
     let mut bench = python(place, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
     bench.args(["--rounds", "1", "--samples", "2", "--seconds", "0.1", "--warm-up", "0.1", "--flows", "16"]);
     // However long somebody else has the processors.
-    bench.args(["--rate", &rate, "--timeout", "60s"]);
+    bench.args(["--rate", &rate, "--timeout", "10s"]);
     bench.args(servers.iter().flat_map(|server| ["--server", server]));
     let Output { status, stdout, stderr } = bench.output().unwrap();
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
