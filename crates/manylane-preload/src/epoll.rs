@@ -19,7 +19,8 @@ use crate::calls::call;
 use crate::lock::{Guard, lock};
 use crate::look::in_memory;
 use crate::memory::{self, Atomics};
-use crate::sock::{LANED, Member, Sock};
+use crate::receive::is_managed;
+use crate::sock::{LANED, Member, PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
 use crate::wait::{self, Until, Watch};
 use crate::{alone, descriptors, gather, hold, lanes, me, pace, queues, real, signals};
@@ -144,6 +145,14 @@ impl Epoll {
             let sock = Sock::at(index);
             (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
                 .then_some((item, sock))
+        })
+    }
+
+    /// Whether all sockets in it are plain for good (a server that shares its port by itself), and watched as the program said.
+    fn is_kernels(&self) -> bool {
+        let is_kernels = |shared: &Shared| shared.mode() == PLAIN && !is_managed(shared);
+        self.items().all(|(item, sock)| {
+            item.lane.load(Ordering::Relaxed) == 0 && sock.shared().is_some_and(is_kernels)
         })
     }
 
@@ -437,11 +446,19 @@ pub(crate) fn epoll_pwait2(
     }
 }
 
-/// The instance behind `epfd`, if UDP sockets are in it.
+/// The instance behind `epfd`, if UDP sockets are in it that are not the kernel's alone.
 #[inline]
 fn with_sockets(epfd: c_int, count: c_int) -> Option<&'static Epoll> {
     let epoll = table::epoll(epfd)?;
-    (epoll.count.load(Ordering::Acquire) > 0 && count > 0).then_some(epoll)
+    if epoll.count.load(Ordering::Acquire) == 0 || count <= 0 {
+        return None;
+    }
+    if epoll.is_kernels() {
+        // Others may come into it while this thread waits.
+        claim(epoll);
+        return None;
+    }
+    Some(epoll)
 }
 
 /// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call.

@@ -369,7 +369,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             return Some((answer, own != Some(lane & 0xff)));
         }
         // Whoever finds datagrams in its own lane each time looks now and then, too, if the others' owners are there, and at what
-        // they have kept to be sent; and so does who waits, after each slice.
+        // they have kept to be sent. So does who waits, after each slice, which is only sooner.
         let now_and_then = self.member.beat.load(Ordering::Relaxed) % 16 < 2;
         if now_and_then {
             uncovered(self.sock, self.shared, own);
