@@ -19,7 +19,8 @@ use crate::calls::call;
 use crate::lock::{Guard, lock};
 use crate::look::in_memory;
 use crate::memory::{self, Atomics};
-use crate::sock::{Member, Sock};
+use crate::receive::is_managed;
+use crate::sock::{LANED, Member, PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
 use crate::wait::{self, Until, Watch};
 use crate::{alone, descriptors, gather, hold, lanes, me, pace, queues, real, signals};
@@ -144,6 +145,14 @@ impl Epoll {
             let sock = Sock::at(index);
             (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
                 .then_some((item, sock))
+        })
+    }
+
+    /// Whether all sockets in it are plain for good (a server that shares its port by itself), and watched as the program said.
+    fn is_kernels(&self) -> bool {
+        let is_kernels = |shared: &Shared| shared.mode() == PLAIN && !is_managed(shared);
+        self.items().all(|(item, sock)| {
+            item.lane.load(Ordering::Relaxed) == 0 && sock.shared().is_some_and(is_kernels)
         })
     }
 
@@ -437,11 +446,19 @@ pub(crate) fn epoll_pwait2(
     }
 }
 
-/// The instance behind `epfd`, if UDP sockets are in it.
+/// The instance behind `epfd`, if UDP sockets are in it that are not the kernel's alone.
 #[inline]
 fn with_sockets(epfd: c_int, count: c_int) -> Option<&'static Epoll> {
     let epoll = table::epoll(epfd)?;
-    (epoll.count.load(Ordering::Acquire) > 0 && count > 0).then_some(epoll)
+    if epoll.count.load(Ordering::Acquire) == 0 || count <= 0 {
+        return None;
+    }
+    if epoll.is_kernels() {
+        // Others may come into it while this thread waits.
+        claim(epoll);
+        return None;
+    }
+    Some(epoll)
 }
 
 /// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call.
@@ -546,6 +563,11 @@ fn in_turns(
     }
 }
 
+/// The events of an entry that tell of something to receive, if it is to be told of that.
+fn is_wanted(item: &Item) -> u32 {
+    item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32
+}
+
 /// Whether something was taken ahead of the lane that an entry watches.
 fn holds(item: &Item, sock: &Sock) -> bool {
     hold::ready(sock, 1 << item.lane.load(Ordering::Relaxed)) != 0
@@ -572,7 +594,6 @@ fn with_queues(
         let lane = item.lane.load(Ordering::Relaxed);
         sock.shared().is_some_and(|shared| in_memory(sock, shared, 1 << lane) != 0)
     };
-    let is_wanted = |item: &Item| item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32;
     for (item, sock) in epoll.items().filter(|(item, _)| is_wanted(item) != 0) {
         let lane = item.lane.load(Ordering::Relaxed);
         if let Some(shared) = sock.shared() {
@@ -656,6 +677,11 @@ fn begin(epoll: &Epoll, epfd: c_int) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
+        if is_wanted(item) == 0 {
+            // It does not wait for what comes to its lane, which others have to take. Its wait has a bound all the same.
+            any |= shared.mode() == LANED;
+            continue;
+        }
         let fd = item.fd.load(Ordering::Relaxed);
         let lane = match wait::begin(sock, shared, fd) {
             Watch::Native => 0,
@@ -705,7 +731,7 @@ fn elsewhere(epoll: &Epoll, events: *mut epoll_event, count: c_int) -> c_int {
     let mut found = 0;
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
-        let wanted = item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32;
+        let wanted = is_wanted(item);
         let fd = item.fd.load(Ordering::Relaxed);
         let lane = item.lane.load(Ordering::Relaxed) as usize;
         if wanted == 0 || found >= count || !wait::elsewhere(sock, shared, fd, lane) {

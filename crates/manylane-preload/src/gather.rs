@@ -173,7 +173,9 @@ pub(crate) fn flush() {
     }
 }
 
-/// [`flush`], unless the thread is about to get the next datagram that was taken ahead of the same lane.
+/// [`flush`], unless the thread is about to get the next datagram that was taken ahead of the same lane. So a receive on any other
+/// socket has nothing to send any more, and one on this socket only before it waits on the thread's own lane, or on all of them:
+/// what it had kept has left by the time the socket became plain.
 #[inline]
 pub(crate) fn before_receive(sock: &Sock) {
     if !start::gathers() {

@@ -77,6 +77,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     fn in_turns(&self) -> (isize, bool) {
         let mut until = None;
         let mut rounds = Rounds::default();
+        let mut again = false;
         loop {
             let nonblock =
                 self.flags & MSG_DONTWAIT != 0 || self.shared.nonblock.load(Ordering::Relaxed) != 0;
@@ -94,7 +95,6 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 }
                 SINGLE if nonblock => return ((self.op)(self.fd, 0), false),
                 SINGLE => {
-                    gather::flush();
                     // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
                     self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
                     if self.shared.mode.load(Ordering::SeqCst) != SINGLE {
@@ -114,7 +114,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                     Got::Nothing => mend::look(self.sock, self.shared),
                 },
                 LANED => {
-                    if let Some(answer) = self.laned(nonblock, &mut until) {
+                    if let Some(answer) = self.laned(nonblock, again, &mut until) {
                         return answer;
                     }
                 }
@@ -133,6 +133,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                 _ => return ((self.op)(self.fd, 0), false),
             }
             rounds.rest();
+            again = true;
         }
     }
 
@@ -317,7 +318,6 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
 
     /// Waits on a lane for a slice at most.
     fn wait_on(&self, lane: usize, until: &mut Option<Instant>) -> Got {
-        gather::flush();
         self.start_clock(until);
         self.member.state.store(WAITS_ON + lane as u32, Ordering::Release);
         if let Some(answer) = self.look_first(lane) {
@@ -359,8 +359,8 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         }
     }
 
-    /// Mode LANED: the answer, or nothing when the mode may have changed.
-    fn laned(&self, nonblock: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
+    /// Mode LANED: the answer, or nothing when the mode may have changed. `again`: after a wait of the same call.
+    fn laned(&self, nonblock: bool, again: bool, until: &mut Option<Instant>) -> Option<(isize, bool)> {
         let own = usize::try_from(self.member.lane.load(Ordering::Acquire)).ok();
         // 1. What was peeked at.
         if let Some(lane) = me::take_peeked(self.sock)
@@ -368,9 +368,13 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         {
             return Some((answer, own != Some(lane & 0xff)));
         }
-        // Whoever finds datagrams in its own lane each time looks now and then, too, if the others' owners are there.
-        if self.member.beat.load(Ordering::Relaxed) % 16 < 2 {
+        // Whoever finds datagrams in its own lane each time looks now and then, too, if the others' owners are there, and at what
+        // they have kept to be sent. So does who waits, after each slice, which is only sooner.
+        let now_and_then = self.member.beat.load(Ordering::Relaxed) % 16 < 2;
+        if now_and_then {
             uncovered(self.sock, self.shared, own);
+        }
+        if now_and_then || again {
             gather::look(self.sock, self.shared, self.fd);
         }
         // 2. What is older than the lanes, or was left behind in one.
@@ -402,6 +406,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         {
             return Some((answer, false));
         }
+        // What is held is not for a call that the kernel refuses, or others have taken it meanwhile.
         gather::flush();
         if pace::pays(self.shared)
             && let Some(answer) = self.pause(own, until)
@@ -433,7 +438,6 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         }
         self.start_clock(until);
         gather::flush();
-        gather::look(self.sock, self.shared, self.fd);
         let all = lanes::lanes_mask(self.shared);
         let (lane_fds, count) = lane_polls(self.sock, self.fd, all);
         let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; MAX_LANES + QUEUES];
@@ -455,9 +459,8 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         None
     }
 
-    /// After a slice: what others have kept to be sent, and what waits in lanes.
+    /// After a slice: what waits in lanes.
     fn look_at_others(&self, own: usize) -> Got {
-        gather::look(self.sock, self.shared, self.fd);
         rest::after_slice(self.sock, self.shared);
         self.help(Some(own))
     }

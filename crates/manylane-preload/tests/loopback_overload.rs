@@ -16,7 +16,10 @@ fn newest(case: &str) -> Outcome {
 
 /// The number behind a word of the last line.
 fn number(outcome: &Outcome, word: &str) -> u64 {
-    let line = outcome.output.lines().last().expect("a line");
+    number_in(outcome.output.lines().last().expect("a line"), word)
+}
+
+fn number_in(line: &str, word: &str) -> u64 {
     let mut words = line.split(' ').skip_while(|at| *at != word);
     words.nth(1).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{word} is not in {line}"))
 }
@@ -50,6 +53,26 @@ fn loopback_the_oldest_wins_unless_it_is_said() {
             assert_eq!((&with.output, with.overtaken()), (&without.output, 0));
         }
     }
+}
+
+/// Each of two threads throws away what is old of its own lane, and nothing of the other's.
+#[test]
+fn loopback_each_lane_has_its_newest() {
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", "0"), ("MANYLANE_BATCH", "1"), NEWEST];
+    let with = laned(&build("overloads"), &[], &vars);
+    let said = &with.output;
+    let mut missed = 0;
+    for line in said.lines().filter(|line| line.starts_with("sent")) {
+        let of = |word| number_in(line, word);
+        assert_eq!(of("received") + of("missed"), of("sent"), "{said}");
+        // At once, and by a thread's eighth receive at the latest.
+        assert_eq!(of("gaps"), 1, "{said}");
+        assert!(of("received") <= of("quarter") + 8, "{said}");
+        missed += of("missed");
+    }
+    assert_eq!((with.lanes(), said.lines().count()), (2, 3), "{said}");
+    assert!(said.ends_with("others 0\n"), "{said}");
+    assert_eq!(with.overtaken(), missed, "{said}");
 }
 
 /// What is thrown away is less than a quarter of the queue, of which the kernel says nothing for long.

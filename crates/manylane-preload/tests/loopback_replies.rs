@@ -34,6 +34,16 @@ fn loopback_what_was_kept_goes_out_before_the_thread_waits() {
 }
 
 #[test]
+fn loopback_what_was_kept_goes_out_before_the_thread_turns_to_another_socket() {
+    all(&["spin", "other-poll", "other-epoll", "learn-epoll"]);
+}
+
+#[test]
+fn loopback_what_was_kept_goes_out_where_the_thread_wants_no_more() {
+    all(&["own-epoll", "refused"]);
+}
+
+#[test]
 fn loopback_what_was_kept_goes_out_before_the_thread_sleeps() {
     all(&["sleep", "usleep", "nanosleep", "clock"]);
 }

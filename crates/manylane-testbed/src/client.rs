@@ -18,7 +18,7 @@ use manylane_sys::measure::{Watch, sleep_precisely};
 use manylane_sys::sock::{self, Buffer};
 
 pub use ledger::{NumberedLedger, OrderedLedger, Tally, Verdict};
-pub use payload::{Expect, MAX_PAYLOAD, NUMBERED, Numbered, Payload, filled};
+pub use payload::{Expect, MAX_PAYLOAD, NUMBERED, Numbered, Pattern, Payload, filled};
 
 /// What to ask, how often, and what to expect.
 #[derive(Debug, Clone)]
@@ -118,7 +118,7 @@ pub fn run(plan: &Plan, stop: &AtomicBool, mut progress: impl FnMut(&Tally)) -> 
 /// Requests that carry their number are told apart by it, all others by their order in the flow.
 enum Ledger {
     Numbered(NumberedLedger, Numbered),
-    Ordered(OrderedLedger, Vec<u8>),
+    Ordered(OrderedLedger, Pattern),
 }
 
 impl Ledger {
@@ -278,7 +278,7 @@ impl<'a> Client<'a> {
                     return;
                 }
             },
-            Ledger::Ordered(ledger, expected) => ledger.answer(flow, answer == expected, now_ns),
+            Ledger::Ordered(ledger, expected) => ledger.answer(flow, expected.is_like(answer), now_ns),
         };
         if let Verdict::Answer(latency) = verdict {
             self.latency.saturating_record(latency.max(1));
@@ -298,9 +298,9 @@ fn ledger(plan: &Plan, request: &[u8]) -> Ledger {
             Ledger::Numbered(NumberedLedger::new(timeout_ns), Numbered { mark, size: plan.size })
         }
         Expect::Bytes(expected) => {
-            Ledger::Ordered(OrderedLedger::new(plan.flows, timeout_ns), expected.bytes().to_vec())
+            Ledger::Ordered(OrderedLedger::new(plan.flows, timeout_ns), expected.clone())
         }
-        _ => Ledger::Ordered(OrderedLedger::new(plan.flows, timeout_ns), request.to_vec()),
+        _ => Ledger::Ordered(OrderedLedger::new(plan.flows, timeout_ns), Pattern::exactly(request)),
     }
 }
 

@@ -132,7 +132,7 @@ pub(crate) struct SendArgs {
     /// Bytes of each datagram: text:HELLO, hex:00ff or file:PATH
     #[arg(long, value_name = "BYTES", conflicts_with = "size")]
     pub(crate) payload: Option<Payload>,
-    /// Replies to wait for: echo, none, or always the same bytes (text:..., hex:..., file:PATH)
+    /// Replies to wait for: echo, none, or always the same bytes (text:..., hex:... with ?? for any byte, file:PATH)
     #[arg(long, default_value = "none", value_name = "WHAT")]
     pub(crate) expect: Expect,
     /// How long to wait for a reply

@@ -109,45 +109,31 @@ fn compare_with(test: &str, prepare: Prepare, options: &[&str]) -> (Report, Sock
     (report.unwrap(), addr)
 }
 
+/// The command line's configuration: where to serve, and how.
+fn configure(place: &Place, name: &str, text: &str, addr: SocketAddr, named: &[(&str, &str)]) -> String {
+    place.file("zone", &zone());
+    let (ip, port) = (addr.ip().to_string(), addr.port().to_string());
+    let at = [("ADDRESS", ip.as_str()), ("PORT", port.as_str())];
+    place.filled(name, text, &[&at[..], named].concat())
+}
+
 fn nsd(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
-    let zone = place.file("zone", &zone());
-    let at = place.folder().display();
-    let configuration = format!(
-        "server:\n ip-address: {addr}@{port}\n server-count: 2\n username: \"\"\n chroot: \"\"\n zonesdir: \"{at}\"\n \
-         pidfile: \"{at}/nsd.pid\"\n database: \"\"\n zonelistfile: \"{at}/zone.list\"\n xfrdfile: \"{at}/xfrd.state\"\n \
-         reuseport: {reuseport}\n rrl-ratelimit: 0\n round-robin: no\n hide-version: yes\nremote-control:\n control-enable: no\n\
-         zone:\n name: example.test\n zonefile: \"{zone}\"\n",
-        addr = addr.ip(),
-        port = addr.port()
-    );
-    words("nsd", &["-d", "-c", &place.file("nsd.conf", &configuration)])
+    let named = [("THREADS", "2"), ("REUSEPORT", reuseport)];
+    let configuration = configure(place, "nsd.conf", include_str!("programs/nsd.conf"), addr, &named);
+    words("nsd", &["-d", "-c", &configuration])
 }
 
 fn knot(place: &Place, addr: SocketAddr) -> Vec<String> {
-    let zone = place.file("zone", &zone());
-    let at = place.folder().display();
-    let configuration = format!(
-        "server:\n  listen: 127.0.0.1@{}\n  rundir: \"{at}\"\n  udp-workers: 2\n  tcp-workers: 1\n  background-workers: 1\n\
-         database:\n  storage: \"{at}/db\"\ncontrol:\n  listen: \"{at}/s\"\nlog:\n  - target: stderr\n    any: warning\n\
-         zone:\n  - domain: example.test\n    file: \"{zone}\"\n    zonefile-sync: -1\n    journal-content: none\n",
-        addr.port()
-    );
-    words("knotd", &["-c", &place.file("knot.conf", &configuration)])
+    let text = include_str!("programs/knot.conf");
+    words("knotd", &["-c", &configure(place, "knot.conf", text, addr, &[("THREADS", "2")])])
 }
 
 fn unbound(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
-    let mut data = "local-zone: example.test. static\n".to_owned();
-    for name in 0..NAMES {
-        data += &format!("local-data: \"host{name}.example.test. 3600 A 192.0.2.{name}\"\n");
-    }
-    let configuration = format!(
-        "server:\n interface: 127.0.0.1@{}\n num-threads: 4\n so-reuseport: {reuseport}\n username: \"\"\n chroot: \"\"\n \
-         directory: \"{}\"\n pidfile: \"\"\n use-syslog: no\n do-tcp: no\n module-config: \"iterator\"\n {data}\
-         remote-control:\n control-enable: no\n",
-        addr.port(),
-        place.folder().display()
-    );
-    words("unbound", &["-d", "-c", &place.file("unbound.conf", &configuration)])
+    let line = |name| format!(" local-data: \"host{name}.example.test. 3600 A 192.0.2.{name}\"\n");
+    let data: String = (0..NAMES).map(line).collect();
+    let named = [("THREADS", "4"), ("REUSEPORT", reuseport), ("DATA", &data)];
+    let configuration = configure(place, "unbound.conf", include_str!("programs/unbound.conf"), addr, &named);
+    words("unbound", &["-d", "-c", &configuration])
 }
 
 #[test]

@@ -5,16 +5,7 @@ use crate::place::Place;
 use crate::server::{Report, Server};
 use crate::words;
 
-const CONFIGURATION: &str = r#"
-debug=0
-log_stderror=yes
-children=4
-auto_aliases=no
-disable_tcp=yes
-mpath="/usr/lib/x86_64-linux-gnu/kamailio/modules/:/usr/lib/aarch64-linux-gnu/kamailio/modules/:/usr/lib/kamailio/modules/"
-loadmodule "sl.so"
-request_route { sl_send_reply("200", "OK"); }
-"#;
+const CONFIGURATION: &str = include_str!("programs/kamailio.cfg");
 
 /// An OPTIONS request from `source`, whose answer goes back to there.
 fn options(n: usize) -> Vec<u8> {
@@ -39,7 +30,9 @@ fn plain(answer: &[u8]) -> String {
 
 fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, std::net::SocketAddr) {
     let addr = place.free();
-    let configuration = place.file("kamailio.cfg", &format!("{CONFIGURATION}listen=udp:{addr}\n"));
+    let (port, ip) = (addr.port().to_string(), addr.ip().to_string());
+    let named = [("THREADS", "4"), ("ADDRESS", ip.as_str()), ("PORT", port.as_str())];
+    let configuration = place.filled("kamailio.cfg", CONFIGURATION, &named);
     let (pid, run) = (place.path("kamailio.pid"), place.folder().to_str().unwrap().to_owned());
     let arguments =
         ["-f", &configuration, "-DD", "-E", "-P", &pid, "-Y", &run, "-w", &run, "-m", "32", "-M", "4"];

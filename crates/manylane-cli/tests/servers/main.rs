@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "also outside the test functions, all here is a test")]
 
+mod bench;
 mod c;
 mod dns;
 mod kamailio;

@@ -5,12 +5,7 @@ use std::process::ExitStatus;
 
 use crate::script::{self, Ran};
 
-const ONE: &str = r#"
-const server = require("dgram").createSocket("udp4");
-server.on("message", (data, peer) => server.send(Buffer.concat([Buffer.from(data).reverse(), Buffer.from("!")]), peer.port, peer.address));
-server.bind(Number(process.argv[2]), "127.0.0.1");
-process.on("SIGTERM", () => process.exit(0));
-"#;
+const ONE: &str = include_str!("programs/dgram_server.js");
 
 const CLUSTER: &str = r#"
 const cluster = require("cluster");

@@ -50,6 +50,14 @@ impl Place {
         path.to_str().unwrap().to_owned()
     }
 
+    /// Writes a file there, with what stands for each of the words between two @ in `text`, and returns its path.
+    pub(crate) fn filled(&self, name: &str, text: &str, words: &[(&str, &str)]) -> String {
+        let at = ("FOLDER", self.folder.to_str().unwrap());
+        let fill = |text: String, (word, with): &(&str, &str)| text.replace(&format!("@{word}@"), with);
+        let text = words.iter().chain([&at]).fold(text.to_owned(), fill);
+        self.file(name, &text)
+    }
+
     /// A path there.
     pub(crate) fn path(&self, name: &str) -> String {
         self.folder.join(name).to_str().unwrap().to_owned()

@@ -3,31 +3,8 @@
 
 use crate::script::{self, Ran};
 
-const THREADING: &str = r#"
-import socketserver, sys
-class Handler(socketserver.BaseRequestHandler):
-    def handle(self):
-        data, socket = self.request
-        socket.sendto(data[::-1] + b"!", self.client_address)
-class Server(socketserver.ThreadingUDPServer):
-    daemon_threads = True
-with Server(("127.0.0.1", int(sys.argv[1])), Handler) as server:
-    server.serve_forever()
-"#;
-
-const ASYNCIO: &str = r#"
-import asyncio, sys
-class Protocol(asyncio.DatagramProtocol):
-    def connection_made(self, transport):
-        self.transport = transport
-    def datagram_received(self, data, addr):
-        self.transport.sendto(data[::-1] + b"!", addr)
-async def main():
-    loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(Protocol, local_addr=("127.0.0.1", int(sys.argv[1])))
-    await asyncio.Event().wait()
-asyncio.run(main())
-"#;
+const THREADING: &str = include_str!("programs/threading_server.py");
+const ASYNCIO: &str = include_str!("programs/asyncio_server.py");
 
 const FORKING: &str = r#"
 import os, signal, socket, sys

@@ -10,6 +10,7 @@ use crate::place::Place;
 use crate::server::{PATIENCE, Report, Server};
 use crate::words;
 
+const CONFIGURATION: &str = include_str!("programs/rsyslog.conf");
 const FLOWS: usize = 32;
 const EACH: usize = 250;
 
@@ -30,18 +31,9 @@ fn wait_for_lines(server: &mut Server, path: &str, count: usize) {
 fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, SocketAddr) {
     let addr = place.free();
     let out = place.path(if with.is_some() { "with.out" } else { "without.out" });
-    let configuration = format!(
-        r#"
-global(workDirectory="{}")
-module(load="imudp" threads="4" batchSize="16")
-template(name="plain" type="string" string="%hostname% %syslogtag%%msg%\n")
-input(type="imudp" port="{}" address="127.0.0.1" ruleset="all")
-ruleset(name="all") {{ action(type="omfile" file="{out}" template="plain") }}
-"#,
-        place.folder().display(),
-        addr.port()
-    );
-    let configuration = place.file("rsyslog.conf", &configuration);
+    let port = addr.port().to_string();
+    let named = [("THREADS", "4"), ("ADDRESS", "127.0.0.1"), ("PORT", &port), ("OUT", &out)];
+    let configuration = place.filled("rsyslog.conf", CONFIGURATION, &named);
     let pid = place.path("rsyslog.pid");
     let arguments = ["-n", "-f", &configuration, "-i", &pid];
     let mut server = Server::start(place, &words("rsyslogd", &arguments), with);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Answers each datagram with the same and a "!":
- * server PORT HOW RECEIVERS [ADDRESS].
- * Receivers share one socket. Ends at SIGTERM with 0.
+ * server PORT HOW RECEIVERS [ADDRESS [MICROSECONDS]].
+ * Receivers share one socket. The work for an answer takes 200 us unless it is
+ * said. Ends at SIGTERM with 0.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -20,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int fd;
+static int fd, work = 200;
 static const char *how;
 
 /* 0 when there is nothing. */
@@ -38,7 +39,8 @@ static int serve(void)
 		return 0;
 	}
 	/* A little work: meanwhile others receive, so that each of them shows that it does. */
-	usleep(200);
+	if (work)
+		usleep(work);
 	buffer[got] = '!';
 	if (sendto(fd, buffer, got + 1, 0, (void *)&peer, len) != got + 1)
 		err(1, "sendto");
@@ -99,9 +101,12 @@ int main(int argc, char **argv)
 	int receivers;
 	sigset_t set;
 
-	if (argc < 4 || argc > 5)
-		errx(2, "usage: server PORT HOW RECEIVERS [ADDRESS]");
-	if (argc == 5 && inet_aton(argv[4], &addr.sin_addr) != 1)
+	if (argc < 4 || argc > 6)
+		errx(2,
+		     "usage: server PORT HOW RECEIVERS [ADDRESS [MICROSECONDS]]");
+	if (argc > 5)
+		work = atoi(argv[5]);
+	if (argc > 4 && inet_aton(argv[4], &addr.sin_addr) != 1)
 		errx(2, "no address: %s", argv[4]);
 	addr.sin_port = htons(atoi(argv[1]));
 	how = argv[2];

@@ -29,6 +29,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -60,7 +61,7 @@ static struct state {
 } * all;
 
 static const char *way;
-static int server, idle[2], clients[FLOWS];
+static int server, other, idle[2], clients[FLOWS];
 static unsigned short sent[FLOWS], next[FLOWS];
 static unsigned wrong, answered;
 static struct sockaddr_in address;
@@ -245,7 +246,40 @@ static void act(void)
 		close(-1);
 	if (is("other"))
 		one(0, MSG_CONFIRM);
+	/* Another socket, on which nothing comes. */
+	if (is("spin"))
+		while (recv(other, bytes, sizeof(bytes), MSG_DONTWAIT) < 0)
+			nap();
+	at.fd = other;
+	if (is("other-poll"))
+		poll(&at, 1, -1);
+	if (is("other-epoll") || is("learn-epoll")) {
+		fd = epoll_create1(0);
+		epoll_ctl(fd, EPOLL_CTL_ADD, other, &event);
+		epoll_wait(fd, &event, 1, -1);
+	}
+	/* The thread's own lane, of which it wants to know nothing any more. */
+	if (is("own-epoll")) {
+		fd = epoll_create1(0);
+		epoll_ctl(fd, EPOLL_CTL_ADD, server, &event);
+		epoll_wait(fd, &event, 1, -1);
+		event.events = 0;
+		epoll_ctl(fd, EPOLL_CTL_MOD, server, &event);
+		epoll_wait(fd, &event, 1, -1);
+	}
+	/* More pieces than the kernel takes. */
+	if (is("refused")) {
+		struct msghdr many = { .msg_iov = &part, .msg_iovlen = 1025 };
+
+		if (recvmsg(server, &many, 0) >= 0)
+			fail("recvmsg");
+	}
 	if (is("fork")) {
+		/* The library can open no file before that, nor close it. */
+		struct rlimit none = { 0, 4096 };
+
+		if (setrlimit(RLIMIT_NOFILE, &none))
+			fail("setrlimit");
 		pid = fork();
 		if (!pid)
 			syscall(SYS_exit_group, 0);
@@ -312,6 +346,7 @@ static void serve(void)
 {
 	pthread_t threads[WORKERS];
 	socklen_t len = sizeof(address);
+	struct sockaddr_in nobody = { .sin_family = AF_INET };
 	int on = 1, off = 0, i;
 	pid_t pid;
 
@@ -324,6 +359,13 @@ static void serve(void)
 	if (pipe(idle) || bind(server, (void *)&address, sizeof(address)) ||
 	    getsockname(server, (void *)&address, &len))
 		fail("bind");
+	other = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	nobody.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(other, (void *)&nobody, sizeof(nobody)))
+		fail("bind");
+	/* It has a receiver, and the worker will be the second one. */
+	if (is("learn-epoll"))
+		recv(other, &on, sizeof(on), MSG_DONTWAIT);
 	for (i = 0; i < WORKERS; i++) {
 		if (!is("die")) {
 			pthread_create(&threads[i], NULL, worker,

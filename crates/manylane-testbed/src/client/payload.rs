@@ -46,7 +46,49 @@ pub enum Expect {
     /// The bytes that it was sent.
     Echo,
     /// Always these bytes.
-    Bytes(Payload),
+    Bytes(Pattern),
+}
+
+/// Bytes of which some may be anything: as a [`Payload`], and in `hex:` also `??`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern {
+    bytes: Vec<u8>,
+    /// Zero where a byte may be anything; empty if none may.
+    mask: Vec<u8>,
+}
+
+impl Pattern {
+    /// Exactly these bytes.
+    pub fn exactly(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec(), mask: Vec::new() }
+    }
+
+    /// Whether an answer is like that.
+    pub fn is_like(&self, answer: &[u8]) -> bool {
+        if self.mask.is_empty() || answer.len() != self.bytes.len() {
+            return answer == self.bytes;
+        }
+        let wanted = self.bytes.iter().zip(&self.mask);
+        answer.iter().zip(wanted).all(|(byte, (wanted, mask))| byte & mask == *wanted)
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(digits) = text.strip_prefix("hex:").filter(|digits| digits.contains('?')) else {
+            return text.parse().map(|payload: Payload| Self::exactly(&payload.bytes));
+        };
+        // 0 and f say where the question marks were.
+        let bytes = format!("hex:{}", digits.replace('?', "0")).parse::<Payload>()?.bytes;
+        let mask =
+            parse_hex(&digits.replace(|digit: char| digit.is_ascii_hexdigit(), "f").replace('?', "0"))?;
+        match mask.iter().find(|mask| !matches!(mask, 0 | 0xff)) {
+            Some(_) => Err("a byte that may be anything is ??: two question marks".into()),
+            None => Ok(Self { bytes, mask }),
+        }
+    }
 }
 
 impl FromStr for Expect {
@@ -68,7 +110,7 @@ impl fmt::Display for Expect {
         match self {
             Self::Nothing => f.write_str("none"),
             Self::Echo => f.write_str("echo"),
-            Self::Bytes(payload) => write!(f, "{} given bytes", payload.bytes.len()),
+            Self::Bytes(pattern) => write!(f, "{} given bytes", pattern.bytes.len()),
         }
     }
 }
@@ -159,6 +201,18 @@ mod tests {
         assert_eq!("none".parse(), Ok(Expect::Nothing));
         assert!(matches!("text:pong".parse(), Ok(Expect::Bytes(_))));
         assert!("ping".parse::<Expect>().unwrap_err().contains("echo, none"));
+    }
+
+    #[test]
+    fn bytes_that_may_be_anything_are_passed_over() {
+        let pattern = "hex:01 ?? fF".parse::<Pattern>().unwrap();
+        assert!(pattern.is_like(&[1, 0, 255]) && pattern.is_like(&[1, 77, 255]));
+        assert!(!pattern.is_like(&[1, 77, 254]) && !pattern.is_like(&[0, 77, 255]));
+        assert!(!pattern.is_like(&[1, 77]) && !pattern.is_like(&[1, 77, 255, 0]));
+        assert!("hex:???".parse::<Pattern>().unwrap_err().contains("even"));
+        assert!("hex:01f?".parse::<Pattern>().unwrap_err().contains("two question marks"));
+        let exact = "text:a?".parse::<Pattern>().unwrap();
+        assert!(exact.is_like(b"a?") && !exact.is_like(b"ab"));
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! The measured load (`scripts/bench-run.py`), short: each server of its list, alone and under `manylane run`, at a rate at which
+//! all requests fit every receive buffer. All are answered, once and rightly, and nothing is missing in the document.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::place::Place;
+use crate::{find, has};
+
+/// Names of the list, their programs, and the packages that have them.
+const SERVERS: [(&str, &str, &str); 15] = [
+    ("memcached", "memcached", "memcached"),
+    ("rsyslog", "rsyslogd", "rsyslog"),
+    ("kamailio", "kamailio", "kamailio"),
+    ("nsd", "nsd", "nsd"),
+    ("nsd-shared", "nsd", "nsd"),
+    ("knot", "knotd", "knot"),
+    ("unbound", "unbound", "unbound"),
+    ("unbound-shared", "unbound", "unbound"),
+    ("python-threading", "python3", "python3"),
+    ("python-asyncio", "python3", "python3"),
+    ("node", "node", "nodejs"),
+    ("c-block", "cc", "gcc"),
+    ("c-poll", "cc", "gcc"),
+    ("c-select", "cc", "gcc"),
+    ("c-epoll", "cc", "gcc"),
+];
+const RATE: u64 = 300;
+const FIGURES: [&str; 15] = [
+    "offered_pps",
+    "delivered_pps",
+    "loss",
+    "rx_cpu_ns",
+    "total_cpu_ns",
+    "waits",
+    "preemptions",
+    "p50_ns",
+    "p99_ns",
+    "rx_cpu_ns_min",
+    "rx_cpu_ns_max",
+    "of_alone",
+    "lanes",
+    "rate",
+    "threads",
+];
+
+fn scripts() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts"))
+}
+
+fn python(place: &Place, words: &[&str]) -> Command {
+    let mut python = place.command(find("python3").unwrap());
+    python.args(words);
+    python
+}
+
+/// The document of a round of two samples, each of a tenth of a second.
+fn measure(place: &Place, servers: &[&str]) -> Value {
+    let (script, rate) = (scripts().join("bench-run.py"), RATE.to_string());
+    let mut bench = python(place, &[script.to_str().unwrap(), "--manylane", env!("CARGO_BIN_EXE_manylane")]);
+    bench.args(["--rounds", "1", "--samples", "2", "--seconds", "0.1", "--warm-up", "0.1", "--flows", "16"]);
+    // However long somebody else has the processors.
+    bench.args(["--rate", &rate, "--timeout", "10s"]);
+    bench.args(servers.iter().flat_map(|server| ["--server", server]));
+    let Output { status, stdout, stderr } = bench.output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    serde_json::from_slice(&stdout).unwrap()
+}
+
+/// Measures those servers of the list that are there.
+fn all_is_answered(test: &str, are_meant: fn(&str) -> bool) {
+    if !has(test, "python3", "python3") {
+        return;
+    }
+    let is_there =
+        |&&(name, program, package): &&(&str, &str, &str)| are_meant(name) && has(test, program, package);
+    let servers: Vec<&str> = SERVERS.iter().filter(is_there).map(|(name, ..)| *name).collect();
+    if servers.is_empty() {
+        return;
+    }
+    let document = measure(&Place::new(test), &servers);
+    assert_eq!(document["schema"], "manylane.bench.run.v1");
+    assert!(document["machine"].is_object() && document["settings"].is_object(), "{document}");
+    let rows = document["rows"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|row| row["receiver"].as_str().unwrap()).collect();
+    let expected =
+        servers.iter().flat_map(|name| [format!("{name} alone"), format!("{name} run --engine mmsg")]);
+    assert_eq!(names, expected.collect::<Vec<_>>());
+    for row in rows {
+        is_complete(row);
+    }
+}
+
+fn is_complete(row: &Value) {
+    for figure in FIGURES {
+        assert!(row.get(figure).is_some(), "{figure} is missing: {row}");
+    }
+    let asked = RATE / 10 * 2;
+    let counts = ["sent", "delivered", "wrong", "twice"].map(|name| row[name].as_u64().unwrap());
+    assert_eq!(counts, [asked, asked, 0, 0], "{row}");
+    assert_eq!(row["loss"], 0.0, "{row}");
+    assert!(row["rx_cpu_ns"].as_f64() > Some(0.0), "{row}");
+    // One that answers nothing keeps nobody waiting.
+    assert_eq!(row["p99_ns"].is_u64() || row["p99_ns"].is_f64(), row["server"] != "rsyslog", "{row}");
+    let samples = row["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 2, "{row}");
+    assert!(samples.iter().all(|sample| sample["sent"] == asked / 2), "{row}");
+}
+
+#[test]
+fn loopback_bench_of_servers_with_threads_or_children() {
+    let are_meant = |name: &str| ["memcached", "rsyslog", "kamailio"].contains(&name);
+    all_is_answered("loopback_bench_of_servers_with_threads_or_children", are_meant);
+}
+
+#[test]
+fn loopback_bench_of_name_servers() {
+    let are_meant = |name: &str| ["nsd", "knot", "unbound"].iter().any(|server| name.starts_with(server));
+    all_is_answered("loopback_bench_of_name_servers", are_meant);
+}
+
+#[test]
+fn loopback_bench_of_scripts() {
+    let are_meant = |name: &str| name.starts_with("python") || name == "node";
+    all_is_answered("loopback_bench_of_scripts", are_meant);
+}
+
+#[test]
+fn loopback_bench_of_servers_in_c() {
+    all_is_answered("loopback_bench_of_servers_in_c", |name| name.starts_with("c-"));
+}
+
+#[test]
+fn loopback_bench_knows_all_servers_and_their_packages() {
+    const TEST: &str = "loopback_bench_knows_all_servers_and_their_packages";
+    if !has(TEST, "python3", "python3") {
+        return;
+    }
+    let place = Place::new(TEST);
+    let list =
+        "import servers; print(' '.join(servers.SERVERS)); servers.find('no-such-server', 'its-package')";
+    let mut python = python(&place, &["-B", "-c", list]);
+    let Output { status, stdout, stderr } = python.current_dir(scripts()).output().unwrap();
+    let names = SERVERS.map(|(name, ..)| name).join(" ");
+    assert_eq!(String::from_utf8(stdout).unwrap().trim(), names);
+    assert!(!status.success());
+    let said = String::from_utf8(stderr).unwrap();
+    assert_eq!(said.trim(), "bench-run: there is no no-such-server: apt-get install its-package");
+}

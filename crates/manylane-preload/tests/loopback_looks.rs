@@ -1,0 +1,35 @@
+//! Replies that a thread has kept to be sent together leave by others' doing where it computes from then on, also where nothing is left
+//! that these could take from it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use support::{build, laned, plain};
+
+fn looks(case: &str) {
+    let program = build("looks");
+    let without = plain(&program, &[case]);
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
+    let with = laned(&program, &[case], &vars);
+    assert_eq!(with.output, without.output, "{case}");
+    assert_eq!(with.reasons(), [""; 0], "{case}");
+    let (sent, calls) = with.sent();
+    assert!(calls < sent, "{case}: {calls} calls for {sent} replies");
+}
+
+#[test]
+fn loopback_who_waits_looks_after_what_others_keep() {
+    looks("receives");
+    looks("polls");
+}
+
+#[test]
+fn loopback_who_has_no_lane_looks_after_what_others_keep() {
+    looks("guest");
+}
+
+#[test]
+fn loopback_who_never_waits_looks_after_what_others_keep() {
+    looks("busy");
+}
