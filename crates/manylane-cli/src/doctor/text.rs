@@ -59,14 +59,14 @@ fn heading(facts: &Facts, out: &mut String) {
     let settings = facts.sysctls.iter().filter(|(name, _)| name.starts_with("net."));
     let settings: Vec<String> =
         settings.map(|(name, value)| format!("{} {value}", name.trim_start_matches("net."))).collect();
-    wrap(out, "net.*: ", &listed(settings, "not visible here"));
+    wrap(out, "net.*: ", &listed(&settings, "not visible here"));
     wrap(out, "counted: ", &counted(facts));
     for device in facts.devices.iter().filter(|device| device.up && !device.loopback) {
         wrap(out, &format!("{}: ", device.name), &about(device));
     }
 }
 
-fn listed(parts: Vec<String>, none: &str) -> String {
+fn listed(parts: &[String], none: &str) -> String {
     if parts.is_empty() { none.into() } else { parts.join(", ") }
 }
 
@@ -89,7 +89,7 @@ fn privileges(facts: &Facts) -> String {
         u64::MAX => "may lock any memory".into(),
         _ => format!("may lock {} KiB of memory", bytes >> 10),
     }));
-    listed(parts, "not told")
+    listed(&parts, "not told")
 }
 
 fn processors(facts: &Facts) -> String {

@@ -377,8 +377,8 @@ mod tests {
         let series = |colour, values, printed| Series { colour, values, samples: Vec::new(), printed };
         let svg =
             across(&names, "ns", &[series(0, values(1.0), false), series(0, values(17.0), true)]).unwrap();
-        for at in 0..9 {
-            for text in [names[at].clone(), (100 + at).to_string(), (100 + 17 * at).to_string()] {
+        for (at, name) in names.iter().enumerate() {
+            for text in [name.clone(), (100 + at).to_string(), (100 + 17 * at).to_string()] {
                 assert!(svg.lines().any(|line| line.trim() == text), "{text} is not in\n{svg}");
             }
         }
