@@ -7,6 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use manylane_testbed::skip;
 use manylane_tests::{
     Client, Hands, Variant, at_ip, mapped, need_ipv6, on_every_engine, on_every_variant, pattern, peer,
+    settled,
 };
 
 /// Sizes at which something changes: empty, words, cache lines, MTUs, pages, the largest.
@@ -93,13 +94,14 @@ on_every_variant! {
         for batch in [1, 2, 7, 64, 1024] {
             let mut hands = Hands::new(variant.builder("127.0.0.1:0").batch(batch).open().unwrap());
             let clients: Vec<_> = (0..5).map(|_| Client::to(hands.addr())).collect();
-            let mut due: Vec<_> = Vec::new();
-            for number in 0..150 {
-                let client = &clients[number % 5];
-                let payload = pattern(number, number * 7 % 300);
-                client.send(&payload);
-                due.push((client.addr(), payload));
-            }
+            let of = |number: usize| (&clients[number % 5], pattern(number, number * 7 % 300));
+            // From one processor: the kernel may hand over what two of them sent in another order.
+            settled(|| {
+                for (client, payload) in (0..150).map(of) {
+                    client.send(&payload);
+                }
+            });
+            let mut due: Vec<_> = (0..150).map(of).map(|(client, payload)| (client.addr(), payload)).collect();
             let mut got: Vec<_> =
                 hands.take(due.len()).into_iter().map(|got| (got.peer, got.payload)).collect();
             // In order for each peer; lanes have no order among each other.

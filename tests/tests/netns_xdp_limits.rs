@@ -211,6 +211,8 @@ fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
     let all = (0..OTHERS).flat_map(|at| [others(at), flooder]);
     let [let_in, denied, limited] = crowd.send(all.map(IpAddr::from));
     assert_eq!((let_in, denied, limited), (u64::from(OTHERS) + 5, 0, u64::from(OTHERS) - 5));
+    // Who comes when the maps are full is held to its limit, too.
+    assert_eq!(crowd.send_times("10.9.0.1", 20), [5, 0, 15]);
 }
 
 /// What is said for one socket holds for no other on the device, nor for the one that has its place later; and what XDP

@@ -13,7 +13,7 @@ use manylane_testbed::schema::{Document, ECHO};
 use serde::Serialize;
 
 use crate::args::EchoArgs;
-use crate::metrics::Metrics;
+use crate::metrics;
 use crate::output;
 use crate::progress::Progress;
 use crate::signals;
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
             let _ = handle.write_metrics(&mut page);
             page
         };
-        Metrics::bind(at)?.serve(page)?;
+        metrics::serve(metrics::bind(at)?, page)?;
     }
     // Without it nothing is worse but that nobody sees it.
     let _door = Door::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));

@@ -1,25 +1,15 @@
-//! Counters in the text form of Prometheus, over HTTP, when asked for (`--metrics`).
-//!
-//! One thread answers one request after the other; nothing of it is seen by lanes but that their counters are read. A client
-//! has a bounded time for its request and for taking the answer, and whoever asks for anything else is told so.
+//! Counters in the text form of Prometheus, over HTTP, when asked for (`--metrics`): the library serves them.
 
 use std::fmt::Write as _;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::mem::ManuallyDrop;
+use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use manylane::MetricsPort;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::output;
-
-/// Time that a client has in each direction.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest request that is read.
-const LONGEST: usize = 8192;
-const TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Parses where to serve: a port is one of this machine alone.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
@@ -28,86 +18,23 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "give a port, or an address with a port, such as 9100 or [::1]:9100".into())
 }
 
-/// A port for metrics that nobody answers at yet.
-#[derive(Debug)]
-pub(crate) struct Metrics {
-    listener: TcpListener,
-    at: SocketAddr,
+/// Takes the port.
+///
+/// # Errors
+/// If it cannot be had.
+pub(crate) fn bind(at: SocketAddr) -> Result<MetricsPort> {
+    Ok(MetricsPort::bind(at)?)
 }
 
-impl Metrics {
-    /// Takes the port.
-    ///
-    /// # Errors
-    /// If it cannot be had.
-    pub(crate) fn bind(at: SocketAddr) -> Result<Self> {
-        let what = || format!("cannot serve metrics at {at}");
-        let listener = TcpListener::bind(at).with_context(what)?;
-        let at = listener.local_addr().with_context(what)?;
-        Ok(Self { listener, at })
-    }
-
-    /// Serves what `render` makes at each request, as long as this process lives, and says where. The thread that does so
-    /// handles the signals that the calling one does.
-    ///
-    /// # Errors
-    /// When the system has no thread for us.
-    pub(crate) fn serve(self, render: impl Fn() -> String + Send + 'static) -> Result<SocketAddr> {
-        let Self { listener, at } = self;
-        let work = move || {
-            for stream in listener.incoming() {
-                match stream {
-                    // Whoever has gone meanwhile has.
-                    Ok(stream) => drop(answer(stream, &render)),
-                    // Out of descriptors, say: not at full speed.
-                    Err(_) => thread::sleep(Duration::from_millis(100)),
-                }
-            }
-        };
-        let started = thread::Builder::new().name("metrics".into()).spawn(work);
-        started.with_context(|| format!("cannot serve metrics at {at}"))?;
-        output::tell(&format!("metrics at http://{at}/metrics"));
-        Ok(at)
-    }
-}
-
-fn answer(mut stream: TcpStream, render: &dyn Fn() -> String) -> std::io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let request = request(&mut stream)?;
-    let mut words = request.split(|&byte| byte == b' ' || byte == b'\r');
-    let (status, kind, body) = match (words.next(), words.next()) {
-        (Some(b"GET"), Some(b"/metrics")) => ("200 OK", TYPE, render()),
-        (Some(b"GET"), _) => ("404 Not Found", "text/plain", "it is /metrics\n".into()),
-        _ => ("405 Method Not Allowed\r\nAllow: GET", "text/plain", "GET /metrics\n".into()),
-    };
-    let len = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())?;
-    stream.flush()
-}
-
-/// The request up to its empty line; nothing that follows is looked at.
-fn request(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
-    let deadline = Instant::now() + PATIENCE;
-    let (mut request, mut part) = (Vec::new(), [0; 1024]);
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || request.len() > LONGEST {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut part) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(len) => request.extend(&part[..len]),
-            // This process was stopped for a moment.
-            Err(err) if err.kind() == ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-    }
-    Ok(request)
+/// Serves what `render` makes at each request, as long as this process lives, and says where.
+///
+/// # Errors
+/// When the system has no thread for us.
+pub(crate) fn serve(port: MetricsPort, render: impl Fn() -> String + Send + 'static) -> Result<()> {
+    // Not taken down at the end, which would wait for a client that says nothing.
+    let server = ManuallyDrop::new(port.serve(render)?);
+    output::tell(&format!("metrics at http://{}/metrics", server.addr()));
+    Ok(())
 }
 
 /// A page of metrics: each with its samples behind each other, as the format wants it.
@@ -171,15 +98,6 @@ fn escaped(label: &str) -> String {
 mod tests {
     use super::*;
 
-    fn ask(at: SocketAddr, request: &[u8]) -> String {
-        let mut stream = TcpStream::connect(at).unwrap();
-        // One that asks for too much may be reset before it has said all.
-        let _ = stream.write_all(request).and_then(|()| stream.shutdown(std::net::Shutdown::Write));
-        let mut answer = String::new();
-        let _ = stream.read_to_string(&mut answer);
-        answer
-    }
-
     #[test]
     fn a_page_has_the_form_that_is_wanted() {
         #[derive(Serialize)]
@@ -203,23 +121,6 @@ mod tests {
              manylane_lane_sent_total{lane=\"0\"} 5\n\
              manylane_lane_sent_total{lane=\"1\"} 7\n"
         );
-    }
-
-    #[test]
-    fn requests_are_answered_and_nonsense_is_not() {
-        let at = Metrics::bind(address("0").unwrap()).unwrap().serve(|| "up 1\n".into()).unwrap();
-        assert!(at.ip().is_loopback());
-        let answer = ask(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nup 1\n"), "{answer}");
-        assert!(answer.contains("Content-Length: 5\r\n"));
-        assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-        assert!(ask(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
-        for nonsense in [&b""[..], b"GET /metrics", &[b'x'; 20_000], b"\xff\xfe\r\n\r\n"] {
-            let answer = ask(at, nonsense);
-            assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
-        }
-        // And it still answers.
-        assert!(ask(at, b"GET /metrics HTTP/1.0\r\n\r\n").contains("up 1"));
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane::door::Door;
+use manylane::{Builder, Engine, probe};
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;
 
@@ -108,8 +110,20 @@ fn sum(document: &Value, field: &str) -> u64 {
 
 #[test]
 fn loopback_top_shows_each_lane_with_all_that_it_received() {
+    top_shows_each_lane("mmsg");
+}
+
+#[test]
+fn loopback_top_shows_each_lane_of_engine_uring() {
+    let name = "loopback_top_shows_each_lane_of_engine_uring";
+    if skip::need_unless_forced(name, probe().uring.is_ok(), skip::Forced::Kernel, "no io_uring") {
+        top_shows_each_lane("uring");
+    }
+}
+
+fn top_shows_each_lane(engine: &str) {
     // By default it is what the machine does with less.
-    let mut echo = Running::echo(None, "127.0.0.1:0", &["--engine", "mmsg"]);
+    let mut echo = Running::echo(None, "127.0.0.1:0", &["--engine", engine]);
     let pid = echo.pid();
     let socket = client(&echo.addr);
     for _ in 0..100 {
@@ -127,10 +141,11 @@ fn loopback_top_shows_each_lane_with_all_that_it_received() {
         assert_eq!((&row["socket"], &row["lane"]), (&echo.addr.as_str().into(), &lane.to_string().into()));
         assert_eq!(
             (row["pid"].to_string(), &row["engine"], &row["program"]),
-            (pid.clone(), &"mmsg".into(), &"manylane".into())
+            (pid.clone(), &engine.into(), &"manylane".into())
         );
         assert!(row["thread"].as_u64().is_some_and(|tid| tid > 0) && row["cpu"].is_f64(), "{row}");
         assert_eq!((&row["queued_bytes"], &row["lost"]), (&0.into(), &serde_json::json!({})), "{row}");
+        assert_eq!((&row["ring_frames"], &row["ring_entries"]), (&Value::Null, &Value::Null), "{row}");
     }
     assert!(!seen["settings"]["cores"].as_array().unwrap().is_empty());
     let text = said(None, &["top", "--once", "--interval", "50ms"]);
@@ -154,6 +169,75 @@ fn netns_top_without_processes_says_so() {
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let text = said(Some(testbed.host(0)), &["top", "--once", "--interval", "50ms"]);
     assert!(text.starts_with("no process here shows lanes"), "{text}");
+}
+
+/// What waits in the rings of a lane of the library behind its last batch, and for how much there is room; the lane is driven by
+/// hand, so that all of it is known.
+#[test]
+fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
+    const TEST: &str = "netns_xdp_top_shows_the_rings_of_a_lane_of_the_library";
+    const SENT: u64 = 50;
+    if !skip::need_root(TEST) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, queues: 1, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let addr = format!("{}:4713", b.ip4(0));
+    let (mut lanes, handle, _door) = b.run(|| {
+        let mut builder = Builder::new(addr.as_str()).unwrap();
+        let socket = builder.engine(Engine::Xdp).lanes(1).batch(8).xdp_ring(64).open().unwrap();
+        let (handle, door) = (socket.handle(), Door::open(&socket.handle()).unwrap());
+        (socket.into_lanes(), handle, door)
+    });
+    let look = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
+    let told = |received: u64, waiting: u64| {
+        let rows = look();
+        let [row] = rows.as_array().unwrap().as_slice() else { panic!("{rows}") };
+        assert_eq!(
+            (&row["socket"], &row["engine"], row["pid"].as_u64()),
+            (&addr.as_str().into(), &"xdp".into(), Some(std::process::id().into()))
+        );
+        assert_eq!(
+            (row["received"].as_u64(), row["ring_frames"].as_u64()),
+            (Some(received), Some(waiting)),
+            "{row}"
+        );
+        assert_eq!((row["ring_entries"].as_u64(), &row["lost"]), (Some(64), &serde_json::json!({})), "{row}");
+    };
+    let [lane] = lanes.as_mut_slice() else { panic!("one lane") };
+    let mut take = || lane.recv().unwrap().batch.len();
+    let socket = a.run(|| client(&addr));
+    (0..SENT).for_each(|_| assert_eq!(socket.send(b"wait").unwrap(), 4));
+    let redirected = |all: u64| {
+        until(|| handle.xdp_counts().iter().any(|(_, what, count)| *what == "redirected" && *count == all));
+    };
+    redirected(SENT);
+    // A lane looks at its companion now and then, where nothing is.
+    until(|| take() == 8);
+    told(8, 42);
+    let text = said(Some(b), &["top", "--once", "--interval", "50ms"]);
+    assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 66% ")), "{text}");
+    let mut taken = 8;
+    until(|| {
+        taken += take();
+        taken == SENT as usize
+    });
+    told(SENT, 0);
+    let text = said(Some(b), &["top", "--once", "--interval", "50ms"]);
+    assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 0% ")), "{text}");
+    // What finds no room is a loss, and the ring is as full as it can be. The last batch gives its frames back first.
+    assert_eq!(take(), 0);
+    (0..100).for_each(|_| assert_eq!(socket.send(b"drop").unwrap(), 4));
+    redirected(SENT + 100);
+    assert_eq!(handle.counters().total().xsk_dropped, 100 - 64);
+    until(|| take() == 8);
+    let rows = look();
+    let row = &rows[0];
+    assert_eq!(
+        (row["received"].as_u64(), row["ring_frames"].as_u64(), &row["lost"]),
+        (Some(SENT + 8), Some(56), &serde_json::json!({ "xsk_dropped": 36 })),
+        "{rows}"
+    );
 }
 
 /// Limits from the start and changed from outside, of a process in another network namespace.

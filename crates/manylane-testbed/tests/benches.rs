@@ -303,7 +303,13 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
                 "clients" => assert!(watched.is_empty(), "{what}"),
                 "program" => {
                     assert_eq!(watched, ["program", "program beside the sender"], "{what}");
-                    let beside = &seen.pauses[1];
+                    let (on_lane, beside) = (&seen.pauses[0], &seen.pauses[1]);
+                    assert_eq!(on_lane.longest_apart_ms.is_some(), flooded, "{what}");
+                    assert!(
+                        on_lane.apart.iter().all(|gap| gap.sender_ms == 0.0 && gap.lane_ms <= gap.waited_ms),
+                        "{what}"
+                    );
+                    assert!(beside.apart.iter().all(|gap| gap.lane_ms == 0.0), "{what}");
                     assert_eq!(beside.longest_apart_ms.is_some(), row.variant != "no-flood", "{what}");
                     let made = beside.apart.iter().map(|gap| gap.sender_ms).sum::<f64>();
                     let waited = beside.apart.iter().map(|gap| gap.waited_ms).sum::<f64>();

@@ -20,7 +20,8 @@
 //! machine can do, and does best), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
 //! while there is nothing), `io` (the engine), `batch` (what was
 //! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together. Beside the
-//! path are [`capture`] (seeing what lanes of the engine `xdp` receive and send), `metrics` (counters as text), [`door`]
+//! path are [`capture`] (seeing what lanes of the engine `xdp` receive and send), `metrics` (counters as text, and served by
+//! HTTP when asked for), [`door`]
 //! (other processes that ask for them) and `guard` (limits and prefixes, which `io::xdp` enforces).
 
 mod batch;
@@ -34,6 +35,7 @@ mod holder;
 mod io;
 mod lane;
 mod metrics;
+mod metrics_port;
 mod outbox;
 mod overload;
 mod placement;
@@ -58,6 +60,7 @@ pub use io::xdp::lending::{Lender, LentRing, LentRings};
 pub use io::xdp::{Gate, Refused, XdpQueue};
 pub use lane::{Lane, Received};
 pub use metrics::write_all_metrics;
+pub use metrics_port::{MetricsPort, MetricsServer};
 pub use outbox::{Flushed, Outbox};
 pub use overload::Overload;
 pub use placement::Placement;

@@ -1,4 +1,4 @@
-//! Counters in the text form of Prometheus, for whoever serves them: this library speaks no HTTP.
+//! Counters in the text form of Prometheus, for whoever serves them: the program, or `metrics_port.rs` when asked for.
 
 use std::fmt::{self, Write};
 use std::os::fd::AsFd as _;

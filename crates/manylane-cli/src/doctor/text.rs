@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::facts::{Device, Facts};
+use super::facts::{Device, Facts, Privileges};
 use super::finding::{Finding, Severity, Verdict};
-use super::rules::Rule;
+use super::rules::{self, Rule};
 
 /// Columns of the text, at most, unless a command is longer.
 const WIDTH: usize = 100;
@@ -44,6 +44,7 @@ pub(super) fn list(rules: &[&Rule]) -> String {
     out
 }
 
+/// What was seen, also where it is well: whoever reads it wants to know what was looked at.
 fn heading(facts: &Facts, out: &mut String) {
     let cpus = facts.cpu.online.len();
     let _ = writeln!(out, "Linux {}, {cpus} processors; losses are those {}.", facts.kernel, facts.since());
@@ -53,26 +54,176 @@ fn heading(facts: &Facts, out: &mut String) {
     for (engine, why) in &facts.engines {
         wrap(out, &format!("engine auto, {engine}: "), why);
     }
+    wrap(out, "privileges: ", &privileges(facts));
+    wrap(out, "processors: ", &processors(facts));
+    let settings = facts.sysctls.iter().filter(|(name, _)| name.starts_with("net."));
+    let settings: Vec<String> =
+        settings.map(|(name, value)| format!("{} {value}", name.trim_start_matches("net."))).collect();
+    wrap(out, "net.*: ", &listed(&settings, "not visible here"));
+    wrap(out, "counted: ", &counted(facts));
     for device in facts.devices.iter().filter(|device| device.up && !device.loopback) {
         wrap(out, &format!("{}: ", device.name), &about(device));
     }
 }
 
+fn listed(parts: &[String], none: &str) -> String {
+    if parts.is_empty() { none.into() } else { parts.join(", ") }
+}
+
+fn privileges(facts: &Facts) -> String {
+    let own = &facts.privileges;
+    let mut parts: Vec<String> = own.uid.iter().map(|uid| format!("user {uid}")).collect();
+    let wanted = [
+        ("CAP_NET_ADMIN", Privileges::NET_ADMIN),
+        ("CAP_NET_RAW", Privileges::NET_RAW),
+        ("CAP_BPF", Privileges::BPF),
+        ("CAP_SYS_ADMIN", Privileges::SYS_ADMIN),
+    ];
+    let of = |has: bool| -> Vec<&str> {
+        wanted.iter().filter(|(_, bit)| own.has(*bit) == Some(has)).map(|(name, _)| *name).collect()
+    };
+    for (word, names) in [("with", of(true)), ("without", of(false))] {
+        parts.extend((!names.is_empty()).then(|| format!("{word} {}", names.join(" and "))));
+    }
+    parts.extend(own.memlock.map(|bytes| match bytes {
+        u64::MAX => "may lock any memory".into(),
+        _ => format!("may lock {} KiB of memory", bytes >> 10),
+    }));
+    listed(&parts, "not told")
+}
+
+fn processors(facts: &Facts) -> String {
+    let cpu = &facts.cpu;
+    let groups: Vec<String> = cpu.siblings.iter().map(|group| rules::list(group)).collect();
+    let share = if groups.is_empty() { "no two".into() } else { groups.join("; ") };
+    let mut governors: Vec<&str> = cpu.governors.values().map(String::as_str).collect();
+    governors.dedup();
+    let mut nodes: Vec<u32> = cpu.nodes.values().copied().collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    let mut parts = vec![
+        format!("{share} share a core (SMT)"),
+        if cpu.isolated.is_empty() {
+            "none isolated".into()
+        } else {
+            format!("{} isolated", rules::list(&cpu.isolated))
+        },
+        format!(
+            "frequency governor {}",
+            if governors.is_empty() { "none".into() } else { governors.join(", ") }
+        ),
+    ];
+    parts.extend(cpu.idle_governor.as_ref().map(|governor| format!("idle governor {governor}")));
+    parts.extend((!nodes.is_empty()).then(|| format!("NUMA nodes {}", nodes.len())));
+    parts.push(match facts.irqbalance {
+        Some(pid) => format!("irqbalance runs (process {pid})"),
+        None => "no irqbalance".into(),
+    });
+    parts.join(", ")
+}
+
+/// What came and what was lost, by where.
+fn counted(facts: &Facts) -> String {
+    let losses = &facts.losses;
+    let mut parts = Vec::new();
+    for (name, udp) in [("IPv4", losses.udp4), ("IPv6", losses.udp6)] {
+        parts.extend(udp.map(|udp| {
+            format!(
+                "UDP over {name} {} received and {} errors ({} no room, {} checksum, {} memory)",
+                udp.in_datagrams, udp.in_errors, udp.receive_buffer, udp.checksum, udp.memory
+            )
+        }));
+    }
+    let at_sockets: u64 = facts.sockets.iter().map(|socket| socket.drops).sum();
+    parts.push(format!("open sockets {at_sockets} dropped"));
+    if !losses.softnet.is_empty() {
+        let of = |value: fn(&super::facts::Softnet) -> u64| losses.softnet.iter().map(value).sum::<u64>();
+        let (frames, dropped, squeezed) =
+            (of(|row| row.processed), of(|row| row.dropped), of(|row| row.squeezed));
+        parts.push(format!("softnet {frames} frames, {dropped} dropped, {squeezed} times cut short"));
+    }
+    let of = |value: fn(&Device) -> u64| {
+        facts.devices.iter().filter(|device| !device.loopback).map(value).sum::<u64>()
+    };
+    let (no_room, dropped) =
+        (of(|device| device.counters.no_room()), of(|device| device.counters.rx_dropped));
+    parts.push(format!("devices {no_room} no room and {dropped} dropped"));
+    parts.join("; ")
+}
+
 fn about(device: &Device) -> String {
+    let on = |on: bool| if on { "on" } else { "off" };
     let mut parts = Vec::new();
     parts.extend(device.driver.clone().or_else(|| device.kind.clone()));
     parts.extend(device.rx_queues.map(|queues| {
         if queues == 1 { "1 receive queue".into() } else { format!("{queues} receive queues") }
     }));
     parts.extend(device.ring.map(|ring| format!("rings of {} (of {})", ring.rx, ring.rx_max)));
-    parts.extend(device.gro.map(|on| format!("GRO {}", if on { "on" } else { "off" })));
-    parts.extend(device.threaded.filter(|on| *on).map(|_| "threaded NAPI".into()));
+    parts.extend(device.xdp_features.map(xdp));
     parts.extend(device.xdp_attached.as_ref().map(|how| format!("XDP attached ({how})")));
+    // With one queue there is nothing to spread.
+    parts.extend(hashed(device).filter(|_| device.rx_queues != Some(1)));
+    if !device.irqs.is_empty() {
+        let mut cpus: Vec<usize> = device.irqs.iter().flat_map(|irq| irq.effective.clone()).collect();
+        cpus.sort_unstable();
+        cpus.dedup();
+        parts.push(format!("interrupts to processors {}", rules::list(&cpus)));
+    }
+    parts.extend(device.coalescing.map(|c| {
+        let after =
+            [c.rx_usecs.map(|micros| format!("{micros} µs")), c.rx_frames.map(|n| format!("{n} frames"))];
+        let after: Vec<String> = after.into_iter().flatten().collect();
+        let adapts = if c.adaptive == Some(true) { "adaptive " } else { "" };
+        format!("{adapts}coalescing {}", if after.is_empty() { "not told".into() } else { after.join(" / ") })
+    }));
+    parts.extend(
+        device.rps.as_ref().map(|queues| format!("RPS {}", on(queues.iter().any(|q| !q.is_empty())))),
+    );
+    parts.extend(device.rfs.as_ref().map(|queues| format!("RFS {}", on(queues.iter().any(|q| *q > 0)))));
+    parts.extend(
+        device.xps.as_ref().map(|queues| format!("XPS {}", on(queues.iter().any(|q| !q.is_empty())))),
+    );
+    parts.extend(device.gro.map(|gro| format!("GRO {}", on(gro))));
+    parts.extend(device.threaded.map(|threaded| format!("threaded NAPI {}", on(threaded))));
     parts.extend(device.numa.map(|node| format!("NUMA node {node}")));
     if device.default_route {
         parts.push("default route".into());
     }
     parts.join(", ")
+}
+
+/// What the driver does with XDP.
+fn xdp(features: u64) -> String {
+    /// `NETDEV_XDP_ACT_BASIC`, `_REDIRECT`, `_XSK_ZEROCOPY`.
+    const BASIC: u64 = 1;
+    const REDIRECT: u64 = 2;
+    const ZEROCOPY: u64 = 8;
+    match (features & BASIC != 0, features & REDIRECT != 0, features & ZEROCOPY != 0) {
+        (false, ..) => "XDP generic only".into(),
+        (_, false, _) => "XDP native without redirects".into(),
+        (.., true) => "XDP native with zero-copy".into(),
+        (.., false) => "XDP native without zero-copy".into(),
+    }
+}
+
+/// What a card with several queues spreads UDP by.
+fn hashed(device: &Device) -> Option<String> {
+    /// `RXH_L4_B_0_1` and `RXH_L4_B_2_3`: both ports.
+    const PORTS: u64 = 0xc0;
+    let by = |fields: u64| match fields & PORTS == PORTS {
+        true => "addresses and ports",
+        false if fields == 0 => "nothing",
+        false => "addresses without ports",
+    };
+    let (four, six) = (device.hash_udp4.map(by), device.hash_udp6.map(by));
+    match (four, six) {
+        (None, None) => None,
+        (Some(four), Some(six)) if four == six => Some(format!("UDP hashed by {four}")),
+        (four, six) => {
+            let told = |by: Option<&'static str>| by.unwrap_or("what is not told");
+            Some(format!("UDP hashed by {} (IPv6: {})", told(four), told(six)))
+        }
+    }
 }
 
 fn entry(finding: &Finding, out: &mut String) {
@@ -140,6 +291,7 @@ fn wrap(out: &mut String, head: &str, text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::facts::{Coalescing, Cpu, DeviceCounters, Irq, Losses, Ring, Softnet, Udp};
     use super::*;
 
     #[test]
@@ -173,6 +325,72 @@ mod tests {
         assert!(text.matches("Because.").count() == 1 && text.contains("notes: 3"), "{text}");
         // What is wrong is said of each.
         assert_eq!(said(Severity::Wrong).matches("Because.").count(), 3);
+    }
+
+    #[test]
+    fn what_was_looked_at_is_told_also_where_it_is_well() {
+        let device = Device {
+            name: "eth0".into(),
+            up: true,
+            driver: Some("ice".into()),
+            rx_queues: Some(2),
+            ring: Some(Ring { rx: 2048, rx_max: 8160 }),
+            coalescing: Some(Coalescing { rx_usecs: Some(50), rx_frames: None, adaptive: Some(true) }),
+            gro: Some(true),
+            xdp_features: Some(0x7f),
+            hash_udp4: Some(0xf0),
+            hash_udp6: Some(0x30),
+            rps: Some(vec![vec![], vec![1]]),
+            rfs: Some(vec![0, 0]),
+            xps: Some(vec![vec![0], vec![1]]),
+            threaded: Some(false),
+            numa: Some(1),
+            irqs: vec![
+                Irq { effective: vec![1], ..Irq::default() },
+                Irq { effective: vec![0], ..Irq::default() },
+            ],
+            counters: DeviceCounters { rx_missed: 4, rx_dropped: 5, ..DeviceCounters::default() },
+            ..Device::default()
+        };
+        let facts = Facts {
+            privileges: Privileges {
+                uid: Some(7),
+                capabilities: Some(1 << Privileges::BPF),
+                memlock: Some(8 << 20),
+            },
+            sysctls: [("net.core.rmem_max".into(), 212_992), ("kernel.x".into(), 1)].into(),
+            cpu: Cpu {
+                online: vec![0, 1, 2, 3],
+                siblings: vec![vec![0, 2], vec![1, 3]],
+                isolated: vec![3],
+                governors: [(0, "performance".into()), (1, "performance".into())].into(),
+                nodes: [(0, 0), (1, 1)].into(),
+                ..Cpu::default()
+            },
+            irqbalance: Some(99),
+            devices: vec![device],
+            losses: Losses {
+                udp4: Some(Udp { in_datagrams: 10, in_errors: 6, receive_buffer: 3, checksum: 2, memory: 1 }),
+                udp6: None,
+                softnet: vec![Softnet { cpu: 0, processed: 70, dropped: 8, squeezed: 9 }],
+            },
+            ..Facts::default()
+        };
+        let text = report(&facts, &Verdict::default());
+        let said = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for hint in [
+            "privileges: user 7, with CAP_BPF, without CAP_NET_ADMIN and CAP_NET_RAW and CAP_SYS_ADMIN, may lock 8192 KiB",
+            "processors: 0,2; 1,3 share a core (SMT), 3 isolated, frequency governor performance, NUMA nodes 2, irqbalance runs",
+            "net.*: core.rmem_max 212992 counted:",
+            "UDP over IPv4 10 received and 6 errors (3 no room, 2 checksum, 1 memory); open sockets 0 dropped; softnet 70 frames, 8 dropped, 9 times cut short; devices 4 no room and 5 dropped",
+            "eth0: ice, 2 receive queues, rings of 2048 (of 8160), XDP native with zero-copy, UDP hashed by addresses and ports (IPv6: addresses without ports), interrupts to processors 0,1, adaptive coalescing 50 µs, RPS on, RFS off, XPS on, GRO on, threaded NAPI off, NUMA node 1",
+        ] {
+            assert!(said.contains(hint), "{hint} is not in\n{text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        for (features, told) in [(0, "generic only"), (1, "without redirects"), (3, "without zero-copy")] {
+            assert!(xdp(features).ends_with(told), "{features}");
+        }
     }
 
     #[test]

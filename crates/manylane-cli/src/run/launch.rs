@@ -31,6 +31,8 @@ pub(super) struct Running {
     end: Option<End>,
     /// We were stopped and continued, and the signal that did so is still to come.
     resumed: bool,
+    /// Times that we have stopped with the program.
+    stops: u32,
 }
 
 impl Running {
@@ -47,7 +49,7 @@ impl Running {
         let child = command.spawn().inspect_err(|_| signals.unblock())?;
         // Dropped without being waited for: that is done below, together with its signals.
         let pid = child.id() as i32;
-        Ok(Self { signals, pid, follow, end: None, resumed: false })
+        Ok(Self { signals, pid, follow, end: None, resumed: false, stops: 0 })
     }
 
     /// Number of the process that was started.
@@ -77,10 +79,16 @@ impl Running {
                 continue;
             };
             // Of signals that wait together the one of the lowest number is told first: a child may have ended before.
+            let stops = self.stops;
             if let Some(end) = self.changes()? {
                 return Ok(Some(end));
             }
-            self.pass_on(arrived);
+            // Whoever stops the group stops the program too, which may be sooner than we are. What was sent before we
+            // stopped and went on has had its effect: passed on now, it would stop the program once more.
+            let is_past = self.stops != stops && is_of_job_control(arrived.signal);
+            if !is_past {
+                self.pass_on(arrived);
+            }
         }
     }
 
@@ -117,6 +125,7 @@ impl Running {
     /// Stops with the program, so that the shell notices, and goes on with it.
     fn stop(&mut self) {
         process::stop();
+        self.stops += 1;
         self.resumed = true;
         // A shell continues the whole group. Whoever continues us alone means the program.
         if !matches!(process::change_of(self.pid), Ok(Some((_, Change::Continued)))) {
@@ -152,6 +161,11 @@ impl Running {
             let _ = process::send(pid, signal);
         }
     }
+}
+
+/// Whether a signal stops processes or lets them go on: the kernel forgets those that wait, too, when one of the other kind comes.
+fn is_of_job_control(signal: i32) -> bool {
+    matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU | SIGCONT)
 }
 
 /// Whether the process `pid` is `ancestor`, or was started by it or by one that was.

@@ -39,7 +39,7 @@ use self::report::Shared;
 use self::tell::Teller;
 use self::waiting::Waiting;
 use crate::args::RunArgs;
-use crate::metrics::Metrics;
+use crate::metrics;
 use crate::output;
 
 /// We failed, and the program has not been started.
@@ -99,7 +99,7 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     // Before the program: what is in the way is told, and it is not started.
     let lender = if lender::is_wanted(args) { Some(lender::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open).transpose()?;
-    let metrics = args.metrics.map(Metrics::bind).transpose()?;
+    let port = args.metrics.map(metrics::bind).transpose()?;
     let running = match Running::start(command, args.follow) {
         Ok(running) => running,
         Err(err) => return Ok(refused(file, &err)),
@@ -117,8 +117,8 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     let _door =
         Door::with(page(), gate.clone()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     // Only now: its thread leaves signals to this one.
-    if let Some(metrics) = metrics {
-        metrics.serve(page())?;
+    if let Some(port) = port {
+        metrics::serve(port, page())?;
     }
     let teller = Teller::new(shared, file, args, gate);
     let end = tend(running, &teller, args, beyond.is_some())?;

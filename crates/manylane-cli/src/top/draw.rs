@@ -18,7 +18,7 @@ pub(super) struct Screen {
 
 /// What the keys do, the longest first.
 const KEYS: [&str; 4] =
-    ["q ends, s sorts, ↑↓ pick, space stops", "q ends, s sorts, space stops", "q ends, s sorts", "q ends"];
+    ["q ends, s sorts, ↑↓ pick, space stops", "q ends, s sorts, ↑↓ pick", "q ends, ↑↓ pick", "q ends"];
 /// Columns of the table: 72, and one between each two.
 const WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
 /// Lines below the table: a title and four of text; a title and two for the cores.
@@ -47,8 +47,11 @@ impl Screen {
         let state = if self.is_paused { "stopped" } else { self.sort.name() };
         let count =
             |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+        // The first line of the table is its head.
+        let shown = usize::from(table.height.saturating_sub(1)).min(view.rows.len());
+        let but = if shown < view.rows.len() { format!(" ({shown} shown)") } else { String::new() };
         let line = format!(
-            "manylane top: {}, {}, by {state}   ",
+            "manylane top: {}, {}{but}, by {state}   ",
             count(processes.len(), "process", "processes"),
             count(view.rows.len(), "lane", "lanes")
         );
@@ -64,10 +67,13 @@ impl Screen {
             self.step(0, view.rows.len());
             self.draw_table(frame, table, view);
         }
-        let text: Vec<Line<'_>> = self.details(view).into_iter().map(Line::from).collect();
+        let (width, room) = (usize::from(details.width), usize::from(DETAILS - 1));
+        let text: Vec<Line<'_>> =
+            fitting(self.details(view), width, room).into_iter().map(Line::from).collect();
         let titled = |title| Block::default().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }).block(titled("lost")), details);
-        let line = Paragraph::new(view.cores_line()).wrap(Wrap { trim: true });
+        let line = view.cores_within(usize::from(cores.width), usize::from(CORES - 1));
+        let line = Paragraph::new(line).wrap(Wrap { trim: true });
         frame.render_widget(line.block(titled("softirq")), cores);
     }
 
@@ -87,10 +93,11 @@ impl Screen {
         frame.render_stateful_widget(table, area, &mut self.table);
     }
 
-    /// What is known of the lane that is picked, and what was not let in.
+    /// What is known of the lane that is picked, and what was not let in: that of its socket comes first.
     fn details(&self, view: &View) -> Vec<String> {
         let mut lines = Vec::new();
-        if let Some(row) = self.table.selected().and_then(|at| view.rows.get(at)) {
+        let picked = self.table.selected().and_then(|at| view.rows.get(at));
+        if let Some(row) = picked {
             let thread = row.thread.map_or_else(String::new, |tid| format!(", thread {tid}"));
             lines.push(format!(
                 "{} lane {} ({}{thread}), since it opened: {}",
@@ -100,11 +107,37 @@ impl Screen {
                 row.losses()
             ));
         }
-        lines.extend(view.rings_lines());
-        lines.extend(view.refused.iter().map(super::view::Refusals::line));
+        let of_sockets =
+            view.rings_lines().into_iter().chain(view.refused.iter().map(super::view::Refusals::line));
+        let (own, others): (Vec<String>, Vec<String>) = of_sockets
+            .partition(|line| picked.is_some_and(|row| line.contains(&format!(" {}:", row.socket))));
+        lines.extend(own);
         lines.extend(view.silent.iter().map(|(_, why)| why.clone()));
+        lines.extend(others);
         lines
     }
+}
+
+/// As many lines as there is room for when each is broken into pieces of `width`; where that is not all, the last place says so.
+fn fitting(lines: Vec<String>, width: usize, room: usize) -> Vec<String> {
+    let count = lines.len();
+    let (mut kept, mut used) = (Vec::new(), 0);
+    for line in lines {
+        // Lines are broken between words: some room is left over at each end.
+        let height = line.chars().count().div_ceil((width * 7 / 8).max(1)).max(1);
+        let is_last = kept.len() + 1 == count;
+        if used + height + usize::from(!is_last) > room && !kept.is_empty() {
+            let more = count - kept.len();
+            kept.push(format!(
+                "and {more} more {} (--once shows all)",
+                if more == 1 { "line" } else { "lines" }
+            ));
+            break;
+        }
+        used += height;
+        kept.push(line);
+    }
+    kept
 }
 
 /// As much as has room, with what is last: a port says more than where an address begins.
@@ -142,7 +175,7 @@ mod tests {
         let mut screen = Screen::default();
         let lines = drawn(&mut screen, &view(), 80, 24);
         let expected = [
-            (0, "manylane top: 1 process, 2 lanes, by lane   q ends, s sorts, space stops"),
+            (0, "manylane top: 1 process, 2 lanes, by lane   q ends, s sorts, ↑↓ pick"),
             (1, "process         socket               lane    in/s   out/s queue  lost/s   cpu"),
             (2, "4242 echo       192.0.2.1:53            0    1000       0   25%      20   50%"),
             (3, "4242 echo       192.0.2.1:53            1       0       0   50%       0     -"),
@@ -177,6 +210,41 @@ mod tests {
         screen.step(5, 2);
         let lines = drawn(&mut screen, &View::default(), 80, 24);
         assert!(lines[1].starts_with("no process here") && !lines[17].contains("lane 1"), "{lines:#?}");
+    }
+
+    #[test]
+    fn what_finds_no_room_is_told_and_what_is_of_the_lane_that_is_picked_comes_first() {
+        let (mut screen, mut view) = (Screen::default(), view());
+        let other = |socket: &str, row: &super::super::view::Row| super::super::view::Row {
+            socket: socket.into(),
+            ..row.clone()
+        };
+        for at in 0..30 {
+            view.rows.push(other(&format!("192.0.2.9:{at}"), &view.rows[0]));
+        }
+        let refused = view.refused[0].clone();
+        for at in 0..5 {
+            let socket = format!("192.0.2.9:{at}");
+            view.refused.insert(0, super::super::view::Refusals { socket, ..refused.clone() });
+        }
+        for core in 2..40 {
+            view.cores.push(super::super::view::CoreRow {
+                core,
+                softirq: f64::from(core) / 100.0,
+                busy: 1.0,
+            });
+        }
+        let lines = drawn(&mut screen, &view, 80, 24);
+        assert!(lines[0].starts_with("manylane top: 1 process, 32 lanes (14 shown), by lane"), "{lines:#?}");
+        assert!(
+            lines[18].starts_with("rings of 192.0.2.1:53")
+                && lines[19].starts_with("not let in, 192.0.2.1:53:"),
+            "{lines:#?}"
+        );
+        assert_eq!(lines[20], "and 5 more lines (--once shows all)");
+        // Those with most to do, where there is no room for all.
+        assert!(lines[22].starts_with("core 0 50%, core 39 39%, core 38 38%"), "{lines:#?}");
+        assert!(lines[23].ends_with("and 32 more, 32% at most"), "{lines:#?}");
     }
 
     #[test]

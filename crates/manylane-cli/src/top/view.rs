@@ -256,8 +256,29 @@ impl View {
 
     /// Share of softirqs by core.
     pub(super) fn cores_line(&self) -> String {
-        let core = |row: &CoreRow| format!("core {} {}", row.core, percent(row.softirq));
-        self.cores.iter().map(core).collect::<Vec<_>>().join(", ")
+        self.cores.iter().map(CoreRow::text).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The same in so many lines of so many columns: where there is no room for all, those with the largest shares.
+    pub(super) fn cores_within(&self, width: usize, lines: usize) -> String {
+        let all = self.cores_line();
+        // No core is broken in two: the room of one is left over at each end.
+        let room = width.saturating_sub("core 123 100%, ".len()) * lines;
+        if all.chars().count() <= room {
+            return all;
+        }
+        let mut cores: Vec<&CoreRow> = self.cores.iter().collect();
+        cores.sort_by(|a, b| b.softirq.total_cmp(&a.softirq));
+        let mut text = String::new();
+        for (at, core) in cores.iter().enumerate() {
+            let rest = format!("and {} more, {} at most", cores.len() - at, percent(core.softirq));
+            let next = format!("{}, ", core.text());
+            if text.len() + next.len() + rest.len() > room {
+                return text + &rest;
+            }
+            text += &next;
+        }
+        all
     }
 }
 
@@ -267,6 +288,12 @@ pub(super) const NOBODY: &str =
 
 /// The columns.
 pub(super) const HEAD: [&str; 8] = ["process", "socket", "lane", "in/s", "out/s", "queue", "lost/s", "cpu"];
+
+impl CoreRow {
+    fn text(&self) -> String {
+        format!("core {} {}", self.core, percent(self.softirq))
+    }
+}
 
 impl Row {
     pub(super) fn cells(&self) -> [String; 8] {

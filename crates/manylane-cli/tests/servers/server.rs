@@ -91,6 +91,10 @@ impl Server {
     fn first(&mut self, socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
         let deadline = Instant::now() + PATIENCE;
         let mut buffer = [0; 4096];
+        // Between hosts the kernel says so six times at once, and then once in a second (net.ipv4.icmp_ratelimit): a request that
+        // comes in between is lost without a word.
+        let is_far = socket.peer_addr().is_ok_and(|peer| !peer.ip().is_loopback());
+        let mut tries = 0;
         loop {
             let asked = socket.send(request).and_then(|_| uninterrupted(|| socket.recv(&mut buffer)));
             match asked {
@@ -100,7 +104,8 @@ impl Server {
             }
             self.must_run();
             assert!(Instant::now() < deadline, "nobody listens: {}", self.log());
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(if is_far && tries >= 4 { 1200 } else { 5 }));
+            tries += 1;
         }
     }
 

@@ -52,6 +52,7 @@ fn section(page: &mut String, size: usize, rows: &[&BatchRow], verb: &str) -> Re
     let series: Vec<plots::Series> = names
         .iter()
         .map(|name| plots::Series {
+            printed: false,
             colour: colour(name),
             values: counts.iter().map(|count| at(name, *count).map(|row| row.rx_cpu_ns)).collect(),
             samples: counts

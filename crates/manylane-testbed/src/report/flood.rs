@@ -115,9 +115,17 @@ fn program(rows: &[FloodRow]) -> Vec<String> {
         let all: Vec<&FloodPauses> = row.pauses("program").collect();
         let over = |value: fn(&FloodPauses) -> f64| all.iter().filter(|seen| value(seen) > STARVED).count();
         let unstolen = |seen: &FloodPauses| seen.longest_unstolen_ms.unwrap_or(seen.longest_ms);
+        let of_lane = |seen: &FloodPauses| seen.apart.iter().map(|gap| gap.lane_ms).fold(0.0, f64::max);
+        let of_lane: Vec<f64> = all.iter().map(|seen| of_lane(seen)).collect();
+        let own = match of_lane.iter().any(|ms| *ms > 0.0) {
+            true => {
+                format!("; of one pause, the lane itself had {} ms at most", spread(of_lane.into_iter(), 1))
+            }
+            false => String::new(),
+        };
         said.push(format!(
             "{variant}: a program on the lane's processor is kept from running for {} ms at the longest, over 10 ms in {} of {} rounds; \
-             without what the hypervisor took while it ran, for {} ms, over 10 ms in {} rounds.",
+             without what the hypervisor took while it ran, for {} ms, over 10 ms in {} rounds{own}.",
             spread(all.iter().map(|seen| seen.longest_ms), 1),
             over(|seen| seen.longest_ms),
             all.len(),
@@ -184,7 +192,7 @@ fn against(rows: &[FloodRow], who: &str, variants: [&str; 2]) -> Option<(&'stati
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{FloodClients, FloodMemory, FloodSample, Sample};
+    use crate::schema::{FloodClients, FloodGap, FloodMemory, FloodSample, Sample};
 
     pub(super) fn sample(round: usize) -> FloodSample {
         let sample = Sample {
@@ -290,6 +298,23 @@ mod tests {
         );
         assert!(said[2].contains("longer than what the machine does"), "{said:?}");
         assert_eq!(said.len(), 3, "nothing was told apart beside the sender");
+    }
+
+    #[test]
+    fn what_the_lane_itself_had_is_told_where_it_had_any() {
+        let program = |variant, lane_ms: f64| {
+            row("program", variant, move |round, seen| {
+                let gap = |ms| FloodGap { ms: 9.0, waited_ms: 9.0, lane_ms: ms, ..FloodGap::default() };
+                let apart = vec![gap(lane_ms * round as f64), gap(0.0)];
+                seen.pauses = vec![FloodPauses { apart, ..pauses("program", 1, 9.0, 9.0) }];
+            })
+        };
+        let said = conclusions(&[program("no-flood", 0.0), program("limit", 0.5)]);
+        assert!(!said[0].contains("itself"), "{said:?}");
+        assert!(
+            said[1].contains("in 0 rounds; of one pause, the lane itself had 1.0 (0.0 to 2.0) ms at most."),
+            "{said:?}"
+        );
     }
 
     #[test]

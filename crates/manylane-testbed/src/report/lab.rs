@@ -58,8 +58,11 @@ pub fn html(run: &Finished) -> Result<String> {
 
 fn section(page: &mut String, run: &Finished, paper: Paper) -> Result<()> {
     writeln!(page, "<section><h2>{paper}</h2>\n<p class=lead>{}</p>", escape(paper.title()))?;
-    let said = paper.conclude(&run.rows).join(" ");
-    writeln!(page, "<h3>What this run says</h3>\n<p class=says>{}</p>", escape(&said))?;
+    page.push_str("<h3>What this run says</h3>\n<ul class=says>\n");
+    for sentence in paper.conclude(&run.rows) {
+        writeln!(page, "<li>{}</li>", escape(&sentence))?;
+    }
+    page.push_str("</ul>\n");
     for table in paper.tables(&run.settings.scale) {
         let rows: Vec<&Row> =
             run.rows.iter().filter(|row| row.paper == paper && row.table == table.name).collect();
@@ -86,30 +89,32 @@ fn section(page: &mut String, run: &Finished, paper: Paper) -> Result<()> {
 
 /// A series for each line that has a value, and one for each that the paper printed.
 fn draw(page: &mut String, title: &str, plot: Plot, unit: &str, grid: &Grid<'_>) -> Result<()> {
+    if let [_] = &*grid.columns {
+        return draw_across(page, title, unit, grid);
+    }
     let mut series = Vec::new();
     let mut legend = String::from("<ul class=legend>");
-    let mut add = |name: &str, values: Vec<Option<f64>>, samples: Vec<Vec<f64>>| {
-        let colour = series.len();
-        let _ = write!(
-            legend,
-            "<li><i style=\"background:var(--s{})\"></i>{}</li>",
-            colour % plots::COLOURS,
-            escape(name)
-        );
-        series.push(plots::Series { colour, values, samples });
+    // A line of the paper has the colour of the line of ours that has its name.
+    let mut add = |name: &str, colour: usize, values: Vec<Option<f64>>, samples: Vec<Vec<f64>>, printed| {
+        let swatch = match printed {
+            true => format!("class=printed style=\"border-color:var(--s{})\"", colour % plots::COLOURS),
+            false => format!("style=\"background:var(--s{})\"", colour % plots::COLOURS),
+        };
+        let _ = write!(legend, "<li><i {swatch}></i>{}</li>", escape(name));
+        series.push(plots::Series { colour, values, samples, printed });
     };
-    for (line, cells) in &grid.lines {
+    for (colour, (line, cells)) in grid.lines.iter().enumerate() {
         if cells.iter().flatten().any(|row| row.value.is_some()) {
             let values = cells.iter().map(|cell| cell.and_then(|row| row.value)).collect();
             let samples =
                 cells.iter().map(|cell| cell.map_or_else(Vec::new, |row| row.samples.clone())).collect();
-            add(line, values, samples);
+            add(line, colour, values, samples, false);
         }
     }
-    for (line, cells) in &grid.lines {
+    for (colour, (line, cells)) in grid.lines.iter().enumerate() {
         if cells.iter().flatten().any(|row| row.printed.is_some()) {
             let values = cells.iter().map(|cell| cell.and_then(|row| row.printed)).collect();
-            add(&format!("paper: {line}"), values, vec![Vec::new(); cells.len()]);
+            add(&format!("paper: {line}"), colour, values, vec![Vec::new(); cells.len()], true);
         }
     }
     legend += "</ul>";
@@ -117,11 +122,36 @@ fn draw(page: &mut String, title: &str, plot: Plot, unit: &str, grid: &Grid<'_>)
         Plot::Lines(x) => plots::lines(&grid.columns, x, unit, &series)?,
         Plot::Bars(x) => plots::bars(&grid.columns, x, unit, &series, &[])?,
     };
-    let caption = match plot {
-        Plot::Lines(_) => "Lines join medians; each faint dot is one sample.",
-        Plot::Bars(_) => "Medians.",
+    let (caption, theirs) = match plot {
+        Plot::Lines(_) => {
+            ("Lines join medians; each faint dot is one sample.", " Dashed: as the paper printed it.")
+        }
+        Plot::Bars(_) => ("Medians.", " Hollow: as the paper printed it."),
     };
-    figure(page, title, caption, &legend, &svg);
+    let theirs = if series.iter().any(|line| line.printed) { theirs } else { "" };
+    figure(page, title, &format!("{caption}{theirs}"), &legend, &svg);
+    Ok(())
+}
+
+/// Of one column only: a row of bars for each line.
+fn draw_across(page: &mut String, title: &str, unit: &str, grid: &Grid<'_>) -> Result<()> {
+    let names: Vec<String> = grid.lines.iter().map(|(line, _)| (*line).to_string()).collect();
+    let of = |value: fn(&Row) -> Option<f64>| -> Vec<Option<f64>> {
+        grid.lines.iter().map(|(_, cells)| cells.first().copied().flatten().and_then(value)).collect()
+    };
+    let series = [(of(|row| row.value), false), (of(|row| row.printed), true)];
+    let series: Vec<plots::Series> = series
+        .into_iter()
+        .filter(|(values, _)| values.iter().any(Option::is_some))
+        .map(|(values, printed)| plots::Series { colour: 0, values, samples: Vec::new(), printed })
+        .collect();
+    let is_printed = series.iter().any(|line| line.printed);
+    let legend = if is_printed {
+        "<ul class=legend><li><i style=\"background:var(--s0)\"></i>here</li><li><i class=printed style=\"border-color:var(--s0)\"></i>paper</li></ul>"
+    } else {
+        ""
+    };
+    figure(page, title, "Medians.", legend, &plots::across(&names, unit, &series)?);
     Ok(())
 }
 
@@ -178,21 +208,28 @@ mod tests {
     #[test]
     fn the_page_is_whole_has_the_papers_series_and_loads_nothing() {
         let settings = LabSettings::new("manylane lab '<&>'".into(), &Paper::ALL, None, Scale::quick());
-        let mut rows = Vec::new();
-        for (paper, table) in Paper::ALL
-            .into_iter()
-            .flat_map(|paper| paper.tables(&settings.scale).into_iter().map(move |table| (paper, table.name)))
-        {
-            let mut row = Row::new(table, "one", "1", "s", vec![1.0, 2.0]);
-            row.printed = Some(3.0);
-            rows.push(Row { paper, ..row });
-            rows.push(Row { paper, ..Row::cannot(table, "two", "1", "s", "no <device>") });
-        }
-        let page = html(&Document::new(LAB, settings.clone(), rows)).unwrap();
+        let page = |columns: &[&str]| {
+            let mut rows = Vec::new();
+            for (paper, table, column) in Paper::ALL.into_iter().flat_map(|paper| {
+                let tables = paper.tables(&settings.scale).into_iter();
+                tables.flat_map(move |table| columns.iter().map(move |column| (paper, table.name, *column)))
+            }) {
+                let mut row = Row::new(table, "one", column, "s", vec![1.0, 2.0]);
+                row.printed = Some(3.0);
+                rows.push(Row { paper, ..row });
+                rows.push(Row { paper, ..Row::cannot(table, "two", column, "s", "no <device>") });
+            }
+            html(&Document::new(LAB, settings.clone(), rows)).unwrap()
+        };
+        // A single column is drawn line by line.
+        let narrow = page(&["1"]);
+        let page = page(&["1", "2"]);
         assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
         let plotted = Paper::ALL.into_iter().flat_map(|paper| paper.tables(&settings.scale));
         let plotted = plotted.filter(|table| table.plot.is_some()).count();
         assert_eq!((page.matches("<svg").count(), page.matches("paper: one").count()), (plotted, plotted));
+        assert_eq!((narrow.matches("<svg").count(), narrow.matches("</i>paper").count()), (plotted, plotted));
+        assert!(!narrow.contains("paper: one"));
         let bare = page.replace("http://www.w3.org/2000/svg", "");
         for loaded in ["http://", "https://", "<script", "<link", "src=", "@import", "url("] {
             assert!(!bare.contains(loaded), "{loaded}");

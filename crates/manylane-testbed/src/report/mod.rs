@@ -95,6 +95,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> 
         names
             .iter()
             .map(|name| plots::Series {
+                printed: false,
                 colour: colour(name),
                 values: threads.iter().map(|count| at(name, *count).and_then(value)).collect(),
                 samples: threads
@@ -346,6 +347,16 @@ mod tests {
         for sentence in said {
             assert!(page.contains(&escape(&sentence)), "{sentence}");
         }
+    }
+
+    /// A colour that the head does not have is none: legend and lines would not fit each other.
+    #[test]
+    fn each_colour_is_one_of_the_page_light_and_dark() {
+        let head = include_str!("head.html");
+        for colour in 0..plots::COLOURS {
+            assert_eq!(head.matches(&format!("--s{colour}:#")).count(), 2, "{colour}");
+        }
+        assert!(colour("one that nobody knows") < plots::COLOURS);
     }
 
     #[test]

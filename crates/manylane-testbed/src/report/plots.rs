@@ -10,11 +10,14 @@ const HEIGHT: u32 = 380;
 /// Size of labels.
 const TEXT: u32 = 15;
 
+/// Times the highest median that samples have room up to.
+const ROOM: f64 = 4.0;
+
 /// Stand-ins for colours of the page: no plot uses these values for anything else.
 const INK: RGBColor = RGBColor(1, 2, 3);
 const FAINT: RGBColor = RGBColor(4, 5, 6);
 /// So many series can be told apart.
-pub(super) const COLOURS: usize = 8;
+pub(super) const COLOURS: usize = 12;
 const SERIES: [RGBColor; COLOURS] = [
     RGBColor(16, 0, 1),
     RGBColor(16, 0, 2),
@@ -24,6 +27,10 @@ const SERIES: [RGBColor; COLOURS] = [
     RGBColor(16, 0, 6),
     RGBColor(16, 0, 7),
     RGBColor(16, 0, 8),
+    RGBColor(16, 0, 9),
+    RGBColor(16, 0, 10),
+    RGBColor(16, 0, 11),
+    RGBColor(16, 0, 12),
 ];
 
 /// One line or one set of bars.
@@ -34,16 +41,21 @@ pub(crate) struct Series {
     pub(crate) values: Vec<Option<f64>>,
     /// Raw samples at each place.
     pub(crate) samples: Vec<Vec<f64>>,
+    /// It was not measured here but printed by others: dashed, and bars are hollow.
+    pub(crate) printed: bool,
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Lines over the places `labels`, with the samples as faint dots around each median.
 pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> Result<String> {
-    draw(|area| {
-        let all =
-            series.iter().flat_map(|line| line.values.iter().flatten().chain(line.samples.iter().flatten()));
-        let top = top_of(all);
+    draw(HEIGHT, |area| {
+        let values = || series.iter().flat_map(|line| line.values.iter().flatten());
+        let samples = || series.iter().flat_map(|line| line.samples.iter().flatten());
+        // A few samples far above all medians would press these to the ground: they are told, and stand at the edge.
+        let (highest, top) = (top_of(values().chain(samples())), top_of(values()) * ROOM);
+        let is_cut = values().any(|value| *value > 0.0) && highest > top;
+        let top = if is_cut { top } else { highest };
         let mut chart = frame(area, labels.len(), top)?;
         mesh(&mut chart, labels, x, y)?;
         for (index, line) in series.iter().enumerate() {
@@ -54,22 +66,40 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
                 line.samples.iter().enumerate().flat_map(|(place, samples)| {
                     samples.iter().map(move |value| (place as f64 + aside, *value))
                 });
-            chart
-                .draw_series(dots.map(|at| Circle::new(at, 2, colour.mix(0.45).filled())))
-                .map_err(failed)?;
-            let points: Vec<(f64, f64)> = line
-                .values
-                .iter()
-                .enumerate()
-                .filter_map(|(place, value)| Some((place as f64 + aside, (*value)?)))
-                .collect();
-            chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2))).map_err(failed)?;
-            chart
-                .draw_series(points.iter().map(|at| Circle::new(*at, 4, colour.filled())))
+            let (above, dots): (Vec<_>, Vec<_>) = dots.partition(|at| at.1 > top);
+            let faint = colour.mix(0.45).filled();
+            chart.draw_series(dots.into_iter().map(|at| Circle::new(at, 2, faint))).map_err(failed)?;
+            let edge = above.into_iter().map(|at| TriangleMarker::new((at.0, top * 0.99), 5, faint));
+            chart.draw_series(edge).map_err(failed)?;
+            let at = |(place, value): (usize, &Option<f64>)| Some((place as f64 + aside, (*value)?));
+            let points: Vec<(f64, f64)> = line.values.iter().enumerate().filter_map(at).collect();
+            let (stroke, mark) =
+                (colour.stroke_width(2), |at: &(f64, f64)| Circle::new(*at, 4, of(line, colour)));
+            // Across a place where nothing was measured no line leads.
+            for points in points.chunk_by(|one, next| next.0 - one.0 < 1.5) {
+                if line.printed {
+                    let dashes = DashedLineSeries::new(points.to_vec(), 7, 5, stroke);
+                    chart.draw_series(dashes).map_err(failed)?;
+                } else {
+                    chart.draw_series(LineSeries::new(points.to_vec(), stroke)).map_err(failed)?;
+                }
+            }
+            chart.draw_series(points.iter().map(mark)).map_err(failed)?;
+        }
+        if is_cut {
+            let most = samples().copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
+            let style = ("sans-serif", TEXT - 2).into_font().color(&INK);
+            let place = (WIDTH as i32 - 190, 2);
+            area.draw(&Text::new(format!("▲ higher, up to {}", number(most)), place, style))
                 .map_err(failed)?;
         }
         Ok(())
     })
+}
+
+/// How marks and bars of a series are drawn: what was printed is hollow.
+fn of(series: &Series, colour: RGBColor) -> ShapeStyle {
+    if series.printed { colour.stroke_width(2) } else { colour.filled() }
 }
 
 /// A group of bars for each of `labels`; a second, outlined value may stand over each bar.
@@ -80,7 +110,7 @@ pub(crate) fn bars(
     series: &[Series],
     outlined: &[Series],
 ) -> Result<String> {
-    draw(|area| {
+    draw(HEIGHT, |area| {
         let all = series.iter().chain(outlined).flat_map(|bar| bar.values.iter().flatten());
         let mut chart = frame(area, labels.len(), top_of(all))?;
         mesh(&mut chart, labels, x, y)?;
@@ -91,7 +121,7 @@ pub(crate) fn bars(
             let filled = bar.values.iter().enumerate().filter_map(|(place, value)| {
                 Some(Rectangle::new(
                     [(left(place), 0.0), (left(place) + width * 0.9, (*value)?)],
-                    colour.filled(),
+                    of(bar, colour),
                 ))
             });
             chart.draw_series(filled).map_err(failed)?;
@@ -104,6 +134,67 @@ pub(crate) fn bars(
         }
         Ok(())
     })
+}
+
+/// A row of bars for each of `labels`, which may be long: names are on the left, and each bar has its figure at its end.
+pub(crate) fn across(labels: &[String], x: &str, series: &[Series]) -> Result<String> {
+    let height = 56 + (labels.len() * (12 + 16 * series.len().max(1))) as u32;
+    let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
+    // A letter is at most 0.6 times as wide as it is high.
+    let names = (longest * TEXT as usize * 3 / 5 + 14).min(WIDTH as usize / 2) as u32;
+    draw(height, |area| {
+        // Figures behind the longest bar need room.
+        let top = top_of(series.iter().flat_map(|bar| bar.values.iter().flatten())) * 1.1;
+        let places = labels.len();
+        let mut builder = ChartBuilder::on(area);
+        builder.margin(8).x_label_area_size(48).y_label_area_size(names);
+        // The first one is at the top.
+        let down = -(places.max(1) as f64 - 0.5)..0.5;
+        let mut chart = builder.build_cartesian_2d(0.0..top, down).map_err(failed)?;
+        let text = ("sans-serif", TEXT).into_font().color(&INK);
+        chart
+            .configure_mesh()
+            .disable_y_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(FAINT)
+            .axis_style(FAINT)
+            .x_labels(6)
+            .y_labels(places * 2 + 1)
+            .x_label_formatter(&|value| number(*value))
+            .y_label_formatter(&|at| name_of(labels, -*at))
+            .x_desc(x)
+            .label_style(text.clone())
+            .axis_desc_style(text.clone())
+            .draw()
+            .map_err(failed)?;
+        let width = 0.8 / series.len().max(1) as f64;
+        for (index, bar) in series.iter().enumerate() {
+            let colour = SERIES[bar.colour % SERIES.len()];
+            let there =
+                || bar.values.iter().enumerate().filter_map(|(place, value)| Some((place, (*value)?)));
+            let above = |place: usize| 0.4 - place as f64 - index as f64 * width;
+            let bars = there().map(|(place, value)| {
+                let corners = [(0.0, above(place)), (value, above(place) - width * 0.9)];
+                Rectangle::new(corners, of(bar, colour))
+            });
+            chart.draw_series(bars).map_err(failed)?;
+            let figures = there().map(|(place, value)| {
+                let at = EmptyElement::at((value, above(place) - width * 0.45));
+                at + Text::new(number(value), (5, -7), ("sans-serif", TEXT - 2).into_font().color(&INK))
+            });
+            chart.draw_series(figures).map_err(failed)?;
+        }
+        Ok(())
+    })
+}
+
+/// The name of a place; the axis also asks between the places and outside: those have none.
+fn name_of(labels: &[String], at: f64) -> String {
+    let place = at.round();
+    if (at - place).abs() > 0.01 || place < 0.0 {
+        return String::new();
+    }
+    labels.get(place as usize).cloned().unwrap_or_default()
 }
 
 type Chart<'a, 'b> = ChartContext<
@@ -136,14 +227,7 @@ fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Resul
         .bold_line_style(FAINT)
         .axis_style(FAINT)
         .x_labels(labels.len() * 2 + 1)
-        .x_label_formatter(&|at| {
-            // The axis also asks for labels between the places and outside: those have none.
-            let place = at.round();
-            if (at - place).abs() > 0.01 || place < 0.0 {
-                return String::new();
-            }
-            labels.get(place as usize).cloned().unwrap_or_default()
-        })
+        .x_label_formatter(&|at| name_of(labels, *at))
         .y_label_formatter(&|value| number(*value))
         .y_labels(6)
         .x_desc(x)
@@ -155,19 +239,19 @@ fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Resul
         .map_err(failed)
 }
 
-fn draw(paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
+fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
+        let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         paint(&area)?;
         area.present().map_err(failed)?;
     }
-    Ok(themed(&svg))
+    Ok(themed(&svg, height))
 }
 
 /// Makes the plot scale with the page and take the page's colours.
-fn themed(svg: &str) -> String {
-    let fixed = format!("<svg width=\"{WIDTH}\" height=\"{HEIGHT}\" ");
+fn themed(svg: &str, height: u32) -> String {
+    let fixed = format!("<svg width=\"{WIDTH}\" height=\"{height}\" ");
     let mut svg = svg.replace(&fixed, "<svg role=\"img\" ");
     for (number, colour) in SERIES.iter().enumerate() {
         svg = svg.replace(&hex(*colour), &format!("var(--s{number})"));
@@ -240,13 +324,24 @@ mod tests {
     #[test]
     fn a_plot_scales_and_has_the_colours_of_the_page() {
         let series = [
-            Series { colour: 0, values: vec![Some(1.0), None], samples: vec![vec![1.0, 2.0], vec![]] },
-            Series { colour: 1, values: vec![Some(3.0), Some(4.0)], samples: vec![vec![], vec![4.0]] },
+            Series {
+                colour: 0,
+                values: vec![Some(1.0), None],
+                samples: vec![vec![1.0, 2.0], vec![]],
+                printed: false,
+            },
+            Series {
+                colour: 1,
+                values: vec![Some(3.0), Some(4.0)],
+                samples: vec![vec![], vec![4.0]],
+                printed: true,
+            },
         ];
         let labels = ["1".to_owned(), "2".to_owned()];
         for svg in [
             lines(&labels, "threads", "ns", &series).unwrap(),
             bars(&labels, "threads", "rate", &series, &series).unwrap(),
+            across(&labels, "rate", &series).unwrap(),
         ] {
             assert!(svg.starts_with("<svg role=\"img\" viewBox="), "{}", &svg[..80]);
             assert!(svg.contains("var(--ink)") && svg.contains("var(--s0)") && svg.contains("var(--s1)"));
@@ -255,8 +350,66 @@ mod tests {
     }
 
     #[test]
+    fn what_was_printed_is_dashed_and_hollow() {
+        let labels = ["1".to_owned(), "2".to_owned()];
+        let series = |printed| {
+            let values = vec![Some(3.0), Some(4.0)];
+            [Series { colour: 11, values, samples: vec![Vec::new(); 2], printed }]
+        };
+        let both = |draw: &dyn Fn(&[Series]) -> String| [false, true].map(|printed| draw(&series(printed)));
+        let [ours, theirs] = both(&|series| lines(&labels, "threads", "ns", series).unwrap());
+        assert!(theirs.matches("<polyline").count() > ours.matches("<polyline").count(), "{theirs}");
+        let bars = both(&|series| bars(&labels, "threads", "ns", series, &[]).unwrap());
+        for [ours, theirs] in [[ours, theirs], bars] {
+            assert!(
+                ours.contains("fill=\"var(--s11)\"") && !theirs.contains("fill=\"var(--s11)\""),
+                "{theirs}"
+            );
+            assert!(theirs.contains("stroke=\"var(--s11)\""), "{theirs}");
+        }
+    }
+
+    #[test]
+    fn rows_of_bars_have_each_name_and_figure_and_grow_with_them() {
+        let names: Vec<String> =
+            (0..9).map(|at| format!("a long name that has no room below, {at}")).collect();
+        let values = |times: f64| (0..9).map(|at| Some(100.0 + times * f64::from(at))).collect::<Vec<_>>();
+        let series = |colour, values, printed| Series { colour, values, samples: Vec::new(), printed };
+        let svg =
+            across(&names, "ns", &[series(0, values(1.0), false), series(0, values(17.0), true)]).unwrap();
+        for (at, name) in names.iter().enumerate() {
+            for text in [name.clone(), (100 + at).to_string(), (100 + 17 * at).to_string()] {
+                assert!(svg.lines().any(|line| line.trim() == text), "{text} is not in\n{svg}");
+            }
+        }
+        let height = |svg: &str| {
+            svg.split(['"', ' ']).skip_while(|word| *word != "860").nth(1).unwrap().parse::<u32>().unwrap()
+        };
+        let one = across(&names[..1], "ns", &[series(0, vec![Some(1.0)], false)]).unwrap();
+        assert!(height(&svg) > 3 * height(&one), "{} {}", &svg[..80], &one[..80]);
+    }
+
+    #[test]
+    fn samples_far_above_the_medians_are_told_and_do_not_press_them_down() {
+        let labels = ["1".to_owned(), "2".to_owned(), "3".to_owned()];
+        let with = |sample, middle| {
+            let values = vec![Some(10.0), middle, Some(12.0)];
+            let samples = vec![vec![10.0, sample], vec![], vec![12.0]];
+            lines(&labels, "x", "ns", &[Series { colour: 0, values, samples, printed: false }]).unwrap()
+        };
+        let (near, far) = (with(47.0, Some(11.0)), with(30_000.0, Some(11.0)));
+        assert!(!near.contains("higher") && !near.contains("<polygon"), "{near}");
+        assert!(far.contains("▲ higher, up to 30k") && far.matches("<polygon").count() == 1, "{far}");
+        // A line ends where nothing was measured, and another one begins behind it.
+        let strokes =
+            |svg: &str| svg.lines().filter(|line| line.contains("polyline") && line.contains("--s0")).count();
+        assert_eq!((strokes(&near), strokes(&with(47.0, None))), (1, 2));
+    }
+
+    #[test]
     fn nothing_measured_is_an_empty_plot_and_no_failure() {
         assert!(lines(&[], "threads", "ns", &[]).is_ok());
         assert!(bars(&["1".into()], "threads", "ns", &[], &[]).is_ok());
+        assert!(across(&["1".into()], "ns", &[]).is_ok() && across(&[], "ns", &[]).is_ok());
     }
 }

@@ -123,6 +123,7 @@ fn section(page: &mut String, title: &str, rows: &[RttRow]) -> Result<()> {
                 row.map(|row| row.samples.iter().map(value).collect::<Vec<f64>>()).unwrap_or_default()
             };
             let one = |(colour, name)| plots::Series {
+                printed: false,
                 colour,
                 samples: loads.iter().map(|load| of(name, load)).collect(),
                 values: loads

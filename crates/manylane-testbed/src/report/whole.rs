@@ -53,7 +53,12 @@ pub(super) fn samples(
         .map(|name| {
             let samples: Vec<Vec<f64>> = (0..places.len()).map(|place| at(name, place)).collect();
             let middle = |samples: &Vec<f64>| Summary::of(samples.iter().copied()).map(|all| all.median);
-            plots::Series { colour: name, values: samples.iter().map(middle).collect(), samples }
+            plots::Series {
+                printed: false,
+                colour: name,
+                values: samples.iter().map(middle).collect(),
+                samples,
+            }
         })
         .collect();
     if series.iter().all(|line| line.values.iter().all(Option::is_none)) {
@@ -75,6 +80,7 @@ pub(super) fn bars(
 ) -> Result<()> {
     let series = |value: &dyn Fn(usize, usize) -> Option<f64>| -> Vec<plots::Series> {
         let one = |name| plots::Series {
+            printed: false,
             colour: name,
             values: (0..places.len()).map(|place| value(name, place)).collect(),
             samples: Vec::new(),

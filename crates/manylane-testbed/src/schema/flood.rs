@@ -87,7 +87,8 @@ pub struct FloodPauses {
     /// The longest after what the hypervisor took is taken off; of `program` only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_unstolen_ms: Option<f64>,
-    /// The longest after that, and what the thread had that makes the flood, is taken off; of `program beside the sender` only.
+    /// The longest after that, and what the thread had that makes the flood, is taken off (`program beside the sender`), or the lane's
+    /// own one (`program`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_apart_ms: Option<f64>,
     /// Pauses of more than a millisecond.
@@ -126,6 +127,9 @@ pub struct FloodGap {
     /// The thread that makes the flood ran, the taking of its frames from the link in its context included: of `waited_ms`.
     #[serde(default)]
     pub sender_ms: f64,
+    /// The lane's own thread ran: of `waited_ms`, on the lane's processor.
+    #[serde(default)]
+    pub lane_ms: f64,
 }
 
 /// One row of `bench flood`: figures are medians over the samples.

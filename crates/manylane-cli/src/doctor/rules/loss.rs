@@ -1,7 +1,7 @@
 //! What was lost, where.
 
 use super::super::change::{Change, Target};
-use super::super::facts::{Facts, Socket};
+use super::super::facts::{Facts, Socket, Udp};
 use super::super::finding::Severity;
 use super::{Found, Rule, count};
 
@@ -63,6 +63,13 @@ pub(super) const RULES: &[Rule] = &[
         meaning: "A processor's receive work ended with frames left, because its budget or its time was up. They wait, and rings fill meanwhile.",
         remedy: "`net.core.netdev_budget`, `net.core.netdev_budget_usecs`; spread the work over more processors.",
         judge: softirq_squeezed,
+    },
+    Rule {
+        id: "refused-at-sockets",
+        cost: 21,
+        meaning: "Datagrams were dropped at sockets for another reason than room, memory or checksum: a filter of the socket (`SO_ATTACH_FILTER`, `SO_ATTACH_BPF`), a policy of IPsec.",
+        remedy: "Nothing, if the program wants it so; else `perf trace -e skb:kfree_skb` tells the reason and the place of each one while it happens.",
+        judge: refused_at_sockets,
     },
     Rule {
         id: "device-dropped",
@@ -276,6 +283,25 @@ fn softirq_squeezed(facts: &Facts, found: &mut Found<'_>) {
         )
         .raise(facts, "net.core.netdev_budget", 1200)
         .raise(facts, "net.core.netdev_budget_usecs", 8000);
+}
+
+fn refused_at_sockets(facts: &Facts, found: &mut Found<'_>) {
+    let Some(udp4) = facts.losses.udp4 else {
+        return found.unknown("the counters of UDP cannot be read");
+    };
+    // The kernel counts each of the others as an error, too.
+    let rest = |udp: Udp| udp.in_errors.saturating_sub(udp.receive_buffer + udp.checksum + udp.memory);
+    let refused = rest(udp4) + facts.losses.udp6.map_or(0, rest);
+    if refused > 0 && !facts.asked {
+        found
+            .add(
+                Severity::Note,
+                format!("{} refused at sockets {}, not for want of room", count(refused, "datagram"), facts.since()),
+                "A filter that a program has put on its socket, or a policy of IPsec, drops them: InErrors of UDP counts them.",
+            )
+            .lost(refused)
+            .run("perf trace -e skb:kfree_skb, while it happens: the reason of each one (SOCKET_FILTER, XFRM_POLICY)");
+    }
 }
 
 fn device_dropped(facts: &Facts, found: &mut Found<'_>) {

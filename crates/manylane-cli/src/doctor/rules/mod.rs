@@ -138,7 +138,7 @@ fn usable_cpus(facts: &Facts) -> Vec<usize> {
 }
 
 /// Processors in words.
-fn list(cpus: &[usize]) -> String {
+pub(crate) fn list(cpus: &[usize]) -> String {
     cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 

@@ -125,6 +125,7 @@ fn causes() -> Vec<(&'static str, Severity, Cause)> {
     vec![
         ("socket-drops", Loss, |f| f.sockets = vec![socket(17, 212_992)]),
         ("receive-buffer-full", Loss, |f| f.losses.udp4.as_mut().unwrap().receive_buffer = 5),
+        ("refused-at-sockets", Note, |f| f.losses.udp4.as_mut().unwrap().in_errors = 5),
         ("udp-memory-full", Loss, |f| f.losses.udp6.as_mut().unwrap().memory = 1),
         ("device-ring-full", Loss, |f| f.devices[1].counters.rx_missed = 3),
         ("backlog-full", Loss, |f| f.losses.softnet[1].dropped = 9),
@@ -244,11 +245,12 @@ fn each_rule_fires_alone_on_what_it_is_about() {
 
 #[test]
 fn what_cannot_be_seen_is_unknown_and_not_well() {
-    let cases: [(&str, Cause); 19] = [
+    let cases: [(&str, Cause); 20] = [
         ("socket-drops", |f| drop(f.gaps.insert("sockets".into(), "x".into()))),
         ("receive-buffer-full", |f| f.losses.udp4 = None),
         ("udp-memory-full", |f| f.losses.udp4 = None),
         ("checksum-errors", |f| f.losses.udp4 = None),
+        ("refused-at-sockets", |f| f.losses.udp4 = None),
         ("backlog-full", |f| drop(f.gaps.insert("softnet".into(), "x".into()))),
         ("device-ring-full", |f| drop(f.gaps.insert("devices".into(), "x".into()))),
         ("udp-ports-not-hashed", |f| (f.devices[1].hash_udp4, f.devices[1].hash_udp6) = (None, None)),
@@ -296,6 +298,19 @@ fn losses_are_counted_once() {
     // All of it is known.
     facts.sockets = vec![socket(100, 212_992)];
     assert!(judge(&facts).findings.iter().all(|finding| finding.id != "receive-buffer-full"));
+}
+
+/// The kernel counts what found no room among the errors, too: what is left of these was refused.
+#[test]
+fn errors_that_have_a_reason_are_not_told_twice() {
+    let mut facts = well();
+    facts.losses.udp4 =
+        Some(Udp { in_errors: 10, receive_buffer: 4, checksum: 2, memory: 1, ..Udp::default() });
+    facts.losses.udp6 = Some(Udp { in_errors: 5, ..Udp::default() });
+    let findings = judge(&facts).findings;
+    assert_eq!(find(&findings, "refused-at-sockets").lost, Some(3 + 5));
+    facts.asked = true;
+    assert!(judge(&facts).findings.iter().all(|finding| finding.id != "refused-at-sockets"));
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Steal {
 
 /// A program that wants to run all the time, on a processor: it looks at the clock again and again. The time between two looks is a
 /// gap, and the kernel's clocks of the thread tell whose it was; that of `maker`, what a thread with this id had of it, which runs on the
-/// same processor and no other.
+/// same processor and no other: who makes the flood, or the lane.
 ///
 /// # Errors
 /// When it cannot be pinned there.
@@ -161,7 +161,11 @@ impl<'a> Clocks<'a> {
         (self.read, self.ran, self.waited) = (now, ran, waited);
         let made = self.maker.as_mut().map_or(Duration::ZERO, |(tid, had)| {
             // One that has ended has no clock any more, and had nothing since.
-            let has = measure::thread_time_of(tid.load(Ordering::Relaxed)).unwrap_or(*had);
+            let has = match tid.load(Ordering::Relaxed) {
+                // Not there yet.
+                0 => *had,
+                tid => measure::thread_time_of(tid).unwrap_or(*had),
+            };
             has.saturating_sub(std::mem::replace(had, has))
         });
         [others, stolen, made]
@@ -176,6 +180,7 @@ impl<'a> Clocks<'a> {
             waited_ms: ms(waited),
             stolen_ms: ms(stolen.min(gap - waited)),
             sender_ms: ms(made.min(waited)),
+            lane_ms: 0.0,
         }
     }
 }

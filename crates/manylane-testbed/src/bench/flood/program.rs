@@ -40,8 +40,9 @@ pub(super) fn sample(
         _ => None,
     };
     let maker = flood.as_ref().map(|flood| &flood.runner).or(busy.as_ref().map(|busy| &busy.tid));
+    let lane = (variant.flood == Flooding::Yes).then_some(&*server.tid);
     let seen = thread::scope(|scope| {
-        let programs = [(bed.lane_cpu, None), (bed.sender_cpu, maker.map(|tid| &**tid))]
+        let programs = [(bed.lane_cpu, lane), (bed.sender_cpu, maker.map(|tid| &**tid))]
             .map(|(cpu, maker)| scope.spawn(move || pauses::program(cpu, maker, options.duration, stop)));
         programs.map(|program| program.join().map_err(|_| anyhow!("the program panicked"))?)
     });
@@ -52,8 +53,11 @@ pub(super) fn sample(
     go_on(stop)?;
     let mut sample = server.stop()?.since(&Seen::default(), round, sent, &clock);
     for seen in seen {
-        let seen = seen?;
+        let mut seen = seen?;
         let who = if seen.cpu == bed.lane_cpu { "program" } else { "program beside the sender" };
+        if seen.cpu == bed.lane_cpu {
+            seen.apart.iter_mut().for_each(|gap| gap.lane_ms = std::mem::take(&mut gap.sender_ms));
+        }
         sample.pauses.push(crate::schema::FloodPauses { who: who.into(), ..seen });
     }
     Ok(sample)

@@ -39,7 +39,7 @@ pub(super) struct Server {
     /// Times between two calls of the closure.
     pub(super) pauses: Arc<Tally>,
     /// The lane's thread, once it has received something.
-    tid: Arc<AtomicI32>,
+    pub(super) tid: Arc<AtomicI32>,
 }
 
 impl Server {

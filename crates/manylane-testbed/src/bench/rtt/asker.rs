@@ -120,6 +120,8 @@ pub struct Asker {
     due: Vec<Duration>,
     /// The server is on the same processor: looks give way to it.
     gives_way: bool,
+    /// How long an answer may take.
+    patience: Duration,
     /// Of the generator of random numbers.
     state: u64,
 }
@@ -153,6 +155,7 @@ impl Asker {
             next: 1,
             due,
             gives_way: false,
+            patience: PATIENCE,
             state: 0x9e37_79b9_7f4a_7c15,
         })
     }
@@ -207,7 +210,7 @@ impl Asker {
             }
         }
         asked.elapsed = start.elapsed();
-        while asked.answered < asked.asked && start.elapsed() < asked.elapsed + PATIENCE {
+        while asked.answered < asked.asked && start.elapsed() < asked.elapsed + self.patience {
             if !self.collect(base, start, &mut asked)? {
                 self.look_again();
             }
@@ -233,7 +236,7 @@ impl Asker {
             let mut looks = 0_u32;
             while !self.collect(base, start, &mut asked)? {
                 looks += 1;
-                if looks.is_multiple_of(LOOKS) && start.elapsed() > now + PATIENCE {
+                if looks.is_multiple_of(LOOKS) && start.elapsed() > now + self.patience {
                     break;
                 }
                 self.look_again();
@@ -323,21 +326,28 @@ fn nanos(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     static NO: AtomicBool = AtomicBool::new(false);
+    /// Longer than any machine makes an answer wait that does come.
+    const LONG: Duration = Duration::from_secs(60);
 
-    /// A server that answers what `answer` makes of each request, until it gets an empty one.
-    fn server(mut answer: impl FnMut(u64) -> usize + Send + 'static) -> SocketAddr {
+    /// A server that sends what `answer` says of each request: how many answers to it, and to which.
+    fn server(mut answer: impl FnMut(u64) -> (usize, u64) + Send + 'static) -> SocketAddr {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
+        // Room for all that is due while it has no turn.
+        let _ = sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER);
         thread::spawn(move || {
-            let (mut buffer, mut number) = ([0; 64], 0);
+            let (mut buffer, mut requests) = ([0; 64], Vec::new());
             while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
-                for _ in 0..answer(number) {
-                    socket.send_to(&buffer[..len], peer).unwrap();
+                requests.push(buffer[..len].to_vec());
+                let (answers, to) = answer(requests.len() as u64 - 1);
+                for _ in 0..answers {
+                    socket.send_to(&requests[to as usize], peer).unwrap();
                 }
-                number += 1;
             }
         });
         addr
@@ -345,13 +355,13 @@ mod tests {
 
     fn asker(to: SocketAddr) -> Asker {
         let mut asker = Asker::open(&Setup::loopback(None).unwrap(), to, 20).unwrap();
-        asker.gives_way = true;
+        (asker.gives_way, asker.patience) = (true, LONG);
         asker
     }
 
     #[test]
     fn every_request_is_asked_in_its_turn_and_its_answer_counted_once() {
-        let mut asker = asker(server(|number| 1 + (number % 2) as usize));
+        let mut asker = asker(server(|number| (1 + (number % 2) as usize, number)));
         for arrivals in [Arrivals::Even, Arrivals::Chance] {
             let got = asker.open_loop(5_000.0, arrivals, Duration::from_millis(200), &NO).unwrap();
             assert_eq!(
@@ -374,7 +384,7 @@ mod tests {
             if number == 100 {
                 thread::sleep(STALL);
             }
-            1
+            (1, number)
         }));
         let got = asker.open_loop(4_000.0, Arrivals::Even, Duration::from_millis(100), &NO).unwrap();
         assert_eq!((got.asked, got.answered), (400, 400));
@@ -385,12 +395,28 @@ mod tests {
 
     #[test]
     fn in_a_ping_pong_one_is_under_way() {
-        let mut asker = asker(server(|_| 1));
-        let got = asker.ping_pong(Duration::from_millis(50), &NO).unwrap();
-        assert!(got.asked > 10 && got.answered == got.asked, "{got:?}");
-        // One answer is missing; the others are not taken for it.
-        let mut asker = self::asker(server(|number| usize::from(number != 3)));
-        let got = asker.ping_pong(PATIENCE * 2, &NO).unwrap();
-        assert_eq!(got.asked - got.answered, 1);
+        // What ends it is the server, with request 49: no time is waited for.
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&stop);
+        let mut asker = asker(server(move |number| {
+            ends.store(number == 49, Ordering::Relaxed);
+            (1, number)
+        }));
+        let got = asker.ping_pong(LONG, &stop).unwrap();
+        assert_eq!((got.asked, got.answered, got.latency.len()), (50, 50, 50));
+    }
+
+    #[test]
+    fn an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_request() {
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&stop);
+        // Request 3 is answered when 4 is there, which has no answer then; 5 has one.
+        let mut asker = asker(server(move |number| {
+            ends.store(number == 5, Ordering::Relaxed);
+            (usize::from(number != 3), if number == 4 { 3 } else { number })
+        }));
+        asker.patience = 10 * PATIENCE;
+        let got = asker.ping_pong(LONG, &stop).unwrap();
+        assert_eq!((got.asked, got.answered), (6, 4));
     }
 }

@@ -1,0 +1,276 @@
+//! The page of metrics over HTTP, when asked for: for programs that have no HTTP server of their own.
+//!
+//! One thread answers one request after the other; nothing of it is seen by lanes but that their counters are read. A client
+//! has a bounded time for its request and for taking the answer, and whoever asks for anything but the page is told so.
+
+use std::fmt;
+use std::io::{self, ErrorKind as Io, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use manylane_sys::measure::Watch;
+
+use crate::error::{Error, Result};
+use crate::socket::Handle;
+
+/// Time that a client has in each direction.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Every wait has a bound.
+const IDLE: Duration = Duration::from_secs(60);
+/// Longest request that is read.
+const LONGEST: usize = 8192;
+const TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+const WAKE: u64 = 0;
+const LISTENER: u64 = 1;
+
+/// What makes the page.
+type Page = Box<dyn Fn() -> String + Send>;
+
+impl Handle {
+    /// Serves the counters of the socket at `http://AT/metrics`, in the text form of Prometheus, as long as the value that is
+    /// returned lives: what [`write_metrics`](Self::write_metrics) writes, to whoever can reach the address, without a password.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), manylane::Error> {
+    /// let socket = manylane::Socket::bind("127.0.0.1:7777")?;
+    /// let _metrics = socket.handle().serve_metrics(([127, 0, 0, 1], 9100).into())?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the port cannot be had, or the system has no thread for it.
+    pub fn serve_metrics(&self, at: SocketAddr) -> Result<MetricsServer> {
+        let own = self.clone();
+        MetricsPort::bind(at)?.serve(move || {
+            let mut page = String::new();
+            // Writing to a string does not fail.
+            _ = own.write_metrics(&mut page);
+            page
+        })
+    }
+}
+
+/// A port for metrics that nobody answers at yet: for programs that take their ports before they do anything else, and for
+/// pages of several sockets ([`write_all_metrics`](crate::write_all_metrics)).
+#[derive(Debug)]
+pub struct MetricsPort {
+    listener: TcpListener,
+    at: SocketAddr,
+}
+
+impl MetricsPort {
+    /// Takes the port; with port 0 a free one.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub fn bind(at: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind(at).map_err(|err| failed(at, err))?;
+        let at = listener.local_addr().map_err(|err| failed(at, err))?;
+        Ok(Self { listener, at })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Serves what `page` makes at each request. The thread that does so handles the signals that the calling one does.
+    ///
+    /// # Errors
+    /// If the system has no descriptors or no thread for it.
+    pub fn serve(self, page: impl Fn() -> String + Send + 'static) -> Result<MetricsServer> {
+        let Self { listener, at } = self;
+        let failed = |err| failed(at, err);
+        listener.set_nonblocking(true).map_err(failed)?;
+        let (wake, woken) = UnixStream::pair().map_err(failed)?;
+        let watch = Watch::new(2).map_err(failed)?;
+        watch.add(&woken, WAKE).map_err(failed)?;
+        watch.add(&listener, LISTENER).map_err(failed)?;
+        let page: Page = Box::new(page);
+        let work = move || serve(watch, &woken, &listener, &page);
+        let thread = thread::Builder::new().name("manylane-metrics".into()).spawn(work).map_err(failed)?;
+        Ok(MetricsServer { at, wake, thread: Some(thread) })
+    }
+}
+
+/// Where metrics are served, as long as this value lives.
+pub struct MetricsServer {
+    at: SocketAddr,
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MetricsServer {
+    /// Where it is.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.at
+    }
+}
+
+impl fmt::Debug for MetricsServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsServer").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        _ = self.wake.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been told on standard error.
+            _ = thread.join();
+        }
+    }
+}
+
+fn failed(at: SocketAddr, err: io::Error) -> Error {
+    Error::system(format!("serving metrics at {at}"), err)
+}
+
+/// Answers one after the other until the other end of `woken` is closed.
+fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Page) {
+    loop {
+        let Ok(ready) = watch.wait(IDLE) else { return };
+        let ready: Vec<u64> = ready.collect();
+        if ready.contains(&WAKE) {
+            _ = woken.shutdown(Shutdown::Both);
+            return;
+        }
+        if !ready.contains(&LISTENER) {
+            continue;
+        }
+        match listener.accept() {
+            // Who has gone meanwhile has.
+            Ok((stream, _)) => _ = answer(stream, page),
+            Err(err) if err.kind() == Io::WouldBlock => {}
+            // Out of descriptors, say: not at full speed.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn answer(mut stream: TcpStream, page: &Page) -> io::Result<()> {
+    let request = request(&mut stream)?;
+    let mut words = request.split(|&byte| byte == b' ' || byte == b'\r');
+    let (method, target) = (words.next(), words.next().unwrap_or_default());
+    // Scrapers may have parameters of their own; the page knows none.
+    let path = target.split(|&byte| byte == b'?').next();
+    let (status, kind, body) = match (method, path) {
+        (Some(b"GET"), Some(b"/metrics")) => ("200 OK", TYPE, page()),
+        (Some(b"GET"), _) => ("404 Not Found", "text/plain", "it is /metrics\n".into()),
+        _ => ("405 Method Not Allowed\r\nAllow: GET", "text/plain", "GET /metrics\n".into()),
+    };
+    let len = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
+    );
+    send(&mut stream, (head + &body).as_bytes())
+}
+
+/// The request up to its empty line; nothing that follows is looked at.
+fn request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut request, mut part) = (Vec::new(), [0; 1024]);
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        if request.len() > LONGEST {
+            return Err(Io::InvalidData.into());
+        }
+        stream.set_read_timeout(Some(left(deadline)?))?;
+        match stream.read(&mut part) {
+            Ok(0) => return Err(Io::UnexpectedEof.into()),
+            Ok(len) => request.extend(&part[..len]),
+            // This process was stopped for a moment.
+            Err(err) if err.kind() == Io::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+    Ok(request)
+}
+
+/// All of it, to somebody who takes it in time.
+fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !bytes.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(Io::WriteZero.into()),
+            Ok(len) => bytes = &bytes[len..],
+            Err(err) if err.kind() == Io::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+    Ok(())
+}
+
+/// What is left of a client's time; an error when it is up.
+fn left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(Io::TimedOut.into()) } else { Ok(left) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local() -> SocketAddr {
+        ([127, 0, 0, 1], 0).into()
+    }
+
+    fn ask(at: SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(at).unwrap();
+        // One that asks for too much may be reset before it has said all.
+        let _ = stream.write_all(request).and_then(|()| stream.shutdown(Shutdown::Write));
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn loopback_requests_are_answered_and_nonsense_is_not() {
+        let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
+        let at = server.addr();
+        let answer = ask(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nup 1\n"), "{answer}");
+        assert!(answer.contains("Content-Length: 5\r\n"));
+        assert!(ask(at, b"GET /metrics?of=all HTTP/1.1\r\n\r\n").contains("up 1"));
+        assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(ask(at, b"GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(ask(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        for nonsense in [&b""[..], b"GET /metrics", &[b'x'; 20_000], b"\xff\xfe\r\n\r\n"] {
+            let answer = ask(at, nonsense);
+            assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        // And it still answers.
+        assert!(ask(at, b"GET /metrics HTTP/1.0\r\n\r\n").contains("up 1"));
+        drop(server);
+        // The port is free again.
+        drop(MetricsPort::bind(at).unwrap());
+    }
+
+    #[test]
+    fn loopback_who_takes_nothing_is_left_after_a_while() {
+        // More than the buffers of both ends hold.
+        let long = "x".repeat(64 << 20);
+        let server = MetricsPort::bind(local()).unwrap().serve(move || long.clone()).unwrap();
+        let mut idle = TcpStream::connect(server.addr()).unwrap();
+        idle.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        // Nobody else's turn comes before it is over with the first one.
+        assert!(ask(server.addr(), b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+    }
+
+    #[test]
+    fn loopback_a_socket_serves_its_own_page() {
+        let socket = crate::Socket::bind("127.0.0.1:0").unwrap();
+        let server = socket.handle().serve_metrics(local()).unwrap();
+        let answer = ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n");
+        let mut page = String::new();
+        socket.handle().write_metrics(&mut page).unwrap();
+        assert!(answer.ends_with(&page) && page.contains("manylane_lane_delivered_total"), "{answer}");
+        let taken = socket.handle().serve_metrics(server.addr()).unwrap_err();
+        assert!(taken.chain().contains(&server.addr().to_string()), "{}", taken.chain());
+    }
+}
