@@ -6,10 +6,19 @@ use etherparse::{EtherType, LinkExtSlice, NetSlice, SlicedPacket, TransportSlice
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::{Frame, Network, Transport};
+use manylane_wire::note;
 
 /// What a receiver of frames makes of `bytes` is what the layers say.
 fn as_a_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
     let datagram = Datagram::parse(bytes);
+    // Whatever a note says, nothing falls over it; without one it is the same.
+    let mut noted = Datagram::default();
+    let read = noted.read_noted(bytes).map(|()| noted);
+    if !note::is_noted(bytes) {
+        assert_eq!(read, datagram);
+    } else if let Ok(noted) = read {
+        assert!(usize::from(noted.at) + usize::from(noted.len) <= bytes.len(), "a payload beyond the frame");
+    }
     let Some((frame, udp)) = frame.and_then(|frame| Some((frame, frame.udp()?))) else {
         assert!(datagram.is_err(), "a datagram that the layers do not show: {datagram:?}");
         return;
