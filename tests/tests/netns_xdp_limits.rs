@@ -239,8 +239,18 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     until(|| one.handle.counters().refused.denied == 10, &one.handle);
     assert!(to_one.is_quiet());
     assert_eq!(two.handle.counters().refused, manylane::Refused::default());
+    // Each has its own word on the same prefix: what the second one lets in past its limit, the first one still denies.
+    let gate = two.handle.gate().unwrap();
+    gate.allow(prefix("0.0.0.0/0")).unwrap();
+    gate.set_limits(&[limit("0.001/1")]).unwrap();
+    to_one.send(b"denied");
+    until(|| one.handle.counters().refused.denied == 11, &one.handle);
+    for _ in 0..3 {
+        to_two.ping();
+    }
+    assert_eq!(two.handle.counters().refused, manylane::Refused::default());
     let counters = one.stop().unwrap();
-    assert_eq!((counters.total().arrived(), counters.refused.denied, counters.refused.limited), (11, 10, 0));
+    assert_eq!((counters.total().arrived(), counters.refused.denied, counters.refused.limited), (11, 11, 0));
     let next = echo(b, open(b, b.ip4(0).into(), |builder| _ = guarded(builder)));
     let to_next = client(a, a.ip4(0).into(), next.addr);
     for _ in 0..10 {
