@@ -161,8 +161,8 @@ enum ml_xdp_count {
  * device to its own address begins with the first bit set.
  */
 struct ml_note {
-	__u8 kind; /* enum ml_note_kind */
-	__u8 zero;
+	__u8 kind;    /* enum ml_note_kind */
+	__u8 rest;    /* as it was */
 	__u16 length; /* in the machine's byte order */
 };
 /* The longest UDP datagram, with its header, of which something is said. */

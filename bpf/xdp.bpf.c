@@ -288,7 +288,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
 		return pass(ML_XDP_NO_LANE);
 	/* 9: what the lane need not find out itself. */
-	note(eth, end);
+	ml_note(ctx);
 	return verdict(ML_XDP_REDIRECTED, XDP_REDIRECT);
 }
 

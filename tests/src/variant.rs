@@ -53,12 +53,6 @@ impl Variant {
         self.engine == Engine::Xdp
     }
 
-    /// Whether lanes receive by io_uring.
-    #[must_use]
-    pub fn is_uring(&self) -> bool {
-        self.engine == Engine::Uring
-    }
-
     /// What eBPF has to have steered, if it counts: messages that came through kernel sockets.
     #[must_use]
     pub fn steered(&self, total: &LaneCounters) -> Option<u64> {

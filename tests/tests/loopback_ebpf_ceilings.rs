@@ -12,8 +12,7 @@ use manylane_testbed::skip;
 /// Instructions that the verifier may process for one policy, and for one XDP program.
 const STEER_CEILING: u32 = 700;
 const GENERATOR_CEILING: u32 = 2000;
-/// Each length of a short datagram is a way of its own through the sum that its note is made from.
-const XDP_CEILING: u32 = 36_000;
+const XDP_CEILING: u32 = 12_000;
 
 fn may_load(test: &str) -> bool {
     let probe = manylane::probe();

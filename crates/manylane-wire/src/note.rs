@@ -18,7 +18,7 @@ pub const IP6: u8 = 2;
 pub const UNFINISHED: u8 = 4;
 /// The longest UDP datagram, with its header, that gets a note.
 pub const MOST: u16 = 72;
-/// Bytes of a note: kind, zero, and the length of UDP in the byte order of the machine.
+/// Bytes of a note: kind, one that is left as it was, and the length of UDP in the byte order of the machine.
 pub const LEN: usize = 4;
 
 const UDP4: usize = ethernet::HEADER + ipv4::HEADER;
