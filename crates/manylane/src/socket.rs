@@ -59,6 +59,8 @@ struct Control {
     lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group that serve no lane.
     parked: Vec<(Slot, Arc<OwnedFd>)>,
+    /// Inodes of sockets that rings of other threads than the one that dropped their lane have used.
+    left: Vec<u64>,
     closed: LaneCounters,
     next_id: u64,
     /// Whether the first socket lets others join it.
@@ -263,20 +265,28 @@ impl Shared {
         }
     }
 
-    /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered.
-    pub(crate) fn closed(&self, lane: &Arc<LaneShared>, reusable: bool) {
+    /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered. With the last one,
+    /// the sockets (inodes) that rings of other threads may have although they are closed; `has_left` is whether such a ring
+    /// has used this one's.
+    pub(crate) fn closed(&self, lane: &Arc<LaneShared>, reusable: bool, has_left: bool) -> Vec<u64> {
         let mut control = self.control();
+        if has_left && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
+            control.left.push(inode);
+        }
+        let mut left = Vec::new();
         let counters = self.counters_of(&control, lane);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
         if control.lanes.is_empty() {
             // The socket is gone: what was parked must not keep the port.
             control.parked.clear();
+            left = std::mem::take(&mut control.left);
         } else if reusable && control.steer.needs_parking() {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
         drop(control);
         self.lane_closed.notify_all();
+        left
     }
 
     /// Tells every lane to end: they handle what is queued, and `serve` returns.
@@ -400,6 +410,7 @@ impl Socket {
             steer,
             lanes: Vec::new(),
             parked: Vec::new(),
+            left: Vec::new(),
             closed: LaneCounters::default(),
             next_id: 0,
             grouped: config.join_group,
