@@ -280,6 +280,7 @@ impl Shared {
         if control.lanes.is_empty() {
             // The socket is gone: what was parked must not keep the port.
             control.parked.clear();
+            control.steer.close();
             left = std::mem::take(&mut control.left);
         } else if reusable && control.steer.needs_parking() {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
