@@ -27,6 +27,11 @@ LOSS_LIMIT = 0.001
 FIGURES = ("offered_pps", "delivered_pps", "loss", "rx_cpu_ns", "total_cpu_ns", "waits", "preemptions", "p50_ns", "p99_ns")
 
 
+def seconds(text):
+    """With or without the unit."""
+    return float(text.removesuffix("s"))
+
+
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
@@ -43,7 +48,8 @@ def running(args, kind, how, ends):
 
 
 def no_loss_rate(args, kind, how):
-    """The highest rate of a row, each 1.25 times the one before, at which no more than LOSS_LIMIT is lost."""
+    """The highest rate of a row, each 1.25 times the one before, at which no more than LOSS_LIMIT is lost; the first one, if more is
+    lost at that already."""
     best, rate = 0, args.lowest or SERVERS[kind].lowest
     with running(args, kind, how, []) as one:
         while True:
@@ -124,7 +130,7 @@ def main():
     parser.add_argument("--rate", type=float, help="requests per second [0.7 of the lowest no-loss rate]")
     parser.add_argument("--lowest", type=float, help="where the search for the no-loss rate begins [by the server]")
     parser.add_argument("--flows", type=int, default=64)
-    parser.add_argument("--timeout", default="1s", metavar="SECONDS", help="an answer that comes later is lost")
+    parser.add_argument("--timeout", type=seconds, default=1.0, metavar="SECONDS", help="an answer that comes later is lost")
     parser.add_argument("--load", choices=loads.LOADS, default="send", help="who asks; the others for DNS servers")
     parser.add_argument("--device", help="by which kxdpgun sends")
     parser.add_argument("--address", default="127.0.0.1", help="of the server")

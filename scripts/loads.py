@@ -28,7 +28,7 @@ def by_send(running, args, rate, seconds):
     server = running.server
     command = [args.manylane, "send", f"{server.address}:{server.port}", "--payload", "hex:" + server.request.hex()]
     command += ["--expect", server.expected(running.answer), "--rate", str(int(rate)), "--duration", f"{seconds}s"]
-    command += ["--flows", str(args.flows), "--timeout", args.timeout, "--json"]
+    command += ["--flows", str(args.flows), "--timeout", f"{args.timeout}s", "--json"]
     row = json.loads(run(args, *command))["rows"][0]
     return {
         "sent": row["asked"],
@@ -57,7 +57,7 @@ def by_numbers(running, args, rate, seconds):
             time.sleep(20e-6)
         # Until all are there, or none has come for as long as an answer may take.
         text, since = b"", time.monotonic()
-        while text.count(b"\n") < total and time.monotonic() - since < float(args.timeout.rstrip("s")):
+        while text.count(b"\n") < total and time.monotonic() - since < args.timeout:
             if more := file.read():
                 text, since = text + more, time.monotonic()
             else:

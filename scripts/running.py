@@ -57,9 +57,10 @@ def switches(group):
 
 
 def idle_ns():
+    """Time in which no processor did anything of this machine's: idle, waiting for disks, or with the hypervisor."""
     with open("/proc/stat") as stat:
         fields = [int(value) for value in stat.readline().split()[1:]]
-    return (fields[3] + fields[4] + fields[7]) * 10_000_000
+    return (fields[3] + fields[4] + fields[7]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 class Running:

@@ -3,7 +3,7 @@
 //!
 //! A *hold* is the front of a lane's queue, in memory that is shared with all that is forked later: whoever may take from the
 //! lane's kernel socket looks here first (`order.rs`), and whoever asks whether the lane has something asks here, too
-//! (`look.rs`, `wait.rs`, `epoll.rs`, `options.rs`). So what is held is in reach of exactly those who could have had it from the
+//! (`look.rs`, `wait.rs`, `epoll/`, `options.rs`). So what is held is in reach of exactly those who could have had it from the
 //! kernel: at once for its owner and who asks, within a slice for who sleeps while the owner is away (`reach.rs`).
 //!
 //! # Who fills, who takes

@@ -15,14 +15,14 @@
 //! | `table.rs` | descriptor to socket or epoll instance; a descriptor that is not ours goes no further |
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
 //! | `receive.rs`, `order.rs`, `look.rs` | receiving: the calls; in which order they look at lanes; what waits in which |
-//! | `wait.rs`, `select.rs`, `epoll.rs` | waiting: for which lane, and how long at most |
+//! | `wait.rs`, `select.rs`, `epoll/` | waiting: for which lane, and how long at most |
 //! | `alone.rs` | a program with one receiver goes straight through |
 //! | `hold.rs`, `deliver.rs` | datagrams taken ahead, many with one call; into the program's buffers |
 //! | `overtake.rs` | under overload, the newest wins (`--overload newest`) |
 //! | `pace.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs`, `gather.rs` | sending: from which lane; replies that are sent together |
 //! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
-//! | `lanes.rs` | when lanes are made, who owns which, how a socket falls back |
+//! | `lanes/` | when lanes are made, who owns which, how a socket falls back |
 //! | `rest.rs` | threads beyond the processors rest: their lanes are not steered to |
 //! | `reach.rs` | which lanes others must look at: why nothing is out of reach |
 //! | `life.rs`, `mend.rs`, `points.rs` | who is alive; what the living do for the dead; where tests have somebody die |

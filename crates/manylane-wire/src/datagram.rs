@@ -20,8 +20,8 @@ use crate::udp::{self, Udp};
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Datagram {
     pub(crate) ends: Ends,
-    /// Source and destination.
-    pub(crate) ports: [u8; 4],
+    /// The header of UDP, as received.
+    pub(crate) udp: [u8; udp::HEADER],
     /// Where the payload starts in the frame.
     pub at: u16,
     /// Bytes of payload. Padding behind it belongs to nobody.
@@ -32,8 +32,6 @@ pub struct Datagram {
     pub checksum: Checksum,
     /// Where IP starts in the frame; zero if its header has options.
     pub(crate) link: u8,
-    /// The checksum of UDP, as received.
-    pub(crate) field: u16,
 }
 
 /// Between which addresses a datagram is.
@@ -117,24 +115,27 @@ impl Datagram {
     #[must_use]
     #[inline]
     pub fn source(&self) -> SocketAddr {
-        let [a, b, ..] = self.ports;
-        SocketAddr::new(self.ends.address(0), u16::from_be_bytes([a, b]))
+        SocketAddr::new(self.ends.address(0), self.ports().0)
     }
 
     /// Where it was sent to.
     #[must_use]
     #[inline]
     pub fn destination(&self) -> SocketAddr {
-        let [.., a, b] = self.ports;
-        SocketAddr::new(self.ends.address(1), u16::from_be_bytes([a, b]))
+        SocketAddr::new(self.ends.address(1), self.ports().1)
     }
 
     /// The ports of sender and receiver.
     #[must_use]
     #[inline]
     pub fn ports(&self) -> (u16, u16) {
-        let [a, b, c, d] = self.ports;
-        (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))
+        (be16(&self.udp, 0), be16(&self.udp, 2))
+    }
+
+    /// The checksum of UDP, as received.
+    #[inline]
+    pub(crate) fn field(&self) -> u16 {
+        be16(&self.udp, udp::CHECKSUM)
     }
 
     /// The addresses of both, to be compared.
@@ -225,8 +226,8 @@ impl Datagram {
     /// What is behind IP: `length` bytes of UDP from `at` on.
     #[inline]
     fn end<const N: usize>(&mut self, head: &[u8; N], at: usize, length: usize) {
-        self.ports = chunk(head, at);
-        (self.link, self.field) = (IP as u8, be16(head, at + udp::CHECKSUM));
+        self.udp = chunk(head, at);
+        self.link = IP as u8;
         // Both come from fields of 16 bits, and frames are checked to have that many bytes.
         (self.at, self.len) = ((at + udp::HEADER) as u16, (length - udp::HEADER) as u16);
     }
@@ -275,20 +276,18 @@ impl Datagram {
                 }
             }
         }
-        let [[a, b], [c, d]] = [udp.source.to_be_bytes(), udp.destination.to_be_bytes()];
         let short = |length: usize| u16::try_from(length).map_err(|_| Error::TooLong(Layer::Udp));
         let is_v6 = source.is_ipv6();
         let has_options = at - link != if is_v6 { ipv6::HEADER } else { ipv4::HEADER };
         Ok(Self {
             ends: Ends { addresses, is_v6 },
-            ports: [a, b, c, d],
+            udp: bytes.first_chunk().copied().unwrap_or_default(),
             at: short(at + udp::HEADER)?,
             len: short(udp.payload.len())?,
             traffic_class,
             checksum,
             // A header with two tags has 22 bytes.
             link: if has_options { 0 } else { link as u8 },
-            field: udp.checksum,
         })
     }
 }
@@ -461,9 +460,8 @@ mod tests {
         // What was in its place before must not show.
         let mut found = Datagram {
             ends: Ends { addresses: [0xaa; 32], is_v6: true },
-            ports: [0xbb; 4],
+            udp: [0xbb; udp::HEADER],
             link: 0xcc,
-            field: 0xdddd,
             ..Datagram::default()
         };
         let short = found.plain(frame);

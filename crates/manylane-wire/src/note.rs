@@ -21,8 +21,9 @@ pub const MOST: u16 = 72;
 /// Bytes of a note: kind, one that is left as it was, and the length of UDP in the byte order of the machine.
 pub const LEN: usize = 4;
 
-const UDP4: usize = ethernet::HEADER + ipv4::HEADER;
-const UDP6: usize = ethernet::HEADER + ipv6::HEADER;
+/// Frames of a datagram without a payload.
+const SHORTEST4: usize = ethernet::HEADER + ipv4::HEADER + udp::HEADER;
+const SHORTEST6: usize = ethernet::HEADER + ipv6::HEADER + udp::HEADER;
 
 /// Whether there is a note on the frame.
 #[must_use]
@@ -48,32 +49,33 @@ impl Datagram {
     /// As for [`parse`](Self::parse).
     #[inline]
     pub fn read_noted(&mut self, frame: &[u8]) -> Result<()> {
-        if is_noted(frame) && self.believe(frame) {
-            return Ok(());
-        }
-        self.read(frame)
+        if self.believe(frame) { Ok(()) } else { self.read(frame) }
     }
 
-    /// False if the frame is not as long as its note says.
+    /// Reads a frame that came through the XDP program and has a note: what that says is believed and not found out again.
+    /// False if there is no note on it, or it is not as long as its note says: then [`read`](Self::read) finds out what it is.
+    #[must_use]
     #[inline]
-    fn believe(&mut self, frame: &[u8]) -> bool {
-        let Some(head) = frame.first_chunk::<{ UDP4 + udp::HEADER }>() else { return false };
+    pub fn believe(&mut self, frame: &[u8]) -> bool {
+        let Some(head) = frame.first_chunk::<SHORTEST4>() else { return false };
         let [kind, _, low, high] = chunk(head, 0);
         let length = usize::from(u16::from_ne_bytes([low, high]));
-        if length < udp::HEADER {
+        if kind & NOTE == 0 {
             return false;
         }
-        if kind & IP6 != 0 {
-            let Some(head) = frame.first_chunk::<{ UDP6 + udp::HEADER }>() else { return false };
-            if frame.len() < UDP6 + length {
-                return false;
-            }
-            self.end6(head, length);
-        } else {
-            if frame.len() < UDP4 + length {
+        // A length below that of a header is as far beyond what a frame can have.
+        let payload = length.wrapping_sub(udp::HEADER);
+        if kind & IP6 == 0 {
+            if payload > frame.len() - SHORTEST4 {
                 return false;
             }
             self.end4(head, length);
+        } else {
+            let Some(head) = frame.first_chunk::<SHORTEST6>() else { return false };
+            if payload > frame.len() - SHORTEST6 {
+                return false;
+            }
+            self.end6(head, length);
         }
         self.checksum = if kind & UNFINISHED != 0 { Checksum::Unfinished } else { Checksum::Right };
         true

@@ -26,7 +26,7 @@ impl Datagram {
     #[must_use]
     #[inline]
     pub fn lends_checksum(&self) -> bool {
-        self.checksum == Checksum::Right && self.field != 0
+        self.checksum == Checksum::Right && self.field() != 0
     }
 
     /// Writes the headers of a reply into `head`, all that is before its payload: there the MAC addresses, IP and UDP
@@ -47,7 +47,7 @@ impl Datagram {
         if self.link == 0 || head.len() != usize::from(self.link) + over {
             return false;
         }
-        let field = if is_whole && self.lends_checksum() { self.field } else { 0 };
+        let field = if is_whole && self.lends_checksum() { self.field() } else { 0 };
         let written = if self.ends.is_v6 {
             head.last_chunk_mut().is_some_and(|head| self.turn6(head, payload, field))
         } else {
@@ -101,7 +101,7 @@ impl Datagram {
     /// The header of UDP but for its checksum.
     #[inline]
     fn write_ports<const N: usize>(&self, head: &mut [u8; N], at: usize, payload: &[u8]) {
-        let [a, b, c, d] = self.ports;
+        let [a, b, c, d, ..] = self.udp;
         head[at..at + 4].copy_from_slice(&[c, d, a, b]);
         // It fits: the callers have looked.
         head[at + 4..at + 6].copy_from_slice(&((udp::HEADER + payload.len()) as u16).to_be_bytes());

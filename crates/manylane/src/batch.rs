@@ -153,13 +153,13 @@ impl<'a> Batch<'a> {
         let meta = loop {
             let meta = frames.metas.get(self.next)?;
             self.next += 1;
-            if !meta.is_refused {
+            if !meta.is_refused() {
                 break meta;
             }
         };
         self.datagrams -= 1;
         Some(Datagram {
-            payload: frames.payloads.payload(meta.index as usize),
+            payload: frames.payloads.payload(self.next - 1),
             full_len: meta.datagram.len.into(),
             about: About::Frame(meta, frames.ecn),
             bound: self.bound,

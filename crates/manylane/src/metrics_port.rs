@@ -2,6 +2,15 @@
 //!
 //! One thread answers one request after the other; nothing of it is seen by lanes but that their counters are read. A client
 //! has a bounded time for its request and for taking the answer, and whoever asks for anything but the page is told so.
+//!
+//! What strangers send is read by `httparse`, the parser of hyper, which has no dependencies. That the rest is our own, an accept and
+//! two loops with a deadline, is because no server without an async runtime bounds what a client may cost. Tried in November 2026:
+//! - `tiny_http` 0.12 (of 2022; `rouille` and the exporters stand on it): no time limit at all, a thread for each client that says
+//!   nothing, and a header without an end is kept whole. Its port is not yet free when it has been dropped.
+//! - `oxhttp` 0.3: a limit for each read, so that who sends a byte now and then stays for good, and eight of them keep all others out;
+//!   it cannot be stopped.
+//! - `touche` 0.0.15: read, not tried: the same limit, none for writing, none for the length of a header.
+//! - `hyper` 1.12 has all the bounds if it is given sockets, a timer and somebody who polls it: more code than is here, and twelve crates.
 
 use std::fmt;
 use std::io::{self, ErrorKind as Io, Read, Write};
@@ -19,8 +28,9 @@ use crate::socket::Handle;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Every wait has a bound.
 const IDLE: Duration = Duration::from_secs(60);
-/// Longest request that is read.
+/// Longest request that is read, and the most headers in it.
 const LONGEST: usize = 8192;
+const HEADERS: usize = 64;
 const TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
@@ -155,14 +165,14 @@ fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Pa
 
 fn answer(mut stream: TcpStream, page: &Page) -> io::Result<()> {
     let request = request(&mut stream)?;
-    let mut words = request.split(|&byte| byte == b' ' || byte == b'\r');
-    let (method, target) = (words.next(), words.next().unwrap_or_default());
     // Scrapers may have parameters of their own; the page knows none.
-    let path = target.split(|&byte| byte == b'?').next();
-    let (status, kind, body) = match (method, path) {
-        (Some(b"GET"), Some(b"/metrics")) => ("200 OK", TYPE, page()),
-        (Some(b"GET"), _) => ("404 Not Found", "text/plain", "it is /metrics\n".into()),
-        _ => ("405 Method Not Allowed\r\nAllow: GET", "text/plain", "GET /metrics\n".into()),
+    let path = |target: &str| target.split('?').next() == Some("/metrics");
+    let (status, kind, body) = match request.as_ref().map(|(method, target)| (method.as_str(), path(target)))
+    {
+        Some(("GET", true)) => ("200 OK", TYPE, page()),
+        Some(("GET", false)) => ("404 Not Found", "text/plain", "it is /metrics\n".into()),
+        Some(_) => ("405 Method Not Allowed\r\nAllow: GET", "text/plain", "GET /metrics\n".into()),
+        None => ("400 Bad Request", "text/plain", "GET /metrics\n".into()),
     };
     let len = body.len();
     let head = format!(
@@ -171,24 +181,31 @@ fn answer(mut stream: TcpStream, page: &Page) -> io::Result<()> {
     send(&mut stream, (head + &body).as_bytes())
 }
 
-/// The request up to its empty line; nothing that follows is looked at.
-fn request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+/// Method and target of a request, as soon as its headers are there; nothing that follows is looked at. None if it is no HTTP.
+fn request(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
     let deadline = Instant::now() + PATIENCE;
-    let (mut request, mut part) = (Vec::new(), [0; 1024]);
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        if request.len() > LONGEST {
-            return Err(Io::InvalidData.into());
-        }
+    let (mut bytes, mut part) = (Vec::new(), [0; 1024]);
+    while bytes.len() <= LONGEST {
         stream.set_read_timeout(Some(left(deadline)?))?;
         match stream.read(&mut part) {
             Ok(0) => return Err(Io::UnexpectedEof.into()),
-            Ok(len) => request.extend(&part[..len]),
+            Ok(len) => bytes.extend(&part[..len]),
             // This process was stopped for a moment.
             Err(err) if err.kind() == Io::Interrupted => {}
             Err(err) => return Err(err),
         }
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+        let mut request = httparse::Request::new(&mut headers);
+        match request.parse(&bytes) {
+            Ok(httparse::Status::Complete(_)) => {
+                let word = |word: Option<&str>| word.unwrap_or_default().to_owned();
+                return Ok(Some((word(request.method), word(request.path))));
+            }
+            Ok(httparse::Status::Partial) => {}
+            Err(_) => return Ok(None),
+        }
     }
-    Ok(request)
+    Err(Io::InvalidData.into())
 }
 
 /// All of it, to somebody who takes it in time.
@@ -240,6 +257,7 @@ mod tests {
         assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         assert!(ask(at, b"GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         assert!(ask(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(ask(at, b"no HTTP\r\n\r\n").starts_with("HTTP/1.1 400 "));
         for nonsense in [&b""[..], b"GET /metrics", &[b'x'; 20_000], b"\xff\xfe\r\n\r\n"] {
             let answer = ask(at, nonsense);
             assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -249,6 +267,32 @@ mod tests {
         drop(server);
         // The port is free again.
         drop(MetricsPort::bind(at).unwrap());
+    }
+
+    #[test]
+    fn loopback_who_asks_for_half_or_without_end_is_left_after_a_while() {
+        let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
+        let silent = TcpStream::connect(server.addr()).unwrap();
+        let mut half = TcpStream::connect(server.addr()).unwrap();
+        half.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
+        // Now and then a little more: it has one deadline, not one for each part.
+        let mut slow = TcpStream::connect(server.addr()).unwrap();
+        slow.write_all(b"GET /metrics HTTP/1.1\r\na: ").unwrap();
+        let drip = thread::spawn(move || {
+            (0..600).any(|_| {
+                thread::sleep(Duration::from_millis(100));
+                slow.write_all(b"b").is_err()
+            })
+        });
+        let mut endless = TcpStream::connect(server.addr()).unwrap();
+        endless.write_all(b"GET /metrics HTTP/1.1\r\na: ").unwrap();
+        // Far more than the buffers of both ends hold: somebody who read on would take it all.
+        assert!((0..1 << 10).any(|_| endless.write_all(&[b'x'; 64 << 10]).is_err()));
+        let long = format!("GET /metrics HTTP/1.1\r\na: {}\r\n\r\n", "x".repeat(2 * LONGEST));
+        assert!(!ask(server.addr(), long.as_bytes()).contains("up 1"));
+        assert!(ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
+        assert!(drip.join().unwrap(), "a byte now and then is enough to stay");
+        drop((silent, half));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The doctor's report for people.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::facts::{Device, Facts, Privileges};
@@ -96,11 +96,9 @@ fn processors(facts: &Facts) -> String {
     let cpu = &facts.cpu;
     let groups: Vec<String> = cpu.siblings.iter().map(|group| rules::list(group)).collect();
     let share = if groups.is_empty() { "no two".into() } else { groups.join("; ") };
-    let mut governors: Vec<&str> = cpu.governors.values().map(String::as_str).collect();
-    governors.dedup();
-    let mut nodes: Vec<u32> = cpu.nodes.values().copied().collect();
-    nodes.sort_unstable();
-    nodes.dedup();
+    let governors: BTreeSet<&str> = cpu.governors.values().map(String::as_str).collect();
+    let governors: Vec<&str> = governors.into_iter().collect();
+    let nodes: BTreeSet<u32> = cpu.nodes.values().copied().collect();
     let mut parts = vec![
         format!("{share} share a core (SMT)"),
         if cpu.isolated.is_empty() {
@@ -164,9 +162,8 @@ fn about(device: &Device) -> String {
     // With one queue there is nothing to spread.
     parts.extend(hashed(device).filter(|_| device.rx_queues != Some(1)));
     if !device.irqs.is_empty() {
-        let mut cpus: Vec<usize> = device.irqs.iter().flat_map(|irq| irq.effective.clone()).collect();
-        cpus.sort_unstable();
-        cpus.dedup();
+        let cpus: BTreeSet<usize> = device.irqs.iter().flat_map(|irq| irq.effective.clone()).collect();
+        let cpus: Vec<usize> = cpus.into_iter().collect();
         parts.push(format!("interrupts to processors {}", rules::list(&cpus)));
     }
     parts.extend(device.coalescing.map(|c| {

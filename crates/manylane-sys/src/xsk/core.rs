@@ -50,17 +50,25 @@ pub(super) struct MemberRings {
 /// One member: its rings, and the packets of its current batch.
 ///
 /// It ends with [`leave`](Self::leave); what it had is lost to the others otherwise.
+///
+/// A look that finds nothing reads the first cache line and the counter of the ring: a lane has many queues, most of which
+/// have nothing when it wakes up.
+#[repr(C, align(64))]
 pub(super) struct Core {
     rx: Consumer<xdp_desc>,
+    /// Nothing was there, nothing is missing, and nothing comes back: a receive has to look at the ring and no further, so
+    /// many times.
+    quiet: u32,
+    /// Whether it is known where the payloads of the batch are.
+    is_found: bool,
     out: Outgoing,
     /// Places for the packets of a batch, of which so many are in use.
     batch: Box<[Packet]>,
     len: usize,
     assembly: Assembly,
-    /// Nothing was there, nothing is missing, and nothing comes back: a receive has to look at the ring and no further, so
-    /// many times.
-    quiet: u32,
 }
+
+const _: () = assert!(std::mem::offset_of!(Core, is_found) < 64);
 
 impl Core {
     /// A new member of a pool; the options were checked. None if it has too many.
@@ -75,11 +83,12 @@ impl Core {
         let me = pool.lock().join(rx.entries())?;
         Some(Self {
             rx,
+            quiet: 0,
+            is_found: true,
             out: Outgoing::new(pool, me, tx, options.batch, checksums),
             batch: vec![Packet::NONE; options.batch].into(),
             len: 0,
             assembly,
-            quiet: 0,
         })
     }
 
@@ -91,12 +100,11 @@ impl Core {
     /// See [`Queue::receive`](super::Queue::receive).
     #[inline]
     pub(super) fn receive(&mut self, bell: &dyn Bell, most: usize) -> usize {
-        // Otherwise the kernel works without being asked.
-        let is_asked = || bell.is_zero_copy() || bell.is_busy_polling();
-        if self.quiet > 0 && self.rx.is_empty() && !is_asked() {
-            self.quiet -= 1;
+        if self.rests() {
             return 0;
         }
+        // Nobody asks before the next `split`, or it is looked for before.
+        self.is_found = false;
         let Outgoing { pool, me, purse, .. } = &mut self.out;
         let (pool, me) = (Arc::as_ref(pool), *me);
         let mut locked = pool.lock();
@@ -142,13 +150,28 @@ impl Core {
         }
         self.rx.release();
         locked.restock(me, purse, self.batch.len());
-        let is_quiet = self.len == 0 && locked.is_settled(me, purse);
+        // A kernel that does not work without being asked is asked each time.
+        let is_asked = bell.is_zero_copy() || bell.is_busy_polling();
+        let is_quiet = self.len == 0 && !is_asked && locked.is_settled(me, purse);
         drop(locked);
         self.quiet = if is_quiet { PASSES } else { 0 };
         if self.assembly.has_parts() {
             self.assembly.finish(me, pool);
         }
         self.len
+    }
+
+    /// See [`Queue::rests`](super::Queue::rests).
+    #[inline]
+    pub(super) fn rests(&mut self) -> bool {
+        let rests = self.quiet > 0 && self.rx.is_empty();
+        self.quiet -= u32::from(rests);
+        rests
+    }
+
+    /// The kernel works in other ways than before: a receive does all that it has to.
+    pub(super) fn stir(&mut self) {
+        self.quiet = 0;
     }
 
     /// Whether packets wait to be received.
@@ -207,11 +230,13 @@ impl Core {
         for packet in &mut self.batch[..self.len] {
             // SAFETY: as in `packet`.
             let bytes = unsafe { std::slice::from_raw_parts(packet.start.cast_const(), packet.len as usize) };
-            let Some((at, len)) = find(bytes) else { continue };
-            let fits = at.checked_add(len).is_some_and(|end| end <= packet.len as usize);
-            assert!(fits, "a packet of {} bytes has no {len} bytes at {at}", packet.len);
+            let (at, len) = find(bytes).unwrap_or((0, bytes.len()));
+            if at.checked_add(len).is_none_or(|end| end > bytes.len()) {
+                no_such_payload(bytes.len(), at, len);
+            }
             (packet.at, packet.payload) = (at as u32, len as u32);
         }
+        self.is_found = true;
     }
 
     /// See [`Queue::split`](super::Queue::split).
@@ -219,6 +244,9 @@ impl Core {
     pub(super) fn split<'a>(&'a mut self, bell: &'a dyn Bell) -> (Payloads<'a>, Sender<'a>) {
         // What is sent comes back.
         self.quiet = 0;
+        if !self.is_found {
+            self.find_payloads(|_| None);
+        }
         let payloads = Payloads::new(&self.batch[..self.len]);
         (payloads, Sender::new(payloads, &mut self.out, bell))
     }
@@ -241,8 +269,14 @@ impl Core {
     #[cfg(test)]
     pub(super) fn set_payload(&mut self, i: usize, at: usize, len: usize) {
         assert!(i < self.len);
-        let mut number = 0..;
-        self.find_payloads(|_| (number.next() == Some(i)).then_some((at, len)));
+        if !self.is_found {
+            self.find_payloads(|_| None);
+        }
+        let found = |packet: &Packet| (packet.at as usize, packet.payload as usize);
+        let mut all: Vec<_> = self.batch[..self.len].iter().map(found).collect();
+        all[i] = (at, len);
+        let mut all = all.into_iter();
+        self.find_payloads(|_| all.next());
     }
 
     /// Most packets of a batch.
@@ -256,4 +290,11 @@ impl Core {
     pub(super) fn purse(&self) -> (super::frames::Member, &super::pool::Purse) {
         (self.out.me, &self.out.purse)
     }
+}
+
+/// Apart from the loop that would, so that it has its numbers in registers.
+#[cold]
+#[inline(never)]
+fn no_such_payload(bytes: usize, at: usize, len: usize) -> ! {
+    panic!("a packet of {bytes} bytes has no {len} bytes at {at}")
 }

@@ -97,7 +97,7 @@ impl Place {
 
 /// A received packet of the current batch. `len` bytes from `start` on are initialised and this batch's alone: they
 /// lie within `frame`, which is in one of the three held places while the packet is in the batch, or in the buffer of
-/// the member for packets of several frames. `at + payload <= len`.
+/// the member for packets of several frames. `at + payload <= len`, once payloads were found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
     pub(super) start: *mut u8,
@@ -132,30 +132,32 @@ pub(super) struct Turnover<'a> {
 }
 
 impl Turnover<'_> {
-    /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame.
+    /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame that its address
+    /// is in, and is not empty.
     #[inline]
-    fn packet(self, frame: u32, desc: &xdp_desc) -> Option<Packet> {
-        let start = desc.addr.wrapping_sub(u64::from(frame) << self.shift);
-        if start.saturating_add(u64::from(desc.len)) > 1 << self.shift {
-            return None;
-        }
-        let start = self.base.wrapping_add(desc.addr as usize);
-        Some(Packet { start, frame, len: desc.len, at: 0, payload: desc.len })
+    fn start(self, desc: &xdp_desc) -> Option<*mut u8> {
+        // Its first and its last byte have the same frame.
+        let last = desc.addr.wrapping_add(u64::from(desc.len)).wrapping_sub(1);
+        let fits = (last ^ desc.addr) >> self.shift == 0;
+        fits.then(|| self.base.wrapping_add(desc.addr as usize))
     }
 
-    /// Filling to `to`: the packet that a descriptor names, and lies within its frame. None, and nothing is moved, if that
-    /// cannot be.
+    /// Filling to `to`: makes `packet` the one that a descriptor names, and that lies within its frame. False, and nothing is
+    /// moved or written, if that cannot be.
     #[inline]
-    pub(super) fn received(self, desc: &xdp_desc, to: Place) -> Option<Packet> {
+    pub(super) fn received(self, desc: &xdp_desc, to: Place, packet: &mut Packet) -> bool {
         let frame = desc.addr >> self.shift;
-        let place = self.places.get(usize::try_from(frame).ok()?)?;
+        let Some(place) = usize::try_from(frame).ok().and_then(|frame| self.places.get(frame)) else {
+            return false;
+        };
+        let Some(start) = self.start(desc) else { return false };
         if place.load(Ordering::Relaxed) != Place::FILLING.0 {
-            return None;
+            return false;
         }
-        // No more places than numbers of 32 bits.
-        let packet = self.packet(frame as u32, desc)?;
         place.store(to.0, Ordering::Relaxed);
-        Some(packet)
+        // No more places than numbers of 32 bits. Where its payload is nobody asks before it was looked for.
+        (packet.start, packet.frame, packet.len) = (start, frame as u32, desc.len);
+        true
     }
 
     /// To filling, if a member's batch holds it and the kernel does not send it: its address, for the fill ring, which has
@@ -246,10 +248,11 @@ impl Frames {
         }
     }
 
-    /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame.
+    /// The packet that a descriptor of the kernel's names in `frame`, if it lies within it and is not empty.
     #[inline]
     pub(super) fn packet(&self, frame: u32, desc: &xdp_desc) -> Option<Packet> {
-        self.turnover().packet(frame, desc)
+        let start = self.turnover().start(desc)?;
+        Some(Packet { start, frame, len: desc.len, at: 0, payload: desc.len })
     }
 
     /// The frames for a loop of whoever has the lock.

@@ -63,10 +63,10 @@ impl Kernel {
         self.memory.wrapping_add(addr as usize)
     }
 
-    /// Takes what is in the fill ring.
+    /// Takes what is in the fill ring. As Linux it says so only when it needs more.
     pub(super) fn take_fill(&mut self) {
-        self.spare.extend(std::iter::from_fn(|| self.fill.take()));
         self.fill.release();
+        self.spare.extend(std::iter::from_fn(|| self.fill.take()));
     }
 
     /// A packet arrives at the first member; false if there is no frame or no room for it.

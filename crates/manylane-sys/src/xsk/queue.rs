@@ -224,6 +224,14 @@ impl Queue {
         self.core.receive(&self.socket, most)
     }
 
+    /// Whether a [`receive`](Self::receive) would bring nothing and has nothing to do: then it need not be called. A look at one
+    /// cache line of ours and at the counter of the ring. Not always told: now and then a receive shall look at everything.
+    #[inline]
+    #[must_use]
+    pub fn rests(&mut self) -> bool {
+        self.core.rests()
+    }
+
     /// Whether packets wait to be received.
     #[inline]
     #[must_use]
@@ -336,7 +344,8 @@ impl Queue {
     ///
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN`.
-    pub fn busy_poll(&self, micros: u32, budget: u32) -> io::Result<()> {
+    pub fn busy_poll(&mut self, micros: u32, budget: u32) -> io::Result<()> {
+        self.core.stir();
         self.socket.busy_poll(micros, budget)
     }
 }

@@ -204,6 +204,20 @@ impl<T: Copy> Producer<T> {
         put
     }
 
+    /// No more than `most` entries wait for the consumer, or are not published: the caller knows that from what the consumer has
+    /// handed on since, which it read with `Acquire`. It spares a look at a counter that another core writes.
+    ///
+    /// Slots are not overwritten while they are read (2) nevertheless: the consumer has read an entry before it handed on what
+    /// that one was good for, whether or not it has stored its counter yet. It takes them in order.
+    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
+    #[inline]
+    pub(super) fn know(&mut self, most: u32) {
+        let most = most.max(self.next.wrapping_sub(self.published));
+        if self.next.wrapping_sub(self.taken) > most {
+            self.taken = self.next.wrapping_sub(most);
+        }
+    }
+
     /// Takes back what was put in last, if it was not published.
     pub(super) fn unput(&mut self) -> Option<T> {
         if self.next == self.published {
@@ -368,10 +382,10 @@ impl<T: Copy> Consumer<T> {
         taken
     }
 
-    /// Takes an entry for each place in `to`, as long as there are some and `make` makes something of them, and returns how
+    /// Takes an entry for each place in `to`, as long as there are some and `fill` fills the place with them, and returns how
     /// many it was.
     #[inline]
-    pub(super) fn take_into<P>(&mut self, to: &mut [P], mut make: impl FnMut(T) -> Option<P>) -> u32 {
+    pub(super) fn take_into<P>(&mut self, to: &mut [P], mut fill: impl FnMut(T, &mut P) -> bool) -> u32 {
         let most = u32::try_from(to.len()).unwrap_or(u32::MAX);
         if self.put.wrapping_sub(self.next) < most {
             self.put = self.load();
@@ -381,13 +395,28 @@ impl<T: Copy> Consumer<T> {
         'all: for run in memory.runs(first, self.put.wrapping_sub(first).min(most)) {
             for (slot, place) in run.iter().zip(&mut to[taken as usize..]) {
                 // SAFETY: as in `take`: the slot is one of those that are there.
-                let Some(made) = make(slot.with(|slot| unsafe { slot.read_volatile() })) else { break 'all };
-                *place = made;
+                let value = slot.with(|slot| unsafe { slot.read_volatile() });
+                if !fill(value, place) {
+                    break 'all;
+                }
                 taken += 1;
             }
         }
         self.next = first.wrapping_add(taken);
         taken
+    }
+
+    /// Shows up to `most` entries that will be taken next, of those that were there when we last looked. They may be others by
+    /// then: good for hints only.
+    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
+    #[inline]
+    pub(super) fn peek(&self, most: u32, mut see: impl FnMut(T)) {
+        for run in self.memory.runs(self.next, self.known().min(most)) {
+            for slot in run {
+                // SAFETY: as in `take`: the slot is one of those that are there.
+                see(slot.with(|slot| unsafe { slot.read_volatile() }));
+            }
+        }
     }
 
     /// Puts the newest `count` back that were taken and not released: they are taken again, and read anew.

@@ -5,6 +5,12 @@ use std::ptr::NonNull;
 use super::sync::AtomicU32;
 use super::{Consumer, Producer, RingMemory, Slot};
 
+/// Puts what was taken where it shall be.
+fn put<T>(value: T, place: &mut T) -> bool {
+    *place = value;
+    true
+}
+
 /// A ring in memory of ours, with the same two ends as one of the kernel's.
 pub(in super::super) struct PlainRing<T> {
     producer: AtomicU32,
@@ -123,16 +129,16 @@ mod plain {
             let most = next + 3;
             assert_eq!(producer.put_from(&values, |&value| (value < most).then_some(value)), 3);
             assert_eq!(producer.put_from(&values[3..], |&value| Some(value)), 1, "no more room");
-            assert_eq!(consumer.take_into(&mut [0; 9], Some), 0, "not published");
+            assert_eq!(consumer.take_into(&mut [0; 9], put), 0, "not published");
             producer.publish();
             let mut taken = [0; 9];
             let last = next + 2;
-            assert_eq!(consumer.take_into(&mut taken, |value| (value != last).then_some(value)), 2);
+            assert_eq!(consumer.take_into(&mut taken, |value, place| value != last && put(value, place)), 2);
             assert_eq!((taken[..3].to_vec(), consumer.take()), (vec![next, next + 1, 0], Some(last)));
             consumer.release();
-            assert_eq!(consumer.take_into(&mut [], |_: u64| Some(0_u64)), 0);
-            assert_eq!(consumer.take_into(&mut taken[..1], Some), 1);
-            assert_eq!((taken[0], consumer.take_into(&mut taken, Some)), (next + 3, 0));
+            assert_eq!(consumer.take_into(&mut [], put), 0);
+            assert_eq!(consumer.take_into(&mut taken[..1], put), 1);
+            assert_eq!((taken[0], consumer.take_into(&mut taken, put)), (next + 3, 0));
             consumer.release();
             // Not a multiple of the entries: the next one begins elsewhere.
             assert!(producer.put(next + 4));
@@ -141,6 +147,33 @@ mod plain {
             consumer.release();
             next += 5;
         }
+    }
+
+    #[test]
+    fn what_is_known_of_the_consumer_needs_no_look() {
+        let ring = PlainRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.ends();
+        for value in 0..4 {
+            assert!(producer.put(value));
+        }
+        producer.know(0);
+        assert!(!producer.put(4), "what is not published nobody can have taken");
+        producer.publish();
+        // Taken, and not said in the ring.
+        assert_eq!((consumer.take(), consumer.take()), (Some(0), Some(1)));
+        assert!(!producer.put(4));
+        producer.know(2);
+        assert!(producer.put(4) && producer.put(5) && !producer.put(6));
+        producer.know(4);
+        assert!(!producer.put(6), "to know less changes nothing");
+        producer.publish();
+        // A counter from before what is known.
+        ring.consumer.store(1, Ordering::Relaxed);
+        assert!(!producer.put(6), "nothing is forgotten");
+        consumer.release();
+        assert_eq!((2..6).map(|_| consumer.take()).collect::<Vec<_>>(), [2, 3, 4, 5].map(Some));
+        consumer.release();
+        assert_eq!(producer.waiting(), 0);
     }
 
     #[test]
@@ -325,7 +358,7 @@ mod model {
         while next < 4 {
             if at_once {
                 let mut both = [0; 2];
-                let taken = consumer.take_into(&mut both, Some) as usize;
+                let taken = consumer.take_into(&mut both, put) as usize;
                 for value in &both[..taken] {
                     assert_eq!(*value, next);
                     next += 1;

@@ -244,14 +244,29 @@ fn what_a_flush_has_left_is_sent_later_and_without_it_nothing_is_asked() {
 }
 
 #[test]
+fn the_kernel_gets_its_frames_back_before_it_says_that_it_took_them() {
+    let (mock, mut core) = mock::open(options(8, 4, 4, 4));
+    for _ in 0..8 {
+        (0..4).for_each(|_| assert!(mock.kernel.borrow_mut().receive(&packet(0, 60))));
+        assert_eq!(core.receive(&mock, 4), 4);
+        // It has stored its counter of the ring, which is as long as it is full, last before it took these.
+        assert_eq!((core.receive(&mock, 4), core.census().filling), (0, 4));
+    }
+    assert_eq!(core.census().invalid, 0);
+}
+
+#[test]
 fn the_kernel_is_woken_to_receive_where_it_asks() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     mock.fill.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
     core.receive(&mock, 4);
     assert_eq!(mock.receive_calls.get(), 0, "only a device that does not copy has it");
+    // A device says before its first receive how it works, or when that changes.
     mock.zero_copy.set(true);
+    assert!(core.is_quiet());
+    core.stir();
     core.receive(&mock, 4);
-    assert_eq!(mock.receive_calls.get(), 1);
+    assert_eq!((mock.receive_calls.get(), core.is_quiet()), (1, false), "asked each time");
     mock.fill.flags.store(0, Ordering::Relaxed);
     core.receive(&mock, 4);
     assert_eq!(mock.receive_calls.get(), 1);

@@ -26,7 +26,8 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
         Err(err) => drop(facts.gaps.insert("lanes".into(), err.to_string())),
     }
     if silent > 0 {
-        let why = format!("{silent} programs with lanes do not answer this user: run this as root");
+        let programs = if silent == 1 { "a program" } else { "programs" };
+        let why = format!("{programs} with lanes gave this user no answer ({silent}): run this as root");
         facts.gaps.insert("lanes".into(), why);
     }
 }

@@ -1,8 +1,8 @@
 //! Processors.
 
-use super::super::change::{Change, Target};
 use std::collections::BTreeSet;
 
+use super::super::change::{Change, Target};
 use super::super::facts::{Facts, Idle, Lane};
 use super::super::finding::Severity;
 use super::{Found, Rule, count, list};

@@ -90,6 +90,9 @@ impl Locked<'_> {
         let lacking = inner.receiving.saturating_sub(inner.filling) as usize;
         let (frames, held) = (frames.turnover(), Place::of(Kind::Held, me));
         let usual = &batch[..batch.len().min(lacking)];
+        // Each frame that the kernel has to receive into was in the ring once, and each that it has received into it had taken
+        // out before it said so.
+        inner.fill.know(inner.filling);
         let back = inner.fill.put_from(usual, |packet| frames.refill(packet.frame, held));
         inner.filling += back;
         for packet in &batch[back as usize..] {
@@ -108,13 +111,17 @@ impl Locked<'_> {
     ) -> usize {
         let frames = self.frames.turnover();
         let held = Place::of(Kind::Held, me);
-        let taken = rx.take_into(batch, |desc| {
-            let packet = if desc.options == 0 { frames.received(&desc, held) } else { None }?;
-            // Another core has written it: all lines of a batch are on their way before the first is looked at.
-            prefetch(packet.start);
-            Some(packet)
+        let taken = rx.take_into(batch, |desc, packet| {
+            let is_taken = desc.options == 0 && frames.received(&desc, held, packet);
+            if is_taken {
+                // Another core has written it: all lines of a batch are on their way before the first is looked at.
+                prefetch(packet.start);
+            }
+            is_taken
         });
         self.inner.filling -= taken;
+        // What comes next is on its way while this batch is looked at.
+        rx.peek(batch.len() as u32, |desc| prefetch(self.frames.base().wrapping_add(desc.addr as usize)));
         taken as usize
     }
 }

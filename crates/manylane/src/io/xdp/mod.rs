@@ -75,10 +75,16 @@ const DISCARD_BUDGET: u32 = 1 << 14;
 pub(crate) struct Meta {
     /// Its place in the batch, which this place in the list is for.
     pub(crate) index: u32,
-    /// Not to be believed: it is not handed out.
-    pub(crate) is_refused: bool,
-    /// What its headers say.
+    /// What its headers say; [`Checksum::Wrong`] of one that is not to be believed.
     pub(crate) datagram: Datagram,
+}
+
+impl Meta {
+    /// Not to be believed: it is not handed out.
+    #[inline]
+    pub(crate) fn is_refused(&self) -> bool {
+        self.datagram.checksum == Checksum::Wrong
+    }
 }
 
 /// One queue that a lane serves.
@@ -88,9 +94,6 @@ pub(crate) struct LaneQueue {
     device: Arc<Device>,
     /// Its number on the device.
     number: u32,
-    /// What is known of the packets of a batch, read into where it lies, and how many the one has that was taken last.
-    metas: Box<[Meta]>,
-    packets: usize,
     /// Frames in its receive ring behind the batch that was taken last.
     waiting: u32,
     /// To be closed when it is empty: its device is gone.
@@ -98,10 +101,8 @@ pub(crate) struct LaneQueue {
 }
 
 impl LaneQueue {
-    fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32, batch: usize) -> Self {
-        let meta = |index| Meta { index, is_refused: true, datagram: Datagram::default() };
-        let metas = (0..batch as u32).map(meta).collect();
-        Self { id, xsk, device, number, metas, packets: 0, waiting: 0, is_ending: false }
+    fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32) -> Self {
+        Self { id, xsk, device, number, waiting: 0, is_ending: false }
     }
 }
 
@@ -111,7 +112,13 @@ pub(crate) struct XdpIo {
     lane: LaneId,
     mailbox: Arc<Mailbox>,
     queues: Vec<LaneQueue>,
+    /// Whether one of them is to be closed.
+    is_ending: bool,
     turns: Turns,
+    /// What is known of the packets of a batch, read into where it lies, and how many the one has that was taken last. One for
+    /// all queues, so that it stays in the cache.
+    metas: Box<[Meta]>,
+    packets: usize,
     /// Frames in the receive rings behind what was taken last, and how many they can hold.
     backlog: (u32, u32),
     /// The queue that the last batch came from; none if it came from the companion.
@@ -156,12 +163,17 @@ impl XdpIo {
             watch.busy_poll(time, busy::BUDGET).map_err(|err| Error::system("EPIOCSPARAMS", err))?;
         }
         let mailbox = Arc::new(Mailbox::new(watch.adder().map_err(failed)?));
+        let meta = |index| Meta { index, datagram: Datagram::default() };
+        let metas = (0..plane.batch as u32).map(meta).collect();
         Ok(Self {
             plane,
             lane,
             mailbox,
             queues: Vec::new(),
+            is_ending: false,
             turns: Turns::default(),
+            metas,
+            packets: 0,
             backlog: (0, 0),
             current: None,
             since_companion: 0,
@@ -186,14 +198,16 @@ impl XdpIo {
         for (id, order) in orders {
             let Some(at) = self.queues.iter().position(|queue| queue.id == id) else { continue };
             match order {
-                Order::End => self.queues[at].is_ending = true,
+                Order::End => {
+                    self.queues[at].is_ending = true;
+                    self.is_ending = true;
+                }
                 Order::PassOn => {
                     let queue = self.queues.remove(at);
                     // It is watched here since it was delivered; a descriptor for its statistics keeps it open.
                     _ = self.watch.remove(&queue.xsk);
-                    if let Some(mut kept) = self.plane.pass_on(queue) {
+                    if let Some(kept) = self.plane.pass_on(queue) {
                         _ = self.watch.add(&kept.xsk, kept.id.0);
-                        kept.packets = 0;
                         self.queues.push(kept);
                     }
                 }
@@ -247,9 +261,16 @@ impl XdpIo {
         for _ in 0..self.queues.len() {
             let at = self.turns.take(self.queues.len());
             let Some(queue) = self.queues.get_mut(at) else { continue };
+            // Most queues have nothing most of the time. One that ends is looked at whatever it says.
+            if queue.xsk.rests() && !self.is_ending {
+                continue;
+            }
             // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
             for _ in 0..BROKEN_BUDGET {
-                let (mut frames, mut taken) = queue.receive(most, datagram_size, &mut self.tap, cells);
+                let mut receive = |queue: &mut LaneQueue| {
+                    queue.receive(most, datagram_size, &mut self.metas, &mut self.tap, cells)
+                };
+                let (mut frames, mut taken) = receive(queue);
                 if frames == 0 {
                     self.backlog.0 = self.backlog.0.wrapping_add(queue.tell_change());
                     break;
@@ -261,11 +282,12 @@ impl XdpIo {
                             break;
                         }
                         cells.add(Count::Overtaken, taken.datagrams as u64);
-                        (frames, taken) = queue.receive(most, datagram_size, &mut self.tap, cells);
+                        (frames, taken) = receive(queue);
                     }
                 }
                 self.backlog.0 = self.backlog.0.wrapping_add(queue.tell_change());
                 if taken.messages > 0 {
+                    self.packets = frames;
                     self.since_companion += 1;
                     self.current = Some(at);
                     self.turns.brought(at, frames == most);
@@ -304,6 +326,7 @@ impl XdpIo {
     /// The queues are others than before.
     fn recount(&mut self) {
         self.turns.restart();
+        self.is_ending = self.queues.iter().any(|queue| queue.is_ending);
         self.backlog = (0, 0);
         for queue in &mut self.queues {
             self.backlog.0 += queue.waiting;
@@ -387,7 +410,7 @@ impl XdpIo {
         self.tap.sends_by(device, queue.number);
         let (payloads, sender) = queue.xsk.split();
         let frames =
-            self.current.map(|_| Frames { payloads, metas: &queue.metas[..queue.packets], ecn: self.ecn });
+            self.current.map(|_| Frames { payloads, metas: &self.metas[..self.packets], ecn: self.ecn });
         (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, device, self.bound)))
     }
 }
@@ -401,8 +424,16 @@ impl AsFd for XdpIo {
 impl LaneQueue {
     /// Takes a batch: frames, and what they bring.
     #[inline]
-    fn receive(&mut self, most: usize, datagram_size: usize, tap: &mut Tap, cells: &Cells) -> (usize, Taken) {
-        let frames = self.xsk.receive(most);
+    fn receive(
+        &mut self,
+        most: usize,
+        datagram_size: usize,
+        metas: &mut [Meta],
+        tap: &mut Tap,
+        cells: &Cells,
+    ) -> (usize, Taken) {
+        // One place for each.
+        let frames = self.xsk.receive(most.min(metas.len()));
         if frames == 0 {
             return (0, Taken::default());
         }
@@ -410,7 +441,7 @@ impl LaneQueue {
             self.restore();
         }
         tap.received(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
-        (frames, self.judge(frames, datagram_size, cells))
+        (frames, self.judge(&mut metas[..frames], datagram_size, cells))
     }
 
     /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of notes.
@@ -434,37 +465,32 @@ impl LaneQueue {
         waiting > entries / 2
     }
 
-    /// Reads the headers of the `frames` that were received, as far as the program on the device has not, and counts what
-    /// cannot be believed.
-    fn judge(&mut self, frames: usize, datagram_size: usize, cells: &Cells) -> Taken {
+    /// Reads the headers of the packets that were received, as far as the program on the device has not, and counts what
+    /// cannot be believed. There is one place in `metas` for each.
+    fn judge(&mut self, metas: &mut [Meta], datagram_size: usize, cells: &Cells) -> Taken {
         let (mut bytes, mut truncated) = (0, 0);
         let (mut bad_checksum, mut malformed) = (0, 0);
         let is_virtual_pair = self.device.is_virtual_pair;
-        // No batch has more packets than there are places.
-        self.packets = frames.min(self.metas.len());
-        let mut metas = self.metas.iter_mut();
+        let packets = metas.len();
+        let mut metas = metas.iter_mut();
         self.xsk.find_payloads(|packet| {
-            let meta = metas.next()?;
-            meta.is_refused = true;
-            if meta.datagram.read_noted(packet).is_err() {
+            let datagram = &mut metas.next()?.datagram;
+            if !datagram.believe(packet) && !read(datagram, packet) {
                 malformed += 1;
                 return None;
             }
-            let Datagram { at, len, checksum, .. } = meta.datagram;
-            let is_believed = match checksum {
-                Checksum::Right => true,
-                Checksum::Unfinished => is_virtual_pair,
-                Checksum::Wrong => false,
-            };
-            if !is_believed {
+            if datagram.checksum != Checksum::Right
+                && !(is_virtual_pair && datagram.checksum == Checksum::Unfinished)
+            {
+                datagram.checksum = Checksum::Wrong;
                 bad_checksum += 1;
                 return None;
             }
-            meta.is_refused = false;
-            let kept = usize::from(len).min(datagram_size);
+            let len = usize::from(datagram.len);
+            let kept = len.min(datagram_size);
             bytes += kept;
-            truncated += usize::from(kept < usize::from(len));
-            Some((at.into(), kept))
+            truncated += usize::from(kept < len);
+            Some((datagram.at.into(), kept))
         });
         if bad_checksum > 0 {
             cells.add(Count::BadChecksum, bad_checksum);
@@ -472,7 +498,18 @@ impl LaneQueue {
         if malformed > 0 {
             cells.add(Count::Malformed, malformed);
         }
-        let good = self.packets - (bad_checksum + malformed) as usize;
+        let good = packets - (bad_checksum + malformed) as usize;
         Taken { messages: good, datagrams: good, bytes, truncated, trains: 0 }
     }
+}
+
+/// Reads all headers of a packet; false, and it is wrong, if they are broken. Apart from the loop over packets with a note,
+/// which needs its registers for itself.
+#[inline(never)]
+fn read(datagram: &mut Datagram, packet: &[u8]) -> bool {
+    let is_read = datagram.read(packet).is_ok();
+    if !is_read {
+        datagram.checksum = Checksum::Wrong;
+    }
+    is_read
 }

@@ -228,7 +228,7 @@ impl Plane {
             steered: true,
             is_leaving: false,
         });
-        heir.1.deliver(LaneQueue::new(id, xsk, Arc::clone(device), queue, self.batch));
+        heir.1.deliver(LaneQueue::new(id, xsk, Arc::clone(device), queue));
         Ok(())
     }
 
@@ -250,7 +250,7 @@ impl Plane {
         loop {
             match device.open_queue(&options, !self.options.generic) {
                 Ok(None) => return Ok(None),
-                Ok(Some(xsk)) => {
+                Ok(Some(mut xsk)) => {
                     if xsk.takes_pieces() {
                         device.take_up_to(LONGEST);
                     }

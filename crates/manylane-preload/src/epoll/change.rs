@@ -1,0 +1,182 @@
+//! Instances that are made, and entries that are added, changed and moved from lane to lane.
+
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT, c_int, epoll_event};
+use manylane_sys::shim::Reason;
+
+use super::{Epoll, Item};
+use crate::calls::call;
+use crate::lock::lock;
+use crate::sock::Sock;
+use crate::table::{self, Entry};
+use crate::{descriptors, hold, lanes, me, real};
+
+pub(crate) fn epoll_create(size: c_int) -> c_int {
+    created(call::epoll_create(size))
+}
+
+pub(crate) fn epoll_create1(flags: c_int) -> c_int {
+    created(call::epoll_create1(flags))
+}
+
+fn created(fd: c_int) -> c_int {
+    if fd >= 0 && me::is_ours() {
+        descriptors::remember(fd, Epoll::take().map_or(Entry::None, Entry::Epoll));
+    }
+    fd
+}
+
+pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let entry = table::entry(fd);
+    if entry == Entry::None {
+        return call::epoll_ctl(epfd, op, fd, event);
+    }
+    if let (Entry::Epoll(inner), EPOLL_CTL_ADD) = (entry, op) {
+        nested(Epoll::at(inner));
+    }
+    let (Entry::Sock(index), true) = (entry, me::is_ours()) else {
+        return call::epoll_ctl(epfd, op, fd, event);
+    };
+    let sock = Sock::at(index);
+    let Some(epoll) = table::epoll(epfd) else {
+        // An instance from before our time: who waits on it is not known.
+        if op == EPOLL_CTL_ADD {
+            lanes::fall_back(sock, fd, Reason::SharedEpoll);
+        }
+        return call::epoll_ctl(epfd, op, fd, event);
+    };
+    // SAFETY: null, or the program's event, which the kernel would read here, too.
+    let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
+    if let (Some((events, _)), EPOLL_CTL_ADD | EPOLL_CTL_MOD) = (wanted, op) {
+        // Whether it has fired already is the kernel's secret: such an entry cannot move from lane to lane.
+        if events & EPOLLONESHOT as u32 != 0 {
+            lanes::fall_back(sock, fd, Reason::Events);
+        } else if events & EPOLLET as u32 != 0
+            && let Some(shared) = sock.shared()
+        {
+            // An edge is told while the kernel's queue has something: nothing may be taken ahead of it.
+            hold::one_by_one(shared, fd, Reason::OneEdges);
+        }
+        if epoll.nested.load(Ordering::Acquire) != 0 {
+            lanes::fall_back(sock, fd, Reason::NestedEpoll);
+        }
+    }
+    sock.watched.store(1, Ordering::Release);
+    let Some(guard) = lock(&epoll.lock, true) else { return call::epoll_ctl(epfd, op, fd, event) };
+    match (op, epoll.item(sock, fd)) {
+        (EPOLL_CTL_ADD, None) => {
+            let done = call::epoll_ctl(epfd, op, fd, event);
+            if let (0, Some(wanted)) = (done, wanted)
+                && !add(epoll, sock, fd, wanted)
+            {
+                drop(guard);
+                lanes::fall_back(sock, fd, Reason::Full);
+            }
+            done
+        }
+        (EPOLL_CTL_MOD | EPOLL_CTL_DEL, Some(item)) => {
+            let watched = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, fd);
+            let done = call::epoll_ctl(epfd, op, watched, event);
+            match (done, wanted) {
+                (0, _) if op == EPOLL_CTL_DEL => epoll.forget(item, &guard),
+                (0, Some((events, data))) => {
+                    item.events.store(events, Ordering::Relaxed);
+                    item.data.store(data, Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            done
+        }
+        // It is in already, on whichever lane.
+        (EPOLL_CTL_ADD, Some(item)) if item.lane.load(Ordering::Relaxed) != 0 => {
+            real::set_errno(libc::EEXIST);
+            -1
+        }
+        _ => call::epoll_ctl(epfd, op, fd, event),
+    }
+}
+
+/// An instance is waited for as a descriptor, with others, in a wait without a bound: it has to watch the programs' own sockets.
+#[cold]
+pub(crate) fn nested(epoll: &'static Epoll) {
+    epoll.nested.store(1, Ordering::Release);
+    for (item, sock) in epoll.items() {
+        lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
+    }
+}
+
+/// Whether a wait for the instance behind `fd` as a descriptor would change anything.
+#[inline]
+pub(crate) fn is_nested_now(fd: c_int) -> Option<&'static Epoll> {
+    let epoll = table::epoll(fd)?;
+    (epoll.nested.load(Ordering::Acquire) == 0).then_some(epoll)
+}
+
+/// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
+/// sleeps. (Other processes' threads move their entries when they return from a slice.)
+pub(crate) fn fallen(sock: &Sock) {
+    for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
+        let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
+        if !epoll.items().any(|(item, at)| ptr::eq(at, sock) && moved(item)) {
+            continue;
+        }
+        let Some(epfd) = epoll.any_fd() else { continue };
+        for (item, at) in epoll.items().filter(|(_, at)| ptr::eq(*at, sock)) {
+            move_to(epoll, item, at, epfd, 0);
+        }
+    }
+}
+
+fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
+    let free = |item: &Item| {
+        let sock = item.sock.load(Ordering::Relaxed);
+        sock == 0
+            || Sock::at(sock - 1).generation.load(Ordering::Relaxed)
+                != item.generation.load(Ordering::Relaxed)
+    };
+    let Some(at) = epoll.items.iter().position(free) else { return false };
+    let item = &epoll.items[at];
+    if item.sock.load(Ordering::Relaxed) == 0 {
+        epoll.count.fetch_add(1, Ordering::AcqRel);
+    }
+    item.generation.store(sock.generation.load(Ordering::Relaxed), Ordering::Relaxed);
+    item.fd.store(fd, Ordering::Relaxed);
+    item.lane.store(0, Ordering::Relaxed);
+    item.events.store(events, Ordering::Relaxed);
+    item.data.store(data, Ordering::Relaxed);
+    item.sock.store(sock.index() + 1, Ordering::Release);
+    epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
+    epoll.changes();
+    true
+}
+
+/// Watches another lane: level and edge both tell what is there already, so that nothing is missed.
+pub(super) fn move_to(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
+    let Some(_guard) = lock(&epoll.lock, true) else { return };
+    let before = item.lane.load(Ordering::Relaxed) as usize;
+    // Another thread that waits on the instance may have been here, or have taken the entry out.
+    if before == lane || item.sock.load(Ordering::Acquire) != sock.index() + 1 {
+        return;
+    }
+    // Another thread may close the instance's descriptor or the socket's, and their numbers come to mean something else: it has
+    // to wait with that, or has done so before.
+    let Some(_numbers) = lock(&sock.numbers, true) else { return };
+    if table::entry(epfd) != Entry::Epoll(epoll.index()) {
+        return;
+    }
+    let added = item.fd.load(Ordering::Relaxed);
+    // The program may have closed the descriptor that it added, and go on with another one for the same socket.
+    let is_open = table::entry(added) == Entry::Sock(sock.index());
+    let Some(fd) = (if is_open { Some(added) } else { lanes::any_fd(sock) }) else { return };
+    let from = sock.fd_of(before, fd);
+    let to = sock.fd_of(lane, fd);
+    let mut event =
+        epoll_event { events: item.events.load(Ordering::Relaxed), u64: item.data.load(Ordering::Relaxed) };
+    // First the new one: an instance that watches both for a moment tells too much, not too little.
+    if call::epoll_ctl(epfd, EPOLL_CTL_ADD, to, &raw mut event) == 0 || real::errno() == libc::EEXIST {
+        call::epoll_ctl(epfd, EPOLL_CTL_DEL, from, &raw mut event);
+        item.lane.store(lane as u32, Ordering::Release);
+    }
+}

@@ -1,0 +1,232 @@
+//! epoll: an instance that one thread waits on watches that thread's lane, with the program's own events and data.
+//!
+//! The program adds its descriptor, and the kernel watches it: lane 0. When the thread that waits has another lane, the
+//! entry moves there, always from within that thread's own wait, which has a bound since there were two receivers; back
+//! again when the socket falls back. What is in other lanes and not waited for is told after a slice, as poll does it.
+//!
+//! An instance that several threads or processes wait on stays with the program's own socket, which then is plain.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `change.rs` | instances that are made, entries that are added, changed and moved from lane to lane |
+//! | `wait.rs` | waiting on an instance, and telling what is there |
+//!
+//! Here is what an instance is.
+
+mod change;
+mod wait;
+
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+
+use libc::{EPOLL_CTL_DEL, EPOLLET, c_int};
+
+use crate::alone;
+use crate::calls::call;
+use crate::lock::{Guard, lock};
+use crate::memory::{self, Atomics};
+use crate::receive::is_managed;
+use crate::sock::{PLAIN, Shared, Sock};
+use crate::table::{self, Entry};
+
+pub(crate) use change::{epoll_create, epoll_create1, epoll_ctl, fallen, is_nested_now, nested};
+pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait};
+
+/// Epoll instances of a process that the library can know, and UDP sockets in each.
+const MAX_EPOLLS: usize = 1024;
+const MAX_ITEMS: usize = 32;
+
+/// A UDP socket in an epoll instance.
+#[repr(C)]
+struct Item {
+    /// Its index, and one; 0 if the item is free.
+    sock: AtomicU32,
+    generation: AtomicU32,
+    /// The descriptor that the program added.
+    fd: AtomicI32,
+    /// The lane that the kernel watches.
+    lane: AtomicU32,
+    events: AtomicU32,
+    data: AtomicU64,
+}
+
+/// An epoll instance.
+#[repr(C)]
+pub(crate) struct Epoll {
+    used: AtomicU32,
+    refs: AtomicU32,
+    lock: AtomicU64,
+    /// Items that there are.
+    count: AtomicU32,
+    /// Items behind these were never used.
+    top: AtomicU32,
+    /// The descriptor by which its one receiver goes straight through, and one: `alone.rs`.
+    noted: AtomicI32,
+    /// It is in another one.
+    nested: AtomicU32,
+    /// Waits with queues, to give the kernel its turn.
+    looks: AtomicU32,
+    /// The thread that waits on it.
+    waiter: AtomicU64,
+    items: [Item; MAX_ITEMS],
+}
+
+// SAFETY: atomics; zeroes are a slot that is not in use.
+unsafe impl Atomics for Epoll {}
+
+static EPOLLS: AtomicPtr<Epoll> = AtomicPtr::new(ptr::null_mut());
+
+impl Epoll {
+    /// Maps the slots; once, at start.
+    pub(crate) fn start() -> bool {
+        let Some(epolls) = memory::map::<Epoll>(MAX_EPOLLS, false) else { return false };
+        EPOLLS.store(epolls.as_ptr().cast_mut(), Ordering::Release);
+        true
+    }
+
+    fn all() -> &'static [Epoll] {
+        let at = EPOLLS.load(Ordering::Acquire);
+        // SAFETY: the array that start() mapped, never unmapped; calls come in only after it (start::is_ready).
+        unsafe { std::slice::from_raw_parts(at, MAX_EPOLLS) }
+    }
+
+    /// The slot `index`, which came from the table.
+    #[inline]
+    pub(crate) fn at(index: u32) -> &'static Epoll {
+        &Self::all()[index as usize % MAX_EPOLLS]
+    }
+
+    fn take() -> Option<u32> {
+        let at = Self::all()
+            .iter()
+            .position(|at| at.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
+        let epoll = &Self::all()[at];
+        epoll.refs.store(1, Ordering::Relaxed);
+        epoll.lock.store(0, Ordering::Relaxed);
+        epoll.count.store(0, Ordering::Relaxed);
+        epoll.top.store(0, Ordering::Relaxed);
+        epoll.noted.store(0, Ordering::Relaxed);
+        epoll.nested.store(0, Ordering::Relaxed);
+        epoll.waiter.store(0, Ordering::Relaxed);
+        epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
+        Some(at as u32)
+    }
+
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+    pub(crate) fn in_child() {
+        let used = Self::all().iter().filter(|at| at.used.load(Ordering::Relaxed) == 1);
+        used.for_each(|at| at.lock.store(0, Ordering::Relaxed));
+    }
+
+    fn index(&self) -> u32 {
+        ((ptr::from_ref(self) as usize - Self::all().as_ptr() as usize) / size_of::<Self>()) as u32
+    }
+
+    /// While this is held, nobody moves entries of the instance, by whichever descriptor.
+    pub(crate) fn hold_still(&self) -> Option<Guard<'_>> {
+        if self.count.load(Ordering::Acquire) == 0 { None } else { lock(&self.lock, true) }
+    }
+
+    /// A descriptor of it.
+    fn any_fd(&self) -> Option<c_int> {
+        let entry = Entry::Epoll(self.index());
+        table::known(0, u32::MAX).find(|(_, at)| *at == entry).map(|(fd, _)| fd)
+    }
+
+    /// One descriptor more.
+    pub(crate) fn hold(&self) {
+        self.refs.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One descriptor less.
+    pub(crate) fn release(&self) {
+        if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.used.store(0, Ordering::Release);
+        }
+    }
+
+    fn items(&self) -> impl Iterator<Item = (&Item, &'static Sock)> {
+        let top = self.top.load(Ordering::Acquire) as usize;
+        self.items[..top.min(MAX_ITEMS)].iter().filter_map(|item| {
+            let index = item.sock.load(Ordering::Acquire).checked_sub(1)?;
+            let sock = Sock::at(index);
+            (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
+                .then_some((item, sock))
+        })
+    }
+
+    /// Whether all sockets in it are plain for good (a server that shares its port by itself), and watched as the program said.
+    fn is_kernels(&self) -> bool {
+        let is_kernels = |shared: &Shared| shared.mode() == PLAIN && !is_managed(shared);
+        self.items().all(|(item, sock)| {
+            item.lane.load(Ordering::Relaxed) == 0 && sock.shared().is_some_and(is_kernels)
+        })
+    }
+
+    fn item(&self, sock: &Sock, fd: c_int) -> Option<&Item> {
+        let of = ptr::from_ref(sock);
+        self.items()
+            .find(|(item, at)| ptr::eq(*at, of) && item.fd.load(Ordering::Relaxed) == fd)
+            .map(|(item, _)| item)
+    }
+
+    fn forget(&self, item: &Item, _guard: &Guard<'_>) {
+        if item.sock.swap(0, Ordering::AcqRel) != 0 {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.changes();
+    }
+
+    /// Notes that the calling thread's only socket in it is `sock`, which it is alone with.
+    #[cold]
+    fn note(&self, epfd: c_int, sock: &Sock) {
+        if self.noted.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            && alone::note_instance(epfd, sock)
+        {
+            // Either whoever changes it sees the note, or we see the change.
+            fence(Ordering::SeqCst);
+            let is_it = self.items().all(|(_, at)| ptr::eq(at, sock))
+                && self.count.load(Ordering::SeqCst) == 1
+                && table::entry(epfd) == Entry::Epoll(self.index());
+            if !is_it {
+                self.changes();
+            }
+        }
+    }
+
+    /// What is in it changes, or has changed.
+    fn changes(&self) {
+        fence(Ordering::SeqCst);
+        let noted = self.noted.swap(0, Ordering::SeqCst);
+        alone::forget_instance(noted - 1);
+    }
+}
+
+/// Whether some instance of this process tells of edges of a socket.
+pub(crate) fn has_edges(sock: &Sock) -> bool {
+    let used = Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1);
+    used.flat_map(Epoll::items)
+        .any(|(item, at)| ptr::eq(at, sock) && item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0)
+}
+
+/// A socket closes. Its lanes do, too, unless another process has them: then this one's instances let go of them.
+pub(crate) fn forget_sock(sock: &Sock) {
+    let of = ptr::from_ref(sock);
+    for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
+        if epoll.count.load(Ordering::Acquire) == 0 || !epoll.items().any(|(_, at)| ptr::eq(at, of)) {
+            continue;
+        }
+        let Some(guard) = lock(&epoll.lock, true) else { continue };
+        let epfd = epoll.any_fd();
+        for (item, at) in epoll.items() {
+            if !ptr::eq(at, of) {
+                continue;
+            }
+            let lane = item.lane.load(Ordering::Relaxed) as usize;
+            if let (Some(epfd), true) = (epfd, lane > 0) {
+                call::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), ptr::null_mut());
+            }
+            epoll.forget(item, &guard);
+        }
+    }
+}

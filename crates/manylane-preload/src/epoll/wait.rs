@@ -1,0 +1,370 @@
+//! Waiting on an instance: by the program's own call where nobody else receives on its sockets, and in slices where somebody does.
+
+use std::ptr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use libc::{EPOLLIN, EPOLLRDNORM, c_int, epoll_event, pollfd, sigset_t, timespec};
+use manylane_sys::lend::QUEUES;
+use manylane_sys::shim::Reason;
+
+use super::change::move_to;
+use super::{Epoll, Item};
+use crate::calls::call;
+use crate::look::in_memory;
+use crate::sock::{LANED, Member, Sock};
+use crate::wait::{self, Until, Watch};
+use crate::{alone, gather, hold, lanes, me, pace, queues, real, signals, table};
+
+/// The member of the calling thread, if it is the one receiver of the one UDP socket in the instance. It may wait from now on.
+#[inline(always)]
+fn begin_alone(epfd: c_int) -> Option<&'static Member> {
+    let place = alone::find_in(epfd)?;
+    place.begin()
+}
+
+#[inline]
+pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    if let Some(member) = begin_alone(epfd) {
+        let answer = call::epoll_wait(epfd, events, count, timeout);
+        alone::end(member);
+        return answer;
+    }
+    wait_for_many(epfd, events, count, timeout)
+}
+
+#[inline(never)]
+fn wait_for_many(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    match with_sockets(epfd, count) {
+        Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), ptr::null(), || {
+            call::epoll_wait(epfd, events, count, timeout)
+        }),
+        None => {
+            gather::flush();
+            call::epoll_wait(epfd, events, count, timeout)
+        }
+    }
+}
+
+#[inline]
+pub(crate) fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    if let Some(member) = begin_alone(epfd) {
+        let answer = call::epoll_pwait(epfd, events, count, timeout, mask);
+        alone::end(member);
+        return answer;
+    }
+    pwait_for_many(epfd, events, count, timeout, mask)
+}
+
+#[inline(never)]
+fn pwait_for_many(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    match with_sockets(epfd, count) {
+        Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), mask, || {
+            call::epoll_pwait(epfd, events, count, timeout, mask)
+        }),
+        None => {
+            gather::flush();
+            call::epoll_pwait(epfd, events, count, timeout, mask)
+        }
+    }
+}
+
+pub(crate) fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    match with_sockets(epfd, count) {
+        Some(epoll) => sliced(epoll, epfd, events, count, Until::after(timeout), mask, || {
+            call::epoll_pwait2(epfd, events, count, timeout, mask)
+        }),
+        None => {
+            gather::flush();
+            call::epoll_pwait2(epfd, events, count, timeout, mask)
+        }
+    }
+}
+
+/// The instance behind `epfd`, if UDP sockets are in it that are not the kernel's alone.
+#[inline]
+fn with_sockets(epfd: c_int, count: c_int) -> Option<&'static Epoll> {
+    let epoll = table::epoll(epfd)?;
+    if epoll.count.load(Ordering::Acquire) == 0 || count <= 0 {
+        return None;
+    }
+    if epoll.is_kernels() {
+        // Others may come into it while this thread waits.
+        claim(epoll);
+        return None;
+    }
+    Some(epoll)
+}
+
+/// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call.
+fn sliced(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    until: Until,
+    mask: *const sigset_t,
+    native: impl Fn() -> c_int,
+) -> c_int {
+    // Alone with every socket: the program's own call.
+    if epoll.items().all(|(_, sock)| alone::of(sock).and_then(alone::Place::begin).is_some()) {
+        gather::flush();
+        let answer = native();
+        for (_, sock) in epoll.items() {
+            if let Some(shared) = sock.shared() {
+                wait::end(sock, shared);
+            }
+            if epoll.count.load(Ordering::Relaxed) == 1 && epoll.noted.load(Ordering::Relaxed) == 0 {
+                epoll.note(epfd, sock);
+            }
+        }
+        return answer;
+    }
+    claim(epoll);
+    let held = signals::Held::not();
+    let answer = in_turns(epoll, epfd, events, count, until, (&held, mask), || {
+        // A wait of the program's own, once.
+        held.let_go();
+        native()
+    });
+    held.let_go();
+    answer
+}
+
+fn in_turns(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    until: Until,
+    (held, mask): (&signals::Held, *const sigset_t),
+    mut native: impl FnMut() -> c_int,
+) -> c_int {
+    // Something may be there that the kernel does not tell of again (EPOLLET): then the next round waits for a slice.
+    let mut in_vain = false;
+    let mut first = true;
+    loop {
+        let any = begin(epoll, epfd);
+        let due = any
+            && !in_vain
+            && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
+        let may_have = |(item, sock): (&Item, &'static Sock)| {
+            sock.shared().is_some_and(queues::are_open) || holds(item, sock)
+        };
+        let with_frames = any && epoll.items().any(may_have);
+        let wait = |time: Duration| {
+            let mask = held.mask(mask);
+            if with_frames {
+                return with_queues(epoll, epfd, events, count, time, mask);
+            }
+            gather::flush();
+            let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+            call::epoll_pwait(epfd, events, count, ms, mask)
+        };
+        let slice = if due { Duration::ZERO } else { until.slice() };
+        let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+        let first_wait = |time: Duration| {
+            let found = if time.is_zero() { None } else { held.before_wait(look) };
+            found.unwrap_or_else(|| wait(time))
+        };
+        let answer = match any {
+            true if first && !due => {
+                pause(epoll, until, (held, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
+            }
+            true if slice.is_zero() => wait(slice),
+            true => first_wait(slice),
+            false => {
+                gather::flush();
+                native()
+            }
+        };
+        first = false;
+        let errno = real::errno();
+        for (_, sock) in epoll.items() {
+            if let Some(shared) = sock.shared() {
+                wait::end(sock, shared);
+            }
+        }
+        real::set_errno(errno);
+        if !any || answer != 0 {
+            return answer;
+        }
+        // After a slice, and before the program is told that there is nothing.
+        let found = elsewhere(epoll, events, count);
+        if found > 0 || until.left() == Some(Duration::ZERO) {
+            return found;
+        }
+        in_vain = slice.is_zero();
+    }
+}
+
+/// The events of an entry that tell of something to receive, if it is to be told of that.
+fn wanted_of(item: &Item) -> u32 {
+    item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32
+}
+
+/// Whether something was taken ahead of the lane that an entry watches.
+fn holds(item: &Item, sock: &Sock) -> bool {
+    hold::ready(sock, 1 << item.lane.load(Ordering::Relaxed)) != 0
+}
+
+/// Entries between two looks of the kernel's while queues always have something.
+const KERNELS_TURN: u32 = 8;
+
+/// As epoll_pwait(2), with the queues of the lanes that the calling thread watches, and what was taken ahead of them. The kernel watches the program's entries
+/// as ever; queues are looked at here, and the instance is waited for with them. While they have something, the kernel is
+/// asked for the rest now and then.
+fn with_queues(
+    epoll: &'static Epoll,
+    epfd: c_int,
+    events: *mut epoll_event,
+    count: c_int,
+    slice: Duration,
+    mask: *const sigset_t,
+) -> c_int {
+    let mut fds = [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + QUEUES];
+    fds[0].fd = epfd;
+    let mut used = 1;
+    let has_frames = |item: &Item, sock: &'static Sock| {
+        let lane = item.lane.load(Ordering::Relaxed);
+        sock.shared().is_some_and(|shared| in_memory(sock, shared, 1 << lane) != 0)
+    };
+    for (item, sock) in epoll.items().filter(|(item, _)| wanted_of(item) != 0) {
+        let lane = item.lane.load(Ordering::Relaxed);
+        if let Some(shared) = sock.shared() {
+            used = queues::append(sock, shared, 1 << lane, &mut fds, used);
+        }
+    }
+    let frames = || epoll.items().any(|(item, sock)| wanted_of(item) != 0 && has_frames(item, sock));
+    let mut found = 0;
+    let looks = epoll.looks.fetch_add(1, Ordering::Relaxed);
+    let some = frames();
+    if !some {
+        queues::flush();
+        gather::flush();
+        let time = timespec { tv_sec: 0, tv_nsec: slice.as_nanos() as i64 };
+        if call::ppoll(fds.as_mut_ptr(), used as libc::nfds_t, &raw const time, mask) < 0 {
+            return -1;
+        }
+    }
+    if fds[0].revents != 0 || some && looks.is_multiple_of(KERNELS_TURN) {
+        queues::flush();
+        found = call::epoll_pwait(epfd, events, count, 0, if some { mask } else { ptr::null() });
+        if found < 0 {
+            return found;
+        }
+    }
+    for (item, sock) in epoll.items() {
+        let wanted = wanted_of(item);
+        if wanted == 0 || !has_frames(item, sock) {
+            continue;
+        }
+        let data = item.data.load(Ordering::Relaxed);
+        // SAFETY: the program's array of `count` events, of which `found` are filled; an event may be at any address.
+        let told = (0..found as usize).map(|nth| unsafe { &mut *events.wrapping_add(nth) });
+        if let Some(event) = told.into_iter().find(|event| { event.u64 } == data) {
+            event.events |= wanted;
+        } else if found < count {
+            // SAFETY: as above.
+            unsafe { events.wrapping_add(found as usize).write(epoll_event { events: wanted, u64: data }) };
+            found += 1;
+        }
+    }
+    found
+}
+
+/// A pause before a wait, if one pays: see `pace.rs`. Other descriptors of the instance are not looked at meanwhile.
+fn pause(
+    epoll: &Epoll,
+    until: Until,
+    (held, mask): (&signals::Held, *const sigset_t),
+    wait: impl Fn(Duration) -> c_int,
+) -> Option<c_int> {
+    let (item, sock) = epoll.items().find(|(_, sock)| sock.shared().is_some_and(pace::pays))?;
+    let lane = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, item.fd.load(Ordering::Relaxed));
+    let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
+    let rest = |time: timespec| {
+        held.hold_back();
+        let answer = call::ppoll(ptr::null_mut(), 0, &raw const time, held.mask(mask));
+        (answer < 0).then_some(answer)
+    };
+    pace::before_sleep(lane, until.left(), look, rest)
+}
+
+/// The calling thread is the one that waits on the instance; if another one was before, its sockets are plain.
+fn claim(epoll: &'static Epoll) {
+    let who = me::who();
+    let before = epoll.waiter.load(Ordering::Relaxed);
+    if before == who {
+        return;
+    }
+    if before == 0 && epoll.waiter.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        return;
+    }
+    for (item, sock) in epoll.items() {
+        lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::SharedEpoll);
+    }
+}
+
+/// Says to each socket that the calling thread waits for it, and moves entries to the thread's lanes. Whether the wait needs a
+/// bound.
+fn begin(epoll: &Epoll, epfd: c_int) -> bool {
+    let mut any = false;
+    for (item, sock) in epoll.items() {
+        let Some(shared) = sock.shared() else { continue };
+        if wanted_of(item) == 0 {
+            // It does not wait for what comes to its lane, which others have to take. Its wait has a bound all the same.
+            any |= shared.mode() == LANED;
+            continue;
+        }
+        let fd = item.fd.load(Ordering::Relaxed);
+        let lane = match wait::begin(sock, shared, fd) {
+            Watch::Native => 0,
+            Watch::Sliced(lane) => {
+                any = true;
+                lane
+            }
+        };
+        if item.lane.load(Ordering::Relaxed) as usize != lane {
+            move_to(epoll, item, sock, epfd, lane);
+        }
+    }
+    any
+}
+
+/// Tells of sockets that have something in a lane that is not watched.
+fn elsewhere(epoll: &Epoll, events: *mut epoll_event, count: c_int) -> c_int {
+    let mut found = 0;
+    for (item, sock) in epoll.items() {
+        let Some(shared) = sock.shared() else { continue };
+        let wanted = wanted_of(item);
+        let fd = item.fd.load(Ordering::Relaxed);
+        let lane = item.lane.load(Ordering::Relaxed) as usize;
+        if wanted == 0 || found >= count || !wait::elsewhere(sock, shared, fd, lane) {
+            continue;
+        }
+        let event = epoll_event { events: wanted, u64: item.data.load(Ordering::Relaxed) };
+        // SAFETY: the program's array of `count` events, of which `found` are filled.
+        unsafe { events.wrapping_add(found as usize).write(event) };
+        found += 1;
+    }
+    found
+}

@@ -1,0 +1,245 @@
+//! When a socket gets lanes: as soon as everybody who receives on it can be trusted with one, and before a fork or the loss of
+//! privileges in advance.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::c_int;
+use manylane_sys::shim::Reason;
+
+use super::owners::{assign, is_there, leave, steer_to};
+use super::{COMES_BACK, fall_back, keep, lanes_mask, local_addr};
+use crate::lock::Guard;
+use crate::sock::{
+    BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
+};
+use crate::{
+    epoll, gather, hold, life, loan, mend, mirror, open, points, queues, real, report, signals, start,
+};
+
+/// Looks that find some thread that does not come back, before the socket is left alone.
+const TRIES: u32 = 4000;
+/// Of those, the ones that are made at each receive.
+const EAGER: u32 = 256;
+/// Lanes that a socket gets at least when they have to be made in advance.
+const IN_ADVANCE: usize = 4;
+
+/// Sockets that this is done for: a program with more is no server that forks its receivers.
+const SOCKETS_IN_ADVANCE: usize = 64;
+/// Of a process's sockets, so many are bound with steering that only matters once there is a group: it costs twice what a socket
+/// costs, and who opens one for each request is not to pay that for ever.
+const MOST_AHEAD: u32 = 4096;
+static STEERED_AHEAD: AtomicU32 = AtomicU32::new(0);
+
+/// Whether to look if it is time for lanes: at first always, later now and then. Of many threads that are woken for one
+/// datagram, the kernel lets those go on sleeping that come too late, so that the last one may take long to prove itself.
+#[inline]
+pub(crate) fn is_worth_a_look(shared: &Shared, member: &Member) -> bool {
+    shared.tries.load(Ordering::Relaxed) < EAGER || member.beat.load(Ordering::Relaxed) % 32 < 2
+}
+
+/// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for lanes.
+#[cold]
+pub(crate) fn consider(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    let errno = real::errno();
+    let mut give_up = None;
+    if let Some(guard) = mend::lock(sock, shared, false) {
+        match shared.mode() {
+            LEARN => give_up = make(sock, shared, fd, &guard),
+            LANED => give_lanes(sock, shared, fd, &guard),
+            _ => {}
+        }
+    }
+    if let Some(reason) = give_up {
+        fall_back(sock, fd, reason);
+    }
+    real::set_errno(errno);
+}
+
+/// Makes lanes if everybody can be trusted with one. The answer is why the socket has to stay plain.
+fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
+    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
+    let tried = shared.tries.fetch_add(1, Ordering::Relaxed);
+    let mut ready = 0;
+    let mut blocks = false;
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for (at, member) in shared.members.iter().enumerate().take(joined) {
+        if member.who.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        if life::is_dead(member.life.load(Ordering::Acquire)) {
+            leave(shared, fd, at, guard);
+            continue;
+        }
+        // SeqCst on both sides: either we see that it waits without a bound, or it sees that the mode has changed.
+        let state = member.state.load(Ordering::SeqCst);
+        let comes_back = member.receives.load(Ordering::Relaxed) >= COMES_BACK;
+        let kind = member.kind.load(Ordering::Relaxed);
+        blocks |= kind & BLOCKS != 0;
+        let waits_in_receive = kind == BLOCKS && state == WAITS_ON;
+        if state == UNBOUNDED || !(comes_back || waits_in_receive) {
+            if mend::is_gone(member) {
+                leave(shared, fd, at, guard);
+                continue;
+            }
+            return (tried > TRIES).then_some(Reason::Pattern);
+        }
+        ready += usize::from(comes_back);
+    }
+    if blocks && signals::are_mixed() {
+        return Some(Reason::Signals);
+    }
+    if ready < 2 {
+        return (tried > TRIES).then_some(Reason::Pattern);
+    }
+    let full = !open_up_to(sock, shared, fd, ready.min(limit)) || ready >= limit;
+    if shared.lanes.load(Ordering::Relaxed) < 2 {
+        let late =
+            shared.forked.load(Ordering::Relaxed) != 0 && sock.steered_ahead.load(Ordering::Relaxed) == 0;
+        return Some(if late { Reason::Forked } else { Reason::NoSocket });
+    }
+    let _change = mend::begin(shared, mend::OWNERS, guard);
+    assign(shared, fd, full);
+    points::pass("lanes given");
+    // What is queued in the program's own socket is older than what any lane gets: it goes first.
+    shared.first.store(1, Ordering::Release);
+    points::pass("first set");
+    shared.mode.store(LANED, Ordering::Release);
+    queues::spread(shared);
+    hold::tell(shared, fd);
+    None
+}
+
+/// Opens sockets until there are `wanted` with the program's own, or until one cannot be opened. None after a fork: the
+/// other process would not have them. Whether there are as many now.
+fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
+    if shared.forked.load(Ordering::Relaxed) != 0 {
+        return shared.lanes.load(Ordering::Relaxed) as usize >= wanted;
+    }
+    let have = shared.lanes.load(Ordering::Relaxed) as usize;
+    hold::map(sock);
+    gather::map(sock);
+    let whys = [
+        (Reason::OneControl, mirror::has_control(fd)),
+        (Reason::OneEdges, epoll::has_edges(sock)),
+        (Reason::OneFull, sock.holds().is_none()),
+    ];
+    whys.into_iter().filter(|(_, is)| *is).for_each(|(why, _)| hold::one_by_one(shared, fd, why));
+    let mut steered = have >= 2;
+    for lane in have..wanted.min(MAX_LANES) {
+        // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
+        let Some(new) = open::lane(fd, || steered = steered || steer_to(shared, fd, 1)) else { break };
+        shared.inode[lane].store(open::inode(new), Ordering::Relaxed);
+        sock.set_lane_fd(lane, Some(new));
+        shared.lanes.store(lane as u32 + 1, Ordering::Release);
+    }
+    if shared.lanes.load(Ordering::Relaxed) < 2 {
+        // None could be bound: nobody else may join.
+        mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+    } else if !steered {
+        // Without steering a lane cannot be left again. The new ones are bound: what they got stays in reach.
+        let all = lanes_mask(shared) & !1;
+        sock.lane_fds().for_each(|(_, lane)| open::cut_off(lane));
+        mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+        shared.retired.store(all, Ordering::Release);
+        shared.lanes.store(1, Ordering::Release);
+    }
+    shared.lanes.load(Ordering::Relaxed) as usize >= wanted
+}
+
+/// Mode LANED: lanes for those who came later.
+fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
+    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
+    let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let without = shared.members.iter().take(joined).filter(|member| {
+        is_there(member)
+            && member.lane.load(Ordering::Relaxed) < 0
+            && member.receives.load(Ordering::Relaxed) >= COMES_BACK
+    });
+    let wanted = owned + without.count();
+    let full = !open_up_to(sock, shared, fd, wanted.min(limit)) || wanted > limit;
+    let _change = mend::begin(shared, mend::OWNERS, guard);
+    assign(shared, fd, full);
+}
+
+/// A socket is about to be bound: should it get lanes, there is to be no moment in which they get what nobody looks for.
+pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
+    let may_have = sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
+        && sock.spoilt.load(Ordering::Relaxed) == 0
+        && start::settings().is_some_and(|settings| settings.lanes > 1);
+    if may_have
+        && sock.steered_ahead.load(Ordering::Relaxed) == 0
+        && STEERED_AHEAD.fetch_add(1, Ordering::Relaxed) < MOST_AHEAD
+    {
+        let errno = real::errno();
+        sock.steered_ahead.store(u32::from(open::steer_ahead(fd)), Ordering::Release);
+        real::set_errno(errno);
+    }
+}
+
+/// A socket was bound: whether it can have lanes is known now.
+pub(crate) fn bind(sock: &'static Sock, fd: c_int) {
+    let errno = real::errno();
+    if let (Some(addr), Some(settings)) = (local_addr(fd), start::settings())
+        && settings.takes(addr.port())
+        && sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
+    {
+        begin(sock, fd, addr);
+    }
+    real::set_errno(errno);
+}
+
+fn begin(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
+    report::count_socket();
+    let Some(shared) = sock.share() else {
+        report::count_reason(Reason::Full, Some(addr));
+        return;
+    };
+    let flags = crate::calls::call::fcntl(fd, libc::F_GETFL, 0);
+    shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    shared.timeout_us.store(sock.timeout_us.load(Ordering::Relaxed), Ordering::Relaxed);
+    shared.port.store(u32::from(addr.port()), Ordering::Relaxed);
+    shared.inode[0].store(open::inode(fd), Ordering::Relaxed);
+    shared.lanes.store(1, Ordering::Relaxed);
+    let ip = addr.ip();
+    let one_only = ip.is_multicast() || ip == std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    let spoilt = sock.spoilt.load(Ordering::Relaxed);
+    let reason = Reason::ALL.get((spoilt as usize).wrapping_sub(1)).copied();
+    match reason.or(one_only.then_some(Reason::Address)) {
+        Some(reason) => {
+            report::count_reason(reason, Some(addr));
+            shared.mode.store(PLAIN, Ordering::Release);
+        }
+        None => shared.mode.store(SINGLE, Ordering::Release),
+    }
+}
+
+/// Before a fork, or before privileges go: sockets that may need lanes later get them now, steered to by nobody.
+pub(crate) fn open_in_advance() {
+    let errno = real::errno();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let limit = start::settings().map_or(1, |settings| settings.lanes);
+    let may_have = |sock: &&'static Sock| {
+        sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED))
+    };
+    for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
+        let generation = sock.generation.load(Ordering::Acquire);
+        let (Some(shared), Some(fd)) = (sock.shared(), keep(sock)) else { continue };
+        // Another thread may have made it plain meanwhile: then it gets none any more. Or it has closed it, and what is here now is
+        // another one.
+        if let Some(guard) = mend::lock(sock, shared, true)
+            && may_have(&sock)
+            && sock.generation.load(Ordering::Acquire) == generation
+        {
+            let fd = fd.fd();
+            loan::in_advance(sock, shared, fd, &guard);
+            // Who receives on it may be in a wait without a bound already, or looks at nothing but the program's own socket:
+            // not one datagram may land elsewhere.
+            if sock.steered_ahead.load(Ordering::Acquire) != 0 {
+                open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
+            }
+        }
+    }
+    real::set_errno(errno);
+}

@@ -1,0 +1,158 @@
+//! Who owns which lane, and which lanes are steered to.
+
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+
+use super::{COMES_BACK, group};
+use crate::lock::Guard;
+use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
+use crate::{hold, life, mend, open, points, queues, report, rest, start, steer};
+
+/// Steers to the lanes whose bits are set.
+pub(crate) fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
+    let policy = start::settings().map_or(steer::Policy::Flow, |settings| settings.steering);
+    let done = open::attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::program(policy, lanes));
+    if done {
+        shared.steered.store(lanes, Ordering::Release);
+    }
+    done
+}
+
+/// Steers to the lanes that have owners, but for those who rest.
+pub(crate) fn steer_to_awake(shared: &Shared, fd: c_int) {
+    let lanes = awake(shared);
+    if lanes != shared.steered.load(Ordering::Relaxed) {
+        steer_to(shared, fd, lanes);
+    }
+}
+
+/// The lanes to steer to, as the owners are.
+fn awake(shared: &Shared) -> u64 {
+    let owned = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
+    let owned = (0..MAX_LANES).filter(owned).fold(0, |mask, lane| mask | 1 << lane);
+    rest::awake(shared, owned)
+}
+
+/// Gives a lane to each member that comes back and has none, as far as there are any; then steers to those.
+pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
+    let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for (at, member) in shared.members.iter().enumerate().take(joined) {
+        let comes_back = member.receives.load(Ordering::Relaxed) >= COMES_BACK;
+        let lane = member.lane.load(Ordering::Relaxed);
+        if !is_there(member) || lane >= 0 || !comes_back {
+            continue;
+        }
+        let free = (0..lanes).find(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0);
+        // One that proved itself a moment ago gets its own the next time; shared is what cannot be more.
+        let Some(lane) = free.or_else(|| full.then(|| least_shared(shared, lanes))) else { break };
+        if free.is_some() {
+            shared.owner[lane].store(at as u32 + 1, Ordering::Release);
+            points::pass("owner named");
+        }
+        member.lane.store(lane as c_int, Ordering::Release);
+        report::lane(member, lane as c_int, shared.inode_of(lane as c_int));
+    }
+    steer_to_awake(shared, fd);
+    queues::spread(shared);
+    note_crowds(shared);
+    hold::tell(shared, fd);
+}
+
+/// Which lanes several members have: nothing is taken ahead of those.
+fn note_crowds(shared: &Shared) {
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let (mut once, mut crowded) = (0_u64, 0_u64);
+    for member in shared.members.iter().take(joined).filter(|at| at.who.load(Ordering::Relaxed) != 0) {
+        if let Ok(lane @ 0..MAX_LANES) = usize::try_from(member.lane.load(Ordering::Relaxed)) {
+            crowded |= once & 1 << lane;
+            once |= 1 << lane;
+        }
+    }
+    shared.crowded.store(crowded, Ordering::Release);
+}
+
+/// Whether a place is a member's that is not known to be dead.
+pub(super) fn is_there(member: &Member) -> bool {
+    member.who.load(Ordering::Acquire) != 0 && !life::is_dead(member.life.load(Ordering::Acquire))
+}
+
+/// Lanes without an owner go to members that share the lane of another one, as far as there are such.
+pub(crate) fn part(shared: &Shared) {
+    let lanes = shared.lanes.load(Ordering::Relaxed) as usize;
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for free in (0..lanes).filter(|lane| shared.owner[*lane].load(Ordering::Relaxed) == 0) {
+        let sharer = shared.members.iter().take(joined).position(|member| {
+            let lane = usize::try_from(member.lane.load(Ordering::Relaxed)).ok();
+            let owner = lane.and_then(|lane| shared.owner_of(lane));
+            is_there(member) && owner.is_some_and(|owner| !std::ptr::eq(owner, member))
+        });
+        let Some(at) = sharer else { break };
+        shared.owner[free].store(at as u32 + 1, Ordering::Release);
+        shared.members[at].lane.store(free as c_int, Ordering::Release);
+        report::lane(&shared.members[at], free as c_int, shared.inode_of(free as c_int));
+    }
+    note_crowds(shared);
+}
+
+/// More threads than lanes: some share one, as all would share the program's own socket. The kernel wakes one of them for
+/// each datagram.
+fn least_shared(shared: &Shared, lanes: usize) -> usize {
+    let members = |lane: usize| {
+        let has = |member: &&Member| member.lane.load(Ordering::Relaxed) == lane as c_int;
+        shared.members.iter().filter(|member| member.who.load(Ordering::Relaxed) != 0).filter(has).count()
+    };
+    (0..lanes).min_by_key(|lane| members(*lane)).unwrap_or(0)
+}
+
+/// A lane has lost its owner: another member that shares it takes over. Whether there was one.
+pub(crate) fn inherit(shared: &Shared, lane: usize) -> bool {
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let has = |member: &Member| member.lane.load(Ordering::Relaxed) == lane as c_int && is_there(member);
+    note_crowds(shared);
+    let heir = shared.members.iter().take(joined).position(has);
+    shared.owner[lane].store(heir.map_or(0, |at| at as u32 + 1), Ordering::Release);
+    heir.is_some()
+}
+
+/// Takes a member's lane out of steering and frees its place. What the lane holds stays within everybody's reach.
+pub(crate) fn leave(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
+    let _change = mend::begin(shared, mend::OWNERS, guard);
+    let member = &shared.members[at];
+    let lane = member.lane.swap(-1, Ordering::AcqRel);
+    points::pass("lane left");
+    if let Ok(lane) = usize::try_from(lane) {
+        let owned = shared.owner[lane].load(Ordering::Relaxed) as usize == at + 1;
+        if owned && !inherit(shared, lane) && shared.mode() == LANED {
+            past(shared, fd, lane);
+            points::pass("steered past");
+        }
+        queues::spread(shared);
+    }
+    report::end(member);
+    member.state.store(0, Ordering::Relaxed);
+    // Who takes the place next has proved nothing, and is not known to be dead.
+    member.receives.store(0, Ordering::Relaxed);
+    member.life.store(0, Ordering::Relaxed);
+    member.who.store(0, Ordering::Release);
+}
+
+/// Nothing more comes to a lane, and what it holds goes before all else: also what arrived on the way there.
+fn past(shared: &Shared, fd: c_int, lane: usize) {
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+    steer_to(shared, fd, awake(shared) & !(1 << lane));
+    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+}
+
+/// [`past`], for a lane of `sock` that nobody owns any more. Under the lock.
+pub(crate) fn steer_past(sock: &Sock, shared: &Shared, lane: usize) {
+    past(shared, group(sock), lane);
+}
+
+/// A member's thread ends.
+pub(crate) fn member_leaves(sock: &Sock, shared: &Shared, at: usize) {
+    if let Some(guard) = mend::lock(sock, shared, true) {
+        leave(shared, group(sock), at, &guard);
+    }
+}

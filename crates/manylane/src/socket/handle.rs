@@ -1,0 +1,142 @@
+//! Control over a socket from any thread.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+use super::Shared;
+#[cfg(doc)]
+use super::Socket;
+use crate::config::Engine;
+use crate::counters::{Counters, LaneId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::xdp::{Gate, XdpQueue};
+use crate::lane::{Lane, LaneShared};
+use crate::serve::Event;
+use crate::sizes::Sizes;
+use crate::steer::SteeringInForce;
+use crate::wait::WaitPolicy;
+
+/// Control over a socket from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Ends [`Socket::serve`]: lanes handle what is queued, then it returns. May be called more than once.
+    pub fn stop(&self) {
+        self.shared.stop();
+    }
+
+    /// The counters now. Lanes are not disturbed: their cells are read without a lock; only the list of lanes
+    /// is guarded by one, which no lane takes while it receives or sends.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.shared.counters()
+    }
+
+    /// Where it is bound, and its engine.
+    pub(crate) fn about(&self) -> (SocketAddr, Engine) {
+        (self.shared.addr, self.shared.config.engine)
+    }
+
+    /// How its lanes wait.
+    pub(crate) fn wait_policy(&self) -> WaitPolicy {
+        self.shared.config.wait
+    }
+
+    pub(crate) fn lanes(&self) -> Vec<Arc<LaneShared>> {
+        self.shared.lanes()
+    }
+
+    /// The queues of devices that feed lanes now, with engine `xdp`; none with any other. They change as lanes and
+    /// devices come and go.
+    #[must_use]
+    pub fn xdp_queues(&self) -> Vec<XdpQueue> {
+        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.queues())
+    }
+
+    /// By what limits and prefixes can be changed while the socket is open, with engine `xdp`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with any other engine.
+    pub fn gate(&self) -> Result<Gate> {
+        let message = "limit, allow and deny need the engine xdp";
+        let none = || Error::new(ErrorKind::Unsupported, message);
+        self.shared.xdp.get().map(|plane| plane.gate.clone()).ok_or_else(none)
+    }
+
+    /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`, or why a frame was
+    /// left to the kernel or dropped), how many. Other sockets of this process on the same devices count too. Empty with any
+    /// other engine than `xdp`.
+    #[must_use]
+    pub fn xdp_counts(&self) -> Vec<(String, &'static str, u64)> {
+        self.shared.xdp.get().map_or_else(Vec::new, |plane| plane.counts())
+    }
+
+    /// The steering in force.
+    #[must_use]
+    pub fn steering(&self) -> SteeringInForce {
+        self.shared.control().steer.in_force()
+    }
+
+    /// Ids of the open lanes.
+    #[must_use]
+    pub fn lane_ids(&self) -> Vec<LaneId> {
+        self.shared.lanes().iter().filter(|lane| lane.is_open()).map(|lane| lane.id).collect()
+    }
+
+    /// Adds a lane to a socket that serves; it gets a thread of its own. The calling thread has to be in the network
+    /// namespace that the socket was opened in.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] if [`Socket::serve`] does not run; whatever is in the way of opening a lane.
+    pub fn add_lane(&self) -> Result<LaneId> {
+        let idle = || {
+            Error::new(
+                ErrorKind::State,
+                "the socket does not serve: open_lane() gives a lane to drive by hand",
+            )
+        };
+        let server =
+            self.shared.server.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(idle)?;
+        let lane = self.shared.open_lane()?;
+        let id = lane.id();
+        server.send(Event::Run(Box::new(lane))).map_err(|_| idle())?;
+        Ok(id)
+    }
+
+    /// Lets lanes that serve, and those that come, have other buffers: for batches of `batch` messages, 1 to 1024, of up to
+    /// `datagram_size` bytes each ([`Lane::resize`], for all lanes). Returns at once; each lane follows with its next receive,
+    /// an idle one within 20 ms. Nothing that has arrived is lost. A lane for which there is no memory keeps what it has, and
+    /// logs it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for sizes that cannot be, and with engine `xdp`.
+    pub fn resize(&self, batch: usize, datagram_size: usize) -> Result<()> {
+        self.shared.wanted.set(Sizes::checked(self.shared.config.engine, batch, datagram_size)?);
+        Ok(())
+    }
+
+    /// Adds a lane to be driven by hand. The calling thread has to be in the network namespace that the socket was
+    /// opened in.
+    ///
+    /// # Errors
+    /// Whatever is in the way of opening a lane.
+    pub fn open_lane(&self) -> Result<Lane> {
+        self.shared.open_lane()
+    }
+
+    /// Removes a lane without losing a datagram: out of steering, drained by its thread, closed. Returns when it
+    /// is gone.
+    ///
+    /// With steering by the kernel's own choice lanes cannot be taken out of steering, and what arrives while
+    /// this one closes is lost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LastLane`] for the only one; [`ErrorKind::State`] if there is no such lane, or if its closure
+    /// does not return within 30 s.
+    pub fn remove_lane(&self, id: LaneId) -> Result<()> {
+        self.shared.remove_lane(id)
+    }
+}
