@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use manylane::{LaneCounters, SteeringBy};
+use manylane::{LaneCounters, SteeringBy, XdpQueue};
 use manylane_tests::{Client, Hands, Serving, on_every_variant, pattern, settled};
 
 /// Every count of a lane, to compare one moment with another.
@@ -63,6 +63,13 @@ on_every_variant! {
             assert_eq!(total.delivered + dropped, round * 1200);
             assert_eq!((variant.is_xdp(), total.kernel_dropped), (total.xsk_dropped > 0, before.kernel_dropped));
             assert!(!variant.is_xdp() || total.kernel_dropped == 0, "rings are full, not the companion's queue");
+            // By queue and reason, the same.
+            let queues = hands.handle.xdp_queues();
+            let by_queue = |of: fn(&XdpQueue) -> u64| queues.iter().map(of).sum::<u64>();
+            assert_eq!(by_queue(|queue| queue.ring_full + queue.dropped), total.xsk_dropped, "{queues:?}");
+            assert_eq!(by_queue(|queue| queue.invalid_descriptors), 0, "{queues:?}");
+            // A lane that does not receive gives no frames to the fill ring.
+            assert_eq!(by_queue(|queue| queue.fill_ring_empty), total.xsk_dropped, "{queues:?}");
             assert_eq!((total.arrived(), total.discarded), (round * 1200, 0));
             assert!(taken > 0 && total.delivered_bytes == total.delivered * 200);
             for (id, lane) in &counters.lanes {

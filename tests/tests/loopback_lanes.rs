@@ -282,4 +282,24 @@ on_every_engine! {
             drop(UdpSocket::bind(addr).expect("the port is free"));
         }
     }
+
+    /// A socket with one lane has no group to steer in; its port is as free, whether the lane served or was used by hand.
+    fn when_the_only_lane_is_gone_the_port_is_free(variant) {
+        for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
+            let mut hands = Hands::new(builder(variant, 1, Steering::Flow, by).open().unwrap());
+            let addr = hands.addr();
+            Client::to(addr).send(b"once");
+            hands.echo(1);
+            hands.lanes.clear();
+            let bound = UdpSocket::bind(addr);
+            assert!(bound.is_ok(), "by hand, {by}: the port is free: {bound:?}");
+            drop((bound, hands));
+            let serving = Serving::echo(builder(variant, 1, Steering::Flow, by).open().unwrap());
+            let (handle, addr) = (serving.handle.clone(), serving.addr);
+            serving.stop().unwrap();
+            let bound = UdpSocket::bind(addr);
+            assert!(bound.is_ok(), "served, {by}: the port is free: {bound:?}");
+            drop(handle);
+        }
+    }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::net::UdpSocket;
+use std::sync::mpsc;
 use std::thread;
 
 use manylane::{Builder, Engine, Lane, Socket};
@@ -69,7 +70,7 @@ fn loopback_uring_that_is_forbidden_later_goes_on_as_mmsg_and_loses_nothing() {
     let mut lane = lane(socket);
     let client = Client::to(lane.local_addr());
     let got = apart(move || {
-        let mut got = Vec::new();
+        let (mut got, addr) = (Vec::new(), lane.local_addr());
         send(&client, 0..60);
         assert_eq!(take(&mut lane, &mut got), 4);
         // More than a batch has been taken out of the socket by now, and not all.
@@ -80,8 +81,12 @@ fn loopback_uring_that_is_forbidden_later_goes_on_as_mmsg_and_loses_nothing() {
         let mut watch = Watch::new(1).unwrap();
         watch.add(&lane, 1).unwrap();
         assert_eq!(watch.wait(PATIENCE).unwrap().count(), 1);
-        let received = lane.recv_timeout(PATIENCE).unwrap();
-        got.extend(received.batch.map(|datagram| u32::from(datagram.payload()[0])));
+        got.extend(
+            lane.recv_timeout(PATIENCE).unwrap().batch.map(|datagram| u32::from(datagram.payload()[0])),
+        );
+        // What the ring has under way cannot be ended here.
+        drop(lane);
+        drop(UdpSocket::bind(addr).expect("the port is free"));
         got
     });
     assert_eq!(got, (0..61).collect::<Vec<_>>());
@@ -163,5 +168,56 @@ fn loopback_uring_lanes_that_close_count_what_they_held() {
         assert_eq!((total.delivered, total.discarded), (got.len() as u64, 60 - got.len() as u64));
         drop(handle);
         drop(UdpSocket::bind(addr).expect("the port is free"));
+    }
+}
+
+/// Whoever drops a lane, its port is free afterwards: also where the kernel ends a ring some time later, since its owner is
+/// another thread.
+#[test]
+fn loopback_uring_lanes_that_another_thread_drops_free_their_port() {
+    #[derive(Clone, Copy, Debug)]
+    enum Owner {
+        /// Ended before the lanes are dropped.
+        Ended,
+        /// Sleeps meanwhile, in a call that knows nothing of io_uring.
+        Sleeps,
+        /// As that, and the thread that drops the lanes has received from them, too.
+        WasFirst,
+    }
+    if !need_uring("loopback_uring_lanes_that_another_thread_drops_free_their_port") {
+        return;
+    }
+    for owner in [Owner::Ended, Owner::Sleeps, Owner::WasFirst] {
+        for count in [1, 1, 1, 3, 3, 3] {
+            let socket = builder().lanes(count).open().unwrap();
+            let addr = socket.local_addr();
+            let mut lanes = socket.into_lanes();
+            let (end, ended) = mpsc::channel::<()>();
+            let (give, given) = mpsc::channel();
+            let first = thread::spawn(move || {
+                lanes.iter_mut().for_each(|lane| assert_eq!(take(lane, &mut Vec::new()), 0));
+                give.send(lanes).unwrap();
+                _ = ended.recv();
+            });
+            let mut lanes = given.recv().unwrap();
+            let sleeper = match owner {
+                Owner::Ended => {
+                    drop(end);
+                    first.join().unwrap();
+                    None
+                }
+                Owner::Sleeps | Owner::WasFirst => Some((end, first)),
+            };
+            if let Owner::WasFirst = owner {
+                lanes.iter_mut().for_each(|lane| assert_eq!(take(lane, &mut Vec::new()), 0));
+            }
+            drop(lanes);
+            let bound = UdpSocket::bind(addr);
+            assert!(bound.is_ok(), "{owner:?}, {count} lanes: the port is free: {bound:?}");
+            if let Some((end, first)) = sleeper {
+                drop(end);
+                first.join().unwrap();
+            }
+        }
     }
 }

@@ -6,13 +6,13 @@
 mod netns_support;
 
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane::{Flushed, LaneCounters, SteeringBy};
+use manylane_sys::process::run_apart;
 use manylane_testbed::skip;
 use manylane_testbed::traffic::{Traffic, Until, portable};
 use manylane_testbed::{Host, Layout, Testbed};
@@ -283,7 +283,7 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
 #[test]
 fn netns_replies_pass_a_device_without_checksums() {
     let name = "netns_replies_pass_a_device_without_checksums";
-    let tc = Command::new("tc").arg("-V").output().is_ok();
+    let tc = run_apart(None, "tc", &["-V"], b"").is_ok();
     if !skip::need_root(name) || !skip::need(name, tc, "the program tc is missing: apt-get install iproute2")
     {
         return;
@@ -302,7 +302,7 @@ fn netns_replies_pass_a_device_without_checksums() {
     ))
     .unwrap();
     let tc = |line: String| {
-        let done = b.command("tc").unwrap().args(line.split(' ')).output().unwrap();
+        let done = b.output("tc", &line.split(' ').collect::<Vec<_>>()).unwrap();
         assert!(done.status.success(), "tc {line}: {}", String::from_utf8_lossy(&done.stderr));
     };
     tc("qdisc add dev plain0 clsact".into());

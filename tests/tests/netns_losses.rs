@@ -7,9 +7,9 @@ mod netns_support;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
-use std::process::Command;
 
 use manylane::{Builder, Engine, Flushed, LaneCounters, Received};
+use manylane_sys::process::run_apart;
 use manylane_sys::sock::{self, Flag};
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
@@ -23,7 +23,7 @@ const FREE: &str = "tbf rate 1gbit burst 1000000 limit 1000000";
 
 /// Whether the test can run here: root, and a kernel with this queueing discipline.
 fn possible(name: &str) -> bool {
-    let tc = Command::new("tc").arg("-V").output().is_ok();
+    let tc = run_apart(None, "tc", &["-V"], b"").is_ok();
     skip::need_root(name) && skip::need(name, tc, "the program tc is missing: apt-get install iproute2") && {
         let testbed = Testbed::new(&Layout::default()).unwrap();
         let has_tbf = queue(testbed.host(0), "add", HELD);
@@ -34,7 +34,7 @@ fn possible(name: &str) -> bool {
 /// Gives the first device of `host` a queue; whether the kernel took it.
 fn queue(host: &Host, what: &str, discipline: &str) -> bool {
     let line = format!("qdisc {what} dev {} root {discipline}", host.device(0));
-    host.command("tc").unwrap().args(line.split(' ')).output().unwrap().status.success()
+    host.output("tc", &line.split(' ').collect::<Vec<_>>()).unwrap().status.success()
 }
 
 /// Lets go of what the queue of `host` holds, and returns when it is on its way.
@@ -172,8 +172,7 @@ fn netns_what_the_devices_queue_drops_is_the_devices_loss() {
     assert_eq!(offer(&mut hands, client.addr(), &sizes), Flushed { sent: 100, lost: 0 });
     let counted = total(&hands);
     assert_eq!((counted.offered, counted.sent, counted.lost(), counted.send_calls), (100, 100, 0, 1));
-    let show =
-        b.command("tc").unwrap().args(["-s", "-j", "qdisc", "show", "dev", b.device(0)]).output().unwrap();
+    let show = b.output("tc", &["-s", "-j", "qdisc", "show", "dev", b.device(0)]).unwrap();
     let queues: serde_json::Value = serde_json::from_slice(&show.stdout).unwrap();
     let dropped = queues[0]["drops"].as_u64().unwrap() as usize;
     assert!(dropped > 0 && dropped < 100, "{queues}");

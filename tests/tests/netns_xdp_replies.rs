@@ -287,14 +287,11 @@ fn netns_xdp_replies_go_to_the_next_hop_of_now() {
         let other = Mac([2, 0xab, 0xcd, 1, 2, 3]);
         for hop in [other, Mac(a.mac(0)), other, Mac(a.mac(0))] {
             let neighbour = a.ip(0, ipv6).to_string();
-            let changed = b
-                .command("ip")
-                .unwrap()
-                .args(["neigh", "replace", &neighbour, "lladdr", &hop.to_string()])
-                .args(["dev", b.device(0), "nud", "permanent"])
-                .status()
-                .unwrap();
-            assert!(changed.success());
+            b.ip_batch(&format!(
+                "neigh replace {neighbour} lladdr {hop} dev {} nud permanent\n",
+                b.device(0)
+            ))
+            .unwrap();
             let payload = How::Whole.ask(20);
             let request = talk.request([None; 2], &payload);
             let reply = talk.reply(hop, [None; 2], &payload);

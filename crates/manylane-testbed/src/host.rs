@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::{fs, io, panic};
 
 use anyhow::{Context, Result, bail, ensure};
 use manylane_sys::netns::{self, NetNs};
+use manylane_sys::process;
 
 use crate::link::{DeviceCounters, End, device_counters};
 
@@ -81,7 +82,8 @@ impl Host {
         })
     }
 
-    /// A command that will run inside the host.
+    /// A command that will run inside the host. As every child, it keeps copies of the descriptors of this process for as long as
+    /// it takes to start: for what is run to its end, [`output`](Self::output) is better.
     ///
     /// # Errors
     /// When the process is out of descriptors.
@@ -89,6 +91,15 @@ impl Host {
         let mut command = Command::new(program);
         self.inner.namespace.contain(&mut command)?;
         Ok(command)
+    }
+
+    /// Runs a program to its end inside the host, by a process that never has descriptors of this one: sockets that other
+    /// threads close meanwhile are closed.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn output(&self, program: &str, args: &[&str]) -> io::Result<Output> {
+        process::run_apart(Some(self.namespace()), program, args, b"")
     }
 
     /// The IPv4 address of this end of a link.
@@ -260,14 +271,9 @@ impl Host {
     /// # Errors
     /// What `ip` says, with the lines.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
-        let mut command = self.command("ip").context("preparing to run ip")?;
-        command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(explain_missing_ip)?;
-        if let Some(mut input) = child.stdin.take() {
-            // Should ip end early, its own message is the better one.
-            let _ = io::Write::write_all(&mut input, lines.as_bytes());
-        }
-        let done = child.wait_with_output().context("waiting for ip")?;
+        let namespace = Some(self.namespace());
+        let done = process::run_apart(namespace, "ip", &["-batch", "-"], lines.as_bytes());
+        let done = done.map_err(explain_missing_ip)?;
         if !done.status.success() {
             bail!("ip: {}\nwhile running:\n{lines}", String::from_utf8_lossy(&done.stderr).trim());
         }

@@ -5,11 +5,11 @@
 //! killed. (A program started inside a host keeps that host alive until it ends too.)
 
 use std::collections::BTreeSet;
-use std::process::{Command, Stdio};
 use std::{fs, io};
 
 use anyhow::{Context, Result, bail, ensure};
 use manylane_sys::netns::NetNs;
+use manylane_sys::process;
 
 use crate::host::{Host, explain_missing_ip};
 use crate::link::{End, device, mac_text};
@@ -155,9 +155,9 @@ impl Testbed {
 /// What is missing, and how to get it.
 pub fn available() -> Result<()> {
     privileged()?;
-    let ip = Command::new("ip").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let ip = process::run_apart(None, "ip", &["-V"], b"");
     ensure!(
-        ip.map_err(explain_missing_ip)?.success(),
+        ip.map_err(explain_missing_ip)?.status.success(),
         "the program ip does not run: apt-get install iproute2"
     );
     match NetNs::create() {

@@ -1,12 +1,17 @@
 //! Who has a port: for the error that says it is in use. Read from `/proc`, as far as that is readable.
 
-use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use manylane_sys::udp_table::Entry;
 
 /// The tables of bound UDP sockets, of the network namespace of the calling thread.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
+
+/// How long a socket is waited for that the kernel is about to close. It was seen to take up to 100 ms, and beside threads that
+/// keep all processors busy up to 3 s.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Says who holds a UDP port that conflicts with `addr`: process, command and user, as far as they can be seen.
 pub(crate) fn of(addr: &SocketAddr, only_v6: bool) -> Option<String> {
@@ -24,6 +29,18 @@ pub(crate) fn stranger(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
     let found =
         table.lines().filter_map(Entry::parse).find(|entry| same(entry) && !ours.contains(&entry.inode))?;
     Some(owner(&found))
+}
+
+/// Waits until none of these sockets (inodes) is bound any more, as far as can be seen; false if that takes too long.
+pub(crate) fn await_end_of(sockets: &[u64]) -> bool {
+    let start = Instant::now();
+    while entries().any(|entry| sockets.contains(&entry.inode)) {
+        if start.elapsed() > LONGEST {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 fn entries() -> impl Iterator<Item = Entry> {

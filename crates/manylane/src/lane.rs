@@ -18,6 +18,7 @@ use crate::batch::{Batch, Origin};
 use crate::config::Engine;
 use crate::counters::{Cells, Count, LaneCounters, LaneId};
 use crate::error::{Error, Result};
+use crate::holder;
 use crate::io::mmsg::MmsgIo;
 use crate::io::uring::UringIo;
 use crate::io::xdp::XdpIo;
@@ -121,6 +122,25 @@ pub struct Lane {
     /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first word there.
     load: Option<(Arc<SharedWords>, usize)>,
     thief: Thief,
+    /// Sockets that the last lane waits for when all else of it is closed: the last field.
+    left: LeftBehind,
+}
+
+/// Sockets, by their inodes, that rings may have for a moment yet although they are closed. When this is dropped they have
+/// been let go of, or some seconds have passed: then whoever drops the last lane finds the port free.
+#[derive(Debug, Default)]
+struct LeftBehind {
+    /// The lane has left such a ring.
+    is_ring: bool,
+    sockets: Vec<u64>,
+}
+
+impl Drop for LeftBehind {
+    fn drop(&mut self) {
+        if !self.sockets.is_empty() && !holder::await_end_of(&self.sockets) {
+            log::warn!("the kernel still has the sockets of io_uring rings that another thread had used");
+        }
+    }
 }
 
 /// What a receive brought, and the way to answer.
@@ -159,6 +179,7 @@ impl Lane {
             is_prompt: false,
             load,
             thief,
+            left: LeftBehind::default(),
         }
     }
 
@@ -559,7 +580,10 @@ impl Lane {
     fn go_on_without_ring(&mut self, err: &std::io::Error) {
         log::warn!("lane {}: engine mmsg from now on, since io_uring fails: {err}", self.me.id);
         self.me.cells.add(Count::UringFallbacks, 1);
-        self.uring = None;
+        if let Some(mut uring) = self.uring.take() {
+            uring.end();
+            self.left.is_ring |= uring.has_left();
+        }
         self.timeout = None;
     }
 
@@ -632,6 +656,7 @@ impl Lane {
             {
                 self.me.cells.add(Count::Discarded, taken.datagrams as u64);
             }
+            self.left.is_ring |= uring.has_left();
         }
         for _ in 0..DISCARD_BUDGET {
             match self.io.recv(self.me.fd.as_fd(), Wait::Never) {
@@ -665,6 +690,6 @@ impl Drop for Lane {
         // The XSKs close before their queues are given back, and before the counters are read for good.
         self.shared.forget_queues(self.me.id);
         self.xdp = None;
-        self.shared.closed(&self.me, reusable);
+        self.left.sockets = self.shared.closed(&self.me, reusable, self.left.is_ring);
     }
 }

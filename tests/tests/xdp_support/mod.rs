@@ -53,7 +53,7 @@ pub(crate) fn at_port(host: &Host) -> Builder {
 
 /// The XDP programs on the first device of `host`, as `ip` shows them.
 pub(crate) fn programs(host: &Host) -> String {
-    let shown = host.command("ip").unwrap().args(["link", "show", "dev", host.device(0)]).output().unwrap();
+    let shown = host.output("ip", &["link", "show", "dev", host.device(0)]).unwrap();
     assert!(shown.status.success());
     let text = String::from_utf8_lossy(&shown.stdout).into_owned();
     text.lines().filter(|line| line.contains("prog/xdp")).collect()

@@ -63,7 +63,7 @@ impl Drop for BareMultishot {
 
 /// Lets go of the socket at once, so that its port is free when it is closed.
 pub(super) fn let_go(ring: &mut Ring) {
-    if ring.cancel().is_ok() {
+    if ring.cancel(&[]).is_ok() {
         _ = ring.unregister_file();
     }
 }

@@ -12,7 +12,7 @@
 //! them, come the same way.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use super::abi::{self, Cqe, Sqe};
@@ -102,6 +102,8 @@ pub struct UringRecv {
     is_short: bool,
     /// The ring cannot be used any more.
     is_broken: bool,
+    /// A ring may have the socket although nobody uses it any more.
+    has_left: bool,
     short: u64,
     taken_over: u64,
     /// Microseconds that waits look at the device; 0 for not.
@@ -129,41 +131,48 @@ impl Registered {
     }
 
     /// Makes the calling thread the owner.
-    fn own(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+    ///
+    /// The socket is not registered as a file of the ring. What is under way has it, looked up each time it is armed, and lets go
+    /// of it when that ends, at the latest with its thread; the ring would have it until the kernel has torn the ring down.
+    fn own(&mut self) -> io::Result<()> {
         self.ring.enable()?;
-        self.ring.register_file(socket)?;
         self.is_owned = true;
         Ok(())
     }
 
     /// A receive that does not sleep itself is not told of a shutdown; what waits for its completion is to be woken all the
     /// same (`wake` in `sock.rs`). A poll for nothing is told of hang-ups and errors (`IO_POLL_UNMASK` in io_uring/poll.c).
-    fn watch_for_shutdown(&mut self) {
+    fn watch_for_shutdown(&mut self, socket: BorrowedFd<'_>) {
         self.ring.put(Sqe {
             opcode: abi::OP_POLL_ADD,
-            flags: abi::SQE_FIXED_FILE,
+            fd: socket.as_raw_fd(),
             user_data: SHUTDOWN,
             ..Sqe::default()
         });
         self.is_watched = true;
     }
 
-    /// Ends what is under way, if the ring is the calling thread's; what it has taken is among the completions then. Whether
-    /// it was.
+    /// Ends what is under way; what it has taken is among the completions then. Whether nothing is any more, and the socket let
+    /// go of.
+    ///
+    /// Of another thread's ring nothing can be ended: the kernel does that some time after it was closed. Nothing is taken out
+    /// of the socket there, either.
     fn cancel(&mut self) -> bool {
-        // Of another thread's ring nothing can be ended. Nothing is taken out of the socket there, either.
-        self.is_owned = self.is_owned && self.ring.cancel().is_ok();
-        self.is_owned
+        let under_way: &[u64] = match (self.is_armed, self.is_watched) {
+            (true, true) => &[RECEIVE, SHUTDOWN],
+            (true, false) => &[RECEIVE],
+            (false, true) => &[SHUTDOWN],
+            (false, false) => return true,
+        };
+        let done = if self.is_owned { self.ring.cancel(under_way) } else { Ok(false) };
+        self.is_owned &= done.is_ok();
+        done.unwrap_or(false)
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // The kernel lets go of the socket at once, and not only when it gets to it, so that the port is free when the socket
-        // is closed. Another thread than the owner cannot see to that.
-        if self.cancel() {
-            _ = self.ring.unregister_file();
-        }
+        self.cancel();
     }
 }
 
@@ -190,6 +199,7 @@ impl UringRecv {
             is_ending: false,
             is_short: false,
             is_broken: false,
+            has_left: false,
             short: 0,
             taken_over: 0,
             busy_poll: 0,
@@ -250,6 +260,13 @@ impl UringRecv {
         self.is_broken
     }
 
+    /// Whether the kernel may have the socket for a moment yet after ring and socket are closed: what another thread than the
+    /// calling one has under way, it alone could have ended. Known after [`end`](Self::end).
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.has_left
+    }
+
     /// Messages, at most, that were taken out of the socket and not handed out yet.
     #[must_use]
     pub fn held(&self) -> usize {
@@ -259,7 +276,7 @@ impl UringRecv {
     /// Takes nothing more out of the socket: what was taken already is what [`recv`](Self::recv) brings from now on.
     pub fn end(&mut self) {
         self.is_ending = true;
-        self.now.cancel();
+        self.has_left |= !self.now.cancel();
     }
 
     /// Receives up to a batch from `socket`, always the same one, and returns how many messages there are; 0 if none came
@@ -333,7 +350,7 @@ impl UringRecv {
     /// Another ring takes over from one of which all has been handed out; else what is left of it becomes the batch.
     #[cold]
     fn take_over(&mut self) -> io::Result<()> {
-        self.now.cancel();
+        self.has_left |= !self.now.cancel();
         self.reap()?;
         if self.filled == 0 {
             self.now = Registered::new(&self.options)?;
@@ -351,16 +368,16 @@ impl UringRecv {
     #[cold]
     fn arm(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         if !self.now.is_owned {
-            self.now.own(socket)?;
+            self.now.own()?;
         }
         if !self.now.is_watched {
-            self.now.watch_for_shutdown();
+            self.now.watch_for_shutdown(socket);
         }
         self.now.ring.put(Sqe {
             opcode: abi::OP_RECVMSG,
-            flags: abi::SQE_FIXED_FILE | abi::SQE_BUFFER_SELECT,
+            flags: abi::SQE_BUFFER_SELECT,
             ioprio: abi::RECV_MULTISHOT,
-            fd: 0,
+            fd: socket.as_raw_fd(),
             addr: self.header.at(0).expose_provenance() as u64,
             len: 1,
             // Says how long a datagram was that did not fit.

@@ -24,8 +24,9 @@ use super::abi::{self, Cqe, GetEventsArg, Params, Sqe, Timespec};
 /// Entries for submissions: a receive, or its cancellation.
 const SUBMISSIONS: u32 = 4;
 
-/// Calls after which what is under way counts as ended.
+/// Calls after which what is under way is left to the kernel, and how long each waits at most.
 const CANCEL_TRIES: u32 = 10;
+const CANCEL_WAIT: Duration = Duration::from_millis(10);
 
 /// A part of the ring's file, mapped.
 struct Part {
@@ -168,8 +169,12 @@ impl Ring {
         self.register(abi::REGISTER_FILES, files.as_ptr().cast(), 1)
     }
 
-    /// Ends all that is under way; what it has brought is among the completions then.
-    pub(super) fn cancel(&mut self) -> io::Result<()> {
+    /// Ends all that is under way; what it has brought is among the completions then. Whether they tell the end of each of
+    /// `under_way`, which are what the entries carried.
+    ///
+    /// A call may find nothing to do although a request has not ended: while another thread wakes it, by a datagram or a shutdown,
+    /// its end is work that this thread is still to be given (`io_poll_get_ownership` in io_uring/poll.c).
+    pub(super) fn cancel(&mut self, under_way: &[u64]) -> io::Result<bool> {
         self.put(Sqe {
             opcode: abi::OP_ASYNC_CANCEL,
             fd: -1,
@@ -177,13 +182,26 @@ impl Ring {
             user_data: abi::CANCEL,
             ..Sqe::default()
         });
+        let mut wait = None;
         for _ in 0..CANCEL_TRIES {
-            self.enter(None)?;
-            if !self.has_queued() && !self.has_work() {
-                break;
+            self.enter_for(wait, if wait.is_some() { self.waiting() + 1 } else { 0 })?;
+            let is_idle = !self.has_queued() && !self.has_work();
+            if is_idle && under_way.iter().all(|what| self.tells_the_end_of(*what)) {
+                return Ok(true);
             }
+            wait = Some(CANCEL_WAIT);
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// Whether a completion that waits is the last of a request.
+    fn tells_the_end_of(&self, what: u64) -> bool {
+        (0..self.waiting()).any(|next| {
+            let at = self.taken.wrapping_add(next) & self.cq_mask;
+            // SAFETY: as in `peek`: an entry between those that were taken and the kernel's counter.
+            let completion = unsafe { self.cqes.add(at as usize).read() };
+            completion.user_data == what && completion.flags & abi::CQE_MORE == 0
+        })
     }
 
     /// Lets go of the file. Closing the ring does so, too, but some time later.
@@ -241,6 +259,11 @@ impl Ring {
     /// # Errors
     /// `EEXIST` in another thread than the ring's owner; else the ring cannot be used any more.
     pub(super) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
+        self.enter_for(wait, u32::from(wait.is_some()))
+    }
+
+    /// As [`enter`](Self::enter), until so many completions wait.
+    fn enter_for(&mut self, wait: Option<Duration>, least: u32) -> io::Result<()> {
         let time = wait.filter(|time| *time != Duration::MAX).map(|time| Timespec {
             sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
             nsec: time.subsec_nanos().into(),
@@ -252,7 +275,7 @@ impl Ring {
             ts: time.as_ref().map_or(0, |time| ptr::from_ref(time).expose_provenance() as u64),
         };
         let flags = abi::ENTER_GETEVENTS | abi::ENTER_EXT_ARG;
-        let (fd, least) = (self.fd.as_raw_fd(), u32::from(wait.is_some()));
+        let fd = self.fd.as_raw_fd();
         // SAFETY: the kernel reads `arg` and the time that it points at, which live across the call. What the entries
         // point at lives as long as they are under way: their maker keeps it.
         let done = unsafe {

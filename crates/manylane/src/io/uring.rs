@@ -201,6 +201,11 @@ impl UringIo {
         self.recv.held()
     }
 
+    /// Whether the kernel may have the socket for a moment yet when all is closed.
+    pub(crate) fn has_left(&self) -> bool {
+        self.recv.has_left()
+    }
+
     /// Takes nothing more out of the socket: only what was taken already comes from now on.
     pub(crate) fn end(&mut self) {
         self.recv.end();

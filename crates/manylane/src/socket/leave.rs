@@ -78,20 +78,29 @@ impl Shared {
         }
     }
 
-    /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered.
-    pub(crate) fn closed(&self, lane: &Arc<LaneShared>, reusable: bool) {
+    /// A lane has been drained: keeps its counters, and its socket where the group must not be renumbered. With the last one,
+    /// the sockets (inodes) that rings of other threads may have although they are closed; `has_left` is whether such a ring
+    /// has used this one's.
+    pub(crate) fn closed(&self, lane: &Arc<LaneShared>, reusable: bool, has_left: bool) -> Vec<u64> {
         let mut control = self.control();
+        if has_left && let Ok(inode) = sock::inode(lane.fd.as_fd()) {
+            control.left.push(inode);
+        }
+        let mut left = Vec::new();
         let counters = self.counters_of(&control, lane);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
         if control.lanes.is_empty() {
             // The socket is gone: what was parked must not keep the port.
             control.parked.clear();
+            control.steer.close();
+            left = std::mem::take(&mut control.left);
         } else if reusable && control.steer.needs_parking() {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
         drop(control);
         self.lane_closed.notify_all();
+        left
     }
 
     /// Tells every lane to end: they handle what is queued, and `serve` returns.

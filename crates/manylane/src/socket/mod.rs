@@ -85,6 +85,7 @@ impl Socket {
             steer,
             lanes: Vec::new(),
             parked: Vec::new(),
+            left: Vec::new(),
             closed: LaneCounters::default(),
             next_id: 0,
             grouped: config.join_group,

@@ -48,6 +48,8 @@ pub(super) struct Control {
     pub(super) lanes: Vec<Arc<LaneShared>>,
     /// Sockets of the group that serve no lane.
     pub(super) parked: Vec<(Slot, Arc<OwnedFd>)>,
+    /// Inodes of sockets that rings of other threads than the one that dropped their lane have used.
+    pub(super) left: Vec<u64>,
     pub(super) closed: LaneCounters,
     pub(super) next_id: u64,
     /// Whether the first socket lets others join it.

@@ -166,6 +166,11 @@ impl EbpfSteer {
         Ok(())
     }
 
+    /// Lets go of the first lane, if it was the only one to the end.
+    pub(super) fn close(&mut self) {
+        self.alone = None;
+    }
+
     pub(super) fn load_words(&self) -> Option<Arc<SharedWords>> {
         self.load.clone()
     }

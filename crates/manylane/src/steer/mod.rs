@@ -278,6 +278,13 @@ impl Steer {
         Ok(())
     }
 
+    /// The last lane is gone: lets go of its socket.
+    pub(crate) fn close(&mut self) {
+        if let Backend::Ebpf(ebpf) = &mut self.backend {
+            ebpf.close();
+        }
+    }
+
     /// The words in which a lane tells eBPF what it has taken, for the policy that asks.
     pub(crate) fn load_words(&self) -> Option<Arc<SharedWords>> {
         match &self.backend {

@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::fs;
-use std::process::Stdio;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -167,13 +166,7 @@ fn write(host: &Host, file: &str, value: &str) -> Result<()> {
     let script = format!(
         "mount -t sysfs none /sys && for file in /sys/class/net/{device}/{file}; do echo {value} > \"$file\" || exit 1; done"
     );
-    let mut command = host.command("unshare").context("preparing to write to sysfs")?;
-    command
-        .args(["--mount", "sh", "-c", &script])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-    let done = command.spawn().and_then(std::process::Child::wait_with_output).context("starting unshare")?;
+    let done = host.output("unshare", &["--mount", "sh", "-c", &script]).context("starting unshare")?;
     if !done.status.success() {
         bail!("setting {file} of {device}: {}", String::from_utf8_lossy(&done.stderr).trim());
     }

@@ -51,6 +51,15 @@ pub struct XdpQueue {
     pub lane: LaneId,
     /// The device writes into the memory of the lane by itself.
     pub zero_copy: bool,
+    /// Frames that came for the socket and found the RX ring full, since the queue was opened: whichever lane had it.
+    pub ring_full: u64,
+    /// Frames that came for it and were dropped for another reason: no frame to write them into, or too long for one. With
+    /// `ring_full`, what lanes count as `xsk_dropped`.
+    pub dropped: u64,
+    /// How often the fill ring had no frame when the kernel wanted one.
+    pub fill_ring_empty: u64,
+    /// Entries of the fill and the TX ring that the kernel could not use: none, unless there is a mistake in the rings.
+    pub invalid_descriptors: u64,
 }
 
 /// Which devices the bound address can be reached over: decided when the socket opens.
@@ -322,11 +331,18 @@ impl Plane {
 
     /// The queues and their lanes.
     pub(crate) fn queues(&self) -> Vec<XdpQueue> {
-        let about = |served: &super::queues::Served| XdpQueue {
-            device: served.device.name.clone(),
-            queue: served.queue,
-            lane: served.lane,
-            zero_copy: served.zero_copy,
+        let about = |served: &super::queues::Served| {
+            let seen = xsk::statistics(served.xsk.as_fd()).unwrap_or_default();
+            XdpQueue {
+                device: served.device.name.clone(),
+                queue: served.queue,
+                lane: served.lane,
+                zero_copy: served.zero_copy,
+                ring_full: seen.rx_ring_full,
+                dropped: seen.rx_dropped,
+                fill_ring_empty: seen.rx_fill_ring_empty_descs,
+                invalid_descriptors: seen.rx_invalid_descs + seen.tx_invalid_descs,
+            }
         };
         self.state().served.iter().map(about).collect()
     }

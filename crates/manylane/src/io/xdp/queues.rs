@@ -51,7 +51,7 @@ pub(super) struct Served {
     pub(super) queue: u32,
     pub(super) zero_copy: bool,
     /// For its statistics.
-    xsk: OwnedFd,
+    pub(super) xsk: OwnedFd,
     /// What was dropped there before this lane had it.
     dropped_before: u64,
     /// Frames are led here.

@@ -1,12 +1,12 @@
 //! Against the kernel: what it decides, changes and forgets while lanes ask.
 
 use std::net::{IpAddr, UdpSocket};
-use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
+use manylane_sys::process::run_apart;
 
 use super::*;
 
@@ -48,12 +48,8 @@ fn run<T: Send>(namespace: &NetNs, work: impl FnOnce() -> T + Send) -> T {
 
 /// Runs lines of `ip -batch` in a namespace; whether it took them.
 fn try_ip(namespace: &NetNs, lines: &str) -> bool {
-    let mut command = Command::new("ip");
-    command.args(["-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::null());
-    namespace.contain(&mut command).unwrap();
-    let mut child = command.spawn().expect("the program ip: apt-get install iproute2");
-    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-    child.wait().unwrap().success()
+    let done = run_apart(Some(namespace), "ip", &["-batch", "-"], lines.as_bytes());
+    done.expect("the program ip: apt-get install iproute2").status.success()
 }
 
 fn set_sysctl(namespace: &NetNs, name: &str, value: &str) {
