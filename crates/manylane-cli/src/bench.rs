@@ -85,9 +85,16 @@ impl Director for Bar {
     }
 }
 
+/// Queues that a device of a testbed may have.
+const MOST_QUEUES: u32 = 64;
+
 fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE } else { SAMPLE });
-    let mut setup = place(&args.place, &args.common, args.interfaces)?;
+    let most = args.threads.iter().max().and_then(|most| u32::try_from(*most).ok());
+    let queues = args.queues.or(most).unwrap_or(1).min(MOST_QUEUES);
+    let must = args.place.testbed || args.interfaces > 1 || args.queues.is_some();
+    let cpus = args.common.receiver_cpus.clone();
+    let mut setup = place(&args.place, must, |cpus| Setup::testbed_of(cpus, args.interfaces, queues), cpus)?;
     setup.count_answers(args.answers);
     let has_device = !setup.device_names().is_empty();
     // A quick run has no time for all, and loopback has no device to take frames from; io_uring may be forbidden.
@@ -205,7 +212,7 @@ fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
 
 fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     let options = options(&args.common, &args.threads, vec![Kind::LaneMmsg], args.duration, args.rate);
-    let mut setup = place(&args.place, &args.common, 1)?;
+    let mut setup = usual_place(&args.place, &args.common)?;
     let document = bench::churn::run(&mut setup, &options, args.every, director)?;
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-churn.json", &output::json(&document)?)?;
@@ -239,7 +246,7 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
 
 fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT } else { RTT_SAMPLE });
-    let mut setup = place(&args.place, &args.common, 1)?;
+    let mut setup = usual_place(&args.place, &args.common)?;
     let has_device = !setup.device_names().is_empty();
     let can = manylane::probe();
     let is_possible = |contender: &Contender| {
@@ -318,21 +325,29 @@ fn options(
     }
 }
 
-/// The testbed where it can be had and nothing else was asked for, otherwise loopback.
-fn place(args: &PlaceArgs, common: &BenchArgs, interfaces: usize) -> Result<Setup> {
-    let cpus = common.receiver_cpus.clone();
-    // Several interfaces there are in a testbed only.
-    if args.testbed || interfaces > 1 {
-        return Setup::testbed(cpus, interfaces);
+/// A testbed of two devices where it can be had and nothing else was asked for, otherwise loopback.
+fn usual_place(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
+    place(args, args.testbed, |cpus| Setup::testbed(cpus, 1), common.receiver_cpus.clone())
+}
+
+/// The testbed where it has to be or can be had and nothing else was asked for, otherwise loopback.
+fn place(
+    args: &PlaceArgs,
+    must: bool,
+    make: impl FnOnce(Option<Vec<usize>>) -> Result<Setup>,
+    receiver_cpus: Option<Vec<usize>>,
+) -> Result<Setup> {
+    if must {
+        return make(receiver_cpus);
     }
     if args.loopback {
-        return Setup::loopback(cpus);
+        return Setup::loopback(receiver_cpus);
     }
     match testbed::available() {
-        Ok(()) => Setup::testbed(cpus, 1),
+        Ok(()) => make(receiver_cpus),
         Err(why) => {
             output::tell(&format!("on loopback: {why:#}"));
-            Setup::loopback(cpus)
+            Setup::loopback(receiver_cpus)
         }
     }
 }

@@ -234,6 +234,8 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "flap", "--events", "lunch"], "sender-link"),
         (&["bench", "echo", "--interfaces", "0"], "1 to 16"),
         (&["bench", "rx", "--interfaces", "2", "--loopback"], "--loopback"),
+        (&["bench", "rx", "--queues", "2", "--loopback"], "--loopback"),
+        (&["bench", "echo", "--queues", "0"], "1..=64"),
     ] {
         let output = run(words);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", stderr(&output));

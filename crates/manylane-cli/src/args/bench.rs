@@ -64,6 +64,9 @@ pub(crate) struct RxArgs {
     /// wildcard if there are several
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = interfaces, conflicts_with = "loopback")]
     pub(crate) interfaces: usize,
+    /// Receive queues of each of these devices [default: one for each thread, of the most that are compared]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "loopback")]
+    pub(crate) queues: Option<u32>,
     /// Where the host that answers come back to counts and drops them, in a testbed: where its stack begins, or in its driver,
     /// which copies each answer first. The thread that answers pays for it (echo only)
     #[arg(long, default_value_t, value_name = "stack|driver", conflicts_with = "loopback")]

@@ -406,19 +406,6 @@ impl<T: Copy> Consumer<T> {
         taken
     }
 
-    /// Shows up to `most` entries that will be taken next, of those that were there when we last looked. They may be others by
-    /// then: good for hints only.
-    #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
-    #[inline]
-    pub(super) fn peek(&self, most: u32, mut see: impl FnMut(T)) {
-        for run in self.memory.runs(self.next, self.known().min(most)) {
-            for slot in run {
-                // SAFETY: as in `take`: the slot is one of those that are there.
-                see(slot.with(|slot| unsafe { slot.read_volatile() }));
-            }
-        }
-    }
-
     /// Puts the newest `count` back that were taken and not released: they are taken again, and read anew.
     pub(super) fn put_back(&mut self, count: u32) {
         let taken = self.next.wrapping_sub(self.released);

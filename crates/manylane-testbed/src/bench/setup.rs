@@ -82,6 +82,8 @@ impl Local {
 
 struct Hosts {
     testbed: Testbed,
+    /// Receive queues of each device.
+    queues: u32,
     /// The sender and the traffic that it was made for: it keeps its program while only the rate changes.
     sender: Option<(Traffic, LiveSender)>,
 }
@@ -112,7 +114,7 @@ impl Hosts {
 /// Port of the receivers in the testbed, where nobody else has one.
 const PORT: u16 = 7;
 
-/// Queues of the devices of the testbed: as many as the most lanes of a default run.
+/// Receive queues of the devices of a testbed, if nobody says: as many as the most lanes of a default run.
 const QUEUES: u32 = 8;
 
 impl Setup {
@@ -130,11 +132,19 @@ impl Setup {
     /// # Errors
     /// Without root, or where a network namespace cannot be made.
     pub fn testbed(receiver_cpus: Option<Vec<usize>>, interfaces: usize) -> Result<Self> {
+        Self::testbed_of(receiver_cpus, interfaces, QUEUES)
+    }
+
+    /// The same, with so many receive queues for each device.
+    ///
+    /// # Errors
+    /// As for [`testbed`](Self::testbed).
+    pub fn testbed_of(receiver_cpus: Option<Vec<usize>>, interfaces: usize, queues: u32) -> Result<Self> {
         let links = vec![(0, 1); interfaces.max(1)];
         // Without IPv6 the kernels send nothing of their own, which the devices would count beside the traffic.
-        let testbed = Testbed::new(&Layout { queues: QUEUES, links, ipv6: false, ..Layout::default() })
+        let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
             .context("cannot make a testbed (root is needed; --loopback does without)")?;
-        Ok(Self::of(Place::Testbed(Box::new(Hosts { testbed, sender: None })), receiver_cpus))
+        Ok(Self::of(Place::Testbed(Box::new(Hosts { testbed, queues, sender: None })), receiver_cpus))
     }
 
     fn of(place: Place, receiver_cpus: Option<Vec<usize>>) -> Self {
@@ -163,9 +173,11 @@ impl Setup {
     pub fn device(&self) -> String {
         match &self.place {
             Place::Loopback(_) => "lo".into(),
-            Place::Testbed(hosts) => match hosts.testbed.links() {
-                1 => format!("veth pair, {QUEUES} queues"),
-                many => format!("{many} veth pairs, {QUEUES} queues each"),
+            Place::Testbed(hosts) => match (hosts.testbed.links(), hosts.queues) {
+                (1, 1) => "veth pair, one queue".into(),
+                (1, queues) => format!("veth pair, {queues} queues"),
+                (links, 1) => format!("{links} veth pairs, one queue each"),
+                (links, queues) => format!("{links} veth pairs, {queues} queues each"),
             },
         }
     }

@@ -120,8 +120,6 @@ impl Locked<'_> {
             is_taken
         });
         self.inner.filling -= taken;
-        // What comes next is on its way while this batch is looked at.
-        rx.peek(batch.len() as u32, |desc| prefetch(self.frames.base().wrapping_add(desc.addr as usize)));
         taken as usize
     }
 }

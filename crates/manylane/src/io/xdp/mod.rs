@@ -61,8 +61,9 @@ const _: () = assert!(
         && note::MOST == abi::NOTE_MOST
 );
 
-/// After so many batches from queues the companion has a turn, should the queues never be empty.
-const COMPANION_EVERY: u32 = 16;
+/// After so many batches from queues the companion has a turn, should the queues never be empty. It is a system call, through
+/// code and data of the kernel that are in no cache by then.
+const COMPANION_EVERY: u32 = 32;
 
 /// Batches of nothing but broken frames that one receive passes over.
 const BROKEN_BUDGET: u32 = 256;
