@@ -200,6 +200,19 @@ impl Plane {
                     log::debug!("engine xdp: left out for now: {}", err.chain());
                     why = Some(err);
                 }
+                // Whoever opened the socket has dropped the privilege since: said once, and not tried again and again.
+                Err(err) if !strict && err.kind() == ErrorKind::Permission => {
+                    if !state.refused.contains(&index) {
+                        state.refused.push(index);
+                        log::warn!(
+                            "engine xdp: {} comes through the kernel: {}",
+                            sys::name(index).unwrap_or_else(|_| format!("device {index}")),
+                            err.chain()
+                        );
+                    }
+                    state.failed.push(index);
+                    why = Some(err);
+                }
                 Err(err) => {
                     log::info!("engine xdp: left out: {}", err.chain());
                     state.failed.push(index);
@@ -268,6 +281,7 @@ impl Plane {
             // Another device may have its number by now.
             let left = state.devices.iter().find(|(device, _)| gone && device.index == ifindex);
             left.inspect(|(device, _)| device.set_gone());
+            state.refused.retain(|index| !gone || *index != ifindex);
         }
         state.let_go(Device::refresh, &self.gate);
         let attached = self.attach(&mut state, false).and_then(|_| self.distribute(&mut state, false));
@@ -276,7 +290,9 @@ impl Plane {
         // Tried again at the next turn: said once.
         let complaint = followed.err().map(|err| err.chain());
         if let Some(what) = complaint.as_ref().filter(|what| state.complaint.as_ref() != Some(what)) {
-            log::warn!("engine xdp: the machine has changed, and XDP could not follow: {what}");
+            log::warn!(
+                "engine xdp: the machine has changed, and XDP could not follow, so that datagrams come through the kernel: {what}"
+            );
         }
         state.complaint = complaint;
     }

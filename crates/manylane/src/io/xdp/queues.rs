@@ -30,6 +30,8 @@ pub(super) struct State {
     pub(super) devices: Vec<(Arc<Device>, Number)>,
     /// Devices that could not be used, and have not changed since.
     pub(super) failed: Vec<u32>,
+    /// Those that this process may not use any more, while they are there: it has been said.
+    pub(super) refused: Vec<u32>,
     /// What could not be done the last time.
     pub(super) complaint: Option<String>,
     /// Ports lead here, and the socket does not end: what changes is followed.
