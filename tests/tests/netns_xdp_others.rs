@@ -7,17 +7,19 @@ mod netns_support;
 mod xdp_support;
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::thread;
 
 use manylane_testbed::{Host, Layout};
 use manylane_tests::{PATIENCE, pattern, uninterrupted};
-use netns_support::{client, echo};
+use netns_support::{client, echo, within};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use xdp_support::{PORT, count, testbed, xdp};
 
 /// Bytes of each direction of a TCP connection: no multiple of anything.
 const STREAM: usize = 3_000_017;
+/// Room at the end of one: it shares queues of 256 frames with what has nobody to send it again.
+const WINDOW: usize = 16 << 10;
 /// ICMP echo requests of each family.
 const ECHOES: u16 = 300;
 /// Datagrams of somebody else's to each port of theirs.
@@ -45,10 +47,32 @@ fn exchange(stream: &TcpStream, mine: usize, theirs: usize) {
 
 /// A TCP connection to the very port that our socket has.
 fn tcp(a: &Host, b: &Host, v6: bool) {
-    let listener = b.run(|| TcpListener::bind((b.ip(0, v6), PORT)).unwrap());
+    let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
+    let at = SockAddr::from(SocketAddr::new(b.ip(0, v6), PORT));
+    let open = |host: &Host| {
+        let socket = host.run(|| Socket::new(domain, Type::STREAM, None).unwrap());
+        socket.set_recv_buffer_size(WINDOW).unwrap();
+        socket
+    };
+    let listener = open(b);
+    listener.set_reuse_address(true).unwrap();
+    listener.bind(&at).unwrap();
+    listener.listen(1).unwrap();
+    listener.set_nonblocking(true).unwrap();
     thread::scope(|scope| {
-        scope.spawn(|| exchange(&listener.accept().unwrap().0, 1, 2));
-        exchange(&a.run(|| TcpStream::connect((b.ip(0, v6), PORT)).unwrap()), 2, 1);
+        scope.spawn(|| {
+            let mut far = None;
+            assert!(within(PATIENCE, || {
+                far = listener.accept().ok();
+                far.is_some()
+            }));
+            let far = TcpStream::from(far.unwrap().0);
+            far.set_nonblocking(false).unwrap();
+            exchange(&far, 1, 2);
+        });
+        let near = open(a);
+        near.connect_timeout(&at, PATIENCE).unwrap();
+        exchange(&TcpStream::from(near), 2, 1);
     });
 }
 
@@ -103,7 +127,7 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
 /// Another program's UDP: `port` takes numbers, each exactly once and in order, and sends them back.
 fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
     /// So many that every buffer on the way has room for them.
-    const TRAIN: usize = 20;
+    const TRAIN: usize = 10;
     let server = b.run(|| UdpSocket::bind((b.ip(0, v6), port)).unwrap());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
     let to = server.local_addr().unwrap();
