@@ -7,7 +7,7 @@ mod faults_support;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use faults_support::{Child, hold, is, tell};
+use faults_support::{Child, Signal, hold, is, tell};
 use manylane::{Builder, ErrorKind, Placement, Received, Steering, SteeringBy};
 use manylane_tests::{Client, Hands, PATIENCE, Serving, backends, pattern, settled};
 
@@ -44,8 +44,8 @@ fn loopback_fault_a_signal_ends_a_wait_and_nothing_else() {
     let mut ended = 0;
     for _ in 0..1000 {
         // A signal that comes while the child does not sleep ends no wait; then there is another.
-        child.signal("STOP");
-        child.signal("CONT");
+        child.signal(Signal::STOP);
+        child.signal(Signal::CONT);
         ended +=
             usize::from(child.line_within(Duration::from_millis(20)).is_some_and(|line| line == "nothing"));
         if ended == 10 {
@@ -79,8 +79,8 @@ fn loopback_fault_signals_do_not_disturb_serving() {
         let clients: Vec<Client> = (0..10).map(|_| Client::to(addr)).collect();
         clients.iter().for_each(|client| client.send(b"through signals"));
         if round % 2 == 0 {
-            child.signal("STOP");
-            child.signal("CONT");
+            child.signal(Signal::STOP);
+            child.signal(Signal::CONT);
         }
         clients.iter().for_each(|client| client.expect(b"through signals"));
     }

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use faults_support::{Child, NOBODY, SELF, hold, is, tell};
+use faults_support::{Child, NOBODY, hold, is, tell};
 use manylane::capture::{Capture, Direction, LONGEST, Point, Points, points};
 use manylane::{Builder, Engine, ErrorKind, LaneId};
 use manylane_sys::packet::PacketSocket;
@@ -271,7 +271,7 @@ fn netns_capture_that_is_killed_leaves_nothing() {
     let Some((testbed, _alone)) = testbed("netns_capture_that_is_killed_leaves_nothing", 2) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let (serving, client) = served(a, b, |_| ());
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_captures", None);
+    let child = Child::start_in(b, "child_captures");
     assert!(within(PATIENCE, || only(b)[0].captured_by() == Some(child.pid())));
     let mut pings = 0;
     until(

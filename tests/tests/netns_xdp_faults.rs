@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use faults_support::{Child, Resource, SELF, hold, is, limit, status, tell};
+use faults_support::{Child, Resource, hold, is, limit, status, tell};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
 use manylane_tests::{Client, Hands, PATIENCE, Serving};
@@ -47,7 +47,7 @@ fn child_serves_by_xdp() {
 fn netns_xdp_a_killed_process_leaves_nothing() {
     let Some(testbed) = two_queues("netns_xdp_a_killed_process_leaves_nothing") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_serves_by_xdp", None);
+    let child = Child::start_in(b, "child_serves_by_xdp");
     assert_eq!(child.line(), "serving");
     assert!(!programs(b).is_empty());
     let client = client(a, a.ip(0, false), SocketAddr::new(b.ip4(0).into(), PORT));
@@ -99,7 +99,7 @@ fn child_has_no_memory_for_frames() {
 fn netns_xdp_too_little_memory_is_a_limit() {
     let Some(testbed) = two_queues("netns_xdp_too_little_memory_is_a_limit") else { return };
     let b = testbed.host(1);
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_has_no_memory_for_frames", None);
+    let child = Child::start_in(b, "child_has_no_memory_for_frames");
     assert_eq!(child.line(), "done");
     child.finish();
 }
@@ -128,7 +128,7 @@ fn child_drops_its_privileges() {
 fn netns_xdp_needs_no_privilege_once_it_is_open() {
     let Some(testbed) = two_queues("netns_xdp_needs_no_privilege_once_it_is_open") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_drops_its_privileges", None);
+    let child = Child::start_in(b, "child_drops_its_privileges");
     assert_eq!(child.line(), "serving");
     let client = client(a, a.ip(0, false), SocketAddr::new(b.ip4(0).into(), PORT));
     for _ in 0..500 {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use aya::EbpfLoader;
 use aya::programs::{Xdp, XdpMode};
-use faults_support::{Child, SELF, is, tell};
+use faults_support::{Child, is, tell};
 use manylane::{Builder, Engine, ErrorKind, Socket, Steering, WaitPolicy};
 use manylane_sys::seccomp::{self, Call};
 use manylane_testbed::Host;
@@ -255,7 +255,7 @@ fn child_is_auto_without_privileges() {
 fn netns_xdp_auto_falls_back_without_privileges() {
     let Some(testbed) = testbed("netns_xdp_auto_falls_back_without_privileges", &quiet(2)) else { return };
     let b = testbed.host(1);
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_is_auto_without_privileges", None);
+    let child = Child::start_in(b, "child_is_auto_without_privileges");
     assert_eq!(child.line(), "done");
     child.finish();
 }

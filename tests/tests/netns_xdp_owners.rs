@@ -11,7 +11,7 @@ use std::net::UdpSocket;
 
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use faults_support::{Child, Resource, SELF, hold, is, limit, tell};
+use faults_support::{Child, Resource, hold, is, limit, tell};
 use manylane::{Builder, Engine, Error, ErrorKind};
 use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::xsk;
@@ -89,7 +89,7 @@ fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_takes_a_queue", None);
+    let child = Child::start_in(b, "child_takes_a_queue");
     assert_eq!(child.line(), "taken");
     let index = b.device_index(0).unwrap();
     let who = match b.run(|| xsk::owners(index, 1)) {
@@ -197,7 +197,7 @@ fn child_attaches_a_program() {
 fn netns_xdp_a_program_of_another_process_is_in_use() {
     let Some(testbed) = two_queues("netns_xdp_a_program_of_another_process_is_in_use") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_attaches_a_program", None);
+    let child = Child::start_in(b, "child_attaches_a_program");
     assert_eq!(child.line(), "attached");
     let before = programs(b);
     assert_names_program(&refused(b), &before);
@@ -233,7 +233,7 @@ fn child_may_not_lock_memory() {
 fn netns_xdp_locked_memory_is_a_limit() {
     let Some(testbed) = two_queues("netns_xdp_locked_memory_is_a_limit") else { return };
     let b = testbed.host(1);
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_may_not_lock_memory", None);
+    let child = Child::start_in(b, "child_may_not_lock_memory");
     assert_eq!((child.line(), child.line()), ("refused".into(), "opened".into()));
     child.finish();
     assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));

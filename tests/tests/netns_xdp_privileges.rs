@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
-use faults_support::{Child, NOBODY, SELF, hold, is, tell};
+use faults_support::{Child, NOBODY, hold, is, tell};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use manylane::{Builder, Engine};
 use manylane_sys::process;
@@ -130,7 +130,7 @@ fn netns_xdp_goes_on_as_nobody() {
     let layout = quiet(2);
     let Some(testbed) = testbed("netns_xdp_goes_on_as_nobody", &layout) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let child = Child::start_by(b.command(SELF).unwrap(), "child_becomes_nobody", None);
+    let child = Child::start_in(b, "child_becomes_nobody");
     assert_eq!(child.line(), "open");
     let to = |ip: &str| SocketAddr::new(ip.parse().unwrap(), PORT);
     let (at, home) = (b.ip4(0).to_string(), a.ip4(0).to_string());

@@ -1,17 +1,18 @@
 //! A process that stands for another one, its child: signals that are waited for instead of handled, what became of
 //! the child, and ending as it ended.
 
+mod apart;
+
 use std::ffi::CString;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
-use std::thread;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::check;
-use crate::netns::NetNs;
+pub use apart::{Apart, Keep, run_apart, start_apart};
 
 /// A signal that came to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,43 +230,6 @@ pub fn own_descriptors() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
 }
 
-/// Runs `program` to its end, with `input` to read, in `namespace` if there is one, and returns what it printed. The child
-/// never has any descriptor of this process but the first three.
-///
-/// That is more than close-on-exec: a child has copies of all descriptors until its exec is over, which takes a busy machine
-/// some tenths of a second. Whatever another thread closes meanwhile stays open for so long, and the port of a socket taken.
-/// Before Linux 5.9 it has them here, too.
-///
-/// # Errors
-/// When there is no such program, no thread or no descriptor, or this process may not enter the namespace.
-pub fn run_apart(
-    namespace: Option<&NetNs>,
-    program: &str,
-    args: &[&str],
-    input: &[u8],
-) -> io::Result<Output> {
-    let work = || {
-        namespace.map_or(Ok(()), NetNs::enter)?;
-        let [first, last] = [3, libc::c_uint::MAX];
-        // SAFETY: takes numbers and no pointer. The thread gets a table of its own, into which only the descriptors below
-        // `first` are copied: those of the process stay open. No value in this thread owns one, now or later, that it has not
-        // opened itself: nothing runs here but the lines below.
-        unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) };
-        let mut command = Command::new(program);
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        if let Some(mut pipe) = child.stdin.take() {
-            // Should it end early, its own message is the better one.
-            _ = pipe.write_all(input);
-        }
-        child.wait_with_output()
-    };
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("manylane-program".into()).spawn_scoped(scope, work)?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that ran it has panicked")))
-    })
-}
-
 /// Ends this process by `signal`, without a core file, so that whoever waits for it sees how a child ended. Returns if
 /// the signal does not end processes.
 pub fn die_by(signal: i32) {
@@ -392,30 +356,6 @@ mod tests {
         })
         .join()
         .unwrap();
-    }
-
-    #[test]
-    fn a_program_that_is_run_apart_has_no_descriptor_of_ours() {
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        // One that is not closed on exec, so that a copy shows after it, too.
-        // SAFETY: takes a number; the new descriptor is closed below and belongs to nobody else.
-        let copy = check(unsafe { libc::dup(std::os::fd::AsRawFd::as_raw_fd(&socket)) }).unwrap();
-        let inode = crate::sock::inode(std::os::fd::AsFd::as_fd(&socket)).unwrap();
-        let (ours, list) =
-            (format!("socket:[{inode}]"), ["-c", "cat; ls -l /proc/$$/fd; echo said >&2; exit 3"]);
-        let done = run_apart(None, "sh", &list, b"read").unwrap();
-        let printed = String::from_utf8(done.stdout).unwrap();
-        assert!(
-            printed.starts_with("read") && printed.contains("pipe:") && !printed.contains(&ours),
-            "{printed}"
-        );
-        assert_eq!((done.stderr.as_slice(), done.status.code()), (b"said\n".as_slice(), Some(3)));
-        // Any other child has it, and here nothing was closed.
-        let done = Command::new("sh").args(list).stdin(Stdio::null()).output().unwrap();
-        assert!(String::from_utf8(done.stdout).unwrap().contains(&ours));
-        // SAFETY: the descriptor from above.
-        unsafe { libc::close(copy) };
-        assert_eq!(run_apart(None, "no-such-program", &[], b"").unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -7,21 +7,22 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child as Process, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::process::{Child as Process, ExitStatus};
+use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+use manylane_sys::process::{Apart, Keep, start_apart};
+use manylane_testbed::Host;
 use manylane_tests::PATIENCE;
-pub(crate) use rustix::process::Resource;
-use rustix::process::{Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Rlimit, getrlimit, kill_process, setrlimit};
+pub(crate) use rustix::process::{Resource, Signal};
 
 /// This program. By this link a user who may not see the folder of the program can run it all the same.
-pub(crate) const SELF: &str = "/proc/self/exe";
+const SELF: &str = "/proc/self/exe";
 const ROLE: &str = "MANYLANE_TEST_CHILD";
 /// A user without any privilege, and one that no other process of the machine has.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -81,34 +82,31 @@ pub(crate) fn fill_gaps() {
     }
 }
 
-/// A child that runs. It is killed when this value goes, should it still run.
+/// A child that runs, with none of the descriptors of this process: sockets that tests close meanwhile are closed. It is
+/// killed when this value goes, should it still run.
 pub(crate) struct Child {
     process: Process,
     lines: Receiver<String>,
+    keep: Option<Keep>,
 }
 
 impl Child {
     /// Starts the child `name`: as `user` if there is one and this process may, else as its own.
     pub(crate) fn start(name: &str, user: Option<u32>) -> Self {
-        Self::start_by(Command::new(SELF), name, user)
+        Self::start_at(None, name, user)
     }
 
-    /// Starts the child `name` by `command`, which is [`SELF`] in some other place.
-    pub(crate) fn start_by(mut command: Command, name: &str, user: Option<u32>) -> Self {
-        command.args([name, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
-        command.env(ROLE, name).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(user) = user.filter(|_| is_root()) {
-            command.uid(user).gid(user);
-        }
-        let mut process = command.spawn().unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        Self { process, lines }
+    /// Starts the child `name` inside `host`.
+    pub(crate) fn start_in(host: &Host, name: &str) -> Self {
+        Self::start_at(Some(host), name, None)
+    }
+
+    fn start_at(host: Option<&Host>, name: &str, user: Option<u32>) -> Self {
+        let args = [name, "--exact", "--ignored", "--nocapture", "--test-threads=1"];
+        let user = user.filter(|_| is_root());
+        let apart = start_apart(host.map(Host::namespace), SELF, &args, &[(ROLE, name)], user);
+        let Apart { process, lines, keep } = apart.unwrap();
+        Self { process, lines, keep: Some(keep) }
     }
 
     /// Runs the child `name` to its end, which has to be a good one.
@@ -135,10 +133,8 @@ impl Child {
         self.lines.recv_timeout(patience).ok()?.strip_prefix("> ").map(str::to_owned)
     }
 
-    /// Sends a signal, by its name.
-    pub(crate) fn signal(&self, name: &str) {
-        let kill = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
-        assert!(kill.unwrap().success());
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
     /// Kills the child without a chance to clean up, and waits until it is gone.
@@ -149,13 +145,13 @@ impl Child {
 
     /// Lets go of the child, which may still tell something.
     pub(crate) fn let_go(mut self) -> Self {
-        drop(self.process.stdin.take());
+        drop(self.keep.take());
         self
     }
 
     /// Lets go of the child and waits for its end, which has to be a good one.
     pub(crate) fn finish(mut self) {
-        drop(self.process.stdin.take());
+        drop(self.keep.take());
         let ended = self.end();
         assert!(
             ended.success(),
