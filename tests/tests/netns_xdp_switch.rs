@@ -18,7 +18,7 @@ use manylane_sys::{bpf_link, sock};
 use manylane_testbed::Host;
 use manylane_tests::{Hands, PATIENCE, uninterrupted};
 use netns_support::{ROOM, hands, within};
-use xdp_support::{PORT, programs, quiet, testbed, xdp};
+use xdp_support::{PORT, count, programs, quiet, testbed, xdp};
 
 /// Datagrams that go each way before the next thing happens.
 const SOME: u64 = 1000;
@@ -158,8 +158,13 @@ fn comes_and_goes(a: &Host, b: &Host, generic: bool, by_force: bool) {
         assert!(got.first().is_some_and(|first| *first > 0), "they were on their way before: {got:?}");
         let total = total();
         assert_eq!((total.arrived(), total.delivered), (total.delivered, got.len() as u64), "{total:#?}");
-        drop((hands, handle));
+        drop(hands);
+        // Whoever looks at its counters keeps nothing there.
         assert!(within(PATIENCE, || programs(b).is_empty()));
+        assert_eq!(
+            (count(&handle, "redirected"), handle.counters().total().by_xdp),
+            (total.by_xdp, total.by_xdp)
+        );
         sender.go_on(SOME);
         drop(ending);
         others.join().unwrap();

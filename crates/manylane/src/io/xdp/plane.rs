@@ -302,6 +302,22 @@ impl Plane {
         self.state().open = false;
     }
 
+    /// The last lane is closed: nothing of the socket stays on the devices, whoever holds a handle for its counters.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        state.open = false;
+        let devices = std::mem::take(&mut state.devices);
+        if state.counted.is_none() {
+            state.counted = Some(counted(&devices));
+        }
+        drop(state);
+        for (device, number) in &devices {
+            device.unlead(*number);
+            self.gate.leave(device, *number);
+            device.unregister(*number);
+        }
+    }
+
     /// Makes up its mind anew soon, in the background.
     pub(super) fn nudge(&self) {
         self.routes.nudge();
@@ -337,12 +353,8 @@ impl Plane {
 
     /// What the XDP programs of all devices counted, by name, with the other sockets of these devices.
     pub(crate) fn counts(&self) -> Vec<(String, &'static str, u64)> {
-        let names = manylane_bpf::abi::XDP_COUNTS;
-        let of = |device: &Arc<Device>| {
-            let name = device.name.clone();
-            names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
-        };
-        self.state().devices.iter().flat_map(|(device, _)| of(device)).collect()
+        let state = self.state();
+        state.counted.clone().unwrap_or_else(|| counted(&state.devices))
     }
 
     /// The queues and their lanes.
@@ -366,12 +378,17 @@ impl Plane {
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        for (device, number) in &self.state().devices {
-            device.unlead(*number);
-            self.gate.leave(device, *number);
-            device.unregister(*number);
-        }
+        self.end();
     }
+}
+
+fn counted(devices: &[(Arc<Device>, Number)]) -> Vec<(String, &'static str, u64)> {
+    let names = manylane_bpf::abi::XDP_COUNTS;
+    let of = |device: &Arc<Device>| {
+        let name = device.name.clone();
+        names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
+    };
+    devices.iter().flat_map(|(device, _)| of(device)).collect()
 }
 
 fn is_link_local(ip: IpAddr) -> bool {

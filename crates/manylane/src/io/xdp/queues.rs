@@ -34,6 +34,8 @@ pub(super) struct State {
     pub(super) refused: Vec<u32>,
     /// What could not be done the last time.
     pub(super) complaint: Option<String>,
+    /// What the programs had counted when the socket ended.
+    pub(super) counted: Option<Vec<(String, &'static str, u64)>>,
     /// Ports lead here, and the socket does not end: what changes is followed.
     pub(super) open: bool,
     /// Queues that are served.
