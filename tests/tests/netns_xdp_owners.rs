@@ -14,6 +14,7 @@ use aya::{Ebpf, EbpfLoader};
 use faults_support::{Child, Resource, hold, is, limit, tell};
 use manylane::{Builder, Engine, Error, ErrorKind};
 use manylane_sys::raw_xsk::RawXsk;
+use manylane_sys::xsk;
 use manylane_testbed::Host;
 use manylane_tests::PATIENCE;
 use netns_support::{client, echo, within};
@@ -66,6 +67,55 @@ fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
         drop(other);
         works(a, b);
     }
+}
+
+#[test]
+#[ignore = "started by netns_xdp_a_queue_of_another_process_is_refused_by_its_name"]
+fn child_takes_a_queue() {
+    if !is("child_takes_a_queue") {
+        return;
+    }
+    let index = manylane_sys::netns::device_index("link0").unwrap();
+    let queue = RawXsk::open(index, 1, 64, false).unwrap();
+    tell("taken");
+    hold();
+    drop(queue);
+}
+
+/// Of another process: its number and its name, where the kernel says whose a queue is; else how to find out.
+#[test]
+fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
+    let Some(testbed) = two_queues("netns_xdp_a_queue_of_another_process_is_refused_by_its_name") else {
+        return;
+    };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let child = Child::start_in(b, "child_takes_a_queue");
+    assert_eq!(child.line(), "taken");
+    let index = b.device_index(0).unwrap();
+    let who = match b.run(|| xsk::owners(index, 1)) {
+        Ok(owners) => {
+            assert_eq!(owners.len(), 1);
+            let name = std::fs::read_to_string(format!("/proc/{}/comm", child.pid())).unwrap();
+            format!("process {} ({})", child.pid(), name.trim())
+        }
+        // CONFIG_XDP_SOCKETS_DIAG is not set.
+        Err(_) => "another process (see 'ss --xdp -p')".to_owned(),
+    };
+    let message = format!("{} queue 1 is served by an AF_XDP socket of {who}", b.device(0));
+    let err = refused(b);
+    assert!(err.to_string().contains(&message), "{message}: {err}");
+    assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+    child.finish();
+    // As soon as the kernel has given the queue free.
+    drop(take(b, index, 1));
+    works(a, b);
+}
+
+/// The error tells of the program by the name that the kernel has for it, and by its number, which `ip` shows.
+fn assert_names_program(err: &Error, shown: &str) {
+    let number = shown.split_whitespace().skip_while(|word| *word != "id").nth(1).unwrap();
+    let message = format!("the XDP program ml_take (number {number}) is attached already");
+    assert!(err.to_string().contains(&message), "{message}: {err}");
 }
 
 /// A program for XDP that nobody asked for: our own, empty of addresses.
@@ -122,8 +172,7 @@ fn netns_xdp_a_program_attached_in_the_old_way_is_in_use() {
     b.run(|| set_by_netlink(index, fd));
     let before = programs(b);
     assert!(!before.is_empty());
-    let err = refused(b);
-    assert!(err.to_string().contains("XDP program"), "{err}");
+    assert_names_program(&refused(b), &before);
     assert_eq!(programs(b), before, "theirs, as it was");
     b.run(|| set_by_netlink(index, -1));
     works(a, b);
@@ -151,8 +200,7 @@ fn netns_xdp_a_program_of_another_process_is_in_use() {
     let child = Child::start_in(b, "child_attaches_a_program");
     assert_eq!(child.line(), "attached");
     let before = programs(b);
-    let err = refused(b);
-    assert!(err.to_string().contains("XDP program"), "{err}");
+    assert_names_program(&refused(b), &before);
     assert_eq!(programs(b), before, "theirs, as it was");
     child.finish();
     works(a, b);

@@ -13,6 +13,7 @@
 //! | [`sock`] | opening, binding and options of UDP sockets |
 //! | [`cpu`] | affinity, pinning, CPU time of a thread |
 //! | [`device`] | network devices: name, hardware address, queues, driver |
+//! | [`bpf_link`] | taking eBPF programs of others off, for tests |
 //! | [`flock`] | locks on files |
 //! | [`measure`] | CPU time of other threads, precise sleeps, readiness of many sockets |
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
@@ -39,6 +40,7 @@
 
 pub mod addr;
 pub mod barrier;
+pub mod bpf_link;
 pub mod busy;
 pub mod capture;
 pub mod control;

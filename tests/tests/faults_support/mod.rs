@@ -143,6 +143,12 @@ impl Child {
         self.process.wait().unwrap();
     }
 
+    /// Lets go of the child, which may still tell something.
+    pub(crate) fn let_go(mut self) -> Self {
+        drop(self.keep.take());
+        self
+    }
+
     /// Lets go of the child and waits for its end, which has to be a good one.
     pub(crate) fn finish(mut self) {
         drop(self.keep.take());

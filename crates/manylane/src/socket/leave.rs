@@ -90,7 +90,8 @@ impl Shared {
         let counters = self.counters_of(&control, lane);
         control.closed += counters;
         control.lanes.retain(|other| other.id != lane.id);
-        if control.lanes.is_empty() {
+        let is_last = control.lanes.is_empty();
+        if is_last {
             // The socket is gone: what was parked must not keep the port.
             control.parked.clear();
             control.steer.close();
@@ -99,6 +100,9 @@ impl Shared {
             control.parked.push((lane.slot, Arc::clone(&lane.fd)));
         }
         drop(control);
+        if let Some(plane) = self.xdp.get().filter(|_| is_last) {
+            plane.end();
+        }
         self.lane_closed.notify_all();
         left
     }

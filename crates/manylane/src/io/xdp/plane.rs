@@ -200,6 +200,19 @@ impl Plane {
                     log::debug!("engine xdp: left out for now: {}", err.chain());
                     why = Some(err);
                 }
+                // Whoever opened the socket has dropped the privilege since: said once, and not tried again and again.
+                Err(err) if !strict && err.kind() == ErrorKind::Permission => {
+                    if !state.refused.contains(&index) {
+                        state.refused.push(index);
+                        log::warn!(
+                            "engine xdp: {} comes through the kernel: {}",
+                            sys::name(index).unwrap_or_else(|_| format!("device {index}")),
+                            err.chain()
+                        );
+                    }
+                    state.failed.push(index);
+                    why = Some(err);
+                }
                 Err(err) => {
                     log::info!("engine xdp: left out: {}", err.chain());
                     state.failed.push(index);
@@ -268,6 +281,7 @@ impl Plane {
             // Another device may have its number by now.
             let left = state.devices.iter().find(|(device, _)| gone && device.index == ifindex);
             left.inspect(|(device, _)| device.set_gone());
+            state.refused.retain(|index| !gone || *index != ifindex);
         }
         state.let_go(Device::refresh, &self.gate);
         let attached = self.attach(&mut state, false).and_then(|_| self.distribute(&mut state, false));
@@ -276,7 +290,9 @@ impl Plane {
         // Tried again at the next turn: said once.
         let complaint = followed.err().map(|err| err.chain());
         if let Some(what) = complaint.as_ref().filter(|what| state.complaint.as_ref() != Some(what)) {
-            log::warn!("engine xdp: the machine has changed, and XDP could not follow: {what}");
+            log::warn!(
+                "engine xdp: the machine has changed, and XDP could not follow, so that datagrams come through the kernel: {what}"
+            );
         }
         state.complaint = complaint;
     }
@@ -284,6 +300,22 @@ impl Plane {
     /// The socket ends: what its lanes close now nobody shall open again.
     pub(crate) fn stop_following(&self) {
         self.state().open = false;
+    }
+
+    /// The last lane is closed: nothing of the socket stays on the devices, whoever holds a handle for its counters.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        state.open = false;
+        let devices = std::mem::take(&mut state.devices);
+        if state.counted.is_none() {
+            state.counted = Some(counted(&devices));
+        }
+        drop(state);
+        for (device, number) in &devices {
+            device.unlead(*number);
+            self.gate.leave(device, *number);
+            device.unregister(*number);
+        }
     }
 
     /// Makes up its mind anew soon, in the background.
@@ -321,12 +353,8 @@ impl Plane {
 
     /// What the XDP programs of all devices counted, by name, with the other sockets of these devices.
     pub(crate) fn counts(&self) -> Vec<(String, &'static str, u64)> {
-        let names = manylane_bpf::abi::XDP_COUNTS;
-        let of = |device: &Arc<Device>| {
-            let name = device.name.clone();
-            names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
-        };
-        self.state().devices.iter().flat_map(|(device, _)| of(device)).collect()
+        let state = self.state();
+        state.counted.clone().unwrap_or_else(|| counted(&state.devices))
     }
 
     /// The queues and their lanes.
@@ -350,12 +378,17 @@ impl Plane {
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        for (device, number) in &self.state().devices {
-            device.unlead(*number);
-            self.gate.leave(device, *number);
-            device.unregister(*number);
-        }
+        self.end();
     }
+}
+
+fn counted(devices: &[(Arc<Device>, Number)]) -> Vec<(String, &'static str, u64)> {
+    let names = manylane_bpf::abi::XDP_COUNTS;
+    let of = |device: &Arc<Device>| {
+        let name = device.name.clone();
+        names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
+    };
+    devices.iter().flat_map(|(device, _)| of(device)).collect()
 }
 
 fn is_link_local(ip: IpAddr) -> bool {

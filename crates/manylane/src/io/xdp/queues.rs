@@ -30,8 +30,12 @@ pub(super) struct State {
     pub(super) devices: Vec<(Arc<Device>, Number)>,
     /// Devices that could not be used, and have not changed since.
     pub(super) failed: Vec<u32>,
+    /// Those that this process may not use any more, while they are there: it has been said.
+    pub(super) refused: Vec<u32>,
     /// What could not be done the last time.
     pub(super) complaint: Option<String>,
+    /// What the programs had counted when the socket ended.
+    pub(super) counted: Option<Vec<(String, &'static str, u64)>>,
     /// Ports lead here, and the socket does not end: what changes is followed.
     pub(super) open: bool,
     /// Queues that are served.

@@ -1,0 +1,38 @@
+//! Links between eBPF programs and what they are attached to, as others than their owners see them.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::check;
+
+const LINK_GET_FD_BY_ID: libc::c_long = 30;
+const LINK_DETACH: libc::c_long = 34;
+
+/// Takes the program of the link with this number off, whoever holds the link: what `bpftool link detach id` does (Linux 5.9).
+///
+/// # Errors
+/// `ENOENT` when there is no such link; `EPERM` without CAP_SYS_ADMIN; `EOPNOTSUPP` for a link that cannot.
+pub fn detach(id: u32) -> io::Result<()> {
+    let raw = bpf(LINK_GET_FD_BY_ID, id)?;
+    // SAFETY: bpf(2) has just made this descriptor for us.
+    let link = unsafe { OwnedFd::from_raw_fd(raw) };
+    bpf(LINK_DETACH, link.as_raw_fd() as u32).map(drop)
+}
+
+/// A command of bpf(2) that takes one word.
+fn bpf(command: libc::c_long, word: u32) -> io::Result<libc::c_int> {
+    // The kernel fills what an older program does not give with zeros.
+    // SAFETY: the kernel reads as many bytes as it is told, of a word that lives across the call.
+    check(unsafe { libc::syscall(libc::SYS_bpf, command, &raw const word, size_of_val(&word)) } as libc::c_int)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_is_not_cannot_be_detached() {
+        let err = detach(u32::MAX).unwrap_err().raw_os_error();
+        assert!(matches!(err, Some(libc::ENOENT | libc::EPERM)), "{err:?}");
+    }
+}
