@@ -205,8 +205,7 @@ impl Plane {
                     if !state.refused.contains(&index) {
                         state.refused.push(index);
                         log::warn!(
-                            "engine xdp: {} comes through the kernel: {}",
-                            sys::name(index).unwrap_or_else(|_| format!("device {index}")),
+                            "engine xdp: what comes on a device goes through the kernel: {}",
                             err.chain()
                         );
                     }
