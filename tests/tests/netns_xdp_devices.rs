@@ -7,7 +7,7 @@ mod xdp_support;
 
 use std::net::SocketAddr;
 
-use manylane::{Builder, Handle};
+use manylane::{Builder, Engine, Handle};
 use manylane_sys::device;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout};
@@ -222,6 +222,25 @@ fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
         let total = serving.stop().unwrap().total();
         assert_eq!((total.delivered, total.sent), (total.arrived(), total.arrived()), "{total:#?}");
     }
+}
+
+/// A veth device takes no program as long as its peer sends by more queues than it receives by: said by name, and nothing else
+/// is suspected.
+#[test]
+fn netns_xdp_a_peer_with_more_queues_is_named() {
+    let Some(testbed) = testbed("netns_xdp_a_peer_with_more_queues_is_named", &quiet(4)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let receive_by = |queues| b.run(|| device::set_queues(b.device(0), queues, 4)).unwrap();
+    let addr = any_port(b);
+    let open = || b.run(|| Builder::new(addr).unwrap().engine(Engine::Xdp).lanes(2).open());
+    receive_by(2);
+    let text = open().map(drop).unwrap_err().to_string();
+    assert!(text.contains(b.device(0)) && text.contains("'ethtool -L'"), "{text}");
+    assert!(!text.contains("CAP_"), "{text}");
+    receive_by(4);
+    let serving = echo(b, open().unwrap());
+    client(a, a.ip4(0).into(), serving.addr).ping();
+    assert_eq!(serving.stop().unwrap().total().by_xdp, 1);
 }
 
 #[test]

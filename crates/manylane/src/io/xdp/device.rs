@@ -22,7 +22,7 @@ use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
 
 use super::gate::Guards;
 use super::route;
-use crate::error::{EACCES, EBUSY, EEXIST, EPERM, Error, ErrorKind, Result, errno_of};
+use crate::error::{EACCES, EBUSY, EEXIST, ENOSPC, EPERM, Error, ErrorKind, Result, errno_of};
 use crate::verify::verified;
 use crate::vlan::Vlan;
 
@@ -417,6 +417,10 @@ fn attach_program(
         }
     }
     let advice = match attach {
+        // The driver of a veth pair says so.
+        Attach::Native if last.as_ref().and_then(|err| errno_of(err)) == Some(ENOSPC) => {
+            "the other end of this veth pair sends by more queues than this one receives by: give this one more, or that one fewer ('ethtool -L')"
+        }
         Attach::Native => {
             "its driver takes no XDP program (xdp_generic(true) works on any device), or CAP_BPF and CAP_NET_ADMIN are missing"
         }
