@@ -93,8 +93,8 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let most = args.threads.iter().max().and_then(|most| u32::try_from(*most).ok());
     let queues = args.queues.or(most).unwrap_or(1).min(MOST_QUEUES);
     let must = args.place.testbed || args.interfaces > 1 || args.queues.is_some();
-    let cpus = args.common.receiver_cpus.clone();
-    let mut setup = place(&args.place, must, |cpus| Setup::testbed_of(cpus, args.interfaces, queues), cpus)?;
+    let mut setup =
+        place(&args.place, &args.common, must, |cpus| Setup::testbed_of(cpus, args.interfaces, queues))?;
     setup.count_answers(args.answers);
     let has_device = !setup.device_names().is_empty();
     // A quick run has no time for all, and loopback has no device to take frames from; io_uring may be forbidden.
@@ -325,29 +325,30 @@ fn options(
     }
 }
 
-/// A testbed of two devices where it can be had and nothing else was asked for, otherwise loopback.
+/// The testbed where it can be had and nothing else was asked for, otherwise loopback.
 fn usual_place(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
-    place(args, args.testbed, |cpus| Setup::testbed(cpus, 1), common.receiver_cpus.clone())
+    place(args, common, args.testbed, |cpus| Setup::testbed(cpus, 1))
 }
 
-/// The testbed where it has to be or can be had and nothing else was asked for, otherwise loopback.
+/// The same, of a testbed that `make` makes for receivers on these processors. What only a testbed has, it `must` be.
 fn place(
     args: &PlaceArgs,
+    common: &BenchArgs,
     must: bool,
     make: impl FnOnce(Option<Vec<usize>>) -> Result<Setup>,
-    receiver_cpus: Option<Vec<usize>>,
 ) -> Result<Setup> {
+    let cpus = common.receiver_cpus.clone();
     if must {
-        return make(receiver_cpus);
+        return make(cpus);
     }
     if args.loopback {
-        return Setup::loopback(receiver_cpus);
+        return Setup::loopback(cpus);
     }
     match testbed::available() {
-        Ok(()) => make(receiver_cpus),
+        Ok(()) => make(cpus),
         Err(why) => {
             output::tell(&format!("on loopback: {why:#}"));
-            Setup::loopback(receiver_cpus)
+            Setup::loopback(cpus)
         }
     }
 }
