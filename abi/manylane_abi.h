@@ -157,21 +157,24 @@ enum ml_xdp_count {
 
 /*
  * What the XDP program says of a frame, in its first bytes: how it is to be
- * read, and the length of UDP with its header. No frame that comes from a
- * device to its own address begins with the first bit set.
+ * read, and where its payload is. No frame that comes from a device to its own
+ * address begins with the first bit set.
  */
 struct ml_note {
-	__u8 kind;    /* enum ml_note_kind */
-	__u8 rest;    /* as it was */
-	__u16 length; /* in the machine's byte order */
+	__u8 kind;   /* enum ml_note_kind */
+	__u8 rest;   /* as it was */
+	__u16 bytes; /* of payload, in the machine's byte order */
 };
 /* The longest UDP datagram, with its header, of which something is said. */
 #define ML_NOTE_MOST 72
 
 enum ml_note_kind {
 	ML_NOTE = 1, /* IP without tags or options, all lengths right */
-	ML_NOTE_IP6 = 2,
-	ML_NOTE_UNFINISHED = 4, /* the checksum is that of the pseudo header */
+	/* Bytes before the payload: numbers with the bits of ML_NOTE_HEAD. */
+	ML_NOTE_IP4 = 42,
+	ML_NOTE_IP6 = 62,
+	ML_NOTE_HEAD = 62,
+	ML_NOTE_UNFINISHED = 64, /* the checksum is that of the pseudo header */
 };
 
 #ifdef __bpf__
@@ -194,7 +197,7 @@ ML_ASSERT(sizeof(struct ml_source) == 24);
 ML_ASSERT(offsetof(struct ml_source, ip) == 8);
 ML_ASSERT(sizeof(struct ml_refused) == 16);
 ML_ASSERT(sizeof(struct ml_note) == 4);
-ML_ASSERT(offsetof(struct ml_note, length) == 2);
+ML_ASSERT(offsetof(struct ml_note, bytes) == 2);
 #endif
 
 #endif /* MANYLANE_ABI_H */

@@ -120,7 +120,7 @@ __attribute__((noinline)) int ml_note(struct xdp_md *ctx)
 	const struct iphdr *ip4 = (const void *)(eth + 1);
 	const struct ipv6hdr *ip6 = (const void *)(eth + 1);
 	const struct udphdr *udp;
-	__u8 kind = ML_NOTE;
+	__u8 kind = ML_NOTE | ML_NOTE_IP4;
 	__u64 pseudo;
 	__u64 sum;
 	__u32 length;
@@ -141,8 +141,8 @@ __attribute__((noinline)) int ml_note(struct xdp_md *ctx)
 	length = bpf_ntohs(udp->len);
 	if (length < sizeof(*udp) || length > ML_NOTE_MOST)
 		return 0;
-	pseudo = kind & ML_NOTE_IP6 ? check_ip6(ip6, udp, length) :
-				      check_ip4(ip4, udp, length);
+	pseudo = kind == (ML_NOTE | ML_NOTE_IP6) ? check_ip6(ip6, udp, length) :
+						   check_ip4(ip4, udp, length);
 	if (!pseudo)
 		return 0;
 	sum = add_datagram(pseudo, udp, end, length);
@@ -155,7 +155,7 @@ __attribute__((noinline)) int ml_note(struct xdp_md *ctx)
 		kind |= ML_NOTE_UNFINISHED;
 	}
 	about->kind = kind;
-	about->length = length;
+	about->bytes = length - sizeof(*udp);
 	return 1;
 }
 

@@ -119,13 +119,17 @@ const _: () = assert!(size_of::<Guard>() == 8 + 48 * LIMITS);
 const _: () = assert!(offset_of!(Guard, limit) == 8);
 const _: () = assert!(size_of::<GuardWords>() == size_of::<Guard>());
 
-/// What the XDP program says of a frame (`enum ml_note_kind`): that it says something; that it is IPv6; that its checksum is
-/// unfinished.
+/// What the XDP program says of a frame (`enum ml_note_kind`): that it says something; how many bytes of it are before the
+/// payload, by which IPv4 is told from IPv6; that its checksum is unfinished.
 pub const NOTE: u8 = 1;
 /// See [`NOTE`].
-pub const NOTE_IP6: u8 = 2;
+pub const NOTE_IP4: u8 = 42;
 /// See [`NOTE`].
-pub const NOTE_UNFINISHED: u8 = 4;
+pub const NOTE_IP6: u8 = 62;
+/// See [`NOTE`]. The bits that such a number can have.
+pub const NOTE_HEAD: u8 = 62;
+/// See [`NOTE`].
+pub const NOTE_UNFINISHED: u8 = 64;
 /// Bytes of a note (`struct ml_note`).
 pub const NOTE_LEN: usize = 4;
 /// The longest UDP datagram, with its header, of which something is said.

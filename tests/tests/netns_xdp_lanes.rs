@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use manylane::{Batch, Engine, Outbox, SteeringBy};
-use manylane_testbed::{Layout, Testbed, skip};
+use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Client, PATIENCE, Serving, Slow, need_ebpf, pattern};
 use netns_support::{client, echo, open, until, within};
 
@@ -54,6 +54,56 @@ fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
     assert_eq!((total.delivered, total.by_xdp), (1 + 2 * EACH as u64, 1 + EACH as u64), "{total:#?}");
     // 40 flows do not all fall on one lane: a chance of 2^-39.
     assert!(total.stolen > 0 && Some(total.stolen) == steered, "{total:#?}");
+}
+
+/// Bytes that wait in the sockets of a port of `host`.
+fn waiting(host: &Host, port: u16) -> u64 {
+    let table = host.run(|| fs::read_to_string("/proc/thread-self/net/udp").unwrap());
+    let queue = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_ours = fields.get(1)?.ends_with(&format!(":{port:04X}"));
+        let (_, queued) = fields.get(4)?.split_once(':')?;
+        is_ours.then(|| u64::from_str_radix(queued, 16).unwrap())
+    };
+    table.lines().filter_map(queue).sum()
+}
+
+/// A lane whose rings are never empty asks its companion as soon as that has something, and not in vain all the time: what comes
+/// through the kernel does not wait behind all that came by XDP.
+#[test]
+fn netns_xdp_a_busy_lane_hears_its_companion() {
+    const BATCH: usize = 4;
+    const BATCHES: usize = 100;
+    // By then it has been asked for what it could have had when the lane opened.
+    const BEFORE: usize = 40;
+    let test = "netns_xdp_a_busy_lane_hears_its_companion";
+    if !skip::need_root(test) || !need_ebpf(test) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { queues: 1, ipv6: false, ..Layout::default() }).unwrap();
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket =
+        open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(1).batch(BATCH).gro(false));
+    let (addr, handle) = (socket.local_addr(), socket.handle());
+    let mut lane = socket.into_lanes().pop().unwrap();
+    let client = client(a, a.ip4(0).into(), addr);
+    (0..BATCH * BATCHES).for_each(|_| client.send(b"by XDP"));
+    let redirected = || handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
+    until(|| redirected() == Some((BATCH * BATCHES) as u64), &handle);
+
+    let mut take =
+        || -> Vec<usize> { lane.recv().unwrap().batch.map(|datagram| datagram.payload().len()).collect() };
+    for _ in 0..BEFORE {
+        assert_eq!(take(), [6; BATCH]);
+    }
+    // Larger than a frame: the kernel puts it together.
+    client.send(&pattern(0, 3000));
+    assert!(within(PATIENCE, || waiting(b, addr.port()) > 0));
+    let after: Vec<Vec<usize>> = (BEFORE..=BATCHES).map(|_| take()).collect();
+    let heard = after.iter().position(|batch| batch == &[3000]).expect("it comes before the rings are empty");
+    assert!(heard <= 8, "after {heard} batches");
+    assert!(after.iter().enumerate().all(|(at, batch)| at == heard || batch == &[6; BATCH]), "{after:?}");
+    assert_eq!(take(), [0; 0]);
 }
 
 /// What the first lanes of a socket that stops have closed is not opened again for those that are still at work.

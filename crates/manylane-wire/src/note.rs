@@ -12,18 +12,20 @@ use crate::{ipv4, ipv6, udp};
 
 /// There is a note: IP without tags or options, all lengths right, the checksum of IPv4 too.
 pub const NOTE: u8 = 1;
-/// It is IPv6.
-pub const IP6: u8 = 2;
+/// The bits of the number of bytes before the payload, which is [`HEAD4`] or [`HEAD6`].
+pub const HEAD: u8 = 0x3e;
 /// The checksum of UDP is that of the pseudo header alone ([`Checksum::Unfinished`]); else it is right.
-pub const UNFINISHED: u8 = 4;
+pub const UNFINISHED: u8 = 0x40;
 /// The longest UDP datagram, with its header, that gets a note.
 pub const MOST: u16 = 72;
-/// Bytes of a note: kind, one that is left as it was, and the length of UDP in the byte order of the machine.
+/// Bytes of a note: kind, one that is left as it was, and the bytes of payload in the byte order of the machine.
 pub const LEN: usize = 4;
 
-/// Frames of a datagram without a payload.
-const SHORTEST4: usize = ethernet::HEADER + ipv4::HEADER + udp::HEADER;
-const SHORTEST6: usize = ethernet::HEADER + ipv6::HEADER + udp::HEADER;
+/// Bytes before the payload in a frame with a note: of IPv4, and of IPv6.
+pub const HEAD4: usize = ethernet::HEADER + ipv4::HEADER + udp::HEADER;
+/// See [`HEAD4`].
+pub const HEAD6: usize = ethernet::HEADER + ipv6::HEADER + udp::HEADER;
+const _: () = assert!((HEAD4 | HEAD6) & !(HEAD as usize) == 0 && HEAD & (NOTE | UNFINISHED) == 0);
 
 /// Whether there is a note on the frame.
 #[must_use]
@@ -41,6 +43,37 @@ pub fn restore(frame: &mut [u8], device: Mac) {
     }
 }
 
+/// Where the payload of a frame with a note is: what a receiver has to know of each frame. What the headers say besides is read of
+/// those that it asks about ([`Datagram::of_noted4`], [`Datagram::of_noted6`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// Where the payload starts in the frame.
+    pub at: u16,
+    /// Bytes of payload.
+    pub len: u16,
+}
+
+/// What the note on a frame says that came through the XDP program. None if there is no note on it, or it is not as long as that
+/// says, or its checksum is unfinished and that is not `taken`: then [`Datagram::read`] finds out what it is.
+#[must_use]
+#[inline]
+pub fn find(frame: &[u8], taken: Unfinished) -> Option<Noted> {
+    let &[kind, _, low, high] = frame.first_chunk()?;
+    let (at, len) = (u16::from(kind & HEAD), u16::from_ne_bytes([low, high]));
+    let is_taken = kind & (NOTE | UNFINISHED & !(taken as u8)) == NOTE;
+    (is_taken && usize::from(at) + usize::from(len) <= frame.len()).then_some(Noted { at, len })
+}
+
+/// Whether checksums may be unfinished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Unfinished {
+    /// They are as wrong as any other.
+    Refused = 0,
+    /// The frame has not been on a wire.
+    Taken = UNFINISHED,
+}
+
 impl Datagram {
     /// As [`read`](Self::read), of a frame that came through the XDP program: what a note on it says is believed and not
     /// found out again.
@@ -49,36 +82,46 @@ impl Datagram {
     /// As for [`parse`](Self::parse).
     #[inline]
     pub fn read_noted(&mut self, frame: &[u8]) -> Result<()> {
-        if self.believe(frame) { Ok(()) } else { self.read(frame) }
+        let noted = find(frame, Unfinished::Taken).and_then(|noted| match noted.at.into() {
+            HEAD4 => frame.first_chunk().and_then(Self::of_noted4),
+            HEAD6 => frame.first_chunk().and_then(Self::of_noted6),
+            _ => None,
+        });
+        match noted {
+            Some(noted) => *self = noted,
+            None => return self.read(frame),
+        }
+        Ok(())
     }
 
-    /// Reads a frame that came through the XDP program and has a note: what that says is believed and not found out again.
-    /// False if there is no note on it, or it is not as long as its note says: then [`read`](Self::read) finds out what it is.
+    /// What the headers of a frame with a note say, if that says that they are those of IPv4; of one that [`find`] has found, with
+    /// so many bytes before its payload. Once this is compiled into where it is called, nothing is read that nobody looks at.
     #[must_use]
     #[inline]
-    pub fn believe(&mut self, frame: &[u8]) -> bool {
-        let Some(head) = frame.first_chunk::<SHORTEST4>() else { return false };
-        let [kind, _, low, high] = chunk(head, 0);
-        let length = usize::from(u16::from_ne_bytes([low, high]));
-        if kind & NOTE == 0 {
-            return false;
-        }
-        // A length below that of a header is as far beyond what a frame can have.
-        let payload = length.wrapping_sub(udp::HEADER);
-        if kind & IP6 == 0 {
-            if payload > frame.len() - SHORTEST4 {
-                return false;
-            }
-            self.end4(head, length);
-        } else {
-            let Some(head) = frame.first_chunk::<SHORTEST6>() else { return false };
-            if payload > frame.len() - SHORTEST6 {
-                return false;
-            }
-            self.end6(head, length);
-        }
+    pub fn of_noted4(head: &[u8; HEAD4]) -> Option<Self> {
+        let mut found = Self::default();
+        let length = found.believe(chunk(head, 0), HEAD4)?;
+        found.end4(head, length);
+        Some(found)
+    }
+
+    /// The same of IPv6.
+    #[must_use]
+    #[inline]
+    pub fn of_noted6(head: &[u8; HEAD6]) -> Option<Self> {
+        let mut found = Self::default();
+        let length = found.believe(chunk(head, 0), HEAD6)?;
+        found.end6(head, length);
+        Some(found)
+    }
+
+    /// What a note says of the checksum, if it says that so many bytes are before the payload; the bytes of UDP.
+    #[inline]
+    fn believe(&mut self, note: [u8; LEN], head: usize) -> Option<usize> {
+        let [kind, _, low, high] = note;
         self.checksum = if kind & UNFINISHED != 0 { Checksum::Unfinished } else { Checksum::Right };
-        true
+        let length = u16::from_ne_bytes([low, high]);
+        (kind & !UNFINISHED == NOTE | head as u8).then(|| udp::HEADER + usize::from(length))
     }
 }
 
@@ -102,9 +145,9 @@ mod tests {
         let mut frame = vec![0; plan.len()];
         plan.write(&mut frame).unwrap();
         let mut noted = frame.clone();
-        noted[0] = kind | if v6 { IP6 } else { 0 };
+        noted[0] = kind | if v6 { HEAD6 } else { HEAD4 } as u8;
         noted[1] = 0;
-        noted[2..4].copy_from_slice(&((payload.len() + udp::HEADER) as u16).to_ne_bytes());
+        noted[2..4].copy_from_slice(&(payload.len() as u16).to_ne_bytes());
         (frame, noted)
     }
 
@@ -161,16 +204,55 @@ mod tests {
     fn a_note_that_cannot_be_is_not_believed() {
         for v6 in [false, true] {
             let (frame, noted) = pair(b"payload", v6, NOTE);
-            for length in [0_u16, 7, 16, u16::MAX] {
+            let as_if_none = |change: &dyn Fn(&mut [u8])| {
                 let mut noted = noted.clone();
-                noted[2..4].copy_from_slice(&length.to_ne_bytes());
+                change(&mut noted);
                 let mut found = Datagram::default();
                 found.read_noted(&noted).unwrap();
-                assert_eq!(Ok(found), Datagram::parse(&frame), "{length}, v6 {v6}");
+                assert_eq!(Ok(found), Datagram::parse(&frame), "v6 {v6}");
+            };
+            for length in [8_u16, 16, u16::MAX] {
+                as_if_none(&|noted| noted[2..4].copy_from_slice(&length.to_ne_bytes()));
             }
+            let right = [HEAD4 as u8, HEAD6 as u8];
+            for head in (0..=HEAD).step_by(2).filter(|&head| head != right[0] && head != right[1]) {
+                as_if_none(&|noted| noted[0] = NOTE | head);
+            }
+            // A bit that says nothing.
+            as_if_none(&|noted| noted[0] |= 0x80);
             for cut in 0..noted.len() {
+                assert_eq!(find(&noted[..cut], Unfinished::Taken), None);
                 assert!(Datagram::default().read_noted(&noted[..cut]).is_err(), "{cut}, v6 {v6}");
             }
+        }
+    }
+
+    #[test]
+    fn a_note_says_where_the_payload_is_if_its_checksum_is_taken() {
+        for v6 in [false, true] {
+            let at = if v6 { 62 } else { 42 };
+            for (kind, refused) in [(NOTE, Some(Noted { at, len: 7 })), (NOTE | UNFINISHED, None)] {
+                let (frame, noted) = pair(b"payload", v6, kind);
+                assert_eq!(find(&noted, Unfinished::Taken), Some(Noted { at, len: 7 }));
+                assert_eq!(find(&noted, Unfinished::Refused), refused);
+                assert_eq!(
+                    (find(&frame, Unfinished::Taken), find(&frame, Unfinished::Refused)),
+                    (None, None)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn headers_are_those_of_the_version_that_the_note_says() {
+        for v6 in [false, true] {
+            let (frame, noted) = pair(b"payload", v6, NOTE);
+            let read = Datagram::parse(&frame).unwrap();
+            let four = Datagram::of_noted4(noted.first_chunk().unwrap());
+            let six = noted.first_chunk().and_then(Datagram::of_noted6);
+            assert_eq!((four, six), if v6 { (None, Some(read)) } else { (Some(read), None) });
+            let four = Datagram::of_noted4(frame.first_chunk().unwrap());
+            assert_eq!((four, frame.first_chunk().and_then(Datagram::of_noted6)), (None, None), "no note");
         }
     }
 }

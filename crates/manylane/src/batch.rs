@@ -148,18 +148,15 @@ impl<'a> Batch<'a> {
         self.next_of_train()
     }
 
-    #[inline]
+    // Always: what it reads of headers is left out where the caller does not look at it, which shows only there.
+    #[inline(always)]
     fn next_frame(&mut self, frames: Frames<'a>) -> Option<Datagram<'a>> {
-        let meta = loop {
-            let meta = frames.metas.get(self.next)?;
-            self.next += 1;
-            if !meta.is_refused() {
-                break meta;
-            }
-        };
+        let packet = frames.next_believed(self.next)?;
+        self.next = packet.number + 1;
         self.datagrams -= 1;
+        let meta = frames.meta(&packet);
         Some(Datagram {
-            payload: frames.payloads.payload(self.next - 1),
+            payload: packet.payload(),
             full_len: meta.datagram.len.into(),
             about: About::Frame(meta, frames.ecn),
             bound: self.bound,
@@ -170,7 +167,7 @@ impl<'a> Batch<'a> {
 impl<'a> Iterator for Batch<'a> {
     type Item = Datagram<'a>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Datagram<'a>> {
         match self.from {
             Origin::Messages(ring, said) => self.next_message(ring, said),
@@ -210,8 +207,8 @@ pub(crate) enum About<'a> {
         /// What the control messages say.
         said: &'a Ancillary,
     },
-    /// What its headers say, and whether the application wants to know ECN.
-    Frame(&'a Meta, bool),
+    /// What its headers say, and whether the application wants to know ECN. By value: a reply may be written over them.
+    Frame(Meta, bool),
 }
 
 impl<'a> Datagram<'a> {
@@ -283,8 +280,9 @@ impl<'a> Datagram<'a> {
         }
     }
 
-    pub(crate) fn about(&self) -> About<'a> {
-        self.about
+    #[inline]
+    pub(crate) fn about(&self) -> &About<'a> {
+        &self.about
     }
 
     /// The peer as the kernel wants it.

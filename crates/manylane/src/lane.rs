@@ -184,7 +184,7 @@ impl Lane {
     }
 
     /// Gives the lane queues of devices.
-    pub(crate) fn serve_queues(&mut self, xdp: XdpIo) -> Result<()> {
+    pub(crate) fn serve_queues(&mut self, mut xdp: XdpIo) -> Result<()> {
         xdp.watch_companion(self.me.fd.as_fd())?;
         self.xdp = Some(xdp);
         Ok(())
@@ -512,6 +512,11 @@ impl Lane {
         let mut taken = self.receive(wait)?;
         if self.overload == Overload::Newest && taken.messages == self.can.batch {
             taken = self.overtake(taken)?;
+        }
+        if let Some(xdp) = &mut self.xdp
+            && taken.messages > 0
+        {
+            xdp.has_companion();
         }
         self.count(taken);
         Ok(taken)

@@ -2,6 +2,7 @@
 //!
 //! Everything a queue does but system calls is here and in the pool, so that tests can be the kernel.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
@@ -61,6 +62,8 @@ pub(super) struct Core {
     quiet: u32,
     /// Whether it is known where the payloads of the batch are.
     is_found: bool,
+    /// See [`Payloads`].
+    written: Cell<usize>,
     out: Outgoing,
     /// Places for the packets of a batch, of which so many are in use.
     batch: Box<[Packet]>,
@@ -85,6 +88,7 @@ impl Core {
             rx,
             quiet: 0,
             is_found: true,
+            written: Cell::new(0),
             out: Outgoing::new(pool, me, tx, options.batch, checksums),
             batch: vec![Packet::NONE; options.batch].into(),
             len: 0,
@@ -105,6 +109,7 @@ impl Core {
         }
         // Nobody asks before the next `split`, or it is looked for before.
         self.is_found = false;
+        self.written.set(0);
         let Outgoing { pool, me, purse, .. } = &mut self.out;
         let (pool, me) = (Arc::as_ref(pool), *me);
         let mut locked = pool.lock();
@@ -227,11 +232,11 @@ impl Core {
 
     /// See [`Queue::find_payloads`](super::Queue::find_payloads).
     #[inline]
-    pub(super) fn find_payloads(&mut self, mut find: impl FnMut(&[u8]) -> Option<(usize, usize)>) {
-        for packet in &mut self.batch[..self.len] {
+    pub(super) fn find_payloads(&mut self, mut find: impl FnMut(usize, &[u8]) -> Option<(usize, usize)>) {
+        for (i, packet) in self.batch[..self.len].iter_mut().enumerate() {
             // SAFETY: as in `packet`.
             let bytes = unsafe { std::slice::from_raw_parts(packet.start.cast_const(), packet.len as usize) };
-            let (at, len) = find(bytes).unwrap_or((0, bytes.len()));
+            let (at, len) = find(i, bytes).unwrap_or((0, bytes.len()));
             if at.checked_add(len).is_none_or(|end| end > bytes.len()) {
                 no_such_payload(bytes.len(), at, len);
             }
@@ -246,9 +251,9 @@ impl Core {
         // What is sent comes back.
         self.quiet = 0;
         if !self.is_found {
-            self.find_payloads(|_| None);
+            self.find_payloads(|_, _| None);
         }
-        let payloads = Payloads::new(&self.batch[..self.len]);
+        let payloads = Payloads::new(&self.batch[..self.len], &self.written);
         (payloads, Sender::new(payloads, &mut self.out, bell))
     }
 
@@ -271,13 +276,12 @@ impl Core {
     pub(super) fn set_payload(&mut self, i: usize, at: usize, len: usize) {
         assert!(i < self.len);
         if !self.is_found {
-            self.find_payloads(|_| None);
+            self.find_payloads(|_, _| None);
         }
         let found = |packet: &Packet| (packet.at as usize, packet.payload as usize);
         let mut all: Vec<_> = self.batch[..self.len].iter().map(found).collect();
         all[i] = (at, len);
-        let mut all = all.into_iter();
-        self.find_payloads(|_| all.next());
+        self.find_payloads(|i, _| Some(all[i]));
     }
 
     /// Most packets of a batch.

@@ -102,7 +102,7 @@ pub use owners::owners;
 #[cfg(not(loom))]
 pub use queue::{OpenError, Queue, Share, Step};
 #[cfg(not(loom))]
-pub use send::{Fresh, Payloads, Sender};
+pub use send::{Found, Fresh, Payloads, Sender};
 #[cfg(not(loom))]
 pub use socket::statistics;
 

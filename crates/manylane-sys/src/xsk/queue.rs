@@ -268,14 +268,15 @@ impl Queue {
         self.core.edit_packets(edit);
     }
 
-    /// Shows every packet of the batch, in order, to `find`, which says where its payload starts and how long it is.
+    /// Shows every packet of the batch, in order and with its number, to `find`, which says where its payload starts and how
+    /// long it is.
     /// What is before it is its header; what is behind it nobody looks at. Where it says nothing, and before, all of
     /// a packet is its payload.
     ///
     /// # Panics
     /// If a packet does not have the bytes that are said to be its payload.
     #[inline]
-    pub fn find_payloads(&mut self, find: impl FnMut(&[u8]) -> Option<(usize, usize)>) {
+    pub fn find_payloads(&mut self, find: impl FnMut(usize, &[u8]) -> Option<(usize, usize)>) {
         self.core.find_payloads(find);
     }
 

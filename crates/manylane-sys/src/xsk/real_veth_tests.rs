@@ -223,7 +223,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         while queue.receive(32) == 0 {
             assert!(start.elapsed() < PATIENCE, "no frame");
         }
-        queue.find_payloads(|_| Some((42, 100)));
+        queue.find_payloads(|_, _| Some((42, 100)));
         let (payloads, mut sender) = queue.split();
         let payload = payloads.payload(0);
         unfinished_head(sender.header_mut(0), port, 100);

@@ -3,9 +3,12 @@
 //! Both live as long as `'a`, a mutable borrow of the queue, so that no batch begins or ends and no packet's
 //! `at` changes meanwhile. Why they do not meet in memory: of a packet of the batch, payloads are the bytes from
 //! `at` on and are only read, here and by a device that sends them; [`header_mut`](Sender::header_mut) is the
-//! bytes before `at`. Fresh frames are in no batch: a frame of a batch, of whichever member, is not free, and so not
-//! taken, before the batch ends; and a frame is lent by the member alone that has taken it.
+//! bytes before `at`. Those are also read in the view of payloads, by value ([`Found::head`]), but not once somebody
+//! could write to them: both views know behind which packet nobody has had a slice that could be written to. Fresh
+//! frames are in no batch: a frame of a batch, of whichever member, is not free, and so not taken, before the batch
+//! ends; and a frame is lent by the member alone that has taken it.
 
+use std::cell::Cell;
 use std::io;
 use std::slice;
 
@@ -17,12 +20,27 @@ use super::outgoing::Outgoing;
 #[derive(Clone, Copy)]
 pub struct Payloads<'a> {
     packets: &'a [Packet],
+    /// Behind the last packet whose header somebody may write to.
+    written: &'a Cell<usize>,
 }
 
 impl<'a> Payloads<'a> {
     /// Of the packets of a queue that is mutably borrowed for `'a`.
-    pub(super) fn new(packets: &'a [Packet]) -> Self {
-        Self { packets }
+    pub(super) fn new(packets: &'a [Packet], written: &'a Cell<usize>) -> Self {
+        Self { packets, written }
+    }
+
+    /// The first packet from number `i` on that has a header before its payload.
+    #[inline]
+    #[must_use]
+    pub fn next_with_header(&self, mut i: usize) -> Option<Found<'a>> {
+        loop {
+            let packet = self.packets.get(i)?;
+            if packet.at > 0 {
+                return Some(Found { number: i, packet, written: self.written });
+            }
+            i += 1;
+        }
     }
 
     /// The payload of packet `i`: what [`Queue::find_payloads`](super::Queue::find_payloads) was told, or all of it.
@@ -32,14 +50,45 @@ impl<'a> Payloads<'a> {
     #[inline]
     #[must_use]
     pub fn payload(&self, i: usize) -> &'a [u8] {
-        let packet = &self.packets[i];
+        Found { number: i, packet: &self.packets[i], written: self.written }.payload()
+    }
+}
+
+/// A packet of the current batch.
+#[derive(Clone, Copy)]
+pub struct Found<'a> {
+    /// Its number in the batch.
+    pub number: usize,
+    packet: &'a Packet,
+    written: &'a Cell<usize>,
+}
+
+impl<'a> Found<'a> {
+    /// Its payload: what [`Queue::find_payloads`](super::Queue::find_payloads) was told, or all of it.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self) -> &'a [u8] {
         // SAFETY: a packet is initialised memory, and its payload lies in it (see `Packet`). Its frame, or the buffer
         // it is in, stays in the batch for `'a`, so that the kernel does not write to it and nobody takes it; of this
         // range nobody has a mutable slice (see the top of this file).
         unsafe {
-            let start = packet.start.add(packet.at as usize);
-            slice::from_raw_parts(start.cast_const(), packet.payload as usize)
+            let start = self.packet.start.add(self.packet.at as usize);
+            slice::from_raw_parts(start.cast_const(), self.packet.payload as usize)
         }
+    }
+
+    /// Its header, as it was received, if that has `N` bytes. None once the header of this packet, or of one behind it, may have
+    /// been written to ([`Sender::header_mut`]).
+    #[inline]
+    #[must_use]
+    pub fn head<const N: usize>(&self) -> Option<[u8; N]> {
+        if self.packet.at as usize != N || self.number < self.written.get() {
+            return None;
+        }
+        // SAFETY: a packet is initialised memory, and has `at` bytes before its payload (see `Packet`). Its frame stays in
+        // the batch for `'a`; nobody has had a mutable slice of these bytes in this batch (just checked), so that there is
+        // none, and the copy is made before there can be one.
+        Some(unsafe { self.packet.start.cast::<[u8; N]>().read() })
     }
 }
 
@@ -73,8 +122,10 @@ impl<'a> Sender<'a> {
     pub fn header_mut(&mut self, i: usize) -> &mut [u8] {
         let packet = &self.payloads.packets[i];
         assert!(!self.out.is_sent(packet), "packet {i} was sent");
+        self.payloads.written.set(self.payloads.written.get().max(i + 1));
         // SAFETY: these bytes are of a packet that the batch holds for `'a` and that no ring names (just checked);
-        // no payload has them (see the top of this file), and the slice borrows `self` mutably.
+        // no payload has them, nobody reads them by value any more (see the top of this file), and the slice borrows `self`
+        // mutably.
         unsafe { slice::from_raw_parts_mut(packet.start, packet.at as usize) }
     }
 
@@ -89,6 +140,7 @@ impl<'a> Sender<'a> {
         if !self.out.is_held(packet) {
             return None;
         }
+        self.payloads.written.set(self.payloads.written.get().max(i + 1));
         // SAFETY: as in `header_mut`: held and not sent, so that no ring names it.
         Some(unsafe { slice::from_raw_parts_mut(packet.start, packet.at as usize) })
     }

@@ -348,7 +348,7 @@ fn a_batch_goes_on_behind_what_cannot_be() {
     // What cannot be is one of the six that were asked for.
     assert_eq!((core.receive(&mock, 6), core.census().invalid), (5, 1));
     let mut seen = Vec::new();
-    core.find_payloads(|bytes| {
+    core.find_payloads(|_, bytes| {
         seen.push(bytes.to_vec());
         (seen.len() != 3).then_some((42, 10))
     });
@@ -358,6 +358,43 @@ fn a_batch_goes_on_behind_what_cannot_be() {
     assert_eq!(lengths, [10, 10, 60, 10, 10]);
     assert_eq!(core.receive(&mock, 6), 0);
     assert_eq!((core.census().filling, core.census().held), (16, 0));
+}
+
+/// Headers are read by value until somebody could write to them: then there is a mutable slice, and nothing else may look.
+#[test]
+fn a_header_is_read_up_to_the_first_time_that_it_could_be_written() {
+    let (mock, mut core) = mock::open(options(32, 16, 16, 8));
+    for round in 0..2 {
+        for number in 0..5 {
+            assert!(mock.kernel.borrow_mut().receive(&packet(number, 60)));
+        }
+        assert_eq!(core.receive(&mock, 8), 5);
+        // Of the second one no payload is found.
+        core.find_payloads(|i, _| (i != 1).then_some((42, 10)));
+        let (payloads, mut sender) = core.split(&mock);
+        let numbers = |from| payloads.next_with_header(from).map(|found| found.number);
+        assert_eq!([0, 1, 2, 4, 5].map(numbers), [Some(0), Some(2), Some(2), Some(4), None]);
+        let found = |i| payloads.next_with_header(i).unwrap();
+        for i in [0, 2, 3, 4] {
+            let expected = packet(i, 60);
+            assert_eq!(
+                found(i).head::<42>().as_ref().map(|head| &head[..]),
+                Some(&expected[..42]),
+                "round {round}"
+            );
+            assert_eq!((found(i).head::<41>(), found(i).head::<62>()), (None, None));
+            assert_eq!(found(i).payload(), &expected[42..52]);
+        }
+        let before = found(2);
+        sender.header_mut(2)[0] ^= 0xff;
+        assert!([found(0), before, found(2)].iter().all(|found| found.head::<42>().is_none()));
+        assert!(found(3).head::<42>().is_some());
+        sender.held_header_mut(4).unwrap().fill(1);
+        // An earlier one that is written to later changes nothing.
+        sender.header_mut(0).fill(2);
+        assert!(found(3).head::<42>().is_none() && found(4).head::<42>().is_none());
+        assert_eq!(found(4).payload(), &packet(4, 60)[42..52]);
+    }
 }
 
 #[test]

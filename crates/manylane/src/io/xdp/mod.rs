@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`gate`]): dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
-//! | [`XdpIo::receive`]: lengths and checksums, of frames without the program's [`note`] | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
+//! | [`XdpIo::receive`]: payloads, by the program's [`note`]; else lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
 //! | [`send::XdpOut`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
 //! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
@@ -12,9 +12,10 @@
 //! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. It stays with a
 //! queue that brings full batches for a few of them, and then goes on to the next one that has something. The companion
 //! has its turn when the queues are empty (in `serve`, but for the look behind a full batch), and after so many batches of
-//! theirs at the latest.
+//! theirs if its [`doorbell`] has rung.
 
 mod device;
+mod doorbell;
 mod gate;
 pub(crate) mod lending;
 mod mailbox;
@@ -32,16 +33,17 @@ use std::time::Duration;
 use manylane_bpf::abi;
 use manylane_sys::busy;
 use manylane_sys::measure::Watch;
-use manylane_sys::xsk::{Payloads, Queue};
+use manylane_sys::xsk::{Found, Payloads, Queue};
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::Mac;
-use manylane_wire::note;
+use manylane_wire::note::{self, Noted, Unfinished};
 
 pub use gate::{Gate, Refused};
 pub(crate) use plane::Plane;
 pub use plane::XdpQueue;
 
 use self::device::Device;
+use self::doorbell::Ear;
 use self::mailbox::{Content, Mailbox, Order, QueueId};
 use self::route::Reader;
 use self::send::XdpOut;
@@ -55,15 +57,20 @@ use crate::overload::Overload;
 // What the program writes is what is read.
 const _: () = assert!(
     note::NOTE == abi::NOTE
-        && note::IP6 == abi::NOTE_IP6
+        && note::HEAD4 == abi::NOTE_IP4 as usize
+        && note::HEAD6 == abi::NOTE_IP6 as usize
+        && note::HEAD == abi::NOTE_HEAD
         && note::UNFINISHED == abi::NOTE_UNFINISHED
         && note::LEN == abi::NOTE_LEN
         && note::MOST == abi::NOTE_MOST
 );
 
-/// After so many batches from queues the companion has a turn, should the queues never be empty. It is a system call, through
-/// code and data of the kernel that are in no cache by then.
-const COMPANION_EVERY: u32 = 32;
+/// After so many batches from queues the companion has a turn, should the queues never be empty, if its doorbell has rung.
+const COMPANION_EVERY: u32 = 8;
+
+/// The same where it has no doorbell and has to be asked: a system call, through code and data of the kernel that are in no cache
+/// by then.
+const COMPANION_UNHEARD: u32 = 32;
 
 /// Batches of nothing but broken frames that one receive passes over.
 const BROKEN_BUDGET: u32 = 256;
@@ -71,21 +78,13 @@ const BROKEN_BUDGET: u32 = 256;
 /// Batches that a lane which closes throws away at most.
 const DISCARD_BUDGET: u32 = 1 << 14;
 
-/// What the library knows of one packet of a batch from a queue: less than a cache line.
-#[derive(Clone, Debug)]
+/// What the library knows of one packet of a batch from a queue.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
-    /// Its place in the batch, which this place in the list is for.
+    /// Its place in the batch.
     pub(crate) index: u32,
-    /// What its headers say; [`Checksum::Wrong`] of one that is not to be believed.
+    /// What its headers say.
     pub(crate) datagram: Datagram,
-}
-
-impl Meta {
-    /// Not to be believed: it is not handed out.
-    #[inline]
-    pub(crate) fn is_refused(&self) -> bool {
-        self.datagram.checksum == Checksum::Wrong
-    }
 }
 
 /// One queue that a lane serves.
@@ -116,16 +115,16 @@ pub(crate) struct XdpIo {
     /// Whether one of them is to be closed.
     is_ending: bool,
     turns: Turns,
-    /// What is known of the packets of a batch, read into where it lies, and how many the one has that was taken last. One for
-    /// all queues, so that it stays in the cache.
-    metas: Box<[Meta]>,
-    packets: usize,
+    /// What the headers say of those packets of a batch that have no note, each in its place. One for all queues.
+    read: Box<[Datagram]>,
     /// Frames in the receive rings behind what was taken last, and how many they can hold.
     backlog: (u32, u32),
     /// The queue that the last batch came from; none if it came from the companion.
     current: Option<usize>,
     /// Batches since the companion had its turn.
     since_companion: u32,
+    /// Tells whether the companion may have something.
+    ear: Option<Ear>,
     reader: Reader,
     tap: Tap,
     bound: SocketAddr,
@@ -138,9 +137,30 @@ pub(crate) struct XdpIo {
 #[derive(Clone, Copy)]
 pub(crate) struct Frames<'a> {
     pub(crate) payloads: Payloads<'a>,
-    pub(crate) metas: &'a [Meta],
+    /// See [`XdpIo::read`].
+    read: &'a [Datagram],
     /// Whether datagrams carry ECN.
     pub(crate) ecn: bool,
+}
+
+impl<'a> Frames<'a> {
+    /// The first packet from the one at `index` on that can be believed: of others no payload was found.
+    #[inline]
+    pub(crate) fn next_believed(&self, index: usize) -> Option<Found<'a>> {
+        self.payloads.next_with_header(index)
+    }
+
+    /// What is known of a packet that can be believed. The headers of one with a note are read here, of which nothing is left
+    /// where nobody looks at what they say.
+    #[inline]
+    pub(crate) fn meta(&self, packet: &Found<'a>) -> Meta {
+        let noted = match packet.head() {
+            Some(head) => Datagram::of_noted4(&head),
+            None => packet.head().and_then(|head| Datagram::of_noted6(&head)),
+        };
+        let datagram = noted.or_else(|| self.read.get(packet.number).copied()).unwrap_or_default();
+        Meta { index: packet.number as u32, datagram }
+    }
 }
 
 /// What the companion is watched as; queues have the numbers of their [`QueueId`].
@@ -164,8 +184,7 @@ impl XdpIo {
             watch.busy_poll(time, busy::BUDGET).map_err(|err| Error::system("EPIOCSPARAMS", err))?;
         }
         let mailbox = Arc::new(Mailbox::new(watch.adder().map_err(failed)?));
-        let meta = |index| Meta { index, datagram: Datagram::default() };
-        let metas = (0..plane.batch as u32).map(meta).collect();
+        let read = vec![Datagram::default(); plane.batch].into();
         Ok(Self {
             plane,
             lane,
@@ -173,11 +192,11 @@ impl XdpIo {
             queues: Vec::new(),
             is_ending: false,
             turns: Turns::default(),
-            metas,
-            packets: 0,
+            read,
             backlog: (0, 0),
             current: None,
             since_companion: 0,
+            ear: None,
             reader,
             tap,
             bound,
@@ -229,20 +248,40 @@ impl XdpIo {
         self.recount();
     }
 
-    /// Lets readiness of the companion wake the lane, too.
-    pub(crate) fn watch_companion(&self, companion: BorrowedFd<'_>) -> Result<()> {
+    /// Lets readiness of the companion wake the lane, too, and be heard of by one that does not sleep.
+    pub(crate) fn watch_companion(&mut self, companion: BorrowedFd<'_>) -> Result<()> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
-        self.watch.add(&companion, COMPANION).map_err(failed)
+        self.watch.add(&companion, COMPANION).map_err(failed)?;
+        let unheard = |err| log::debug!("a companion has no doorbell: SO_ATTACH_BPF: {err}");
+        self.ear = self.plane.doorbell.as_ref().and_then(|bell| bell.hang(companion).map_err(unheard).ok());
+        Ok(())
     }
 
-    /// Whether the companion has waited long enough and comes first. It then has had its turn.
+    /// Whether the companion has waited long enough and comes first.
+    #[inline]
+    fn is_companion_due(&self) -> bool {
+        match &self.ear {
+            Some(ear) => self.since_companion >= COMPANION_EVERY && ear.hears(),
+            None => self.since_companion >= COMPANION_UNHEARD,
+        }
+    }
+
+    /// Whether the companion comes first. It then has its turn.
+    #[inline]
     pub(crate) fn is_companions_turn(&mut self) -> bool {
-        let turn = self.since_companion >= COMPANION_EVERY;
+        let turn = self.is_companion_due();
         if turn {
-            self.since_companion = 0;
+            self.gives_turn();
             self.current = None;
         }
         turn
+    }
+
+    /// The companion brought something: there may be more.
+    pub(crate) fn has_companion(&mut self) {
+        if let Some(ear) = &mut self.ear {
+            ear.stay();
+        }
     }
 
     /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is where payloads are
@@ -269,7 +308,7 @@ impl XdpIo {
             // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
             for _ in 0..BROKEN_BUDGET {
                 let mut receive = |queue: &mut LaneQueue| {
-                    queue.receive(most, datagram_size, &mut self.metas, &mut self.tap, cells)
+                    queue.receive(most, datagram_size, &mut self.read, &mut self.tap, cells)
                 };
                 let (mut frames, mut taken) = receive(queue);
                 if frames == 0 {
@@ -288,7 +327,6 @@ impl XdpIo {
                 }
                 self.backlog.0 = self.backlog.0.wrapping_add(queue.tell_change());
                 if taken.messages > 0 {
-                    self.packets = frames;
                     self.since_companion += 1;
                     self.current = Some(at);
                     self.turns.brought(at, frames == most);
@@ -335,16 +373,19 @@ impl XdpIo {
         }
     }
 
-    /// The queues are empty: the companion has its turn.
+    /// The companion has its turn.
     #[inline]
     pub(crate) fn gives_turn(&mut self) {
         self.since_companion = 0;
+        if let Some(ear) = &mut self.ear {
+            ear.answer();
+        }
     }
 
     /// Whether the batch that was taken last came from a queue, and the companion's turn has not come.
     #[inline]
     pub(crate) fn has_batch(&self) -> bool {
-        self.current.is_some() && self.since_companion < COMPANION_EVERY
+        self.current.is_some() && !self.is_companion_due()
     }
 
     /// Gives its queues to the other lanes, as far as there are any.
@@ -410,8 +451,7 @@ impl XdpIo {
         let device = queue.device.index;
         self.tap.sends_by(device, queue.number);
         let (payloads, sender) = queue.xsk.split();
-        let frames =
-            self.current.map(|_| Frames { payloads, metas: &self.metas[..self.packets], ecn: self.ecn });
+        let frames = self.current.map(|_| Frames { payloads, read: &self.read, ecn: self.ecn });
         (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, device, self.bound)))
     }
 }
@@ -429,12 +469,12 @@ impl LaneQueue {
         &mut self,
         most: usize,
         datagram_size: usize,
-        metas: &mut [Meta],
+        read: &mut [Datagram],
         tap: &mut Tap,
         cells: &Cells,
     ) -> (usize, Taken) {
         // One place for each.
-        let frames = self.xsk.receive(most.min(metas.len()));
+        let frames = self.xsk.receive(most.min(read.len()));
         if frames == 0 {
             return (0, Taken::default());
         }
@@ -442,7 +482,7 @@ impl LaneQueue {
             self.restore();
         }
         tap.received(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
-        (frames, self.judge(&mut metas[..frames], datagram_size, cells))
+        (frames, self.judge(&mut read[..frames], datagram_size, cells))
     }
 
     /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of notes.
@@ -466,32 +506,35 @@ impl LaneQueue {
         waiting > entries / 2
     }
 
-    /// Reads the headers of the packets that were received, as far as the program on the device has not, and counts what
-    /// cannot be believed. There is one place in `metas` for each.
-    fn judge(&mut self, metas: &mut [Meta], datagram_size: usize, cells: &Cells) -> Taken {
+    /// Finds the payloads of the packets that were received, and counts what cannot be believed. The headers of those that have
+    /// no note are read, each into its place in `places`.
+    fn judge(&mut self, places: &mut [Datagram], datagram_size: usize, cells: &Cells) -> Taken {
         let (mut bytes, mut truncated) = (0, 0);
         let (mut bad_checksum, mut malformed) = (0, 0);
-        let is_virtual_pair = self.device.is_virtual_pair;
-        let packets = metas.len();
-        let mut metas = metas.iter_mut();
-        self.xsk.find_payloads(|packet| {
-            let datagram = &mut metas.next()?.datagram;
-            if !datagram.believe(packet) && !read(datagram, packet) {
-                malformed += 1;
-                return None;
+        let unfinished = if self.device.is_virtual_pair { Unfinished::Taken } else { Unfinished::Refused };
+        let packets = places.len();
+        self.xsk.find_payloads(|index, packet| {
+            let Noted { at, len } = match note::find(packet, unfinished) {
+                Some(noted) => noted,
+                None => match read(places.get_mut(index)?, packet, unfinished) {
+                    Ok(found) => found,
+                    Err(Broken::Malformed) => {
+                        malformed += 1;
+                        return None;
+                    }
+                    Err(Broken::Checksum) => {
+                        bad_checksum += 1;
+                        return None;
+                    }
+                },
+            };
+            let mut len = usize::from(len);
+            if len > datagram_size {
+                len = datagram_size;
+                truncated += 1;
             }
-            if datagram.checksum != Checksum::Right
-                && !(is_virtual_pair && datagram.checksum == Checksum::Unfinished)
-            {
-                datagram.checksum = Checksum::Wrong;
-                bad_checksum += 1;
-                return None;
-            }
-            let len = usize::from(datagram.len);
-            let kept = len.min(datagram_size);
-            bytes += kept;
-            truncated += usize::from(kept < len);
-            Some((datagram.at.into(), kept))
+            bytes += len;
+            Some((at.into(), len))
         });
         if bad_checksum > 0 {
             cells.add(Count::BadChecksum, bad_checksum);
@@ -504,13 +547,19 @@ impl LaneQueue {
     }
 }
 
-/// Reads all headers of a packet; false, and it is wrong, if they are broken. Apart from the loop over packets with a note,
-/// which needs its registers for itself.
+/// Why a packet is not to be believed.
+enum Broken {
+    Malformed,
+    Checksum,
+}
+
+/// Reads all headers of a packet. Apart from the loop over packets with a note, which needs its registers for itself.
 #[inline(never)]
-fn read(datagram: &mut Datagram, packet: &[u8]) -> bool {
-    let is_read = datagram.read(packet).is_ok();
-    if !is_read {
-        datagram.checksum = Checksum::Wrong;
+fn read(place: &mut Datagram, packet: &[u8], unfinished: Unfinished) -> std::result::Result<Noted, Broken> {
+    place.read(packet).map_err(|_| Broken::Malformed)?;
+    match place.checksum {
+        Checksum::Wrong => Err(Broken::Checksum),
+        Checksum::Unfinished if unfinished == Unfinished::Refused => Err(Broken::Checksum),
+        _ => Ok(Noted { at: place.at, len: place.len }),
     }
-    is_read
 }

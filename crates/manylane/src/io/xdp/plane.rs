@@ -26,6 +26,7 @@ use manylane_sys::xsk;
 
 use super::XdpIo;
 use super::device::{Attach, Device, Number};
+use super::doorbell::Doorbell;
 use super::gate::Gate;
 use super::queues::State;
 use super::route::{Change, Routes};
@@ -90,6 +91,8 @@ pub(crate) struct Plane {
     capture: Option<Point>,
     /// What is let in.
     pub(crate) gate: Gate,
+    /// By what lanes hear that a companion has something; none where the kernel cannot do that.
+    pub(super) doorbell: Option<Doorbell>,
     state: Mutex<State>,
 }
 
@@ -110,6 +113,7 @@ impl Plane {
             reach: Reach::All,
             capture: None,
             gate: Gate::new(config.xdp.guard.clone()),
+            doorbell: None,
             state: Mutex::default(),
         };
         plane.reach = plane.decide_reach();
@@ -123,6 +127,9 @@ impl Plane {
             }));
         }
         plane.capture = plane.offer_capture();
+        let silent =
+            |err| log::debug!("engine xdp: companions are asked in turn, since they have no doorbell: {err}");
+        plane.doorbell = Doorbell::open().map_err(silent).ok();
         let plane = Arc::new(plane);
         let follower: Weak<Self> = Arc::downgrade(&plane);
         plane.routes.on_change(Box::new(move |change| {
