@@ -46,7 +46,7 @@ impl Tally {
             who: who.into(),
             cpu,
             seconds,
-            longest_ms: taken(&self.longest) as f64 / MILLI as f64,
+            longest_ms: ms(Duration::from_nanos(taken(&self.longest))),
             over_1ms: taken(&self.over_1ms),
             over_10ms: taken(&self.over_10ms),
             steal_ms: steal.of(cpu),
@@ -60,6 +60,11 @@ impl Tally {
             count.store(0, Ordering::Relaxed);
         });
     }
+}
+
+/// In milliseconds. Whatever is compared comes from here: two ways to the same time differ in their last digit.
+fn ms(time: Duration) -> f64 {
+    time.as_nanos() as f64 / MILLI as f64
 }
 
 fn bin(micros: u64) -> usize {
@@ -173,7 +178,6 @@ impl<'a> Clocks<'a> {
 
     fn take_apart(&mut self, gap: Duration) -> FloodGap {
         let [others, stolen, made] = self.look();
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let waited = others.min(gap);
         FloodGap {
             ms: ms(gap),
@@ -219,6 +223,20 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_that_is_taken_apart_is_as_long_as_it_was_counted() {
+        let (tally, steal, mut clocks) = (Tally::default(), Steal::start(), Clocks::start(None).unwrap());
+        for nanos in (1..1000).map(|at| at * 40_729) {
+            let gap = Duration::from_nanos(nanos);
+            tally.add(gap);
+            assert_eq!(
+                clocks.take_apart(gap).ms,
+                tally.take("program", 0, 1.0, &steal).longest_ms,
+                "{nanos}"
+            );
+        }
+    }
+
+    #[test]
     fn what_other_threads_had_is_waiting_and_not_stolen() {
         let Some(&cpu) = machine::allowed_cpus().first() else { return };
         let busy = BusyThread::start(cpu).unwrap();
@@ -234,8 +252,9 @@ mod tests {
         }
         busy.stop().unwrap();
         let parts = |part| sum(&seen, part);
-        assert!(!seen.apart.is_empty() && seen.share.unwrap() < 0.95, "{seen:?}");
-        assert!(parts(|gap| gap.waited_ms) > 0.0, "{seen:?}");
+        // Whoever waits does not run: there is no more of both than the time it took, but for what two clocks differ by.
+        let waited = parts(|gap| gap.waited_ms) / 1e3;
+        assert!(waited > 0.0 && seen.share.unwrap() < 1.01 - waited / seen.seconds, "{seen:?}");
         assert!(
             parts(|gap| gap.sender_ms) > 0.0,
             "what the thread in the maker's place had is its own: {seen:?}"
