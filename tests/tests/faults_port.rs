@@ -4,15 +4,20 @@
 
 mod faults_support;
 
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::{env, fs, process};
+use std::os::unix::net::UnixStream;
+use std::{env, fs, process, thread};
 
 use faults_support::{Child, NOBODY, hold, is, is_root, tell};
 use manylane::{Builder, Error, ErrorKind, Handle, SteeringBy};
 use manylane_sys::sock::{self, Flag};
 use manylane_testbed::skip;
 use manylane_tests::{Client, Hands, backends, need_ipv6, settled};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::thread::gettid;
 
 fn open(addr: SocketAddr) -> Result<manylane::Socket, Error> {
     Builder::new(addr).unwrap().lanes(2).open()
@@ -109,6 +114,55 @@ fn loopback_fault_port_of_another_process_names_it() {
         child.finish();
         open(addr).unwrap();
     }
+}
+
+/// As with a process that was killed, whose sockets the kernel closes one after the other.
+#[test]
+fn loopback_fault_port_of_no_process_is_waited_for() {
+    let name = "loopback_fault_port_of_no_process_is_waited_for";
+    if skip::need(name, is_root(), "only root sees the files of all processes") {
+        Child::run("child_meets_a_port_of_no_process", None);
+    }
+}
+
+/// In a process of its own, which starts no others: those would have its sockets for a moment.
+#[test]
+#[ignore = "started by loopback_fault_port_of_no_process_is_waited_for"]
+fn child_meets_a_port_of_no_process() {
+    if !is("child_meets_a_port_of_no_process") {
+        return;
+    }
+    let socket = UdpSocket::bind(local()).unwrap();
+    let addr = socket.local_addr().unwrap();
+    let on_its_way = in_flight(&socket);
+    drop(socket);
+    // Nobody gives it up while it is waited for: the kernel has it, or a process that cannot be seen.
+    let text = refused(addr);
+    assert!(text.ends_with("by a socket of user 0 that no process has which can be seen here"), "{text}");
+    let (told, tid) = std::sync::mpsc::channel();
+    let next = thread::spawn(move || {
+        told.send(gettid()).unwrap();
+        open(addr).map(drop)
+    });
+    let stat = format!("/proc/self/task/{}/stat", tid.recv().unwrap().as_raw_nonzero());
+    // It sleeps between two looks at the table.
+    while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") S ")) {
+        thread::yield_now();
+    }
+    assert!(!next.is_finished());
+    drop(on_its_way);
+    next.join().unwrap().unwrap();
+}
+
+/// Sends a socket to somebody who does not take it: the kernel has it as long as there is what is returned.
+fn in_flight(socket: &UdpSocket) -> (UnixStream, UnixStream) {
+    let (from, to) = UnixStream::pair().unwrap();
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    let fds = [socket.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(&from, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+    (from, to)
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Who has a port: for the error that says it is in use. Read from `/proc`, as far as that is readable.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::{Duration, Instant};
-use std::{fs, thread};
+use std::{fs, io, thread};
 
 use manylane_sys::udp_table::Entry;
 
@@ -13,12 +14,45 @@ const TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/u
 /// keep all processors busy up to 3 s.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Says who holds a UDP port that conflicts with `addr`: process, command and user, as far as they can be seen.
-pub(crate) fn of(addr: &SocketAddr, only_v6: bool) -> Option<String> {
-    let entries: Vec<Entry> = entries().filter(|entry| conflict(&entry.local, addr, only_v6)).collect();
+/// How long what somebody had who has ended may stay taken: a port, a queue, a device's place for a program.
+pub(crate) const HANDOVER: Duration = Duration::from_secs(1);
+
+/// How often a table is read for who is in the way: the kernel leaves entries out of one that changes meanwhile.
+const TRIES: u32 = 5;
+
+/// Who has a socket open.
+#[derive(Debug, PartialEq)]
+enum Owner {
+    /// By its id and its command.
+    Process(u32, String),
+    /// No process, as far as this one's `/proc` goes: one that has ended had it, or it belongs to another container.
+    Nobody,
+    /// A process whose files this one may not see, or nobody.
+    Unseen,
+}
+
+/// What keeps an address from being bound.
+#[derive(Debug, Default)]
+pub(crate) struct Holder {
+    /// Process, command and user, as far as they can be seen.
+    pub(crate) who: Option<String>,
+    /// It ends by itself, as far as can be seen: sockets of a process that was killed, which the kernel closes one by one. AF_XDP sockets
+    /// take it some 10 ms, and the port comes after them.
+    pub(crate) is_leaving: bool,
+}
+
+/// Who holds a UDP port that conflicts with `addr`.
+pub(crate) fn of(addr: &SocketAddr, only_v6: bool) -> Holder {
+    if !Path::new(TABLES[0]).exists() {
+        return Holder::default();
+    }
+    let look = |_| entries().filter(|entry| conflict(&entry.local, addr, only_v6)).collect::<Vec<_>>();
+    let entries = (0..TRIES).map(look).find(|found| !found.is_empty()).unwrap_or_default();
+    let owners: Vec<Owner> = entries.iter().map(|entry| owner_of(entry.inode)).collect();
     // The very same address explains most.
-    let entry = entries.iter().find(|entry| entry.local == *addr).or_else(|| entries.first())?;
-    Some(owner(entry))
+    let at = entries.iter().position(|entry| entry.local == *addr).unwrap_or(0);
+    let who = entries.get(at).map(|entry| describe(entry, &owners[at]));
+    Holder { who, is_leaving: owners.iter().all(|owner| *owner == Owner::Nobody) }
 }
 
 /// A socket that is bound to exactly this address and is none of `ours` (inodes), if one can be seen.
@@ -28,7 +62,7 @@ pub(crate) fn stranger(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
     let same = |entry: &Entry| entry.local.ip() == addr.ip() && entry.local.port() == addr.port();
     let found =
         table.lines().filter_map(Entry::parse).find(|entry| same(entry) && !ours.contains(&entry.inode))?;
-    Some(owner(&found))
+    Some(describe(&found, &owner_of(found.inode)))
 }
 
 /// Waits until none of these sockets (inodes) is bound any more, as far as can be seen; false if that takes too long.
@@ -49,10 +83,11 @@ fn entries() -> impl Iterator<Item = Entry> {
 }
 
 /// Who has a socket: process, command and user, as far as they can be seen.
-fn owner(entry: &Entry) -> String {
-    match process_of(entry.inode) {
-        Some((pid, command)) => format!("process {pid} ({command}) of user {}", entry.uid),
-        None => format!("a process of user {} that this one may not see", entry.uid),
+fn describe(entry: &Entry, owner: &Owner) -> String {
+    match owner {
+        Owner::Process(pid, command) => format!("process {pid} ({command}) of user {}", entry.uid),
+        Owner::Nobody => format!("a socket of user {} that no process has which can be seen here", entry.uid),
+        Owner::Unseen => format!("a process of user {} that this one may not see", entry.uid),
     }
 }
 
@@ -72,27 +107,40 @@ fn conflict(held: &SocketAddr, wanted: &SocketAddr, only_v6: bool) -> bool {
 
 /// A process that has one of these sockets (inodes) open, if one can be seen.
 pub(crate) fn process_with(sockets: &[u64]) -> Option<String> {
-    let (pid, command) = sockets.iter().find_map(|inode| process_of(*inode))?;
-    Some(format!("process {pid} ({command})"))
+    sockets.iter().find_map(|inode| match owner_of(*inode) {
+        Owner::Process(pid, command) => Some(format!("process {pid} ({command})")),
+        Owner::Nobody | Owner::Unseen => None,
+    })
 }
 
-/// The process that has the socket with this inode open: its id and name.
-fn process_of(inode: u64) -> Option<(u32, String)> {
+/// Who has the socket with this inode open.
+fn owner_of(inode: u64) -> Owner {
     let wanted = format!("socket:[{inode}]");
-    for process in fs::read_dir("/proc").ok()?.flatten() {
+    let Ok(processes) = fs::read_dir("/proc") else { return Owner::Unseen };
+    let mut others = Owner::Nobody;
+    for process in processes.flatten() {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
+        let files = match fs::read_dir(process.path().join("fd")) {
+            Ok(files) => files,
+            Err(err) => {
+                // One that has ended meanwhile has nothing.
+                if err.kind() == io::ErrorKind::PermissionDenied {
+                    others = Owner::Unseen;
+                }
+                continue;
+            }
+        };
         let has = |file: fs::DirEntry| {
             fs::read_link(file.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str())
         };
         if files.flatten().any(has) {
             let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            return Some((pid, name.trim().to_owned()));
+            return Owner::Process(pid, name.trim().to_owned());
         }
     }
-    None
+    others
 }
 
 #[cfg(test)]
@@ -105,15 +153,18 @@ mod tests {
     fn finds_this_process() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
-        let found = of(&addr, false).unwrap();
+        let Holder { who, is_leaving } = of(&addr, false);
+        let found = who.unwrap();
+        assert!(!is_leaving);
         assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
         let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port());
-        assert!(of(&any, false).is_some());
+        assert!(of(&any, false).who.is_some());
         let inode = manylane_sys::sock::inode(std::os::fd::AsFd::as_fd(&socket)).unwrap();
         assert_eq!(stranger(&addr, &[inode]), None);
         assert!(stranger(&addr, &[inode + 1]).is_some());
         drop(socket);
-        assert_eq!(of(&addr, false), None);
+        let Holder { who, is_leaving } = of(&addr, false);
+        assert!(who.is_none() && is_leaving, "it is gone already");
         assert_eq!(stranger(&addr, &[]), None);
     }
 

@@ -10,6 +10,8 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use manylane_sys::busy;
 use manylane_sys::control::Ancillary;
@@ -74,7 +76,7 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: Join) -> Result<(Ow
     if join == Join::Group {
         set(Flag::ReusePort, true)?;
     }
-    sock::bind(socket, addr).map_err(|err| bind_error(addr, config.only_v6, err))?;
+    bind(socket, addr, config.only_v6)?;
     let datagram_size = if gro { LARGEST_DATAGRAM } else { config.datagram_size };
     let timestamps = config.timestamps;
     Ok((fd, Capabilities { batch: config.batch, datagram_size, gro, gso, timestamps }))
@@ -97,12 +99,25 @@ fn buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Result
     Ok(())
 }
 
-fn bind_error(addr: &SocketAddr, only_v6: bool, err: std::io::Error) -> Error {
-    match err.raw_os_error() {
-        Some(EADDRINUSE) => {
-            let by = holder::of(addr, only_v6).map_or_else(String::new, |who| format!(" by {who}"));
-            Error::with(ErrorKind::InUse, format!("{addr} is in use{by}"), err)
+/// Binds, also to the port of a process that has just ended.
+fn bind(socket: BorrowedFd<'_>, addr: &SocketAddr, only_v6: bool) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let Err(err) = sock::bind(socket, addr) else { return Ok(()) };
+        if err.raw_os_error() != Some(EADDRINUSE) {
+            return Err(bind_error(addr, err));
         }
+        let holder = holder::of(addr, only_v6);
+        if !holder.is_leaving || start.elapsed() > holder::HANDOVER {
+            let by = holder.who.map_or_else(String::new, |who| format!(" by {who}"));
+            return Err(Error::with(ErrorKind::InUse, format!("{addr} is in use{by}"), err));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn bind_error(addr: &SocketAddr, err: io::Error) -> Error {
+    match err.raw_os_error() {
         Some(EACCES) => {
             let advice = "ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE";
             Error::with(ErrorKind::Permission, format!("binding {addr}: {advice}"), err)
@@ -138,7 +153,7 @@ impl MmsgIo {
 
     /// Takes a batch from `fd` and reads what the kernel says about it.
     #[inline]
-    pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> std::io::Result<Taken> {
+    pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> io::Result<Taken> {
         let messages = self.recv.recv(fd, wait)?;
         Ok(Messages::Mmsg(&self.recv).look(messages, &mut self.said))
     }

@@ -23,12 +23,9 @@ use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
 use super::gate::Guards;
 use super::route;
 use crate::error::{EACCES, EBUSY, EEXIST, ENOSPC, EPERM, Error, ErrorKind, Result, errno_of};
+use crate::holder;
 use crate::verify::verified;
 use crate::vlan::Vlan;
-
-/// How long the program of a device may stay attached after this process has closed it: a child that is being started
-/// has a copy of the link's descriptor until it runs its own program.
-const HANDOVER: Duration = Duration::from_secs(1);
 
 /// Devices that are or were open in this process: namespace, index, device.
 static OPEN: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
@@ -100,7 +97,8 @@ impl Device {
         if let Some(device) = there.filter(|device| !device.is_gone()) {
             return Ok(device);
         }
-        let patience = if waits && known.is_some() { HANDOVER } else { Duration::ZERO };
+        // A child that is being started has a copy of a link's descriptor until it runs its own program.
+        let patience = if waits && known.is_some() { holder::HANDOVER } else { Duration::ZERO };
         let device = Arc::new(Self::load(index, attach, longest, sources, patience)?);
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),

@@ -21,8 +21,6 @@ use crate::holder;
 
 /// Bytes of the longest frame that is taken in several pieces.
 const LONGEST: u32 = 65_535;
-/// How long a queue may stay taken by an owner that has closed it.
-const HANDOVER: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct State {
@@ -269,7 +267,9 @@ impl Plane {
                 }
                 // The kernel gives a queue free a while after its last owner has closed it.
                 Err(err)
-                    if strict && err.source.raw_os_error() == Some(EBUSY) && start.elapsed() < HANDOVER =>
+                    if strict
+                        && err.source.raw_os_error() == Some(EBUSY)
+                        && start.elapsed() < holder::HANDOVER =>
                 {
                     thread::sleep(Duration::from_millis(5));
                 }
