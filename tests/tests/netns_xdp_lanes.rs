@@ -5,11 +5,17 @@
 mod netns_support;
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use aya::EbpfLoader;
+use aya::maps::Map;
+use aya::programs::SocketFilter;
 use manylane::{Batch, Engine, Outbox, SteeringBy};
+use manylane_bpf::abi;
+use manylane_sys::map::SharedWords;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use manylane_tests::{Client, PATIENCE, Serving, Slow, need_ebpf, pattern};
 use netns_support::{client, echo, open, until, within};
@@ -73,8 +79,8 @@ fn waiting(host: &Host, port: u16) -> u64 {
 #[test]
 fn netns_xdp_a_busy_lane_hears_its_companion() {
     const BATCH: usize = 4;
-    const BATCHES: usize = 100;
-    // By then it has been asked for what it could have had when the lane opened.
+    const BATCHES: usize = 130;
+    // By then it has been asked for what it could have had when the lane opened, or when it had something.
     const BEFORE: usize = 40;
     let test = "netns_xdp_a_busy_lane_hears_its_companion";
     if !skip::need_root(test) || !need_ebpf(test) {
@@ -96,14 +102,48 @@ fn netns_xdp_a_busy_lane_hears_its_companion() {
     for _ in 0..BEFORE {
         assert_eq!(take(), [6; BATCH]);
     }
-    // Larger than a frame: the kernel puts it together.
-    client.send(&pattern(0, 3000));
-    assert!(within(PATIENCE, || waiting(b, addr.port()) > 0));
-    let after: Vec<Vec<usize>> = (BEFORE..=BATCHES).map(|_| take()).collect();
-    let heard = after.iter().position(|batch| batch == &[3000]).expect("it comes before the rings are empty");
-    assert!(heard <= 8, "after {heard} batches");
-    assert!(after.iter().enumerate().all(|(at, batch)| at == heard || batch == &[6; BATCH]), "{after:?}");
+    let mut left = BATCHES - BEFORE;
+    // The second when the first is forgotten.
+    for _ in 0..2 {
+        // Larger than a frame: the kernel puts it together.
+        client.send(&pattern(0, 3000));
+        assert!(within(PATIENCE, || waiting(b, addr.port()) > 0));
+        let after: Vec<Vec<usize>> = (0..=BEFORE).map(|_| take()).collect();
+        let heard =
+            after.iter().position(|batch| batch == &[3000]).expect("it comes before the rings are empty");
+        assert!(heard <= 8, "after {heard} batches");
+        assert!(after.iter().enumerate().all(|(at, batch)| at == heard || batch == &[6; BATCH]), "{after:?}");
+        left -= BEFORE;
+    }
+    (0..left).for_each(|_| assert_eq!(take(), [6; BATCH]));
     assert_eq!(take(), [0; 0]);
+}
+
+/// The word that companions share is not written for each datagram that comes to one.
+#[test]
+fn loopback_the_doorbell_moves_once_until_it_is_heard() {
+    if !need_ebpf("loopback_the_doorbell_moves_once_until_it_is_heard") {
+        return;
+    }
+    let mut ebpf = EbpfLoader::new().btf(None).load(manylane_bpf::object("doorbell").unwrap()).unwrap();
+    let filter: &mut SocketFilter = ebpf.program_mut("ml_doorbell").unwrap().try_into().unwrap();
+    filter.load().unwrap();
+    let companion = UdpSocket::bind("127.0.0.1:0").unwrap();
+    companion.set_read_timeout(Some(PATIENCE)).unwrap();
+    filter.attach(&companion).unwrap();
+    let Some(Map::Array(bell)) = ebpf.map("ml_bell") else { panic!("no bell") };
+    let bell = SharedWords::new(bell.fd().as_fd(), abi::BELL_WORDS).unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for heard in 0..3 {
+        for number in 0..50_u8 {
+            client.send_to(&[number; 10], companion.local_addr().unwrap()).unwrap();
+            let mut buffer = [0; 16];
+            assert_eq!(companion.recv(&mut buffer).unwrap(), 10, "all of it is kept");
+            assert_eq!(buffer[..10], [number; 10]);
+        }
+        assert_eq!(bell.load(abi::BELL_RINGS), heard + 1);
+        bell.raise(abi::BELL_HEARD, heard + 1);
+    }
 }
 
 /// What the first lanes of a socket that stops have closed is not opened again for those that are still at work.
