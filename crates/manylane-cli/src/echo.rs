@@ -115,7 +115,7 @@ fn open(args: &EchoArgs) -> Result<Socket> {
 fn watch(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
     let progress = Progress::live();
     let every = Duration::from_secs_f64(every);
-    let mut last = (Instant::now(), LaneCounters::default(), Refused::default());
+    let mut last = (Instant::now(), Counters::default());
     while !served.load(Ordering::Relaxed) {
         thread::sleep(LOOK);
         if stop.load(Ordering::Relaxed) {
@@ -124,33 +124,44 @@ fn watch(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
         }
         if !every.is_zero() && last.0.elapsed() >= every {
             let now = handle.counters();
-            progress.line(&interval((&last.1, last.2), &now, last.0.elapsed()));
-            last = (Instant::now(), now.total(), now.refused);
+            progress.line(&interval(&last.1, &now, last.0.elapsed()));
+            last = (Instant::now(), now);
         }
     }
 }
 
+/// What was sent to the socket and was not delivered, by the reason. With what was, it is what arrived.
+fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
+    let (total, refused) = (counters.total(), counters.refused);
+    [
+        ("denied", refused.denied),
+        ("over a limit", refused.limited),
+        ("dropped by the kernel", total.kernel_dropped),
+        ("dropped at queues", total.xsk_dropped),
+        ("wrong checksums", total.bad_checksum),
+        ("malformed", total.malformed),
+        ("given up for newer", total.overtaken),
+        ("discarded", total.discarded),
+    ]
+}
+
 /// One line: what happened since `before`.
-fn interval((before, refused): (&LaneCounters, Refused), now: &Counters, elapsed: Duration) -> String {
-    let total = now.total();
+fn interval(before: &Counters, now: &Counters, elapsed: Duration) -> String {
+    let (was, total) = (before.total(), now.total());
     let rate = |now: u64, before: u64| number((now - before) as f64 / elapsed.as_secs_f64());
-    let messages = (total.messages - before.messages).max(1);
-    let batches = (total.batches - before.batches).max(1);
+    let messages = (total.messages - was.messages).max(1);
+    let batches = (total.batches - was.batches).max(1);
     let mut line = format!(
         "{}/s in, {}/s out, {} lanes, {:.1} a call",
-        rate(total.delivered, before.delivered),
-        rate(total.sent, before.sent),
+        rate(total.delivered, was.delivered),
+        rate(total.sent, was.sent),
         now.lanes.len(),
         messages as f64 / batches as f64,
     );
-    for (name, lost) in [
-        ("dropped by the kernel", total.kernel_dropped - before.kernel_dropped),
-        ("given up for newer", total.overtaken - before.overtaken),
-        ("denied", now.refused.denied - refused.denied),
-        ("over a limit", now.refused.limited - refused.limited),
-        ("replies lost", total.lost() - before.lost()),
-        ("cut off", total.truncated - before.truncated),
-    ] {
+    let reasons = undelivered(now).into_iter().zip(undelivered(before));
+    let reasons = reasons.map(|((name, now), (_, before))| (name, now.saturating_sub(before)));
+    let others = [("replies lost", total.lost() - was.lost()), ("cut off", total.truncated - was.truncated)];
+    for (name, lost) in reasons.chain(others) {
         if lost > 0 {
             let _ = write!(line, ", {lost} {name}");
         }
@@ -159,18 +170,16 @@ fn interval((before, refused): (&LaneCounters, Refused), now: &Counters, elapsed
 }
 
 fn text(counters: &Counters) -> String {
-    let (total, refused) = (counters.total(), counters.refused);
+    let total = counters.total();
     let mut text = String::new();
     let mut entry = |name: &str, value: u64| {
         let _ = writeln!(text, "{name:<24}{value}");
     };
-    entry("arrived", total.arrived() + refused.denied + refused.limited);
-    entry("  denied", refused.denied);
-    entry("  over a limit", refused.limited);
+    entry("arrived", total.arrived() + counters.refused.denied + counters.refused.limited);
     entry("  delivered", total.delivered);
-    entry("  dropped by the kernel", total.kernel_dropped);
-    entry("  given up for newer", total.overtaken);
-    entry("  discarded", total.discarded);
+    for (name, lost) in undelivered(counters) {
+        entry(&format!("  {name}"), lost);
+    }
     entry("replies asked for", total.offered);
     entry("  sent", total.sent);
     entry("  lost", total.lost());
@@ -367,4 +376,38 @@ fn rows(counters: &Counters) -> Vec<Row> {
     let total = Row::of("total".into(), &counters.total());
     rows.push(Row { arrived: total.arrived + denied + limited, denied, limited, ..total });
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reasons_and_what_was_delivered_are_what_arrived() {
+        let mut counters = Counters::default();
+        let closed = &mut counters.closed;
+        closed.delivered = 1;
+        closed.kernel_dropped = 1 << 1;
+        closed.overtaken = 1 << 2;
+        closed.discarded = 1 << 3;
+        closed.bad_checksum = 1 << 4;
+        closed.malformed = 1 << 5;
+        closed.xsk_dropped = 1 << 6;
+        counters.refused.denied = 1 << 7;
+        counters.refused.limited = 1 << 8;
+        let text = text(&counters);
+        let value = |line: &str| line.split_whitespace().last().unwrap().parse::<u64>().unwrap();
+        let mut lines = text.lines();
+        assert_eq!(lines.next().map(value), Some((1 << 9) - 1), "{text}");
+        assert_eq!(
+            lines.take_while(|line| line.starts_with(' ')).map(value).sum::<u64>(),
+            (1 << 9) - 1,
+            "{text}"
+        );
+        let line = interval(&Counters::default(), &counters, Duration::from_secs(1));
+        for (name, lost) in undelivered(&counters) {
+            assert!(lost > 0 && line.contains(&format!(", {lost} {name}")), "{name}: {line}");
+        }
+        assert!(!interval(&counters, &counters, Duration::from_secs(1)).contains("dropped"));
+    }
 }
