@@ -1,0 +1,218 @@
+//! One loan: asked for, handed over, opened and closed, taken back.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use manylane_sys::lend::{self, Fds, Message, Terms};
+use manylane_sys::xsk::{Borrowed, LentQueue};
+use manylane_sys::{barrier, sock};
+
+use super::{CHANNEL, Lender};
+use crate::error::Result;
+use crate::io::xdp::device::Number;
+
+const ENOSPC: i32 = 28;
+const ENODEV: i32 = 19;
+const EPROTO: i32 = 71;
+
+/// What one socket of a program has.
+pub(super) struct Loan {
+    pub(super) token: u64,
+    pub(super) end: OwnedFd,
+    pub(super) addr: SocketAddr,
+    pub(super) only_v6: bool,
+    pub(super) is_open: bool,
+    /// Its number on each device that it has queues of.
+    pub(super) numbers: Vec<(u32, Number)>,
+    pub(super) members: Vec<Member>,
+}
+
+pub(super) struct Member {
+    pub(super) terms: Terms,
+    pub(super) xsk: OwnedFd,
+    pub(super) view: Borrowed,
+    /// What it had sent when this was looked at last.
+    pub(super) sent: u32,
+}
+
+impl Lender {
+    /// A program asks for queues.
+    pub(super) fn hear_program(&mut self) {
+        let mut fds = Fds::default();
+        let message = Message::receive(self.channel.as_fd(), &mut fds);
+        if matches!(message, Ok(None)) {
+            // All programs have closed it: nobody asks any more.
+            _ = self.watch.remove(&self.channel);
+        }
+        let mut fds = fds.into_iter().flatten();
+        let (Ok(Some(Message::Ask)), Some(end), Some(socket)) = (message, fds.next(), fds.next()) else {
+            return;
+        };
+        // Who asks waits with a bound, and takes no answer for a refusal.
+        _ = match self.lend(&end, &UdpSocket::from(socket)) {
+            Ok(loan) => self.hand_over(&end, loan),
+            Err(err) => Message::Refused(err.raw_os_error().unwrap_or(EPROTO)).send(end.as_fd(), &[]),
+        };
+    }
+
+    /// What a socket can be lent.
+    fn lend(&mut self, end: &OwnedFd, socket: &UdpSocket) -> io::Result<Loan> {
+        let about = sock::about(socket.as_fd())?;
+        let addr = socket.local_addr()?;
+        if !about.is_udp || addr.port() == 0 || about.namespace != self.namespace {
+            return Err(io::Error::from_raw_os_error(ENODEV));
+        }
+        let mut loan = Loan {
+            token: CHANNEL,
+            end: end.try_clone()?,
+            addr,
+            only_v6: about.only_v6,
+            is_open: false,
+            numbers: Vec::new(),
+            members: Vec::new(),
+        };
+        let all = self.routes.local_addresses();
+        let wanted = addr.ip().to_canonical();
+        let mut reached = false;
+        for lent in &mut self.devices {
+            // A wildcard is reached over each of them, an address over those that have it.
+            let index = lent.device.index;
+            if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
+                continue;
+            }
+            reached = true;
+            let Ok(number) = lent.device.register(&[]) else { continue };
+            if let Err(err) = self.gate.join(&lent.device, number) {
+                log::warn!("{} is not lent: {}", lent.device.name, err.chain());
+                lent.device.unregister(number);
+                continue;
+            }
+            let before = loan.members.len();
+            for queue in 0..lent.device.queues() {
+                if loan.members.len() == lend::QUEUES {
+                    break;
+                }
+                match lent.member(queue, number) {
+                    Ok(Some(member)) => loan.members.push(member),
+                    Ok(None) => {}
+                    Err(why) => log::warn!("{} queue {queue} is not lent: {why}", lent.device.name),
+                }
+            }
+            if loan.members.len() == before {
+                self.gate.leave(&lent.device, number);
+                lent.device.unregister(number);
+            } else {
+                loan.numbers.push((index, number));
+            }
+        }
+        if loan.members.is_empty() {
+            return Err(io::Error::from_raw_os_error(if reached { ENOSPC } else { ENODEV }));
+        }
+        Ok(loan)
+    }
+
+    /// Gives the program what it needs.
+    fn hand_over(&mut self, end: &OwnedFd, mut loan: Loan) -> io::Result<()> {
+        let give = |lender: &Self| {
+            Message::Done(loan.members.len() as u32).send(end.as_fd(), &[lender.hops_file.as_fd()])?;
+            for member in &loan.members {
+                let Some((queue, _)) = lender.queue(&member.terms) else { continue };
+                Message::Queue(member.terms).send(end.as_fd(), &[member.xsk.as_fd(), queue.file()])?;
+            }
+            Ok(())
+        };
+        self.last_token += 1;
+        loan.token = self.last_token;
+        let given = give(self).and_then(|()| self.watch.add(&loan.end, loan.token));
+        if given.is_err() {
+            self.end(loan);
+        } else {
+            log::debug!("{} queues are lent to {}", loan.members.len(), loan.addr);
+            self.loans.push(loan);
+        }
+        given
+    }
+
+    fn queue(&self, terms: &Terms) -> Option<&(LentQueue, u32)> {
+        let lent = self.devices.iter().find(|lent| lent.device.index == terms.ifindex)?;
+        lent.queues.get(terms.queue as usize)?.as_ref()
+    }
+
+    /// Who has a loan says something, or is gone.
+    pub(super) fn hear_holder(&mut self, token: u64) {
+        let Some(at) = self.loans.iter().position(|loan| loan.token == token) else { return };
+        let message = Message::receive(self.loans[at].end.as_fd(), &mut Fds::default());
+        let answer = match message {
+            Ok(Some(Message::Open)) => {
+                self.loans[at].is_open = true;
+                self.lead(&self.loans[at]).map_err(|err| {
+                    log::warn!("{} is not led to its queues: {}", self.loans[at].addr, err.chain());
+                    self.loans[at].is_open = false;
+                })
+            }
+            Ok(Some(Message::Close)) => {
+                self.loans[at].is_open = false;
+                let led = self.lead(&self.loans[at]).map_err(|_| ());
+                // What is between the program on the device and a ring arrives there before the answer.
+                barrier::settle();
+                led
+            }
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
+            _ => {
+                let loan = self.loans.swap_remove(at);
+                _ = self.watch.remove(&loan.end);
+                self.end(loan);
+                return;
+            }
+        };
+        let answer = answer.map_or(Message::Refused(EPROTO), |()| Message::Done(0));
+        _ = answer.send(self.loans[at].end.as_fd(), &[]);
+    }
+
+    /// Makes the addresses of a loan lead to it, or none if it is closed.
+    pub(super) fn lead(&self, loan: &Loan) -> Result<()> {
+        let all: Vec<IpAddr> = self.routes.local_addresses().into_iter().map(|(_, ip)| ip).collect();
+        let bound = loan.addr.ip();
+        let takes = |ip: &IpAddr| match bound {
+            _ if !loan.is_open || is_link_local(*ip) => false,
+            _ if !bound.is_unspecified() => *ip == bound.to_canonical(),
+            IpAddr::V4(_) => ip.is_ipv4(),
+            IpAddr::V6(_) => ip.is_ipv6() || !loan.only_v6,
+        };
+        let addresses: Vec<IpAddr> = all.iter().copied().filter(takes).collect();
+        for (index, number) in &loan.numbers {
+            if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
+                lent.device.bind(*number, loan.addr.port(), &addresses, &all)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a loan back: the port first, then the queues with what is in them.
+    fn end(&mut self, loan: Loan) {
+        for (index, number) in &loan.numbers {
+            if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
+                for member in loan.members.iter().filter(|member| member.terms.ifindex == *index) {
+                    lent.device.unsteer(*number, member.terms.queue);
+                }
+                lent.device.unlead(*number);
+                self.gate.leave(&lent.device, *number);
+                lent.device.unregister(*number);
+            }
+        }
+        barrier::settle();
+        for Member { terms, view, .. } in loan.members {
+            let lent = self.devices.iter_mut().find(|lent| lent.device.index == terms.ifindex);
+            let queue = lent.and_then(|lent| lent.queues.get_mut(terms.queue as usize)?.as_mut());
+            if let Some((_, members)) = queue {
+                LentQueue::take_back(&view, u64::from(std::process::id()) << 32 | 1);
+                *members = members.saturating_sub(1);
+            }
+        }
+    }
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip))
+}
