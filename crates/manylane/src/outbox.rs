@@ -16,8 +16,10 @@ use crate::counters::{Cells, Count};
 use crate::error as errno;
 use crate::io::xdp::send::XdpOut;
 
-/// How long one flush may wait for space in the send buffer, in all its waits together.
-const WAIT: Duration = Duration::from_millis(100);
+/// Longest wait of a flush for room in the send buffer: a device that takes nothing for so long is stuck.
+const STALL_TIMEOUT: Duration = Duration::from_millis(100);
+/// Longest time that one flush spends on waits, while the device keeps taking datagrams.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often one flush tries again what may pass without a wait.
 const RETRIES: u32 = 10;
 
@@ -41,8 +43,8 @@ pub struct Outbox<'a> {
 
 /// What one flush may still spend on what the kernel does not take at once.
 struct Patience {
-    /// When waiting ends; set by the first wait, so that the clock is read only then.
-    until: Option<Instant>,
+    /// End of all waits of the flush; set by the first wait, so that the clock is read only then.
+    deadline: Option<Instant>,
     retries: u32,
     /// The error that the message which is tried has met.
     met: Option<i32>,
@@ -218,8 +220,9 @@ impl<'a> Outbox<'a> {
 
     /// Sends what is gathered, and says how much of it the kernel took.
     ///
-    /// Waits for at most 100 ms in all for space in the send buffer; what does not fit then is lost and counted,
-    /// without another wait until something fits again.
+    /// Waits for room in the send buffer as long as the device keeps taking datagrams: at most 100 ms for each
+    /// room and 1 s in all. What does not fit then is lost and counted, without another wait until a datagram
+    /// fits again.
     pub fn flush(&mut self) -> Flushed {
         let done = self.make_room();
         if let Some(xdp) = &mut self.xdp {
@@ -240,7 +243,7 @@ impl<'a> Outbox<'a> {
     /// Sends what is queued and leaves it in the ring.
     fn send_queued(&mut self) -> Flushed {
         let mut done = Flushed::default();
-        let mut patience = Patience { until: None, retries: RETRIES, met: None };
+        let mut patience = Patience { deadline: None, retries: RETRIES, met: None };
         let mut at = 0;
         while at < self.queue.messages() {
             self.cells.add(Count::SendCalls, 1);
@@ -282,10 +285,12 @@ impl<'a> Outbox<'a> {
             // One wait in vain is enough: the lane has other work than to wait again for each batch.
             errno::EAGAIN if self.queue.is_stuck() => return false,
             errno::EAGAIN => {
-                // By time, not by number: with a small buffer, a device that keeps up takes many short waits.
+                // Each wait has a bound of its own: with a small buffer, a device that keeps up takes many
+                // short waits, and on a busy machine the thread runs late after each of them.
                 let now = Instant::now();
-                let left = patience.until.get_or_insert(now + WAIT).saturating_duration_since(now);
-                let has_room = !left.is_zero() && sock::wait_writable(self.fd, left);
+                let left =
+                    patience.deadline.get_or_insert(now + FLUSH_TIMEOUT).saturating_duration_since(now);
+                let has_room = !left.is_zero() && sock::wait_writable(self.fd, left.min(STALL_TIMEOUT));
                 if !has_room {
                     self.queue.set_stuck();
                 }
