@@ -179,9 +179,6 @@ impl Borrowed {
     /// Has the kernel send what is in the send ring. An error means that the device is gone, and all that there is with it.
     pub fn kick(&self) {
         let mut tx = Producer::resume(self.rings.tx);
-        if self.socket.is_zero_copy() && tx.wants_wakeup() == Some(false) {
-            return;
-        }
         // Each call sends what it has a budget for; what a full device leaves goes with the next packet, or with a look of
         // the lender's.
         let mut before = tx.waiting();
@@ -277,9 +274,6 @@ impl<'a> Held<'a> {
         let mut fill = Producer::resume(self.queue.rings.fill);
         if fill.put((frame * FRAME as usize) as u64) {
             fill.publish();
-            if self.queue.socket.is_zero_copy() && fill.wants_wakeup() == Some(true) {
-                self.queue.socket.receive();
-            }
         } else {
             self.put_free(frame as u32);
         }

@@ -28,6 +28,23 @@ pub(super) fn size_of_memory(frames: u32) -> usize {
     frames as usize * FRAME as usize + size_of::<Control>()
 }
 
+/// How a queue is bound that is lent. Always by copying: a driver that does not copy writes *every* frame of the queue into
+/// the memory, before the XDP program has looked at it, and takes what is the kernel's out of it again. Who has the memory
+/// would read and change what all others receive, and who leaves the fill ring empty would stop it.
+fn options(ifindex: u32, queue: u32) -> QueueOptions {
+    QueueOptions {
+        ifindex,
+        queue,
+        frames: FRAMES,
+        frame_size: FRAME,
+        ring: RING,
+        tx_ring: RING,
+        batch: 1,
+        mode: Mode::Copy,
+        pieces: false,
+    }
+}
+
 /// A queue that is there to be lent.
 pub struct LentQueue {
     // From the top: the socket, then its rings' maps, then the memory.
@@ -47,17 +64,7 @@ impl LentQueue {
     /// See [`Step`].
     pub fn open(ifindex: u32, queue: u32, is_virtual_pair: bool) -> Result<Self, OpenError> {
         let failed = |step| move |source| OpenError { step, source };
-        let options = QueueOptions {
-            ifindex,
-            queue,
-            frames: FRAMES,
-            frame_size: FRAME,
-            ring: RING,
-            tx_ring: RING,
-            batch: 1,
-            mode: Mode::Auto,
-            pieces: false,
-        };
+        let options = options(ifindex, queue);
         let bytes = size_of_memory(FRAMES);
         let file = shared::file(c"manylane-frames", bytes).map_err(failed(Step::Memory))?;
         let memory = Bytes::map(file.as_fd(), bytes).map_err(failed(Step::Memory))?;
@@ -69,6 +76,10 @@ impl LentQueue {
         let shared_rings = QueueOptions { ring: SHARED, tx_ring: SHARED, ..options };
         let (_, maps) = anchor.pool_rings(&shared_rings).map_err(failed(Step::Rings))?;
         bind(anchor.as_fd(), &options).map_err(failed(Step::Bind))?;
+        if anchor.knows_zero_copy() {
+            let why = "the kernel was told to copy, and does not";
+            return Err(failed(Step::Bind)(io::Error::new(io::ErrorKind::Unsupported, why)));
+        }
         Ok(Self { anchor, _maps: maps, _memory: memory, file, options, is_virtual_pair, is_filled: false })
     }
 
@@ -131,5 +142,15 @@ fn is_gone(pid: u32) -> bool {
 impl std::fmt::Debug for LentQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LentQueue").field("fd", &self.anchor.as_fd().as_raw_fd()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_borrower_is_given_copies_and_never_the_memory_of_the_device() {
+        assert_eq!(options(1, 0).mode, Mode::Copy);
     }
 }

@@ -96,11 +96,9 @@ impl Socket {
         Ok((rings, Maps([fill, completion])))
     }
 
-    /// A socket that somebody else has opened and bound.
+    /// A socket that somebody else has opened and bound, of a queue that is lent.
     pub(super) fn of(fd: OwnedFd) -> Self {
-        let zero_copy = get(fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
-            .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0);
-        Self { fd, zero_copy, busy: Cell::new(false) }
+        Self { fd, zero_copy: false, busy: Cell::new(false) }
     }
 
     /// Maps all rings of a socket that is bound: those that its queue has once, too (any socket of the queue has them,
@@ -170,9 +168,14 @@ impl Socket {
     pub(super) fn bind_to(&mut self, options: &QueueOptions, other: BorrowedFd<'_>) -> io::Result<()> {
         bind_as(self.as_fd(), options, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
         // Before Linux 5.3 the question is not known; "no" only means more calls than need be.
-        self.zero_copy = get(self.fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
-            .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0);
+        self.zero_copy = self.knows_zero_copy();
         Ok(())
+    }
+
+    /// Whether the kernel says that it does not copy.
+    pub(super) fn knows_zero_copy(&self) -> bool {
+        get(self.fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
+            .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
     }
 
     /// Lets one call send all that the ring has room for, where the kernel knows how. Neither is needed.
