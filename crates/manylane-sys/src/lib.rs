@@ -27,6 +27,7 @@
 //! | [`signal`] | interrupting a thread in a system call |
 //! | [`volley`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
+//! | [`bound`] | the UDP sockets that are bound to a port |
 //! | [`udp_table`] | the kernel's tables of bound UDP sockets |
 //! | [`uring`] | io_uring: a receive that is armed once, buffers that are registered once |
 //! | [`seccomp`] | forbidding system calls, for tests |
@@ -40,12 +41,14 @@
 
 pub mod addr;
 pub mod barrier;
+pub mod bound;
 pub mod bpf_link;
 pub mod busy;
 pub mod capture;
 pub mod control;
 pub mod cpu;
 pub mod device;
+mod diag;
 pub mod flock;
 pub mod hops;
 pub mod lend;

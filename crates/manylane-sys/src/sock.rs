@@ -57,6 +57,8 @@ pub struct About {
     pub only_v6: bool,
     /// Its network namespace, as a number (Linux 5.14).
     pub namespace: u64,
+    /// A number that no other socket has, as long as the machine runs (Linux 4.12).
+    pub cookie: u64,
 }
 
 /// Looks at a socket of somebody else's.
@@ -73,20 +75,17 @@ pub fn about(fd: BorrowedFd<'_>) -> io::Result<About> {
         libc::AF_INET6 => get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY)? != 0,
         _ => return Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT)),
     };
-    let mut namespace = 0_u64;
-    let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes into `namespace`, which lives across the call.
-    check(unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut namespace).cast(),
-            &raw mut len,
-        )
-    })?;
+    let wide = |name| {
+        let mut value = 0_u64;
+        let mut len = size_of::<u64>() as libc::socklen_t;
+        let to = (&raw mut value).cast();
+        // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call.
+        check(unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, to, &raw mut len) })?;
+        io::Result::Ok(value)
+    };
+    let (namespace, cookie) = (wide(SO_NETNS_COOKIE)?, wide(libc::SO_COOKIE)?);
     let is_udp = (kind, protocol) == (libc::SOCK_DGRAM, libc::IPPROTO_UDP);
-    Ok(About { is_udp, only_v6, namespace })
+    Ok(About { is_udp, only_v6, namespace, cookie })
 }
 
 pub(crate) fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) -> io::Result<()> {

@@ -1,0 +1,155 @@
+//! Sockets of the calling thread's network namespace, asked for by netlink (`sock_diag(7)`, Linux 3.3).
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::check;
+
+/// Of linux/sock_diag.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// Bytes of `struct nlmsghdr`.
+const HEADER: usize = 16;
+/// Messages of one answer: far more than there are sockets in any namespace.
+const MOST_READS: usize = 4096;
+
+/// Asks for all sockets that `request` describes, a structure of the family's that begins with its number; `each` is given
+/// what the kernel says of one of them.
+///
+/// # Errors
+/// `ENOENT` from a kernel that cannot say, and what a socket reports that cannot be opened or read; `InvalidData` if `each`
+/// has no use for something.
+pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: takes no pointer.
+    let raw = check(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) })?;
+    // SAFETY: the descriptor was made just above and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    // The kernel answers at once; should it not, nobody waits for ever.
+    let bound = libc::timeval { tv_sec: 1, tv_usec: 0 };
+    let len = size_of_val(&bound) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
+    // SAFETY: the kernel reads `len` bytes of `bound`, which lives across the call.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const bound).cast(), len) })?;
+    let message = message(request);
+    // SAFETY: the kernel reads the bytes of `message`, which lives across the call.
+    let sent = unsafe { libc::send(fd.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
+    if sent < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut bytes = vec![0; 1 << 15];
+    for _ in 0..MOST_READS {
+        // SAFETY: the kernel writes at most as many bytes as `bytes` has, which is borrowed for the call.
+        let len = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        if read(&bytes[..len], &mut each)? {
+            return Ok(());
+        }
+    }
+    Err(io::Error::other("a list of sockets that has no end"))
+}
+
+fn message(request: &[u8]) -> Vec<u8> {
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    let len = (HEADER + request.len()) as u32;
+    let kind = SOCK_DIAG_BY_FAMILY.to_ne_bytes();
+    [&len.to_ne_bytes()[..], &kind, &flags.to_ne_bytes(), &[0; 8], request].concat()
+}
+
+/// Reads one part of the answer; true if it was the last.
+fn read(bytes: &[u8], each: &mut impl FnMut(&[u8]) -> Option<()>) -> io::Result<bool> {
+    let broken = || io::Error::new(io::ErrorKind::InvalidData, "a netlink message that is cut short");
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let len = word(rest, 0).ok_or_else(broken)? as usize;
+        let kind = half(rest, 4).ok_or_else(broken)?;
+        let message = rest.get(HEADER..len).ok_or_else(broken)?;
+        match libc::c_int::from(kind) {
+            libc::NLMSG_DONE => return Ok(true),
+            libc::NLMSG_ERROR => {
+                let code = word(message, 0).ok_or_else(broken)? as i32;
+                return Err(io::Error::from_raw_os_error(code.wrapping_neg()));
+            }
+            _ if kind == SOCK_DIAG_BY_FAMILY => each(message).ok_or_else(broken)?,
+            _ => {}
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+/// The value of the first attribute of that kind.
+pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    while attributes.len() >= 4 {
+        let len = usize::from(half(attributes, 0)?);
+        let value = attributes.get(4..len)?;
+        if half(attributes, 2)? == kind {
+            return Some(value);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    None
+}
+
+pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+pub(crate) fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
+        let len = (HEADER + body.len()) as u32;
+        let head = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10]].concat();
+        [&head[..], body].concat()
+    }
+
+    /// An attribute as the kernel writes it.
+    pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let len = (4 + value.len()) as u16;
+        let mut bytes = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn messages_are_read_until_the_last() {
+        let answer = [message(SOCK_DIAG_BY_FAMILY, &[7; 8]), message(SOCK_DIAG_BY_FAMILY, &[8; 4])].concat();
+        let mut found = Vec::new();
+        let mut each = |message: &[u8]| {
+            found.push(message.to_vec());
+            Some(())
+        };
+        assert!(!read(&answer, &mut each).unwrap());
+        assert!(read(&message(libc::NLMSG_DONE as u16, &[0; 4]), &mut each).unwrap());
+        assert_eq!(found, [vec![7; 8], vec![8; 4]]);
+        let attributes = [attribute(2, &[1, 2, 3]), attribute(1, &[9])].concat();
+        assert_eq!(super::attribute(&attributes, 1), Some(&[9][..]));
+        assert_eq!(super::attribute(&attributes, 3), None);
+    }
+
+    #[test]
+    fn an_error_is_one_and_what_is_cut_short_is_no_panic() {
+        let error = message(libc::NLMSG_ERROR as u16, &(-libc::ENOENT).to_ne_bytes());
+        let mut none = |_: &[u8]| Some(());
+        assert_eq!(read(&error, &mut none).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+        let whole = message(SOCK_DIAG_BY_FAMILY, &attribute(1, &[5; 8]));
+        for len in 1..whole.len() {
+            assert!(read(&whole[..len], &mut none).is_err());
+        }
+        assert!(read(&whole, &mut |_: &[u8]| None).is_err());
+        // Lengths that lie: shorter than what they count, or nothing.
+        for lie in 0..whole.len() as u32 {
+            let mut bytes = whole.clone();
+            bytes[..4].copy_from_slice(&lie.to_ne_bytes());
+            _ = read(&bytes, &mut none);
+            let mut bytes = attribute(1, &[5; 8]);
+            bytes[..2].copy_from_slice(&(lie as u16).to_ne_bytes());
+            _ = super::attribute(&bytes, 2);
+        }
+    }
+}
