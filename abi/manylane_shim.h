@@ -52,7 +52,7 @@ enum mls_reason_id {
 		11, /* handlers with and without SA_RESTART: a bounded wait cannot tell them apart */
 	MLS_NO_SOCKET =
 		12, /* a lane's socket cannot be opened or bound: descriptors, privileges */
-	MLS_FULL = 13,	   /* a table of the library is full */
+	MLS_FULL = 13, /* a table of the library, or the limit of open files */
 	MLS_ADDRESS = 14,  /* bound to a multicast or broadcast address */
 	MLS_IOCTL = 15,	   /* an ioctl or fcntl that a lane cannot mirror */
 	MLS_SHUTDOWN = 16, /* shutdown() */

@@ -106,6 +106,10 @@ fn take(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     if shared.forked.load(Ordering::Relaxed) != 0 {
         return refuse(shared, fd, Reason::NoQueue);
     }
+    // A descriptor for each queue, and one to talk about them.
+    if open::room(QUEUES + 1) <= QUEUES {
+        return refuse(shared, fd, Reason::Full);
+    }
     if mirror::needs_kernel(fd) {
         return refuse(shared, fd, Reason::Control);
     }

@@ -6,10 +6,11 @@
 
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr;
 
-use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
+use libc::{c_int, pollfd, sockaddr, sockaddr_storage, socklen_t, timespec};
 
-use crate::calls::call;
+use crate::calls::{self, call};
 use crate::steer::{self, Program};
 use crate::table::{self, Entry};
 use crate::{mirror, real};
@@ -155,15 +156,51 @@ pub(crate) fn out_of_the_way(low: c_int) -> c_int {
 
 /// Another descriptor for the same, where programs seldom look; negative if there is none left.
 fn copy(fd: c_int) -> c_int {
+    // Not at the very top: the kernel's table of descriptors grows with the largest number.
+    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (limit() / 2).min(2048))
+}
+
+/// Descriptors that the process may have.
+fn limit() -> u64 {
     let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
     // SAFETY: getrlimit fills the struct, which zeroes are a value of in any case.
-    let limit = unsafe {
+    unsafe {
         libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr());
         limit.assume_init().rlim_cur
-    };
-    // Not at the very top: the kernel's table of descriptors grows with the largest number.
-    let from = if limit > 4096 { 2048 } else { limit - limit / 4 };
-    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, from)
+    }
+}
+
+/// Descriptors that the program keeps free in any case: a quarter of its limit, within these bounds.
+const RESERVE_MIN: usize = 64;
+const RESERVE_MAX: usize = 1024;
+
+/// How many of `wanted` descriptors can be spared: the library never has more of them than it leaves free, and leaves the reserve.
+pub(crate) fn room(wanted: usize) -> usize {
+    let limit = limit().min(c_int::MAX as u64) as usize;
+    let held = table::known(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();
+    let reserve = (limit / 4).clamp(RESERVE_MIN, RESERVE_MAX);
+    let free = count_free(limit, (held + 2 * wanted).max(reserve + wanted));
+    wanted.min(free.saturating_sub(held) / 2).min(free.saturating_sub(reserve))
+}
+
+/// Numbers below `limit` that no descriptor has, counted until there are `enough`: from the top, where most of them are, by
+/// poll(2), which tells of many with one call.
+fn count_free(limit: usize, enough: usize) -> usize {
+    const AT_ONCE: usize = 256;
+    let (mut top, mut free) = (limit, 0);
+    while top > 0 && free < enough {
+        let first = top.saturating_sub(AT_ONCE);
+        let mut fds: [pollfd; AT_ONCE] =
+            std::array::from_fn(|nth| pollfd { fd: (first + nth) as c_int, events: 0, revents: 0 });
+        let asked = &mut fds[..top - first];
+        let now = timespec { tv_sec: 0, tv_nsec: 0 };
+        if calls::ppoll_raw(asked, Some(now), ptr::null()) < 0 {
+            break;
+        }
+        free += asked.iter().filter(|at| at.revents & libc::POLLNVAL != 0).count();
+        top = first;
+    }
+    free
 }
 
 /// A descriptor of our own for a socket of the program, which may close its own, and use their numbers for something else, while

@@ -36,6 +36,8 @@ const FRAMES_TOGETHER: u32 = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) steering: Policy,
+    /// Processors of the process when it started, by affinity and quota.
+    pub(crate) cpus: usize,
     /// Most lanes of a socket, with its own.
     pub(crate) lanes: usize,
     /// Ports that are taken; none: all.
@@ -66,6 +68,7 @@ impl Settings {
     ) -> Self {
         let mut settings = Self {
             steering: Policy::Flow,
+            cpus,
             lanes: (4 * cpus).clamp(2, MAX_LANES),
             ports: Vec::new(),
             linger: None,

@@ -99,6 +99,8 @@ pub(crate) struct Shared {
     pub(crate) bounded: AtomicU32,
     /// The program's own receive timeout in microseconds; 0: none.
     pub(crate) timeout_us: AtomicU64,
+    /// There were fewer descriptors to spare than it was to have lanes.
+    pub(crate) short: AtomicU32,
     /// Kernel sockets of the group; 1 if there is only the program's own.
     pub(crate) lanes: AtomicU32,
     /// A fork gave the socket to another process: lanes that do not exist yet could not be reached by all.
@@ -173,9 +175,14 @@ impl Shared {
     /// Back to the state of a fresh mapping, but for the lock.
     pub(crate) fn reset(&self) {
         let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
-        for word in
-            words.into_iter().chain([&self.change, &self.tries, &self.port, &self.one_by_one, &self.told])
-        {
+        for word in words.into_iter().chain([
+            &self.change,
+            &self.tries,
+            &self.short,
+            &self.port,
+            &self.one_by_one,
+            &self.told,
+        ]) {
             word.store(0, Ordering::Relaxed);
         }
         for word in [&self.rest, &self.signs, &self.calm, &self.looks, &self.first_awake] {

@@ -38,3 +38,33 @@ fn loopback_lanes_ahead_of_a_fork_are_those_of_the_socket_whatever_its_descripto
     let with = laned(&program, &["copies"], &[("MANYLANE_LANES", "8")]);
     assert_eq!((with.output.as_str(), with.reasons()), (expected, vec!["error-queue"]));
 }
+
+#[test]
+fn loopback_a_fork_leaves_the_program_its_descriptors() {
+    let program = build("spares");
+    let left = |args: &[&str]| -> (u32, u32) {
+        let with = laned(&program, args, &[("MANYLANE_LANES", "64")]);
+        (plain(&program, args).output.trim().parse().unwrap(), with.output.trim().parse().unwrap())
+    };
+    // With few there are none to spare.
+    let (alone, with) = left(&["open", "64", "16"]);
+    assert!(alone > 16 && with == alone, "{with} of {alone}");
+    // Where more lanes are wanted than that, half of them.
+    let (alone, with) = left(&["open", "256", "60"]);
+    assert!((alone.div_ceil(2)..=alone.div_ceil(2) + 2).contains(&with), "{with} of {alone}");
+}
+
+#[test]
+fn loopback_lanes_that_no_descriptor_was_spared_for_are_reported() {
+    let with = laned(&build("spares"), &["full"], &[("MANYLANE_LANES", "64")]);
+    assert_eq!(with.output, "both: yes\n");
+    assert_eq!((with.lanes(), with.reasons()), (0, vec!["full"]));
+}
+
+#[test]
+fn loopback_a_fork_takes_no_heap_and_reads_no_file() {
+    let program = build("spares");
+    let expected = "heap 0, files 0\n";
+    assert_eq!(plain(&program, &["fork"]).output, expected);
+    assert_eq!(laned(&program, &["fork"], &[("MANYLANE_LANES", "8")]).output, expected);
+}

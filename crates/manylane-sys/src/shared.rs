@@ -53,7 +53,8 @@ impl Bytes {
         // SAFETY: the kernel writes `stat`, which lives across the call.
         check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
         if seals & libc::F_SEAL_SHRINK == 0 || len == 0 || usize::try_from(stat.st_size) != Ok(len) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "shared memory of another size"));
+            // Without a text: the preload library maps before a fork, where the heap is not to be touched.
+            return Err(io::ErrorKind::InvalidData.into());
         }
         Ok(Self(FileMapping::new(fd, len)?))
     }

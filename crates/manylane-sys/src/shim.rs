@@ -133,7 +133,10 @@ impl Reason {
             Self::NoSocket => {
                 ("no-socket", "a lane's socket could not be opened or bound (descriptors, privileges)")
             }
-            Self::Full => ("full", "a table of the library is full"),
+            Self::Full => (
+                "full",
+                "a table of the library is full, or the limit of open files leaves no room for lanes",
+            ),
             Self::Address => ("address", "bound to a multicast or broadcast address"),
             Self::Ioctl => ("ioctl", "an ioctl or fcntl was used that a lane cannot mirror"),
             Self::Shutdown => ("shutdown", "the socket was shut down"),

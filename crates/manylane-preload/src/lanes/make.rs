@@ -92,11 +92,18 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     if ready < 2 {
         return (tried > TRIES).then_some(Reason::Pattern);
     }
-    let full = !open_up_to(sock, shared, fd, ready.min(limit)) || ready >= limit;
+    let full = !open_up_to(sock, shared, fd, ready.min(limit), usize::MAX) || ready >= limit;
     if shared.lanes.load(Ordering::Relaxed) < 2 {
         let late =
             shared.forked.load(Ordering::Relaxed) != 0 && sock.steered_ahead.load(Ordering::Relaxed) == 0;
-        return Some(if late { Reason::Forked } else { Reason::NoSocket });
+        let short = shared.short.load(Ordering::Relaxed) != 0;
+        return Some(if late {
+            Reason::Forked
+        } else if short {
+            Reason::Full
+        } else {
+            Reason::NoSocket
+        });
     }
     let _change = mend::begin(shared, mend::OWNERS, guard);
     assign(shared, fd, full);
@@ -110,13 +117,17 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     None
 }
 
-/// Opens sockets until there are `wanted` with the program's own, or until one cannot be opened. None after a fork: the
-/// other process would not have them. Whether there are as many now.
-fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
-    if shared.forked.load(Ordering::Relaxed) != 0 {
-        return shared.lanes.load(Ordering::Relaxed) as usize >= wanted;
-    }
+/// Opens at most `share` sockets until there are `wanted` with the program's own, or until one cannot be opened, or no descriptor
+/// can be spared for it. None after a fork: the other process would not have them. Whether there are as many now.
+fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usize) -> bool {
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
+    if shared.forked.load(Ordering::Relaxed) != 0 || have >= wanted {
+        return have >= wanted;
+    }
+    let most = have + open::room(wanted.saturating_sub(have).min(share));
+    if most < wanted {
+        shared.short.store(1, Ordering::Relaxed);
+    }
     hold::map(sock);
     gather::map(sock);
     let whys = [
@@ -126,7 +137,7 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize) -> bool {
     ];
     whys.into_iter().filter(|(_, is)| *is).for_each(|(why, _)| hold::one_by_one(shared, fd, why));
     let mut steered = have >= 2;
-    for lane in have..wanted.min(MAX_LANES) {
+    for lane in have..wanted.min(most).min(MAX_LANES) {
         // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
         let Some(new) = open::lane(fd, || steered = steered || steer_to(shared, fd, 1)) else { break };
         shared.inode[lane].store(open::inode(new), Ordering::Relaxed);
@@ -158,7 +169,7 @@ fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
             && member.receives.load(Ordering::Relaxed) >= COMES_BACK
     });
     let wanted = owned + without.count();
-    let full = !open_up_to(sock, shared, fd, wanted.min(limit)) || wanted > limit;
+    let full = !open_up_to(sock, shared, fd, wanted.min(limit), usize::MAX) || wanted > limit;
     let _change = mend::begin(shared, mend::OWNERS, guard);
     assign(shared, fd, full);
 }
@@ -218,12 +229,14 @@ fn begin(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
 /// Before a fork, or before privileges go: sockets that may need lanes later get them now, steered to by nobody.
 pub(crate) fn open_in_advance() {
     let errno = real::errno();
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let limit = start::settings().map_or(1, |settings| settings.lanes);
+    let (cpus, limit) = start::settings().map_or((1, 1), |settings| (settings.cpus, settings.lanes));
+    let wanted = limit.min(cpus.max(IN_ADVANCE));
     let may_have = |sock: &&'static Sock| {
         sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | LEARN | LANED))
     };
-    for sock in Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE) {
+    let all = || Sock::in_use().filter(may_have).take(SOCKETS_IN_ADVANCE);
+    let count = all().count();
+    for (nth, sock) in all().enumerate() {
         let generation = sock.generation.load(Ordering::Acquire);
         let (Some(shared), Some(fd)) = (sock.shared(), keep(sock)) else { continue };
         // Another thread may have made it plain meanwhile: then it gets none any more. Or it has closed it, and what is here now is
@@ -236,8 +249,11 @@ pub(crate) fn open_in_advance() {
             loan::in_advance(sock, shared, fd, &guard);
             // Who receives on it may be in a wait without a bound already, or looks at nothing but the program's own socket:
             // not one datagram may land elsewhere.
-            if sock.steered_ahead.load(Ordering::Acquire) != 0 {
-                open_up_to(sock, shared, fd, limit.min(cpus.max(IN_ADVANCE)));
+            if sock.steered_ahead.load(Ordering::Acquire) != 0 && shared.forked.load(Ordering::Relaxed) == 0 {
+                // Each gets its part of the descriptors that there are.
+                let left = count.saturating_sub(nth).max(1);
+                let share = open::room(wanted * left) / left;
+                open_up_to(sock, shared, fd, wanted, share);
             }
         }
     }
