@@ -19,8 +19,9 @@ use libc::{c_int, pthread_mutex_t};
 
 use crate::memory::{self, Atomics};
 
-/// Threads of a program and of all that it forks that can have a life at a time.
+/// Threads of a program and of all that it forks that can have a life at a time. A token has 16 bits for them.
 const MAX_LIVES: usize = 4096;
+const _: () = assert!(MAX_LIVES < u16::MAX as usize);
 
 /// States of a slot: its mutex was never made, is being made, can be taken.
 const FRESH: u32 = 0;

@@ -101,6 +101,13 @@ fn refuse(shared: &Shared, fd: c_int, reason: Reason) {
     report::count_reason(reason, lanes::local_addr(fd));
 }
 
+/// Counts one more loan; false at the limit.
+fn count_one() -> bool {
+    LOANS_SO_FAR
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < LOANS).then_some(count + 1))
+        .is_ok()
+}
+
 /// Asks for queues and maps them.
 fn take(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     if shared.forked.load(Ordering::Relaxed) != 0 {
@@ -113,7 +120,14 @@ fn take(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     if mirror::needs_kernel(fd) {
         return refuse(shared, fd, Reason::Control);
     }
-    match ask(fd) {
+    if !count_one() {
+        return refuse(shared, fd, Reason::Full);
+    }
+    let asked = ask(fd);
+    if asked.is_err() {
+        LOANS_SO_FAR.fetch_sub(1, Ordering::Relaxed);
+    }
+    match asked {
         Ok(loan) => {
             let count = loan.queues.iter().flatten().count();
             let Some(loan) = settle(loan) else { return refuse(shared, fd, Reason::Full) };
@@ -131,9 +145,6 @@ fn take(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
 
 /// Puts a loan where it stays.
 fn settle(loan: Loan) -> Option<&'static Loan> {
-    if LOANS_SO_FAR.fetch_add(1, Ordering::Relaxed) >= LOANS {
-        return None;
-    }
     let words = memory::map::<Word>(size_of::<Loan>().div_ceil(size_of::<Word>()), false)?;
     let at = words.as_ptr().cast_mut().cast::<Loan>();
     // SAFETY: the mapping is as long, aligned to a page, never unmapped, and nobody else knows of it yet. The loan has no
@@ -150,10 +161,9 @@ struct Word(std::sync::atomic::AtomicU64);
 // SAFETY: an atomic.
 unsafe impl memory::Atomics for Word {}
 
-/// A descriptor where the program does not look.
-fn hide(fd: OwnedFd) -> OwnedFd {
+/// A descriptor where programs seldom look.
+fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
     let high = open::out_of_the_way(fd.into_raw_fd());
-    table::set(high, Entry::Hidden);
     // SAFETY: the descriptor that was just given up, or its copy: nobody else has it.
     unsafe { OwnedFd::from_raw_fd(high) }
 }
@@ -174,29 +184,49 @@ fn ask(fd: c_int) -> std::io::Result<Loan> {
         Message::Refused(errno) => return Err(std::io::Error::from_raw_os_error(errno)),
         _ => return Err(gone()),
     };
-    let mut all = [const { None }; QUEUES];
-    for place in all.iter_mut().take(count as usize) {
-        let mut fds = Fds::default();
-        let Some(Message::Queue(terms)) = Message::receive(end.as_fd(), &mut fds)? else {
-            return Err(gone());
-        };
-        let [Some(xsk), Some(memory), ..] = fds else { return Err(gone()) };
-        *place = Some(Borrowed::open(terms, hide(xsk), memory.as_fd())?);
-    }
     let (ttl, may_be_cut) = mirror::headers(fd);
-    Ok(Loan {
-        end: AtomicI32::new(hide(end).into_raw_fd()),
-        queues: all,
+    let mut loan = Loan {
+        end: AtomicI32::new(-1),
+        queues: [const { None }; QUEUES],
         hops: SharedMemory::open(hops.as_fd())?,
         local: addr.ip().to_canonical(),
         port: addr.port(),
         is_v6: addr.is_ipv6(),
         ttl,
         may_be_cut,
-    })
+    };
+    for place in loan.queues.iter_mut().take(count as usize) {
+        let mut fds = Fds::default();
+        let Some(Message::Queue(terms)) = Message::receive(end.as_fd(), &mut fds)? else {
+            return Err(gone());
+        };
+        let [Some(xsk), Some(memory), ..] = fds else { return Err(gone()) };
+        *place = Some(Borrowed::open(terms, out_of_the_way(xsk), memory.as_fd())?);
+    }
+    *loan.end.get_mut() = out_of_the_way(end).into_raw_fd();
+    loan.descriptors().for_each(|fd| _ = table::set(fd, Entry::Hidden));
+    Ok(loan)
+}
+
+/// A loan that came to nothing. One that is settled is never dropped.
+impl Drop for Loan {
+    fn drop(&mut self) {
+        // What is hidden cannot be closed, by the program or by the drops of the queues. The lender sees the end of it.
+        self.descriptors().for_each(|fd| _ = table::set(fd, Entry::None));
+        let end = *self.end.get_mut();
+        if end >= 0 {
+            crate::calls::call::close(end);
+        }
+    }
 }
 
 impl Loan {
+    /// All that are open for it.
+    fn descriptors(&self) -> impl Iterator<Item = c_int> {
+        let queues = self.queues.iter().flatten().map(|queue| queue.as_fd().as_raw_fd());
+        queues.chain([self.end.load(Ordering::Relaxed)]).filter(|fd| *fd >= 0)
+    }
+
     /// Says something to the lender, and whether it has done so.
     fn order(&self, order: Message) -> bool {
         let end = self.end.load(Ordering::Acquire);
@@ -242,20 +272,22 @@ pub(crate) fn give_back(sock: &Sock) {
     let Some(loan) = sock.loan() else { return };
     queues::flush();
     sock.set_loan(None);
-    let queues = loan.queues.iter().flatten().map(|queue| queue.as_fd().as_raw_fd());
-    let end = loan.end.swap(-1, Ordering::AcqRel);
-    for fd in queues.chain([end]).filter(|fd| *fd >= 0) {
+    for fd in loan.descriptors() {
         table::set(fd, Entry::None);
         crate::calls::call::close(fd);
     }
+    loan.end.store(-1, Ordering::Release);
+}
+
+/// Whether this process has the loan of that number.
+#[cold]
+pub(crate) fn is_ours(number: u16) -> bool {
+    let has = |loan: &Loan| loan.queues.iter().flatten().any(|queue| queue.terms().loan == number);
+    Sock::in_use().filter_map(Sock::loan).any(has)
 }
 
 /// Whether a descriptor is one of a loan's.
 pub(crate) fn has(fd: c_int) -> bool {
-    let of = |loan: &Loan| {
-        loan.end.load(Ordering::Relaxed) == fd
-            || loan.queues.iter().flatten().any(|queue| queue.as_fd().as_raw_fd() == fd)
-    };
-    Sock::in_use().filter_map(Sock::loan).any(of)
+    Sock::in_use().filter_map(Sock::loan).any(|loan| loan.descriptors().any(|at| at == fd))
         || start::settings().and_then(|settings| settings.lender) == Some(fd)
 }

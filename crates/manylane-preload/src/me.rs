@@ -111,6 +111,27 @@ pub(crate) fn life() -> life::Token {
     })
 }
 
+/// Names the calling thread as the holder of a queue's lock, so that others see when it has died. A thread without a life has
+/// a token that no life fits: it is never seen dead.
+#[inline]
+pub(crate) fn token() -> life::Token {
+    ME.with(|me| {
+        let who = me.who();
+        match me.life.get() {
+            0 | NO_LIFE => lasting(who),
+            token => token,
+        }
+    })
+}
+
+#[cold]
+fn lasting(who: u64) -> life::Token {
+    let quiet = Quiet::new();
+    let token = life();
+    drop(quiet);
+    if token == 0 { who << 32 | u64::from(u16::MAX) } else { token }
+}
+
 /// [`life`], if the thread has taken it; 0 if not.
 pub(crate) fn life_if_any() -> life::Token {
     ME.with(|me| {

@@ -1,6 +1,6 @@
-//! Points of a change at which a test has a process die. Release builds have none.
+//! Points of a change at which a test has a process or a thread die. Release builds have none.
 
-/// A process dies here, if a test asks for it: the first of all that come by.
+/// A process or a thread dies here, if a test asks for it: the first of all that come by.
 #[cfg(not(debug_assertions))]
 #[inline(always)]
 pub(crate) fn pass(_: &str) {}
@@ -29,24 +29,36 @@ mod armed {
     // SAFETY: an atomic.
     unsafe impl Atomics for Fired {}
 
-    static POINT: OnceLock<(String, &'static Fired)> = OnceLock::new();
+    struct Point {
+        name: String,
+        /// Only the thread ends, without a word to anybody; else its process is killed.
+        thread: bool,
+        fired: &'static Fired,
+    }
+
+    static POINT: OnceLock<Point> = OnceLock::new();
 
     pub(crate) fn start() {
-        if let Ok(name) = std::env::var("MANYLANE_TEST_DIE_AT")
-            && let Some([fired]) = memory::map::<Fired>(1, true)
-        {
-            _ = POINT.set((name, fired));
+        for (variable, thread) in [("MANYLANE_TEST_DIE_AT", false), ("MANYLANE_TEST_END_AT", true)] {
+            if let Ok(name) = std::env::var(variable)
+                && let Some([fired]) = memory::map::<Fired>(1, true)
+            {
+                _ = POINT.set(Point { name, thread, fired });
+            }
         }
     }
 
     pub(crate) fn pass(name: &str) {
-        if let Some((point, fired)) = POINT.get()
-            && point == name
-            && fired.0.swap(1, Ordering::Relaxed) == 0
+        if let Some(point) = POINT.get()
+            && point.name == name
+            && point.fired.0.swap(1, Ordering::Relaxed) == 0
         {
             loop {
-                // SAFETY: the calls take numbers; the first one ends the process.
+                // SAFETY: the calls take numbers; the first one ends the thread, or the second one the process.
                 unsafe {
+                    if point.thread {
+                        libc::syscall(libc::SYS_exit, 0);
+                    }
                     libc::kill(libc::getpid(), libc::SIGKILL);
                     libc::pause();
                 }

@@ -25,7 +25,7 @@ pub const VARIABLE: &str = "MANYLANE_LENDER";
 /// Queues that one loan has at most.
 pub const QUEUES: usize = 32;
 /// Words of a message.
-const WORDS: usize = 8;
+const WORDS: usize = 9;
 /// First word of each: another version of the library is not understood.
 const MAGIC: u32 = 0x314e_4c4d;
 
@@ -61,6 +61,8 @@ pub struct Terms {
     pub ring: u32,
     /// Frames may come with unfinished checksums: the device is one end of a pair.
     pub is_virtual_pair: bool,
+    /// Number of the loan, which no other loan has while this one lasts; never 0.
+    pub loan: u16,
 }
 
 impl Message {
@@ -74,7 +76,7 @@ impl Message {
             Self::Done(count) => (words[1], words[2]) = (4, count),
             Self::Refused(errno) => (words[1], words[2]) = (5, errno as u32),
             Self::Queue(terms) => {
-                let Terms { ifindex, queue, frames, shared_ring, ring, is_virtual_pair } = terms;
+                let Terms { ifindex, queue, frames, shared_ring, ring, is_virtual_pair, loan } = terms;
                 words[1] = 6;
                 words[2..].copy_from_slice(&[
                     ifindex,
@@ -83,6 +85,7 @@ impl Message {
                     shared_ring,
                     ring,
                     u32::from(is_virtual_pair),
+                    u32::from(loan),
                 ]);
             }
         }
@@ -90,7 +93,7 @@ impl Message {
     }
 
     fn of(words: [u32; WORDS]) -> Option<Self> {
-        let [MAGIC, kind, first, second, third, fourth, fifth, sixth] = words else { return None };
+        let [MAGIC, kind, first, second, third, fourth, fifth, sixth, seventh] = words else { return None };
         Some(match kind {
             1 => Self::Ask,
             2 => Self::Open,
@@ -104,6 +107,7 @@ impl Message {
                 shared_ring: fourth,
                 ring: fifth,
                 is_virtual_pair: sixth != 0,
+                loan: u16::try_from(seventh).ok()?,
             }),
             _ => return None,
         })
@@ -193,6 +197,7 @@ mod tests {
             shared_ring: 2048,
             ring: 1024,
             is_virtual_pair: true,
+            loan: 65535,
         };
         let all = [
             Message::Ask,

@@ -242,6 +242,12 @@ int main(int argc, char **argv)
 		calls();
 	} else if (!strcmp(argv[4], "closes")) {
 		closes();
+	} else if (!strcmp(argv[4], "reopened")) {
+		reopened(7071);
+	} else if (!strcmp(argv[4], "killed")) {
+		killed(7081);
+	} else if (!strcmp(argv[4], "ended")) {
+		thread_ended(7091);
 	} else if (!strcmp(argv[4], "threads")) {
 		threads();
 	} else if (!strcmp(argv[4], "interrupted")) {

@@ -68,6 +68,9 @@ void calls(void);
 
 /* lives.c */
 void closes(void);
+void reopened(int port);
+void killed(int port);
+void thread_ended(int port);
 void threads(void);
 void interrupted(int port);
 void restarted(int port);

@@ -2,6 +2,7 @@
 /* Sockets that come and go, threads that share one, and signals. */
 #include "calls.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -12,6 +13,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void copies(int port)
@@ -109,6 +111,118 @@ void closes(void)
 	copies(7021);
 	few_descriptors(7022);
 	two_at_a_time(7034);
+}
+
+static int descriptors(void)
+{
+	DIR *all = opendir("/proc/self/fd");
+	int count = 0;
+
+	while (readdir(all))
+		count++;
+	closedir(all);
+	return count;
+}
+
+/* More sockets, one after the other, than the library has queues for. */
+void reopened(int port)
+{
+	int turn, before = 0;
+
+	printf("reopened\n");
+	for (turn = 0; turn < 70; turn++) {
+		open_at(ip4, ip4, port);
+		warm_up();
+		leave();
+		if (turn == 0)
+			before = descriptors();
+	}
+	CHECK(descriptors() == before);
+}
+
+/* More than half of what two sockets have room for together. */
+#define UNREAD 1000
+
+static void fill_unread(void)
+{
+	int n;
+
+	for (n = 0; n < UNREAD; n++) {
+		put_number(n);
+		if (n % MANY == MANY - 1)
+			arrive();
+	}
+}
+
+/*
+ * A child, the only one with the socket, is killed while it looks at what
+ * waits, and stays a zombie. Nothing of the queue goes with it: the next two
+ * sockets have room for all that they should.
+ */
+void killed(int port)
+{
+	struct timeval bound = { .tv_sec = 10 };
+	int two[2], i, room = 4 << 20;
+	siginfo_t info;
+	pid_t child;
+	char byte;
+
+	printf("killed\n");
+	open_at(ip4, ip4, port);
+	child = fork();
+	if (child == 0) {
+		warm_up();
+		fill_unread();
+		recv(server, &byte, 1, MSG_PEEK);
+		raise(SIGKILL);
+	}
+	close(server);
+	if (waitid(P_PID, child, &info, WEXITED | WNOWAIT))
+		fail("waitid");
+	leave();
+	open_at(ip4, ip4, port + 1);
+	two[0] = server;
+	two[1] = socket(AF_INET, SOCK_DGRAM, 0);
+	to_len = address(&to, ip4, port + 2);
+	if (setsockopt(two[1], SOL_SOCKET, SO_RCVBUFFORCE, &room,
+		       sizeof(room)) ||
+	    bind(two[1], &to.any, to_len))
+		fail("bind");
+	for (i = 0; i < 2; i++) {
+		address(&to, ip4, port + 1 + i);
+		server = two[i];
+		setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &bound,
+			   sizeof(bound));
+		warm_up();
+		fill_unread();
+	}
+	for (i = 0; i < 2; i++)
+		CHECK(take_numbers(two[i], 0, UNREAD) == UNREAD);
+	close(two[0]);
+	leave();
+	waitpid(child, NULL, 0);
+}
+
+static void *peek(void *arg)
+{
+	char byte;
+
+	recv(server, &byte, 1, MSG_PEEK);
+	return arg;
+}
+
+/* A thread ends while it looks at what waits. */
+void thread_ended(int port)
+{
+	pthread_t thread;
+
+	begin("ended", port);
+	fill();
+	pthread_create(&thread, NULL, peek, NULL);
+	pthread_join(thread, NULL);
+	CHECK(take_numbers(server, 0, MANY) == MANY);
+	CHECK(is_empty(server));
+	leave();
 }
 
 /* Threads that wait for the server, each in its way. */

@@ -303,6 +303,11 @@ impl Report {
 /// What the program `calls.c` sees of sockets, alone and with queues; the reasons that the report may then name, and the least
 /// that had to be frames for each socket.
 fn calls(test: &str, what: &str, reasons: &[&str], frames: &[(u16, u64)]) {
+    calls_with(test, what, reasons, frames, &[]);
+}
+
+/// As [`calls`]; the library gets these variables, too.
+fn calls_with(test: &str, what: &str, reasons: &[&str], frames: &[(u16, u64)], vars: &[(&str, &str)]) {
     if !skip::need_root(test) {
         return;
     }
@@ -331,6 +336,7 @@ fn calls(test: &str, what: &str, reasons: &[&str], frames: &[(u16, u64)]) {
     process::die_with_us(&mut alone);
     let mut with = place.command(env!("CARGO_BIN_EXE_manylane"));
     with.args(["run", "--json", &report]).args(OPTIONS).arg("--").arg(&program).args(arguments);
+    with.envs(vars.iter().copied());
     process::die_with_us(&mut with);
     let (alone, with) = (says(alone), says(with));
     assert!(alone == with, "alone:\n{alone}\nwith queues:\n{with}");
@@ -368,6 +374,27 @@ fn netns_xdp_calls_that_close() {
         &["lender"],
         &[(7021, 101), (7033, 101), (7034, 10), (7035, 10)],
     );
+}
+
+#[test]
+fn netns_xdp_sockets_after_the_last_loan_leave_nothing_open() {
+    calls("netns_xdp_sockets_after_the_last_loan_leave_nothing_open", "reopened", &["full"], &[(7071, 64)]);
+}
+
+/// The process is killed with the queue's lock (in builds with debug assertions), and waits to be reaped.
+#[test]
+fn netns_xdp_a_zombie_takes_no_frame_of_a_queue_along() {
+    let vars = [("MANYLANE_TEST_DIE_AT", "peeked")];
+    let frames = [(7082, 1000), (7083, 1000)];
+    calls_with("netns_xdp_a_zombie_takes_no_frame_of_a_queue_along", "killed", &[], &frames, &vars);
+}
+
+/// The thread ends with the queue's lock (in builds with debug assertions), and its process lives on.
+#[test]
+fn netns_xdp_a_thread_that_ends_in_a_queue_does_not_stop_it() {
+    let vars = [("MANYLANE_TEST_END_AT", "peeked")];
+    let frames = [(7091, 100)];
+    calls_with("netns_xdp_a_thread_that_ends_in_a_queue_does_not_stop_it", "ended", &[], &frames, &vars);
 }
 
 #[test]

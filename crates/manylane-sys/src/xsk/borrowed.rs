@@ -9,9 +9,10 @@
 //! | anybody | see whether packets wait ([`Borrowed::has_received`]), and tell the kernel to send ([`Borrowed::kick`]) |
 //! | who has the lock ([`Held`]) | take packets, write one into a free frame, put it into the send ring |
 //!
-//! A process that is killed with the lock is found out by who wants it next, and loses it. Each step is ordered so that this
-//! costs a frame at most: a packet leaves the receive ring before its frame goes to the fill ring, a frame leaves the free ones
-//! before it goes into the send ring. A signal handler that meets its own thread's lock finds nothing here.
+//! The lock names its [`Holder`]. A thread that ends with it is found out by who wants it next, and loses it: threads of the
+//! same program know by the token; the lender, by the loan, which all processes have closed by then. Each step is ordered so
+//! that this costs a frame at most: a packet leaves the receive ring before its frame goes to the fill ring, a frame leaves
+//! the free ones before it goes into the send ring. A signal handler that meets its own thread's lock finds nothing here.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,10 +40,41 @@ const LOOKS: u32 = 20;
 const BEFORE: usize = 64;
 const _: () = assert!(BEFORE >= METADATA);
 
+/// A thread that holds a queue's lock: the loan that it has the queue by, and a token by which others of its program know
+/// whether it lives. Numbers of processes would not do: those of a zombie are taken, those of another PID namespace mean
+/// another process, and they say nothing of threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder(u64);
+
+impl Holder {
+    /// Who lends the queues.
+    pub(super) const LENDER: Self = Self(1 << 32);
+    const LOAN: u32 = 16;
+
+    /// A thread of a program; bits 16 to 31 of `token` are not kept.
+    #[must_use]
+    #[inline]
+    pub fn new(loan: u16, token: u64) -> Self {
+        Self(token & !(0xffff << Self::LOAN) | u64::from(loan) << Self::LOAN)
+    }
+
+    /// Number of the loan; 0 for the lender.
+    #[must_use]
+    pub fn loan(self) -> u16 {
+        (self.0 >> Self::LOAN) as u16
+    }
+
+    /// Its token.
+    #[must_use]
+    pub fn token(self) -> u64 {
+        self.0 & !(0xffff << Self::LOAN)
+    }
+}
+
 /// Behind the frames of a queue's memory.
 #[repr(C, align(4096))]
 pub(super) struct Control {
-    /// Process (above) and thread that use the queue; 0 if none.
+    /// The [`Holder`] that uses the queue; 0 if none.
     lock: AtomicU64,
     /// Packets that nobody got: broken ones.
     refused: AtomicU64,
@@ -141,34 +173,32 @@ impl Borrowed {
         Producer::resume(self.rings.tx).put_so_far()
     }
 
-    /// The queue for the caller alone, whose process (above) and thread `who` is; `is_gone` says of a process whether it
-    /// lives no more. None if somebody else keeps it for long, or the caller's own thread has it already.
+    /// The queue for the caller alone, which is `own`; `is_gone` says of a holder whether it will never come back. None if
+    /// somebody else keeps it for long, or the caller's own thread has it already.
     #[inline]
-    pub fn lock(&self, who: u64, is_gone: impl Fn(u32) -> bool) -> Option<Held<'_>> {
+    pub fn lock(&self, own: Holder, is_gone: impl Fn(Holder) -> bool) -> Option<Held<'_>> {
         let lock = &self.control().lock;
-        match lock.compare_exchange(0, who, Ordering::Acquire, Ordering::Relaxed) {
+        match lock.compare_exchange(0, own.0, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => Some(Held::new(self)),
-            Err(holder) => self.wait_for_lock(who, holder, is_gone),
+            Err(holder) if holder == own.0 => None,
+            Err(_) => self.wait_for_lock(own, is_gone),
         }
     }
 
     #[cold]
-    fn wait_for_lock(&self, who: u64, holder: u64, is_gone: impl Fn(u32) -> bool) -> Option<Held<'_>> {
-        if holder == who {
-            return None;
-        }
+    fn wait_for_lock(&self, own: Holder, is_gone: impl Fn(Holder) -> bool) -> Option<Held<'_>> {
         let lock = &self.control().lock;
         for _ in 0..LOOKS {
             for _ in 0..TRIES {
-                if lock.compare_exchange(0, who, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                if lock.compare_exchange(0, own.0, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                     return Some(Held::new(self));
                 }
                 std::thread::yield_now();
             }
             let holder = lock.load(Ordering::Relaxed);
             if holder != 0
-                && is_gone((holder >> 32) as u32)
-                && lock.compare_exchange(holder, who, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                && is_gone(Holder(holder))
+                && lock.compare_exchange(holder, own.0, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
                 return Some(Held::new(self));
             }

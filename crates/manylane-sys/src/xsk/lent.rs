@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
-use super::borrowed::{Borrowed, Control, MOST_FRAMES};
+use super::borrowed::{Borrowed, Control, Holder, MOST_FRAMES};
 use super::queue::{OpenError, Step};
 use super::socket::{Maps, Socket, bind};
 use super::{Mode, QueueOptions};
@@ -83,11 +83,12 @@ impl LentQueue {
         Ok(Self { anchor, _maps: maps, _memory: memory, file, options, is_virtual_pair, is_filled: false })
     }
 
-    /// One more socket for it: what it is like, and the socket, which an XDP program may redirect to.
+    /// One more socket for it, for the loan of that number: what it is like, and the socket, which an XDP program may
+    /// redirect to.
     ///
     /// # Errors
     /// See [`Step`].
-    pub fn lend(&mut self) -> Result<(Terms, OwnedFd), OpenError> {
+    pub fn lend(&mut self, loan: u16) -> Result<(Terms, OwnedFd), OpenError> {
         let failed = |step| move |source| OpenError { step, source };
         let mut socket = Socket::open().map_err(failed(Step::Socket))?;
         let (_, maps) = socket.member_rings(&self.options).map_err(failed(Step::Rings))?;
@@ -101,6 +102,7 @@ impl LentQueue {
             shared_ring: SHARED,
             ring: RING,
             is_virtual_pair: self.is_virtual_pair,
+            loan,
         };
         let socket = OwnedFd::from(socket);
         if !self.is_filled {
@@ -118,25 +120,23 @@ impl LentQueue {
         self.file.as_fd()
     }
 
-    /// Takes back what a socket has left in its rings, which nothing is led to any more and nobody has.
-    pub fn take_back(left: &Borrowed, who: u64) {
+    /// Takes back what a socket has left in its rings, which nothing is led to any more and nobody has. `has_ended` says of
+    /// a loan that all processes have closed it: a lock that is held by it is broken. False if another loan holds the lock
+    /// for long: nothing is taken back yet.
+    #[must_use]
+    pub fn take_back(left: &Borrowed, has_ended: impl Fn(u16) -> bool) -> bool {
         left.kick();
-        if let Some(mut held) = left.lock(who, is_gone) {
-            for _ in 0..RING {
-                if held.first().is_none() {
-                    break;
-                }
-                held.pass();
+        let Some(mut held) = left.lock(Holder::LENDER, |holder| has_ended(holder.loan())) else {
+            return false;
+        };
+        for _ in 0..RING {
+            if held.first().is_none() {
+                break;
             }
+            held.pass();
         }
+        true
     }
-}
-
-/// Whether nobody has the number of a process.
-fn is_gone(pid: u32) -> bool {
-    // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
-    let there = unsafe { libc::kill(pid as libc::pid_t, 0) == 0 };
-    !there && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
 impl std::fmt::Debug for LentQueue {

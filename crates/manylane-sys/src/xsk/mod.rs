@@ -94,7 +94,7 @@ mod socket;
 mod tests;
 
 #[cfg(not(loom))]
-pub use borrowed::{Borrowed, Held};
+pub use borrowed::{Borrowed, Held, Holder};
 #[cfg(not(loom))]
 pub use lent::{LentQueue, MEMBERS};
 #[cfg(not(loom))]

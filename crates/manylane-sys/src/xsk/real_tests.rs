@@ -6,7 +6,32 @@ use std::time::{Duration, Instant};
 
 use super::queue::{Queue, Step};
 use super::real_support::{datagram, in_namespace, options, reopen};
-use super::{Mode, QueueOptions};
+use super::{Borrowed, Holder, LentQueue, Mode, QueueOptions};
+
+#[test]
+fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
+    in_namespace("netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone", |ifindex| {
+        let mut queue = LentQueue::open(ifindex, 0, false).unwrap();
+        let mut lend = |loan| {
+            let (terms, socket) = queue.lend(loan).unwrap();
+            Borrowed::open(terms, socket, queue.file()).unwrap()
+        };
+        let (first, second) = (lend(1), lend(65535));
+        // As a token has it: how often its place was used, and the place.
+        let (one, other) = (Holder::new(1, 7 << 32 | 4096), Holder::new(65535, 7 << 32 | 4096));
+        assert_eq!((other.loan(), other.token()), (65535, 7 << 32 | 4096));
+        std::mem::forget(first.lock(one, |_| false).unwrap());
+        // The holder itself comes by again: a signal handler.
+        assert!(first.lock(one, |_| true).is_none());
+        assert!(second.lock(other, |holder| holder != one).is_none());
+        drop(second.lock(other, |holder| holder == one).unwrap());
+        // The lender knows of loans.
+        std::mem::forget(second.lock(other, |_| false).unwrap());
+        assert!(!LentQueue::take_back(&first, |loan| loan == 1));
+        assert!(LentQueue::take_back(&first, |loan| loan == 65535));
+        drop(second.lock(other, |_| false).unwrap());
+    });
+}
 
 #[test]
 fn netns_a_queue_of_a_device_has_one_owner() {

@@ -21,7 +21,7 @@ pub(super) struct LentDevice {
 
 impl LentDevice {
     /// A socket in a queue, for one more loan; none if it has as many as it can have.
-    pub(super) fn member(&mut self, queue: u32, number: Number) -> Result<Option<Member>> {
+    pub(super) fn member(&mut self, queue: u32, number: Number, loan: u16) -> Result<Option<Member>> {
         let index = queue as usize;
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
@@ -38,7 +38,7 @@ impl LentDevice {
         else {
             return Ok(None);
         };
-        let (terms, xsk) = lent.lend().map_err(failed)?;
+        let (terms, xsk) = lent.lend(loan).map_err(failed)?;
         let mapped = |err| Error::system(format!("{name} queue {queue}: mapping its rings"), err);
         let copy = xsk.try_clone().map_err(mapped)?;
         let view = Borrowed::open(terms, copy, lent.file()).map_err(mapped)?;

@@ -8,7 +8,7 @@ use manylane_sys::lend::{self, Fds, Message, Terms};
 use manylane_sys::xsk::{Borrowed, LentQueue};
 use manylane_sys::{barrier, sock};
 
-use super::{CHANNEL, Lender};
+use super::Lender;
 use crate::error::Result;
 use crate::io::xdp::device::Number;
 
@@ -18,7 +18,8 @@ const EPROTO: i32 = 71;
 
 /// What one socket of a program has.
 pub(super) struct Loan {
-    pub(super) token: u64,
+    /// Its number; also what the watch calls its end.
+    pub(super) number: u16,
     pub(super) end: OwnedFd,
     pub(super) addr: SocketAddr,
     pub(super) only_v6: bool,
@@ -64,7 +65,7 @@ impl Lender {
             return Err(io::Error::from_raw_os_error(ENODEV));
         }
         let mut loan = Loan {
-            token: CHANNEL,
+            number: self.free_number(),
             end: end.try_clone()?,
             addr,
             only_v6: about.only_v6,
@@ -93,7 +94,7 @@ impl Lender {
                 if loan.members.len() == lend::QUEUES {
                     break;
                 }
-                match lent.member(queue, number) {
+                match lent.member(queue, number, loan.number) {
                     Ok(Some(member)) => loan.members.push(member),
                     Ok(None) => {}
                     Err(why) => log::warn!("{} queue {queue} is not lent: {why}", lent.device.name),
@@ -113,7 +114,7 @@ impl Lender {
     }
 
     /// Gives the program what it needs.
-    fn hand_over(&mut self, end: &OwnedFd, mut loan: Loan) -> io::Result<()> {
+    fn hand_over(&mut self, end: &OwnedFd, loan: Loan) -> io::Result<()> {
         let give = |lender: &Self| {
             Message::Done(loan.members.len() as u32).send(end.as_fd(), &[lender.hops_file.as_fd()])?;
             for member in &loan.members {
@@ -122,9 +123,7 @@ impl Lender {
             }
             Ok(())
         };
-        self.last_token += 1;
-        loan.token = self.last_token;
-        let given = give(self).and_then(|()| self.watch.add(&loan.end, loan.token));
+        let given = give(self).and_then(|()| self.watch.add(&loan.end, loan.number.into()));
         if given.is_err() {
             self.end(loan);
         } else {
@@ -141,7 +140,7 @@ impl Lender {
 
     /// Who has a loan says something, or is gone.
     pub(super) fn hear_holder(&mut self, token: u64) {
-        let Some(at) = self.loans.iter().position(|loan| loan.token == token) else { return };
+        let Some(at) = self.loans.iter().position(|loan| u64::from(loan.number) == token) else { return };
         let message = Message::receive(self.loans[at].end.as_fd(), &mut Fds::default());
         let answer = match message {
             Ok(Some(Message::Open)) => {
@@ -202,12 +201,33 @@ impl Lender {
             }
         }
         barrier::settle();
-        for Member { terms, view, .. } in loan.members {
-            let lent = self.devices.iter_mut().find(|lent| lent.device.index == terms.ifindex);
+        self.left.extend(loan.members);
+        self.take_back();
+    }
+
+    /// Takes back what loans that have ended left in rings; where another loan keeps the lock for long, later.
+    pub(super) fn take_back(&mut self) {
+        let Self { devices, loans, left, .. } = self;
+        let has_ended = |number| loans.iter().all(|loan| loan.number != number);
+        left.retain(|Member { terms, view, .. }| {
+            let lent = devices.iter_mut().find(|lent| lent.device.index == terms.ifindex);
             let queue = lent.and_then(|lent| lent.queues.get_mut(terms.queue as usize)?.as_mut());
-            if let Some((_, members)) = queue {
-                LentQueue::take_back(&view, u64::from(std::process::id()) << 32 | 1);
-                *members = members.saturating_sub(1);
+            let Some((_, members)) = queue else { return false };
+            let is_back = LentQueue::take_back(view, has_ended);
+            *members = members.saturating_sub(u32::from(is_back));
+            !is_back
+        });
+    }
+
+    /// A number that no loan has, and none that something is to be taken back of.
+    fn free_number(&mut self) -> u16 {
+        loop {
+            self.last_number = self.last_number.checked_add(1).unwrap_or(1);
+            let number = self.last_number;
+            if self.loans.iter().all(|loan| loan.number != number)
+                && self.left.iter().all(|member| member.terms.loan != number)
+            {
+                return number;
             }
         }
     }

@@ -33,7 +33,7 @@ use manylane_sys::shared::Shared;
 use manylane_sys::{lend, sock};
 
 use self::devices::{LentDevice, attach};
-use self::loan::Loan;
+use self::loan::{Loan, Member};
 use self::peers::Peer;
 pub use self::rings::{LentRing, LentRings};
 use super::gate::Gate;
@@ -50,6 +50,7 @@ const TURN: Duration = Duration::from_secs(2);
 /// Messages that are told of at once.
 const MOST: usize = 32;
 
+/// What the watch calls the channel; loans are called by their numbers.
 const CHANNEL: u64 = 0;
 
 /// Lends the queues of devices.
@@ -64,7 +65,9 @@ pub struct Lender {
     channel: OwnedFd,
     watch: Watch,
     loans: Vec<Loan>,
-    last_token: u64,
+    last_number: u16,
+    /// Of loans that have ended: what is still to be taken back.
+    left: Vec<Member>,
     hops: Shared<Hops>,
     hops_file: OwnedFd,
     peers: HashMap<[IpAddr; 2], Peer>,
@@ -113,7 +116,8 @@ impl Lender {
             channel,
             watch,
             loans: Vec::new(),
-            last_token: CHANNEL,
+            last_number: 0,
+            left: Vec::new(),
             hops,
             hops_file,
             peers: HashMap::new(),
@@ -168,6 +172,7 @@ impl Lender {
             if changed || look.elapsed() >= TURN {
                 look = Instant::now();
                 self.follow();
+                self.take_back();
             }
         }
         Ok(())
