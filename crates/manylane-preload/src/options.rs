@@ -11,7 +11,7 @@ use crate::calls::call;
 use crate::look::ready;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
-use crate::sock::{LANED, Shared, Sock};
+use crate::sock::{LANED, PLAIN, Shared, Sock};
 use crate::{gather, hold, lanes, me, mirror, queues, real, start, table};
 
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -55,9 +55,10 @@ pub(crate) fn setsockopt(
         // What is taken from now on comes with what was asked for.
         hold::one_by_one(shared, fd, Reason::OneControl);
     }
-    let group =
-        sock.shared().is_some_and(|shared| shared.lanes.load(Ordering::Acquire) > 1 && is_managed(shared));
-    if group && (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT)
+        && is_zero(value, len)
+        && sock.shared().is_some_and(is_group)
+    {
         return 0;
     }
     let done = call::setsockopt(fd, level, name, value, len);
@@ -69,6 +70,11 @@ pub(crate) fn setsockopt(
         real::set_errno(errno);
     }
     done
+}
+
+/// Whether the socket shares its port with lanes, so that SO_REUSEPORT is the library's own.
+fn is_group(shared: &Shared) -> bool {
+    shared.lanes.load(Ordering::Acquire) > 1 && shared.mode() != PLAIN
 }
 
 /// An option that is turned off, which it was, spoils nothing.
@@ -106,9 +112,21 @@ fn remember(sock: &'static Sock, value: *const c_void) {
     let time = unsafe { value.cast::<timeval>().read_unaligned() };
     // A negative time is none at all: the kernel takes it for a receive that does not wait. Too odd to imitate.
     let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
+    let us = in_ticks(us);
     sock.timeout_us.store(us, Ordering::Relaxed);
     if let Some(shared) = sock.shared() {
         shared.timeout_us.store(us, Ordering::Relaxed);
+    }
+}
+
+/// A timeout as the kernel keeps it, and tells it: in whole ticks of its clock, rounded up.
+fn in_ticks(us: u64) -> u64 {
+    let mut tick = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is ours, and written by the call, which is none of the kernel's; it stays zero should it fail.
+    unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
+    match u64::try_from(tick.tv_nsec / 1000) {
+        Ok(tick @ 1..) => us.next_multiple_of(tick),
+        _ => us,
     }
 }
 
@@ -122,17 +140,17 @@ pub(crate) fn getsockopt(
     // Before the kernel is asked and after it: a socket that becomes plain in between is asked while it has our options.
     let shared = if level == libc::SOL_SOCKET { table::sock(fd).and_then(Sock::shared) } else { None };
     let is_bounded = |shared: &Shared| shared.bounded.load(Ordering::Acquire) != 0;
-    let (was_managed, was_bounded) =
-        shared.map_or((false, false), |shared| (is_managed(shared), is_bounded(shared)));
+    let (was_group, was_bounded) =
+        shared.map_or((false, false), |shared| (is_group(shared), is_bounded(shared)));
     let done = call::getsockopt(fd, level, name, value, len);
     let (Some(shared), 0) = (shared, done) else { return done };
     // SAFETY: the kernel has just written the length.
     let room = unsafe { *len } as usize;
     match name {
         // Set by the program, it would have made the socket plain: what the kernel says is ours.
-        libc::SO_REUSEPORT if room >= size_of::<c_int>() && (was_managed || is_managed(shared)) => {
+        libc::SO_REUSEPORT if was_group || is_group(shared) => {
             // SAFETY: the kernel has just written as many bytes here.
-            unsafe { value.cast::<c_int>().write_unaligned(0) };
+            unsafe { value.cast::<u8>().write_bytes(0, room.min(size_of::<c_int>())) };
         }
         libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW
             if room >= size_of::<timeval>() && (was_bounded || is_bounded(shared)) =>

@@ -109,7 +109,7 @@ fn read_by_lane(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
 }
 
 pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
-    if table::sock(fd).is_none() || !(1..=1024).contains(&count) {
+    if table::sock(fd).is_none() || !(1..=1024).contains(&count) || is_empty(to, count as usize) {
         gather::flush();
         return call::readv(fd, to, count);
     }
@@ -121,6 +121,12 @@ pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
         call::recvmsg(fd, &raw mut message, more)
     };
     the_long_way(fd, 0, Into::Pieces { to, count: count as usize }, op, |got| (1, got))
+}
+
+/// Whether pieces have no room at all: readv(2) takes no datagram then, as read(2) does not.
+fn is_empty(pieces: *const iovec, count: usize) -> bool {
+    // SAFETY: null, or the program's array of `count` pieces, which the kernel would read here, too.
+    pieces.is_null() || (0..count).all(|nth| unsafe { (*pieces.wrapping_add(nth)).iov_len == 0 })
 }
 
 /// A buffer without an address.
