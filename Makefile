@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build stress bench-build man install clean
+.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build stress differential bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -67,6 +67,9 @@ fuzz: ## fuzz each target for so many seconds: make fuzz SECONDS=600 [TARGETS=fr
 
 stress: build ## random calls under manylane run for so many seconds: make stress SECONDS=600 [SEED=n]
 	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/stress.sh $(SECONDS) $(SEED)
+
+differential: build ## random calls with manylane run and without, compared: make differential SECONDS=600 [SEED=n]
+	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/differential.py $(SECONDS) $(SEED)
 
 bench-build: ## build the benchmarks
 	$(CARGO) build --workspace --benches

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What is queued where, so that only what has to be the same is printed.
+ *
+ * What is asked here is asked by system calls of our own: not part of the test.
+ */
+#include "differential.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* A descriptor that no script has. */
+#define MARKER 1022
+
+static uint64_t inode(int fd)
+{
+	struct stat stat;
+	int saved = errno;
+	uint64_t number = fstat(fd, &stat) ? 0 : stat.st_ino;
+
+	errno = saved;
+	return number;
+}
+
+static struct queue *queue_at(int fd, long call)
+{
+	struct sockaddr_storage addr = { 0 };
+	socklen_t len = sizeof(addr), size = sizeof(int);
+	int saved = errno, type = 0;
+	struct queue *queue = NULL;
+
+	if (!syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_TYPE, &type, &size) &&
+	    type == SOCK_DGRAM && !syscall(call, fd, &addr, &len))
+		queue = queue_to(&addr);
+	errno = saved;
+	return queue;
+}
+
+/* Of what comes to the port that a socket is bound to; NULL if there is none. */
+struct queue *queue_of(int fd)
+{
+	return queue_at(fd, SYS_getsockname);
+}
+
+/* Of what it sends to the peer that it is connected to. */
+struct queue *queue_of_peer(int fd)
+{
+	return queue_at(fd, SYS_getpeername);
+}
+
+struct queue *queue_to(const struct sockaddr_storage *addr)
+{
+	uint32_t number = 0;
+
+	if (addr->ss_family == AF_INET || addr->ss_family == AF_INET6)
+		number = port_number(
+			((const struct sockaddr_in *)addr)->sin_port);
+	return number ? &all->queue[number] : NULL;
+}
+
+bool is_ordered(const struct queue *queue)
+{
+	return !queue || (!queue->is_mixed && !queue->is_unordered);
+}
+
+/* A datagram is about to be sent, unless that would leave an order unknown. */
+bool may_send(int fd, struct queue *queue, size_t *len)
+{
+	uint64_t flow = inode(fd);
+
+	if (all->payloads >= PAYLOADS - 1)
+		return false;
+	if (!queue)
+		return true;
+	if (!queue->flow)
+		queue->flow = flow;
+	if (queue->flow != flow) {
+		if (queue->is_unnamed)
+			return false;
+		queue->is_mixed = true;
+	}
+	if (!is_ordered(queue) && *len < 2)
+		*len = 2;
+	queue->is_unnamed |= *len < 2;
+	queue->queued++;
+	return true;
+}
+
+/* The next payload: its number, and what only it has. */
+void fill(int fd, char *buffer, size_t len)
+{
+	uint32_t number = ++all->payloads;
+
+	all->sender[number] = inode(fd);
+	for (size_t at = 0; at < len; at++)
+		buffer[at] = (char)(number * 31 + at);
+	if (len >= 2) {
+		buffer[0] = (char)number;
+		buffer[1] = (char)(number >> 8);
+	}
+}
+
+/*
+ * A datagram was sent. Where the kernel's softirq is out of time, it is not
+ * delivered yet: one behind it, on the same processor, is waited for.
+ */
+void delivered(void)
+{
+	static struct sockaddr_in addr;
+	socklen_t len = sizeof(addr);
+	int saved = errno;
+	char byte = 0;
+
+	if (syscall(SYS_sendto, MARKER, &byte, 1, 0, &addr, len) != 1) {
+		int fd = (int)syscall(SYS_socket, AF_INET, SOCK_DGRAM, 0);
+
+		addr = (struct sockaddr_in){ .sin_family = AF_INET,
+					     .sin_addr.s_addr =
+						     htonl(INADDR_LOOPBACK) };
+		syscall(SYS_bind, fd, &addr, len);
+		syscall(SYS_getsockname, fd, &addr, &len);
+		syscall(SYS_dup3, fd, MARKER, O_CLOEXEC);
+		syscall(SYS_close, fd);
+		syscall(SYS_sendto, MARKER, &byte, 1, 0, &addr, len);
+	}
+	syscall(SYS_recvfrom, MARKER, &byte, 1, 0, NULL, NULL);
+	errno = saved;
+}
+
+void received(struct queue *queue, const char *buffer, size_t len)
+{
+	uint32_t number =
+		len < 2 ? 0 : (uint8_t)buffer[0] | (uint8_t)buffer[1] << 8;
+
+	if (queue->count < PAYLOADS)
+		queue->received[queue->count++] = number % PAYLOADS;
+}
+
+/* Whether the datagram was received, and before all others of its flow. */
+static bool is_first(const struct queue *queue, uint32_t number)
+{
+	for (uint32_t at = 0; at < queue->count; at++) {
+		if (queue->received[at] == number)
+			return true;
+		if (all->sender[queue->received[at]] == all->sender[number])
+			return false;
+	}
+	return false;
+}
+
+static void say_received(struct queue *queue)
+{
+	for (uint32_t first = 0; first < PAYLOADS && queue->count; first++) {
+		if (queue->is_unordered) {
+			for (uint32_t at = 0; at < queue->count; at++)
+				if (queue->received[at] == first)
+					say(" #%u", first);
+			continue;
+		}
+		if (!is_first(queue, first))
+			continue;
+		say(" flow");
+		for (uint32_t at = 0; at < queue->count; at++)
+			if (all->sender[queue->received[at]] ==
+			    all->sender[first])
+				say(" #%u", queue->received[at]);
+	}
+}
+
+/* An actor received: whether all that do have come back, so that lanes stay. */
+static bool is_settled(struct queue *queue, int actor, bool *may_change)
+{
+	int actors = 0;
+	bool settled = true;
+
+	if (queue->receives[actor] < 3)
+		queue->receives[actor]++;
+	for (int at = 0; at < ACTORS; at++) {
+		actors += queue->receives[at] > 0;
+		settled &= !queue->receives[at] || queue->receives[at] == 3;
+	}
+	/* What the first lanes find queued goes before all else. */
+	*may_change = actors > 2 || queue->some_left;
+	return settled;
+}
+
+void took(struct queue *queue, int actor, uint32_t datagrams)
+{
+	bool may_change, settled;
+
+	if (!queue)
+		return;
+	settled = is_settled(queue, actor, &may_change);
+	queue->queued -= datagrams < queue->queued ? datagrams : queue->queued;
+	queue->calm = settled ? queue->calm + (queue->calm < 3) : 0;
+	if (may_change && queue->calm < 3 && queue->queued)
+		queue->is_unordered = true;
+}
+
+/* A receive found nothing: says what came since the last time. */
+void emptied(struct queue *queue, int actor)
+{
+	bool may_change;
+
+	if (!queue)
+		return;
+	if (!is_settled(queue, actor, &may_change))
+		queue->calm = 0;
+	say_received(queue);
+	queue->flow = queue->queued = queue->count = 0;
+	queue->is_mixed = queue->is_unordered = queue->is_unnamed = false;
+}
+
+/* An actor is gone, and its lanes. Of a process that is noticed later. */
+void left(int actor)
+{
+	for (uint32_t at = 1; at < all->ports; at++) {
+		struct queue *queue = &all->queue[at];
+
+		queue->is_unordered |= queue->queued || all->has_forked;
+		queue->receives[actor] = queue->calm = 0;
+		queue->some_left = true;
+	}
+}
+
+/* A process may have closed what others still have. */
+void closed(void)
+{
+	for (uint32_t at = 1; at < all->ports && all->has_forked; at++) {
+		all->queue[at].is_unordered = true;
+		all->queue[at].some_left = true;
+	}
+}
+
+void set_timeout(int fd, bool is_set)
+{
+	uint64_t number = inode(fd);
+	uint32_t at = 0;
+
+	while (at < all->timeouts && all->timeout[at] != number)
+		at++;
+	if (at == PAYLOADS)
+		return;
+	all->timeout[at] = is_set ? number : 0;
+	if (at == all->timeouts)
+		all->timeouts++;
+}
+
+/* Whether a receive may wait for ever. The same in every run. */
+bool would_block(int fd)
+{
+	int saved = errno;
+	long flags = syscall(SYS_fcntl, fd, F_GETFL, 0);
+	uint64_t number = inode(fd);
+	struct stat stat;
+	bool blocks = flags >= 0 && !(flags & O_NONBLOCK) &&
+		      !fstat(fd, &stat) && !S_ISREG(stat.st_mode);
+
+	for (uint32_t at = 0; at < all->timeouts; at++)
+		blocks &= all->timeout[at] != number;
+	errno = saved;
+	return blocks;
+}

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Random calls with 'manylane run' and without, compared: differential.py [SECONDS] [SEED]
+
+Scripts of calls are made from a seed. crates/manylane-cli/tests/differential makes the calls of each, one at a time, and
+prints what they return. A script whose outputs differ is cut down to the fewest calls whose outputs still differ.
+MANYLANE is the program that is tested.
+"""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "crates/manylane-cli/tests/differential"
+# Scripts that differed once: they are compared first.
+FOUND = sorted((SOURCES / "found").glob("*.txt"))
+MANYLANE = os.environ.get("MANYLANE") or str(ROOT / "target/debug/manylane")
+# Of 'manylane run'; scripts take turns.
+OPTIONS = ["", "--lanes 2", "--batch 32", "", "--lanes 8 --linger 0", "--linger 20000", "--overload newest"]
+WAITS = ["poll", "ppoll", "select", "pselect", "epoll_wait"]
+# Scripts that one process runs.
+CHUNK = 20
+# Runs of a script until its outputs differ again.
+TRIES = 20
+# Longest that such a process may take, in seconds.
+PATIENCE = 300
+
+# What {NAME} in a call may be: one of these, each as likely. Sockets that are received on are s0 to s2, bound to a0 to a2;
+# s4 and s5 mostly send; s8 and s9 are epoll instances.
+CHOICES = {
+    "rx": ["s0", "s0", "s0", "s1", "s2"],
+    "tx": ["s4", "s4", "s5"],
+    "udp": ["{rx}", "{rx}", "{tx}"],
+    "epoll": ["s8", "s8", "s9"],
+    "other": ["s12", "s13", "s14", "s15"],
+    "number": ["-1", "3", "5", "9", "64", "700", "1000", "1023", "1024"],
+    "fd": ["{rx}"] * 10 + ["{tx}"] * 4 + ["{other}"] * 4 + ["{epoll}", "{number}"],
+    "from": ["{rx}"] * 8 + ["{tx}", "{fd}"],
+    "new": ["{rx}", "{other}"],
+    "to": ["a0"] * 8 + ["a1", "a1", "a2", "a4", "a7"],
+    "peer": ["a4", "a4", "a5", "a0"],
+    "len": ["0", "1", "2", "10", "60", "{hundreds}", "{hundreds}"],
+    "hundreds": [str(number) for number in range(100, 2000, 37)],
+    "few": list("012345"),
+    "bit": ["0", "1"],
+    "family": ["AF_INET"] * 4 + ["AF_INET6"],
+    "now": ["MSG_DONTWAIT"] * 3 + ["0"],
+    "more": [""] * 4 + ["|MSG_PEEK", "|MSG_TRUNC", "|MSG_PEEK|MSG_TRUNC", "|MSG_WAITALL", "|MSG_NOSIGNAL"],
+    "ms": ["0"] * 6 + ["1", "3"],
+    "events": ["POLLIN"] * 4 + ["POLLIN|POLLOUT", "POLLOUT", "POLLPRI", "POLLIN|POLLPRI", "POLLRDNORM"],
+    "entries": ["{fd} {events}"] * 3 + ["{fd} {events} {fd} {events}", "{fd} {events} {fd} {events} {fd} {events}"],
+    "watched": ["EPOLLIN"] * 6 + ["EPOLLIN|EPOLLOUT", "EPOLLOUT", "0", "EPOLLIN|EPOLLET", "EPOLLIN|EPOLLONESHOT"],
+    "change": ["EPOLL_CTL_ADD"] * 4 + ["EPOLL_CTL_MOD", "EPOLL_CTL_DEL"],
+    "option": [
+        "SOL_SOCKET SO_REUSEADDR",
+        "SOL_SOCKET SO_REUSEPORT",
+        "SOL_SOCKET SO_BROADCAST",
+        "SOL_SOCKET SO_PRIORITY",
+        "SOL_SOCKET SO_RXQ_OVFL",
+        "SOL_SOCKET SO_TIMESTAMP",
+        "SOL_SOCKET SO_RCVLOWAT",
+        "SOL_IP IP_TOS",
+        "SOL_IP IP_TTL",
+        "SOL_IP IP_PKTINFO",
+        "SOL_IP IP_RECVTTL",
+        "SOL_IP IP_RECVTOS",
+        "SOL_IP IP_RECVERR",
+        "SOL_IPV6 IPV6_V6ONLY",
+        "SOL_IPV6 IPV6_RECVPKTINFO",
+    ],
+    "asked": ["{option}"] * 3 + ["SOL_SOCKET SO_ERROR", "SOL_SOCKET SO_RCVBUF", "SOL_SOCKET SO_TYPE"],
+    "least": ["0", "3", "20", "900", "1023", "1024", "-1"],
+    "how": ["SHUT_RD", "SHUT_WR", "SHUT_RDWR", "7"],
+}
+
+# Calls by what they are about, and how often that comes up in a script that has it. The first two are in each.
+CALLS = {
+    "receive": (
+        30,
+        [
+            "recv {from} {len} {now}{more}",
+            "recvfrom {from} {len} {now}{more} 16",
+            "recvfrom {from} {len} {now}{more} 4",
+            "recvmsg {from} {len} {now}{more} 255",
+            "recvmsg {from} {len} {now}{more} 8",
+            "recvmmsg {from} {few} {len} {now}{more}",
+            "recvmmsg {from} {few} {len} MSG_WAITFORONE",
+            "read {from} {len}",
+            "readv {from} {len}",
+        ],
+    ),
+    "send": (30, ["sendto {tx} {to} {len} 0", "sendmsg {tx} {to} {len} 0", "sendmmsg {tx} {to} {few} {len} 0"]),
+    "drain": (4, ["drain {from}"]),
+    "wait": (12, ["poll {ms} {entries}", "ppoll {ms} {entries}", "select {ms} {entries}", "pselect {ms} {entries}"]),
+    "size": (4, ["fionread {fd}"]),
+    "epoll": (
+        16,
+        [
+            "epoll_create {epoll}",
+            "epoll_ctl {epoll} {change} {fd} {watched}",
+            "epoll_ctl {epoll} {change} {rx} {watched}",
+            "epoll_ctl {epoll} {change} {rx} EPOLLIN",
+            "epoll_wait {epoll} 16 {ms} {bit}",
+            "epoll_wait {epoll} 16 {ms} 2",
+            "epoll_wait {epoll} 16 0 0",
+        ],
+    ),
+    "reply": (6, ["sendto {rx} {peer} {len} 0", "sendmsg {rx} {peer} {len} 0", "recvfrom {tx} 2048 MSG_DONTWAIT 16"]),
+    "names": (3, ["getsockname {fd}", "getpeername {fd}", "open", "probe {to} SO_REUSEADDR {bit}"]),
+    "options": (6, ["setsockopt {fd} {option} {bit} 4", "setsockopt {fd} {option} 8 {few}", "getsockopt {fd} {asked} {few}"]),
+    "timeout": (4, ["timeout {rx} 10000", "timeout {rx} 0", "gettimeout {fd}"]),
+    "nonblock": (3, ["fionbio {fd} {bit}", "fcntl {fd} F_SETFL O_NONBLOCK", "fcntl {fd} F_SETFL 0", "fcntl {fd} F_GETFL 0"]),
+    "dup": (
+        6,
+        [
+            "dup {fd} {new}",
+            "dup2 {fd} {fd} {new}",
+            "dup3 {fd} {fd} {new} {bit}",
+            "dup3 {fd} {fd} {new} O_CLOEXEC",
+            "fcntl {fd} F_DUPFD {least} {new}",
+            "fcntl {fd} F_DUPFD_CLOEXEC {least} {new}",
+            "fcntl {fd} F_GETFD 0",
+        ],
+    ),
+    "close": (4, ["close {fd}"]),
+    "range": (1, ["close_range {fd} 1023 0", "close_range {fd} 0xffffffff {few}"]),
+    "again": (5, ["socket {rx} {family} SOCK_DGRAM 0", "socket {rx} {family} SOCK_DGRAM|SOCK_NONBLOCK 0", "bind {rx} {to} {family} {bit}"]),
+    "others": (
+        10,
+        [
+            "pipe {other} {other}",
+            "pair {other} {other} SOCK_DGRAM",
+            "tcp {other} {other}",
+            "eventfd {other} 3",
+            "timerfd {other}",
+            "memfd {other}",
+            "file {other}",
+            "read {other} {len}",
+            "readv {other} {len}",
+            "write {other} 8",
+            "writev {other} 8",
+            "recv {other} 64 MSG_DONTWAIT",
+            "send {other} 8 MSG_DONTWAIT",
+            "close {other}",
+        ],
+    ),
+    "connect": (2, ["connect {udp} {to}", "disconnect {udp}", "send {udp} 9 0", "write {udp} 9", "writev {udp} 9"]),
+    "errors": (1, ["shutdown {fd} {how}", "recvmsg {rx} 64 MSG_ERRQUEUE|MSG_DONTWAIT 255", "setsockopt {rx} SOL_IP IP_RECVERR 1 4"]),
+    "fork": (3, ["fork {bit}", "leave"]),
+    "end": (1, ["leave"]),
+}
+
+
+def script(name):
+    """The lines of a script, or of a file. What it is about is chosen first: one of everything would never have lanes for long."""
+    if os.path.exists(name):
+        lines = pathlib.Path(name).read_text().splitlines()
+        return [line for line in lines if not line.startswith("#")]
+    rng = random.Random(name)
+
+    def call(text, actor=None):
+        while "{" in text:
+            text = re.sub(r"\{(\w+)\}", lambda name: rng.choice(CHOICES[name[1]]), text)
+        # One that goes on is cheaper than another one that begins.
+        if actor is not None or rng.random() < 0.5:
+            last[0] = rng.choice(actors) if actor is None else actor
+        lines.append(f"{last[0]} {text}")
+        if text.startswith("fork"):
+            actors.append(4 + int(text[-1]))
+
+    lines, last = [], [0]
+    threads = rng.choice([1, 2, 3, 4, 4])
+    actors = list(range(threads))
+    about = list(CALLS)[:2] + [group for group in list(CALLS)[2:] if rng.random() < 0.4]
+    for nth in range(rng.choice([1, 1, 2, 3])):
+        family = rng.choice(CHOICES["family"])
+        call(f"socket s{nth} {family} {rng.choice(['SOCK_DGRAM', 'SOCK_DGRAM|SOCK_NONBLOCK'])} 0", 0)
+        call(f"bind s{nth} a{nth} {family} {{bit}}", 0)
+    for slot in "45":
+        call(f"socket s{slot} AF_INET SOCK_DGRAM 0", 0)
+        if rng.random() < 0.7:
+            call(f"bind s{slot} a{slot} AF_INET 0", 0)
+    # Who comes back often enough gets a lane.
+    for actor in list(range(threads)) * rng.choice([0, 3, 3]):
+        call("sendto s4 a0 {len} 0", 0)
+        call("recvfrom s0 2048 MSG_DONTWAIT 16", actor)
+    weights = [CALLS[group][0] for group in about]
+    for group in rng.choices(about, weights, k=rng.randrange(10, 90)):
+        call(rng.choice(CALLS[group][1]))
+    return lines
+
+
+class Runner:
+    def __init__(self, folder):
+        self.program = os.path.join(folder, "differential")
+        self.report = os.path.join(folder, "report.json")
+        self.lanes = 0
+        flags = ["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", self.program]
+        subprocess.run(["cc", *flags, *map(str, sorted(SOURCES.glob("*.c")))], check=True)
+
+    def run(self, scripts, options=None):
+        """The lines that each script prints; without options, without Manylane."""
+        command = [self.program]
+        if options is not None:
+            command = [MANYLANE, "run", "--quiet", "--json", self.report, *shlex.split(options), "--", self.program]
+        text = "".join("\n".join([*lines, "end", ""]) for lines in scripts)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE)
+        if options is not None:
+            self.lanes += json.loads(pathlib.Path(self.report).read_text())["lanes"]
+        outputs = [output.splitlines() for output in done.stdout.split("\n\n")[: len(scripts)]]
+        outputs += [["nothing"]] * (len(scripts) - len(outputs))
+        if done.stderr:
+            outputs[0].append(done.stderr)
+        return outputs
+
+
+def told(call, answer):
+    """What a wait told of, bit by bit."""
+    words = answer.split()[1:]
+    if call.endswith("select"):
+        return set(words)
+    pairs = [word.split(":") for word in words] if call == "epoll_wait" else enumerate(words)
+    return {f"{what} {bit}" for what, bits in pairs for bit in range(32) if int(bits, 16) >> bit & 1}
+
+
+def is_same(native, other):
+    """A wait that others end looks at other lanes only once in a slice, and an instance tells of an edge again when a socket
+    in it has moved to another lane: then what both tell of may differ by that."""
+    if native == other:
+        return True
+    step, _, native = native.partition(" = ")
+    same, _, other = other.partition(" = ")
+    call, *arguments = step.rstrip(":").split()[1:]
+    if same != step or call not in WAITS or "-1" in (native[:2], other[:2]):
+        return False
+    native, other = told(call, native), told(call, other)
+    waited = "0" != (arguments[2] if call == "epoll_wait" else arguments[0])
+    readable = (" 0", " 6") if not call.endswith("select") else tuple(f"r{fd}" for fd in range(1024))
+    missing = all(event.endswith(readable) for event in native - other) and waited and other
+    return (native <= other or missing) and all(event.startswith("edge-") for event in other - native)
+
+
+def difference(native, other):
+    """The first line that differs, or None."""
+    for nth, lines in enumerate(zip(native, other)):
+        if not is_same(*lines):
+            return nth
+    return None if len(native) == len(other) else min(len(native), len(other))
+
+
+def that_differ(runner, scripts, options, tries=3):
+    """Those whose outputs without Manylane are the same each time, and differ with it. Lanes are picked by the kernel's choice
+    of ports: not in each run the same."""
+    natives = [runner.run(scripts), runner.run(scripts)]
+    left = [nth for nth in range(len(scripts)) if natives[0][nth] == natives[1][nth]]
+    differ = []
+    for _ in range(tries):
+        others = runner.run([scripts[nth] for nth in left], options)
+        differ += [nth for nth, other in zip(left, others) if difference(natives[0][nth], other) is not None]
+        left = [nth for nth in left if nth not in differ]
+        if not left:
+            break
+    return [scripts[nth] for nth in sorted(differ)]
+
+
+def shrink(runner, lines, options):
+    """Leaves out what can be left out: halves, quarters, and so on to single lines."""
+    size = len(lines) // 2
+    while size:
+        parts = [range(at, min(at + size, len(lines))) for at in range(0, len(lines), size)]
+        without = [[line for at, line in enumerate(lines) if at not in part] for part in parts]
+        differ = that_differ(runner, without, options)
+        useless = [part for part, rest in zip(parts, without) if rest in differ]
+        # All of them at a time, if that still differs.
+        least = [line for at, line in enumerate(lines) if not any(at in part for part in useless)]
+        found = that_differ(runner, [least], options) or differ
+        if len(found[0] if found else lines) == len(lines):
+            size //= 2
+        elif found:
+            lines = found[0]
+            size = min(size, len(lines) // 2 or 1)
+    return lines
+
+
+def report(runner, name, lines, options):
+    native = runner.run([lines])[0]
+    for _ in range(TRIES):
+        other = runner.run([lines], options)[0]
+        if difference(native, other) is not None:
+            break
+    print(f"\nscript {name} with '{options}' differs:")
+    for nth in range(max(len(native), len(other))):
+        one, two = (output[nth] if nth < len(output) else "nothing" for output in (native, other))
+        print(f"  {one}" if is_same(one, two) else f"- {one}\n+ {two}")
+    print(f"again: scripts/differential.py --script {name} --options '{options}'", flush=True)
+
+
+def compare(runner, names, options, counts):
+    scripts = [script(name) for name in names]
+    if not scripts:
+        return
+    natives, others = runner.run(scripts), runner.run(scripts, options)
+    counts["scripts"] += len(scripts)
+    counts["calls"] += sum(map(len, scripts))
+    for name, lines, native, other in zip(names, scripts, natives, others):
+        if difference(native, other) is None:
+            continue
+        if that_differ(runner, [lines], options, TRIES):
+            counts["differ"] += 1
+            print(f"script {name} with '{options}' differs", flush=True)
+            report(runner, name, shrink(runner, lines, options), options)
+        else:
+            counts["differ once"] += 1
+            at = difference(native, other)
+            print(f"script {name} with '{options}' differed once:\n- {native[at:at + 1]}\n+ {other[at:at + 1]}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seconds", nargs="?", type=float, default=20)
+    parser.add_argument("seed", nargs="?", default=str(random.randrange(1 << 32)))
+    parser.add_argument("--script", metavar="SEED.N|FILE", help="compare this one script")
+    parser.add_argument("--options", default=None, help="of 'manylane run' [default: different ones in turn]")
+    args = parser.parse_args()
+    counts = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        runner = Runner(folder)
+        if args.script:
+            compare(runner, [args.script], args.options or "", counts)
+            return counts["differ"] > 0
+        end, chunk = time.monotonic() + args.seconds, 0
+        print(f"differential: seed {args.seed}", flush=True)
+        for options in dict.fromkeys(OPTIONS):
+            compare(runner, list(map(str, FOUND)), options, counts)
+        while time.monotonic() < end:
+            names = [f"{args.seed}.{chunk * CHUNK + nth}" for nth in range(CHUNK)]
+            options = OPTIONS[chunk % len(OPTIONS)] if args.options is None else args.options
+            compare(runner, names, options, counts)
+            chunk += 1
+    counts["lanes"] = runner.lanes
+    print("differential:", ", ".join(f"{count} {what}" for what, count in counts.items()))
+    # Without lanes it would say nothing about them.
+    return counts["differ"] > 0 or not runner.lanes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
