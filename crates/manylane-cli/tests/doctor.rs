@@ -245,8 +245,20 @@ fn loopback_doctor_has_exit_codes() {
     };
     assert_eq!(code(&["doctor", "--pid", "x"]).0, 2);
     assert_eq!(code(&["doctor", "--watch", "-1"]).0, 2);
-    let (failed, said) = code(&["doctor", "--pid", "4194304"]);
-    assert!(failed == 1 && said.contains("process 4194304"), "{said}");
+    // Above what the kernel gives, and one that has ended.
+    let mut ended = Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    for pid in ["4194304".to_owned(), u32::MAX.to_string(), ended.id().to_string()] {
+        for words in
+            [&["doctor", "--pid", &pid][..], &["limit", &pid], &["top", "--once", &pid], &["capture", &pid]]
+        {
+            let (failed, said) = code(words);
+            assert!(
+                failed == 1 && said == format!("manylane: there is no process {pid}\n"),
+                "{words:?}: {said}"
+            );
+        }
+    }
     let (failed, said) = code(&["tune", "no-such-finding"]);
     assert!(failed == 2 && said.contains("rmem-max-small"), "{said}");
     assert_eq!(code(&["tune", "--all", "gro-off"]).0, 2);

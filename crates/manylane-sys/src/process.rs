@@ -185,6 +185,14 @@ pub fn send(pid: i32, signal: i32) -> io::Result<()> {
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
+/// Whether there is a process, whoever's it is; also one that has ended and was not waited for. `/proc` does not tell: it may
+/// hide those of others (`hidepid`).
+#[must_use]
+pub fn exists(pid: u32) -> bool {
+    let Ok(pid @ 1..) = i32::try_from(pid) else { return false };
+    send(pid, 0).err().is_none_or(|err| err.raw_os_error() != Some(libc::ESRCH))
+}
+
 /// Whether a process is in the process group of this one: then a terminal's signals reach it, too.
 #[must_use]
 pub fn is_in_our_group(pid: i32) -> bool {

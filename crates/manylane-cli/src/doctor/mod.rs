@@ -21,7 +21,8 @@ mod text;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
+use manylane_sys::process;
 use manylane_testbed::machine::Machine;
 use serde_json::json;
 
@@ -37,6 +38,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
         return output::print(&text::list(&rules::all()));
     }
     let asked = Asked { pid: args.pid, port: args.port };
+    if let Some(pid) = asked.pid {
+        ensure!(process::exists(pid), "there is no process {pid}");
+    }
     let facts = look(asked, args.watch)?;
     let verdict = rules::judge(&facts);
     if args.json {
