@@ -161,6 +161,33 @@ fn top_shows_each_lane(engine: &str) {
 }
 
 #[test]
+fn loopback_who_may_be_anybody_is_not_let_in() {
+    // In a user namespace that maps nobody all users have the number of its own.
+    let name = "loopback_who_may_be_anybody_is_not_let_in";
+    let unshare = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.arg("--user").args(words).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+    };
+    let works = unshare(&["true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    if !skip::need_unless_forced(name, works, skip::Forced::Kernel, "no user namespaces") {
+        return;
+    }
+    let mut command = unshare(&[PROGRAM, "echo", "127.0.0.1:0", "--engine", "mmsg", "--stats", "0"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let addr = lines.next().unwrap().unwrap();
+    thread::spawn(move || lines.for_each(drop));
+    let running = Running { child, addr };
+    let mut said = String::new();
+    until(|| {
+        said = refused(None, &["limit", &running.pid()], 1);
+        !said.contains("has no door")
+    });
+    assert!(said.contains("only root and the user"), "{said}");
+}
+
+#[test]
 fn netns_top_without_processes_says_so() {
     const TEST: &str = "netns_top_without_processes_says_so";
     if !skip::need_root(TEST) {

@@ -23,6 +23,32 @@ pub struct Peer {
     pub uid: u32,
 }
 
+impl Peer {
+    /// Whether it is of the user `uid`, and certainly so. In a user namespace that leaves out users of the machine, those
+    /// share one number (`kernel.overflowuid`): who has that number may be anybody.
+    #[must_use]
+    pub fn is_of(&self, uid: u32) -> bool {
+        self.uid == uid && unmapped_uid() != Some(uid)
+    }
+}
+
+/// The number of all users that the user namespace of this process leaves out; none if it leaves out nobody.
+fn unmapped_uid() -> Option<u32> {
+    /// Where `/proc` does not tell.
+    const DEFAULT: u32 = 65534;
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    if maps_all(&read("/proc/thread-self/uid_map")) {
+        return None;
+    }
+    Some(read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(DEFAULT))
+}
+
+/// Whether a map of users (first number within, first number outside, how many) has all of them but -1, which is nobody.
+fn maps_all(map: &str) -> bool {
+    let counts = map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
+    counts.fold(0, u64::saturating_add) >= u64::from(u32::MAX)
+}
+
 fn socket(flags: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer.
     let raw =
@@ -281,6 +307,23 @@ mod tests {
         drop(client);
         assert_eq!(recv(server.as_fd(), &mut buffer).unwrap().0, 0);
         assert_eq!(send(server.as_fd(), b"gone", &[]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn who_may_be_anybody_in_a_user_namespace_is_known() {
+        for (map, all) in [
+            ("         0          0 4294967295\n", true),
+            ("0 0 1000\n1000 100000 4294966295\n", true),
+            ("         0       1000          1\n", false),
+            ("0 100000 65536\n", false),
+            ("", false),
+        ] {
+            assert_eq!(maps_all(map), all, "{map}");
+        }
+        let own = effective_uid();
+        let is_certain = unmapped_uid() != Some(own);
+        assert_eq!(Peer { pid: 1, uid: own }.is_of(own), is_certain);
+        assert!(!Peer { pid: 1, uid: own.wrapping_add(1) }.is_of(own));
     }
 
     #[test]

@@ -30,6 +30,7 @@ use std::{fs, panic};
 use manylane_sys::local::{self, Peer};
 use manylane_sys::measure::Watch;
 use manylane_sys::netns::NetNs;
+use manylane_sys::process;
 use manylane_sys::sock;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -46,8 +47,9 @@ const LONGEST_QUESTION: usize = 128 << 10;
 /// Bytes of a part of an answer, and of an answer.
 const PART: usize = 32 << 10;
 const LONGEST_ANSWER: usize = 16 << 20;
-/// How long the other side may take.
+/// How long the other side may take, for each part and for all of an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+const LONGEST_TALK: Duration = Duration::from_secs(10);
 /// Every wait has a bound.
 const IDLE: Duration = Duration::from_secs(60);
 const WAKE: u64 = 0;
@@ -150,7 +152,7 @@ fn serve(mut watch: Watch, woken: &UnixStream, listener: &OwnedFd, page: &Page, 
 
 fn answer(connection: &OwnedFd, page: &Page, gate: Option<&Gate>) -> io::Result<()> {
     let (peer, own) = (local::peer(connection.as_fd())?, local::effective_uid());
-    if peer.uid != 0 && peer.uid != own {
+    if !peer.is_of(0) && !peer.is_of(own) {
         let why = format!("refused only root and the user {own} of this process may ask");
         return local::send(connection.as_fd(), why.as_bytes(), &[]);
     }
@@ -325,7 +327,7 @@ impl Knock {
             .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
         // Who is not let in has been told so before the question.
         _ = local::send(connection.as_fd(), question.as_bytes(), &[]);
-        let heard = hear(&connection).map_err(failed)?;
+        let heard = hear(&connection, Instant::now() + LONGEST_TALK).map_err(failed)?;
         if let Some(text) = heard.strip_prefix("ok\n") {
             return Ok(text.into());
         }
@@ -337,12 +339,13 @@ impl Knock {
     }
 }
 
-/// Whether who is behind a door is the process of its name, and somebody whom `own` user may believe.
-fn judge(peer: Peer, pid: u32, own: u32) -> std::result::Result<(), String> {
+/// Whether who is behind a door, or a socket that can be captured, is the process of its name, and somebody whom `own` user
+/// may believe.
+pub(crate) fn judge(peer: Peer, pid: u32, own: u32) -> std::result::Result<(), String> {
     let behind = peer.pid;
     if behind == 0 {
         return Err(
-            "a process that cannot be seen from here has a door in its name: nothing is asked there".into()
+            "a process that cannot be seen from here has a socket in its name: nothing is asked there".into(),
         );
     }
     if behind != pid {
@@ -351,25 +354,28 @@ fn judge(peer: Peer, pid: u32, own: u32) -> std::result::Result<(), String> {
             true => format!(", which calls itself {pid} in a PID namespace of its own: ask for {behind}"),
             false => format!(" of the user {}, which is not that process: nothing is asked there", peer.uid),
         };
-        return Err(format!("the door in its name is one of process {behind}{how}"));
+        return Err(format!("the socket in its name is one of process {behind}{how}"));
     }
-    if peer.uid != own && peer.uid != 0 && own != 0 {
+    if own != 0 && !peer.is_of(own) && !peer.is_of(0) {
         return Err(format!("only root and the user {} of this process may ask", peer.uid));
     }
     Ok(())
 }
 
 /// The number by which a process calls itself, in the innermost PID namespace that it is in (`NSpid`, Linux 4.1).
-fn own_number(pid: u32) -> Option<u32> {
+pub(crate) fn own_number(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     numbers.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// All parts of an answer.
-fn hear(connection: &OwnedFd) -> io::Result<String> {
+/// All parts of an answer, unless they have not come `until` then.
+fn hear(connection: &OwnedFd, until: Instant) -> io::Result<String> {
     let (mut text, mut part) = (Vec::new(), vec![0; PART]);
     loop {
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         match local::recv(connection.as_fd(), &mut part) {
             Ok((0, _)) => break,
             Ok((len, _)) => text.extend(&part[..len]),
@@ -387,13 +393,12 @@ fn hear(connection: &OwnedFd) -> io::Result<String> {
 
 /// Does something in the network namespace that process `pid` is in.
 pub(crate) fn in_namespace_of<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let missing = |err: io::Error| match err.kind() {
-        io::ErrorKind::NotFound => Error::new(ErrorKind::State, format!("there is no process {pid}")),
-        _ => Error::system(format!("looking at the network namespace of process {pid}"), err),
-    };
+    if !process::exists(pid) {
+        return Err(Error::new(ErrorKind::State, format!("there is no process {pid}")));
+    }
     let path = format!("/proc/{pid}/ns/net");
-    fs::metadata(format!("/proc/{pid}")).map_err(missing)?;
-    let ours = fs::metadata("/proc/thread-self/ns/net").map_err(missing)?;
+    let ours = fs::metadata("/proc/thread-self/ns/net")
+        .map_err(|err| Error::system(format!("looking at the network namespace of process {pid}"), err))?;
     match fs::metadata(&path) {
         Ok(theirs) if (theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()) => {}
         // Who may not even look at it may still be in the same one.
@@ -466,6 +471,27 @@ mod tests {
     }
 
     #[test]
+    fn loopback_an_answer_without_end_is_not_heard_for_ever() {
+        let name = name(1, 800_000 + std::process::id());
+        let listener = local::listen(&name).unwrap();
+        let connection = local::connect(&name, PATIENCE).unwrap();
+        let talker = thread::spawn(move || {
+            let connection = local::accept(listener.as_fd()).unwrap();
+            // A little at a time, so that its length ends nothing.
+            while sock::wait_writable(connection.as_fd(), Duration::from_secs(20)) {
+                match local::send(connection.as_fd(), b"x", &[]) {
+                    Err(err) if err.kind() != io::ErrorKind::WouldBlock => return,
+                    _ => {}
+                }
+            }
+        });
+        let heard = hear(&connection, Instant::now() + Duration::from_millis(50));
+        assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(connection);
+        talker.join().unwrap();
+    }
+
+    #[test]
     fn loopback_a_door_answers_until_it_is_closed() {
         let long = "x".repeat(5 * PART + 7);
         let text = long.clone();
@@ -488,7 +514,8 @@ mod tests {
         assert!(knock.ask("sideways", &[]).unwrap_err().to_string().contains("no question"));
         let connection = local::connect(&knock.name, PATIENCE).unwrap();
         local::send(connection.as_fd(), b"\xff\xfe", &[]).unwrap();
-        assert_eq!(hear(&connection).unwrap(), "refused that is no text");
+        let until = Instant::now() + LONGEST_TALK;
+        assert_eq!(hear(&connection, until).unwrap(), "refused that is no text");
         let knock = knock.clone();
         drop(door);
         assert!(ours().is_empty());
