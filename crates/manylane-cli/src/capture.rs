@@ -207,7 +207,9 @@ impl Recorder {
     fn finish(&mut self) -> Result<()> {
         let (end, dropped) = (now(), self.capture.dropped());
         self.announce()?;
-        let missed: u64 = dropped.iter().map(|(received, sent)| received + sent).sum();
+        // Another process's word.
+        let missed = dropped.iter().flat_map(|(received, sent)| [received, sent]);
+        let missed = missed.fold(0, |sum: u64, one| sum.saturating_add(*one));
         let (received, sent) = self.total();
         output::tell(&format!("{} frames captured: {received} received, {sent} sent", received + sent));
         if missed > 0 {

@@ -2,7 +2,8 @@
 //!
 //! Both are sealed against becoming shorter or longer, so that no access of either process can fail (`SIGBUS`); the
 //! first, once it is mapped here, also against being written to by anybody who maps it later (`F_SEAL_FUTURE_WRITE`,
-//! Linux 5.1). All pages are there before a lane touches them.
+//! Linux 5.1). All pages are there before a lane touches them; they are of the process with the lanes, which the other
+//! one looks at: it would pay for pages that it is the first to touch.
 
 use std::ffi::CStr;
 use std::io;
@@ -43,10 +44,15 @@ impl AsRef<[AtomicU64]> for Region {
 impl Region {
     /// Maps the whole of `fd`. Of a mapping that is not `writable` the words may only be loaded, relaxed.
     fn map(fd: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
+        Self::map_of(fd, writable, LARGEST, libc::F_SEAL_SHRINK)
+    }
+
+    /// The same of a file of at most so many bytes that has these seals, and all of its pages.
+    fn map_of(fd: BorrowedFd<'_>, writable: bool, longest: usize, wanted: libc::c_int) -> io::Result<Self> {
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "no memory of a ring of frames");
         // SAFETY: takes no pointer.
         let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
-        if seals & libc::F_SEAL_SHRINK == 0 {
+        if seals & wanted != wanted {
             return Err(wrong());
         }
         // SAFETY: plain integers, of which all zeroes is a value.
@@ -54,7 +60,11 @@ impl Region {
         // SAFETY: the kernel writes `stat`, which lives across the call.
         check(unsafe { libc::fstat(fd.as_raw_fd(), &raw mut stat) })?;
         let bytes = usize::try_from(stat.st_size).map_err(|_| wrong())?;
-        if bytes == 0 || bytes > LARGEST || !bytes.is_multiple_of(size_of::<u64>()) {
+        if bytes == 0 || bytes > longest || !bytes.is_multiple_of(size_of::<u64>()) {
+            return Err(wrong());
+        }
+        // In units of 512 bytes, whatever the size of a page. Where it is sealed against writing, none can go later.
+        if (stat.st_blocks as u64).saturating_mul(512) < bytes as u64 {
             return Err(wrong());
         }
         let access = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
@@ -122,14 +132,18 @@ pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer<Region>, [O
     Ok((Producer::new(ours, theirs, devices), [data, taken]))
 }
 
-/// Opens a ring that another process made, whatever that process says it is.
+/// Opens a ring that another process [made](create) for so many devices and bytes, whatever that process says it is.
 ///
 /// # Errors
-/// `InvalidData` if it is no ring, or one of another version; what `mmap(2)` reports.
-pub fn open(files: &[OwnedFd; 2]) -> io::Result<Consumer<Region>> {
+/// `InvalidData` if it is no ring, one of another version, or longer than asked for; what `mmap(2)` reports.
+pub fn open(files: &[OwnedFd; 2], devices: usize, bytes: usize) -> io::Result<Consumer<Region>> {
     let [data, taken] = files;
+    let longest = words_for(devices, bytes.min(LARGEST / 2)) * size_of::<u64>();
     let broken = |err| io::Error::new(io::ErrorKind::InvalidData, err);
-    Consumer::new(Region::map(data.as_fd(), false)?, Region::map(taken.as_fd(), true)?).map_err(broken)
+    let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_FUTURE_WRITE;
+    let data = Region::map_of(data.as_fd(), false, longest, sealed)?;
+    let taken = Region::map_of(taken.as_fd(), true, COUNTER_BYTES, libc::F_SEAL_SHRINK)?;
+    Consumer::new(data, taken).map_err(broken)
 }
 
 #[cfg(all(test, not(miri)))]
@@ -147,7 +161,7 @@ mod tests {
     #[test]
     fn a_ring_is_passed_on_by_its_files() {
         let (mut producer, files) = create(&[3], 1 << 20).unwrap();
-        let mut consumer = open(&files).unwrap();
+        let mut consumer = open(&files, 1, 1 << 20).unwrap();
         drop(files);
         producer.record(&head(5), b"hello");
         let mut bytes = Vec::new();
@@ -179,9 +193,34 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_that_is_not_what_was_asked_for_is_not_mapped() {
+        let refused = |files: &[OwnedFd; 2], devices, bytes| {
+            open(files, devices, bytes).err().map(|err| err.kind()) == Some(io::ErrorKind::InvalidData)
+        };
+        let (_producer, files) = create(&[3, 4], 1 << 20).unwrap();
+        assert!(!refused(&files, 2, 1 << 20));
+        assert!(refused(&files, 2, 1 << 19), "it is longer");
+        // Its pages would be made by who reads it.
+        // SAFETY: the name is terminated and lives across the call.
+        let raw =
+            unsafe { libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        let sparse = unsafe { OwnedFd::from_raw_fd(raw) };
+        let [data, taken] = files.map(File::from);
+        let len = data.metadata().unwrap().len();
+        let mut head = [0; 4096];
+        data.read_exact_at(&mut head, 0).unwrap();
+        let copy = File::from(sparse);
+        copy.set_len(len).unwrap();
+        copy.write_all_at(&head, 0).unwrap();
+        seal(copy.as_fd(), libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE).unwrap();
+        assert!(refused(&[copy.into(), taken.into()], 2, 1 << 20));
+    }
+
+    #[test]
     fn what_is_no_ring_is_refused() {
         let zeroes = || file(c"zeroes", 4096).unwrap();
-        assert_eq!(open(&[zeroes(), zeroes()]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(open(&[zeroes(), zeroes()], 1, 0).unwrap_err().kind(), io::ErrorKind::InvalidData);
         // One that its maker could make shorter under our hands.
         // SAFETY: the name is terminated and lives across the call.
         let raw =
@@ -189,8 +228,8 @@ mod tests {
         // SAFETY: the descriptor is new and belongs to nobody else.
         let loose = unsafe { OwnedFd::from_raw_fd(raw) };
         File::from(loose.try_clone().unwrap()).set_len(4096).unwrap();
-        assert_eq!(open(&[loose, zeroes()]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(open(&[loose, zeroes()], 1, 0).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let plain = File::open("/proc/self/exe").unwrap().into();
-        assert!(open(&[plain, zeroes()]).is_err());
+        assert!(open(&[plain, zeroes()], 1, 0).is_err());
     }
 }

@@ -27,9 +27,10 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use manylane_bpf::abi;
 use manylane_sys::capture::{self as rings, Consumer, Region};
 pub use manylane_sys::capture::{Direction, LONGEST};
 use manylane_sys::local;
@@ -37,11 +38,16 @@ use manylane_sys::measure::Watch;
 
 use self::wire::{About, Answer, Ask};
 use crate::counters::LaneId;
-use crate::door::in_namespace_of;
+use crate::door::{self, in_namespace_of};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long a process may take to answer.
+/// How long a process may take for an answer, and until a capture has started.
 const PATIENCE: Duration = Duration::from_secs(5);
+const LONGEST_START: Duration = Duration::from_secs(30);
+/// Rings of one socket at a time, at most: those of its lanes, and of as many that are gone and not read to their end.
+const MOST_RINGS: usize = 2 * abi::MAX_LANES;
+/// Devices that are told apart, at most; all others are one.
+const MOST_DEVICES: usize = 256;
 
 /// A socket of a running process whose lanes can be captured.
 #[derive(Debug)]
@@ -76,11 +82,19 @@ fn look(of: Option<u32>) -> Result<Points> {
     let listed = fs::read_to_string("/proc/thread-self/net/unix")
         .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
     let mut found = Points::default();
+    // A process in a PID namespace of its own calls itself by another number; who is behind the name is looked at.
+    let own = of.and_then(door::own_number);
     for name in wire::listeners(&listed) {
+        let Some(named) = wire::pid_of(name) else { continue };
+        if of.is_some_and(|pid| pid != named && own != Some(named)) {
+            continue;
+        }
         // What does not listen any more was never there.
         let Ok(connection) = local::connect(name, PATIENCE) else { continue };
         let Ok(peer) = local::peer(connection.as_fd()) else { continue };
-        if of.is_some_and(|pid| pid != peer.pid) {
+        let pid = of.unwrap_or(named);
+        if let Err(why) = door::judge(peer, pid, local::effective_uid()) {
+            found.refused.push((pid, why));
             continue;
         }
         match ask(&connection, Ask::Describe) {
@@ -205,6 +219,22 @@ struct Source {
     /// None once the other side has ended it.
     connection: Option<OwnedFd>,
     lanes: Vec<(LaneId, Consumer<Region>)>,
+    /// What a ring has to be like, by what was asked for: devices, and bytes.
+    ring: (usize, usize),
+}
+
+impl Source {
+    /// Takes the ring of a lane, which has to be what was asked for: its pages are this process's, too.
+    fn add(&mut self, lane: LaneId, files: Vec<OwnedFd>) -> io::Result<()> {
+        let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+        let files: [OwnedFd; 2] = files.try_into().map_err(|_| wrong("a ring without its memory"))?;
+        if self.lanes.len() >= MOST_RINGS {
+            return Err(wrong("more rings than a socket has lanes"));
+        }
+        let (devices, bytes) = self.ring;
+        self.lanes.push((lane, rings::open(&files, devices, bytes)?));
+        Ok(())
+    }
 }
 
 impl Capture {
@@ -220,20 +250,28 @@ impl Capture {
         let mut capture =
             Self { sources: Vec::new(), devices: Vec::new(), dropped: Vec::new(), bytes: Vec::new(), watch };
         for Point { connection, pid, about } in points {
+            let ring = (about.devices.len(), point::buffer_of(buffer));
             for (ifindex, name) in about.devices {
                 capture.add_device(ifindex, name);
             }
             let start = Ask::Start { snaplen, buffer }.to_text();
             local::send(connection.as_fd(), start.as_bytes(), &[]).map_err(explain).map_err(failed)?;
-            let mut source = Source { connection: None, lanes: Vec::new() };
+            let mut source = Source { connection: None, lanes: Vec::new(), ring };
+            let until = Instant::now() + LONGEST_START;
             loop {
+                if Instant::now() >= until {
+                    return Err(failed(explain(io::ErrorKind::WouldBlock.into())));
+                }
                 match hear(&connection).map_err(failed)? {
-                    (Answer::Ring(lane), files) => source.lanes.push((lane, open(files).map_err(failed)?)),
+                    (Answer::Ring(lane), files) => source.add(lane, files).map_err(failed)?,
                     (Answer::Started, _) => break,
                     (Answer::Refused(why), _) => {
                         return Err(Error::new(ErrorKind::InUse, format!("process {pid}: {why}")));
                     }
-                    (Answer::About(_), _) => {}
+                    (Answer::About(_), _) => {
+                        let kind = io::ErrorKind::InvalidData;
+                        return Err(failed(io::Error::new(kind, "it answers something else")));
+                    }
                 }
             }
             capture.watch.add(&connection, capture.sources.len() as u64).map_err(failed)?;
@@ -254,6 +292,9 @@ impl Capture {
 
     /// The place of a device, which gets one if it has none yet.
     fn device(&mut self, ifindex: u32) -> usize {
+        let is_known = self.devices.iter().any(|known| known.ifindex == ifindex);
+        // Another process may say any number of them.
+        let ifindex = if is_known || self.devices.len() < MOST_DEVICES { ifindex } else { 0 };
         let name = if ifindex == 0 { "other".into() } else { format!("if{ifindex}") };
         self.add_device(ifindex, name)
     }
@@ -306,10 +347,11 @@ impl Capture {
             let Some(connection) = &source.connection else { continue };
             // One message; the next is the next look's.
             match hear(connection) {
-                Ok((Answer::Ring(lane), files)) => match open(files) {
-                    Ok(ring) => source.lanes.push((lane, ring)),
-                    Err(err) => log::warn!("lane {lane} cannot be captured: {err}"),
-                },
+                Ok((Answer::Ring(lane), files)) => {
+                    if let Err(err) = source.add(lane, files) {
+                        log::warn!("lane {lane} cannot be captured: {err}");
+                    }
+                }
                 Ok(_) => {}
                 Err(_) => source.connection = None,
             }
@@ -369,11 +411,4 @@ fn add(counts: &mut [(u64, u64)], device: Option<usize>, of: &rings::Dropped) {
         *received = received.saturating_add(of.received);
         *sent = sent.saturating_add(of.sent);
     }
-}
-
-fn open(files: Vec<OwnedFd>) -> io::Result<Consumer<Region>> {
-    let files: [OwnedFd; 2] = files
-        .try_into()
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "a ring without its memory"))?;
-    rings::open(&files)
 }

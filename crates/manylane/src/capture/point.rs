@@ -32,6 +32,11 @@ const LONGEST_QUESTION: usize = 256;
 /// Memory for one lane.
 const SMALLEST: usize = 64 << 10;
 const LARGEST: usize = 64 << 20;
+
+/// What a lane gets who is asked for so many bytes.
+pub(super) fn buffer_of(asked: usize) -> usize {
+    asked.clamp(SMALLEST, LARGEST)
+}
 /// How long a message may wait for room.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often to look for rings that lanes have left: soon at first, then now and then.
@@ -218,7 +223,7 @@ impl Server {
             };
             let Ok(peer) = local::peer(connection.as_fd()) else { continue };
             let own = local::effective_uid();
-            let why = if peer.uid != 0 && peer.uid != own {
+            let why = if !peer.is_of(0) && !peer.is_of(own) {
                 Some(format!("only root and the user {own} of this process may capture it"))
             } else if self.clients.len() >= MOST_CLIENTS {
                 Some("too many others ask at the same time".into())
@@ -283,7 +288,7 @@ impl Server {
         self.active = Some(Active {
             token,
             snaplen: snaplen.clamp(1, rings::LONGEST),
-            buffer: buffer.clamp(SMALLEST, LARGEST),
+            buffer: buffer_of(buffer),
             served: Vec::new(),
         });
         self.offer();

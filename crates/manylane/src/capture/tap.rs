@@ -168,7 +168,7 @@ mod tests {
 
     fn ring() -> (Ring, Consumer<Region>) {
         let (producer, files) = capture::create(&[3], 0).unwrap();
-        (Ring { producer, snaplen: 4 }, capture::open(&files).unwrap())
+        (Ring { producer, snaplen: 4 }, capture::open(&files, 1, 0).unwrap())
     }
 
     #[test]

@@ -24,6 +24,12 @@ pub(super) fn name(pid: u32, number: u32) -> String {
     format!("{NAME}.{pid}.{number}")
 }
 
+/// The process that a name says.
+pub(super) fn pid_of(name: &str) -> Option<u32> {
+    let (pid, _) = name.strip_prefix(NAME)?.strip_prefix('.')?.split_once('.')?;
+    pid.parse().ok()
+}
+
 /// The names of ours that somebody listens under, of the list in /proc/net/unix: number, references, protocol, flags,
 /// type, state, inode, path.
 pub(super) fn listeners(listed: &str) -> Vec<&str> {
@@ -218,5 +224,6 @@ mod tests {
 ";
         assert_eq!(listeners(listed), ["manylane.capture.77.0", "manylane.capture.8.1"]);
         assert_eq!(name(8, 1), "manylane.capture.8.1");
+        assert_eq!((pid_of(&name(8, 1)), pid_of("manylane.capture.x.1")), (Some(8), None));
     }
 }
