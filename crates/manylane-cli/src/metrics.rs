@@ -31,7 +31,7 @@ pub(crate) fn bind(at: SocketAddr) -> Result<MetricsPort> {
 /// # Errors
 /// When the system has no thread for us.
 pub(crate) fn serve(port: MetricsPort, render: impl Fn() -> String + Send + 'static) -> Result<()> {
-    // Not taken down at the end, which would wait for a client that says nothing.
+    // For as long as this process lives, which may end in many ways.
     let server = ManuallyDrop::new(port.serve(render)?);
     output::tell(&format!("metrics at http://{}/metrics", server.addr()));
     Ok(())

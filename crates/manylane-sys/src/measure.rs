@@ -102,10 +102,20 @@ impl Adder {
 }
 
 fn add(epoll: &OwnedFd, socket: &impl AsFd, token: u64) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+    control(epoll, libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, token)
+}
+
+fn control(
+    epoll: &OwnedFd,
+    how: libc::c_int,
+    socket: &impl AsFd,
+    events: libc::c_int,
+    token: u64,
+) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: events as u32, u64: token };
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel reads `event`, which lives across the call.
-    crate::check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event) })?;
+    crate::check(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &raw mut event) })?;
     Ok(())
 }
 
@@ -135,6 +145,15 @@ impl Watch {
     /// `EEXIST` when it is watched already, `ENOSPC` at the limit `fs.epoll.max_user_watches`.
     pub fn add(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
         add(&self.epoll, socket, token)
+    }
+
+    /// From now on `socket`, which is watched as `token`, is reported when there is room to send, and not when it can be
+    /// read.
+    ///
+    /// # Errors
+    /// `ENOENT` when it is not watched.
+    pub fn watch_for_room(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
+        control(&self.epoll, libc::EPOLL_CTL_MOD, socket, libc::EPOLLOUT, token)
     }
 
     /// Watches `socket` no longer. Closing it does the same, if nobody has another descriptor of it.

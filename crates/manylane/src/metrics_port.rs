@@ -1,10 +1,12 @@
 //! The page of metrics over HTTP, when asked for: for programs that have no HTTP server of their own.
 //!
-//! One thread answers one request after the other; nothing of it is seen by lanes but that their counters are read. A client
-//! has a bounded time for its request and for taking the answer, and whoever asks for anything but the page is told so.
+//! One thread serves all clients, and waits for none of them; nothing of it is seen by lanes but that their counters are read.
+//! A client has a bounded time for its request and for taking the answer, and whoever asks for anything but the page is
+//! told so. There is a bound for their number, too: one more takes the place of the oldest that has not asked yet, so that
+//! who connects and says nothing keeps nobody out.
 //!
-//! What strangers send is read by `httparse`, the parser of hyper, which has no dependencies. That the rest is our own, an accept and
-//! two loops with a deadline, is because no server without an async runtime bounds what a client may cost. Tried in November 2026:
+//! What strangers send is read by `httparse`, the parser of hyper, which has no dependencies. That the rest is our own, a loop with a
+//! deadline for each client, is because no server without an async runtime bounds what a client may cost. Tried in November 2026:
 //! - `tiny_http` 0.12 (of 2022; `rouille` and the exporters stand on it): no time limit at all, a thread for each client that says
 //!   nothing, and a header without an end is kept whole. Its port is not yet free when it has been dropped.
 //! - `oxhttp` 0.3: a limit for each read, so that who sends a byte now and then stays for good, and eight of them keep all others out;
@@ -31,9 +33,13 @@ const IDLE: Duration = Duration::from_secs(60);
 /// Longest request that is read, and the most headers in it.
 const LONGEST: usize = 8192;
 const HEADERS: usize = 64;
+/// Clients at a time.
+const MOST_CLIENTS: usize = 32;
 const TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
+/// Clients count on from here.
+const FIRST_CLIENT: u64 = 2;
 
 /// What makes the page.
 type Page = Box<dyn Fn() -> String + Send>;
@@ -96,7 +102,7 @@ impl MetricsPort {
         let failed = |err| failed(at, err);
         listener.set_nonblocking(true).map_err(failed)?;
         let (wake, woken) = UnixStream::pair().map_err(failed)?;
-        let watch = Watch::new(2).map_err(failed)?;
+        let watch = Watch::new(MOST_CLIENTS).map_err(failed)?;
         watch.add(&woken, WAKE).map_err(failed)?;
         watch.add(&listener, LISTENER).map_err(failed)?;
         let page: Page = Box::new(page);
@@ -141,34 +147,126 @@ fn failed(at: SocketAddr, err: io::Error) -> Error {
     Error::system(format!("serving metrics at {at}"), err)
 }
 
-/// Answers one after the other until the other end of `woken` is closed.
+/// Serves clients until the other end of `woken` is closed.
 fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Page) {
+    // The oldest first.
+    let (mut clients, mut next) = (Vec::<Client>::new(), FIRST_CLIENT);
     loop {
-        let Ok(ready) = watch.wait(IDLE) else { return };
+        let now = Instant::now();
+        clients.retain(|client| client.until > now);
+        let left = clients.iter().map(|client| client.until - now).min().unwrap_or(IDLE);
+        let Ok(ready) = watch.wait(left) else { return };
         let ready: Vec<u64> = ready.collect();
-        if ready.contains(&WAKE) {
-            _ = woken.shutdown(Shutdown::Both);
-            return;
-        }
-        if !ready.contains(&LISTENER) {
-            continue;
-        }
-        match listener.accept() {
-            // Who has gone meanwhile has.
-            Ok((stream, _)) => _ = answer(stream, page),
-            Err(err) if err.kind() == Io::WouldBlock => {}
-            // Out of descriptors, say: not at full speed.
-            Err(_) => thread::sleep(Duration::from_millis(100)),
+        for token in ready {
+            match token {
+                WAKE => {
+                    _ = woken.shutdown(Shutdown::Both);
+                    return;
+                }
+                LISTENER => match listener.accept() {
+                    Ok((stream, _)) => {
+                        if clients.len() >= MOST_CLIENTS {
+                            clients.remove(clients.iter().position(Client::is_asking).unwrap_or(0));
+                        }
+                        // Who has gone meanwhile has.
+                        clients.extend(Client::welcome(stream, next, &watch));
+                        next += 1;
+                    }
+                    Err(err) if err.kind() == Io::WouldBlock => {}
+                    // Out of descriptors, say: not at full speed.
+                    Err(_) => thread::sleep(Duration::from_millis(100)),
+                },
+                _ => {
+                    let Some(at) = clients.iter().position(|client| client.token == token) else { continue };
+                    if !clients[at].advance(&watch, page).unwrap_or(false) {
+                        clients.remove(at);
+                    }
+                }
+            }
         }
     }
 }
 
-fn answer(mut stream: TcpStream, page: &Page) -> io::Result<()> {
-    let request = request(&mut stream)?;
+/// One that has connected.
+struct Client {
+    token: u64,
+    stream: TcpStream,
+    /// When its time is up, for what it does now.
+    until: Instant,
+    does: Does,
+}
+
+enum Does {
+    /// It has said this so far.
+    Ask(Vec<u8>),
+    /// Of the answer, it has taken so many bytes.
+    Take(Vec<u8>, usize),
+}
+
+impl Client {
+    fn welcome(stream: TcpStream, token: u64, watch: &Watch) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        watch.add(&stream, token)?;
+        Ok(Self { token, stream, until: Instant::now() + PATIENCE, does: Does::Ask(Vec::new()) })
+    }
+
+    fn is_asking(&self) -> bool {
+        matches!(self.does, Does::Ask(_))
+    }
+
+    /// Goes on as far as it does without waiting; false when it is done.
+    fn advance(&mut self, watch: &Watch, page: &Page) -> io::Result<bool> {
+        if let Does::Ask(said) = &mut self.does {
+            let Some(answer) = hear(&mut self.stream, said, page)? else { return Ok(true) };
+            self.does = Does::Take(answer, 0);
+            self.until = Instant::now() + PATIENCE;
+            watch.watch_for_room(&self.stream, self.token)?;
+        }
+        let Does::Take(answer, taken) = &mut self.does else { return Ok(true) };
+        while *taken < answer.len() {
+            match self.stream.write(&answer[*taken..]) {
+                Ok(0) => return Err(Io::WriteZero.into()),
+                Ok(len) => *taken += len,
+                Err(err) if err.kind() == Io::WouldBlock => return Ok(true),
+                Err(err) if err.kind() == Io::Interrupted => {}
+                Err(err) => return Err(err),
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Reads on, and answers a request as soon as its headers are there; nothing that follows is looked at. No answer: there is
+/// more to come.
+fn hear(stream: &mut TcpStream, said: &mut Vec<u8>, page: &Page) -> io::Result<Option<Vec<u8>>> {
+    let mut part = [0; 1024];
+    while said.len() <= LONGEST {
+        match stream.read(&mut part) {
+            Ok(0) => return Err(Io::UnexpectedEof.into()),
+            Ok(len) => said.extend(&part[..len]),
+            Err(err) if err.kind() == Io::WouldBlock => return Ok(None),
+            Err(err) if err.kind() == Io::Interrupted => continue,
+            Err(err) => return Err(err),
+        }
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+        let mut request = httparse::Request::new(&mut headers);
+        match request.parse(said) {
+            Ok(httparse::Status::Complete(_)) => {
+                let asked = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
+                return Ok(Some(answer(Some(asked), page)));
+            }
+            Ok(httparse::Status::Partial) => {}
+            Err(_) => return Ok(Some(answer(None, page))),
+        }
+    }
+    Err(Io::InvalidData.into())
+}
+
+/// The answer to a method and a target, or to what is no HTTP.
+fn answer(request: Option<(&str, &str)>, page: &Page) -> Vec<u8> {
     // Scrapers may have parameters of their own; the page knows none.
     let path = |target: &str| target.split('?').next() == Some("/metrics");
-    let (status, kind, body) = match request.as_ref().map(|(method, target)| (method.as_str(), path(target)))
-    {
+    let (status, kind, body) = match request.map(|(method, target)| (method, path(target))) {
         Some(("GET", true)) => ("200 OK", TYPE, page()),
         Some(("GET", false)) => ("404 Not Found", "text/plain", "it is /metrics\n".into()),
         Some(_) => ("405 Method Not Allowed\r\nAllow: GET", "text/plain", "GET /metrics\n".into()),
@@ -178,55 +276,7 @@ fn answer(mut stream: TcpStream, page: &Page) -> io::Result<()> {
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n"
     );
-    send(&mut stream, (head + &body).as_bytes())
-}
-
-/// Method and target of a request, as soon as its headers are there; nothing that follows is looked at. None if it is no HTTP.
-fn request(stream: &mut TcpStream) -> io::Result<Option<(String, String)>> {
-    let deadline = Instant::now() + PATIENCE;
-    let (mut bytes, mut part) = (Vec::new(), [0; 1024]);
-    while bytes.len() <= LONGEST {
-        stream.set_read_timeout(Some(left(deadline)?))?;
-        match stream.read(&mut part) {
-            Ok(0) => return Err(Io::UnexpectedEof.into()),
-            Ok(len) => bytes.extend(&part[..len]),
-            // This process was stopped for a moment.
-            Err(err) if err.kind() == Io::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-        let mut headers = [httparse::EMPTY_HEADER; HEADERS];
-        let mut request = httparse::Request::new(&mut headers);
-        match request.parse(&bytes) {
-            Ok(httparse::Status::Complete(_)) => {
-                let word = |word: Option<&str>| word.unwrap_or_default().to_owned();
-                return Ok(Some((word(request.method), word(request.path))));
-            }
-            Ok(httparse::Status::Partial) => {}
-            Err(_) => return Ok(None),
-        }
-    }
-    Err(Io::InvalidData.into())
-}
-
-/// All of it, to somebody who takes it in time.
-fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !bytes.is_empty() {
-        stream.set_write_timeout(Some(left(deadline)?))?;
-        match stream.write(bytes) {
-            Ok(0) => return Err(Io::WriteZero.into()),
-            Ok(len) => bytes = &bytes[len..],
-            Err(err) if err.kind() == Io::Interrupted => {}
-            Err(err) => return Err(err),
-        }
-    }
-    Ok(())
-}
-
-/// What is left of a client's time; an error when it is up.
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(Io::TimedOut.into()) } else { Ok(left) }
+    (head + &body).into_bytes()
 }
 
 #[cfg(test)]
@@ -239,6 +289,7 @@ mod tests {
 
     fn ask(at: SocketAddr, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(at).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         // One that asks for too much may be reset before it has said all.
         let _ = stream.write_all(request).and_then(|()| stream.shutdown(Shutdown::Write));
         let mut answer = String::new();
@@ -302,8 +353,32 @@ mod tests {
         let server = MetricsPort::bind(local()).unwrap().serve(move || long.clone()).unwrap();
         let mut idle = TcpStream::connect(server.addr()).unwrap();
         idle.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        // Nobody else's turn comes before it is over with the first one.
+        // Others do not wait for it.
         assert!(ask(server.addr(), b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        // The server's end of it, by its ports: 01 is established.
+        let port = |at: io::Result<SocketAddr>| format!(":{:04X}", at.unwrap().port());
+        let (theirs, ours) = (port(idle.peer_addr()), port(idle.local_addr()));
+        let is_served = || {
+            let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+            table.lines().any(|line| {
+                let words: Vec<&str> = line.split_ascii_whitespace().collect();
+                words[1].ends_with(&theirs) && words[2].ends_with(&ours) && words[3] == "01"
+            })
+        };
+        let start = Instant::now();
+        while is_served() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it stays for good");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn loopback_who_says_nothing_keeps_nobody_out() {
+        let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
+        let connect = || TcpStream::connect(server.addr()).unwrap();
+        let silent: Vec<TcpStream> = (0..4 * MOST_CLIENTS).map(|_| connect()).collect();
+        assert!(ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
+        drop(silent);
     }
 
     #[test]
