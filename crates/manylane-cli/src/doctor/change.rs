@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use manylane_sys::device::{self, FlowHash};
@@ -90,8 +90,19 @@ impl Target {
         }
     }
 
-    /// `/sys` may show the devices of another network namespace, under the same names.
-    fn check_sysfs(&self) -> Result<()> {
+    /// Names from a journal lead to no file but the one that they are to name. And `/sys` may show the devices of another
+    /// network namespace, under the same names.
+    fn check(&self) -> Result<()> {
+        let is_name = |name: &str| is_below(name) && !name.contains('/');
+        let is_right = match self {
+            // Its dots become slashes.
+            Self::Sysctl { name } => !name.contains('/'),
+            Self::DeviceFile { device, file } => is_name(device) && is_below(file),
+            Self::CpuFile { file, .. } => is_below(file),
+            Self::ModuleParameter { module, name } => is_name(module) && is_name(name),
+            _ => true,
+        };
+        ensure!(is_right, "that is no name of a setting");
         if let Self::DeviceFile { device, .. } = self {
             let index = netns::device_index(device)?;
             let shown = fs::read_to_string(format!("/sys/class/net/{device}/ifindex")).unwrap_or_default();
@@ -146,7 +157,7 @@ impl Target {
     /// What it is now, as it has to be written to have it again.
     pub(crate) fn read(&self) -> Result<String> {
         let of = || format!("cannot read {self}");
-        self.check_sysfs().with_context(of)?;
+        self.check().with_context(of)?;
         if let Some(path) = self.path() {
             return Ok(fs::read_to_string(path).with_context(of)?.trim().to_owned());
         }
@@ -180,7 +191,7 @@ impl Target {
     }
 
     fn try_write(&self, value: &str) -> Result<()> {
-        self.check_sysfs()?;
+        self.check()?;
         if let Some(path) = self.path() {
             // Not made if it is not there, and in one call: the kernel takes each write as a value.
             let mut file = fs::OpenOptions::new().write(true).open(path)?;
@@ -236,6 +247,11 @@ impl std::fmt::Display for Target {
     }
 }
 
+/// Whether a path leads to something below the folder that it starts from.
+fn is_below(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
 fn switch(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
@@ -282,6 +298,32 @@ mod tests {
         assert!(Target::Interrupt { number: 1 }.is_same("0-1", "0,1"));
         let sysctl = Target::Sysctl { name: "net.ipv4.udp_mem".into() };
         assert!(sysctl.is_same("1\t2\t3", "1 2 3") && !sysctl.is_same("1", "10"));
+    }
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        let folder = std::env::temp_dir().join(format!("manylane-names-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("file");
+        fs::write(&file, "before").unwrap();
+        let up = format!("../../../../../..{}", file.display());
+        for target in [
+            Target::DeviceFile { device: "lo".into(), file: up.clone() },
+            Target::DeviceFile { device: "lo".into(), file: file.display().to_string() },
+            Target::CpuFile { cpu: 0, file: up.clone() },
+            Target::ModuleParameter { module: "..".into(), name: up.clone() },
+            Target::ModuleParameter { module: "kernel".into(), name: up },
+        ] {
+            let (read, written) = (target.read(), target.write("after"));
+            assert!(read.is_err() && written.is_err(), "{target:?} is {read:?}");
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "before");
+        fs::remove_dir_all(&folder).unwrap();
+        for (path, below) in
+            [("a", true), ("queues/rx-0/rps_cpus", true), ("", false), ("a/../b", false), ("/a", false)]
+        {
+            assert_eq!(is_below(path), below, "{path}");
+        }
     }
 
     #[test]

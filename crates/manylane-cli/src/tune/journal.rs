@@ -2,19 +2,25 @@
 //!
 //! An entry is written, with what is intended, before the change is made, and again when it is done. So whatever value
 //! is found later, the entry says whose it is: what was there, what was set, or somebody else's.
+//!
+//! Whoever could write the journal could have root set what he likes. So neither it nor a folder on the way to it may be
+//! another user's, or one that others may write to; and no link is followed in the folder that it is in.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use manylane_sys::flock;
+use manylane_sys::{flock, local};
 use serde::{Deserialize, Serialize};
 
 use super::settings::Settings;
 use crate::doctor::change::Target;
 
 const SCHEMA: &str = "manylane.tune-journal.v1";
+/// Bytes of a journal: far more than a machine has settings.
+const LONGEST: u64 = 16 << 20;
 
 /// A setting that was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,13 +83,11 @@ impl Journal {
                 path.display()
             )
         };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).with_context(hint)?;
-        let mut name = path.file_name().with_context(hint)?.to_owned();
-        name.push(".lock");
+        DirBuilder::new().recursive(true).mode(0o755).create(folder_of(path)).with_context(hint)?;
+        let path = settled(path).with_context(hint)?;
         // Beside the journal, which is replaced at each change.
-        let lock = File::options().write(true).create(true).truncate(false).open(path.with_file_name(name));
-        let lock = lock.with_context(hint)?;
+        let lock = beside(&path, ".lock").with_context(hint)?;
+        let lock = options().write(true).create(true).mode(0o644).open(lock).with_context(hint)?;
         match flock::try_lock(&lock) {
             Ok(()) => {}
             Err(err) if err.kind() == ErrorKind::WouldBlock => {
@@ -91,12 +95,18 @@ impl Journal {
             }
             Err(err) => return Err(err).with_context(hint),
         }
-        Ok(Self { path: path.into(), _lock: Some(lock), entries: load(path)? })
+        let entries = load(&path)?;
+        Ok(Self { path, _lock: Some(lock), entries })
     }
 
     /// Opens it to look.
     pub(super) fn look(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.into(), _lock: None, entries: load(path)? })
+        let path = match fs::exists(folder_of(path)) {
+            Ok(false) => path.into(),
+            _ => settled(path).with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let entries = load(&path)?;
+        Ok(Self { path, _lock: None, entries })
     }
 
     /// The entry of a setting as it is here and now.
@@ -109,23 +119,67 @@ impl Journal {
         let hint = || format!("cannot write {}", self.path.display());
         let document = Document { schema: SCHEMA.into(), entries: self.entries.clone() };
         let text = crate::output::json(&document)?;
-        let mut name = self.path.file_name().with_context(hint)?.to_owned();
-        name.push(".new");
-        let new = self.path.with_file_name(name);
-        let mut file = File::create(&new).with_context(hint)?;
+        let new = beside(&self.path, ".new").with_context(hint)?;
+        // One that a crash has left.
+        match fs::remove_file(&new) {
+            Err(err) if err.kind() != ErrorKind::NotFound => return Err(err).with_context(hint),
+            _ => {}
+        }
+        let mut file = options().write(true).create_new(true).mode(0o644).open(&new).with_context(hint)?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).with_context(hint)?;
         fs::rename(&new, &self.path).with_context(hint)?;
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()).with_context(hint)
+        File::open(folder_of(&self.path)).and_then(|folder| folder.sync_all()).with_context(hint)
     }
 }
 
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn beside(path: &Path, ending: &str) -> Option<PathBuf> {
+    let mut name = path.file_name()?.to_owned();
+    name.push(ending);
+    Some(path.with_file_name(name))
+}
+
+/// A link is not followed, and a pipe not waited for.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options
+}
+
+/// Whether nobody but root and this user can change a file or a folder; in one that is sticky, others can add to it.
+fn check(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Result<()> {
+    const STICKY: u32 = 0o1000;
+    let others = of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);
+    let (path, uid) = (path.display(), of.uid());
+    ensure!([0, local::effective_uid()].contains(&uid), "{path} is of the user {uid}, who could change it");
+    ensure!(!others, "others may write to {path}: chmod go-w {path}");
+    Ok(())
+}
+
+/// The path without links on the way to the folder, which is checked, and all that it is in.
+fn settled(path: &Path) -> Result<PathBuf> {
+    let folder = fs::canonicalize(folder_of(path))?;
+    for at in folder.ancestors() {
+        check(at, &fs::symlink_metadata(at)?, at != folder)?;
+    }
+    Ok(folder.join(path.file_name().context("that names no file")?))
+}
+
 fn load(path: &Path) -> Result<Vec<Entry>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
+    let failed = || format!("cannot read {}", path.display());
+    let file = match options().read(true).open(path) {
+        Ok(file) => file,
         Err(err) if err.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(err) => return Err(err).with_context(|| format!("cannot read {}", path.display())),
+        Err(err) => return Err(err).with_context(failed),
     };
+    let metadata = file.metadata().with_context(failed)?;
+    ensure!(metadata.is_file(), "{} is no file", path.display());
+    check(path, &metadata, false).with_context(failed)?;
+    let mut text = String::new();
+    file.take(LONGEST).read_to_string(&mut text).with_context(failed)?;
     let strange = || format!("{} is no journal of manylane tune: it is left as it is", path.display());
     let document: Document = serde_json::from_str(&text).with_context(strange)?;
     ensure!(document.schema == SCHEMA, "{} (schema {})", strange(), document.schema);

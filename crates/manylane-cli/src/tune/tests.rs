@@ -124,6 +124,48 @@ impl Drop for Place {
 }
 
 #[test]
+fn what_others_could_have_put_there_is_no_journal() {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    let place = Place::new("others");
+    let deep = place.0.join("deep");
+    let path = deep.join("tune.json");
+    let open = || Journal::open(&path).map(drop).map_err(|err| format!("{err:#}"));
+    let refused = |why: &str| {
+        let said = open().unwrap_err();
+        assert!(said.contains(why), "{said}");
+    };
+    open().unwrap();
+    // Links that others have put there first.
+    let target = place.0.join("target");
+    for ending in ["tune.json.lock", "tune.json"] {
+        let link = deep.join(ending);
+        _ = fs::remove_file(&link);
+        symlink(&target, &link).unwrap();
+        refused("symbolic links");
+        fs::remove_file(&link).unwrap();
+    }
+    symlink(&target, deep.join("tune.json.new")).unwrap();
+    Journal::open(&path).unwrap().save().unwrap();
+    assert!(!target.exists(), "it was written through a link");
+    // Folders and files that others may write to.
+    let modes =
+        [(&deep, 0o775, 0o755), (&deep, 0o1777, 0o755), (&place.0, 0o757, 0o755), (&path, 0o666, 0o644)];
+    for (what, wrong, right) in modes {
+        fs::set_permissions(what, Permissions::from_mode(wrong)).unwrap();
+        refused("others may write to");
+        assert!(what != &path || Journal::look(&path).is_err());
+        fs::set_permissions(what, Permissions::from_mode(right)).unwrap();
+    }
+    open().unwrap();
+    // Only root can give one away.
+    if chown(&path, Some(65533), None).is_ok() {
+        refused("is of the user 65533");
+    }
+}
+
+#[test]
 fn what_was_changed_goes_back_and_only_once() {
     let (place, fake) = (Place::new("back"), fake());
     assert_eq!(place.apply(&fake, &sysctl(), "200").unwrap(), Outcome::Done);
