@@ -27,6 +27,11 @@ pub(crate) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// What others have chosen, such as the name of a process, for a terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
 /// What was asked for cannot be, and how to ask: the program ends with 2, as for a flag that does not exist.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);

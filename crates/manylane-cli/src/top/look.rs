@@ -8,6 +8,7 @@ use anyhow::Result;
 use manylane::door;
 
 use super::page::{Sample, samples};
+use crate::output;
 
 /// What was there at one moment.
 #[derive(Debug, Clone, Default)]
@@ -211,8 +212,7 @@ fn read(path: &str) -> String {
 
 /// The name of a process; empty if it has gone.
 fn program(pid: u32) -> String {
-    // Whoever it is has chosen it, and it goes to a terminal.
-    read(&format!("/proc/{pid}/comm")).chars().filter(|c| !c.is_control()).collect()
+    output::printable(&read(&format!("/proc/{pid}/comm")))
 }
 
 /// Nanoseconds that a thread has run.

@@ -41,15 +41,17 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     let mut out = String::new();
     let mut chars = text.char_indices();
     while let Some((at, c)) = chars.next() {
-        match c {
+        let c = match c {
             '"' => return Some((out, &text[at + 1..])),
-            '\\' => out.push(match chars.next()?.1 {
+            '\\' => match chars.next()?.1 {
                 'n' => '\n',
                 other => other,
-            }),
-            // It goes to a terminal.
-            c if c.is_control() => {}
-            c => out.push(c),
+            },
+            c => c,
+        };
+        // It goes to a terminal.
+        if !c.is_control() {
+            out.push(c);
         }
     }
     None
@@ -63,11 +65,12 @@ mod tests {
 
     #[test]
     fn pages_are_read() {
-        let page = "# TYPE x counter\nx 5\ny{a=\"1\",b=\"q\\\"\\\\,}\"} 7\nz{} 1\nbroken{a=\"1} 2\nw -1\n\nv{a=\"\x1b[2J\"} 3";
+        let page = "# TYPE x counter\nx 5\ny{a=\"1\",b=\"q\\\"\\\\,}\"} 7\nz{} 1\nbroken{a=\"1} 2\nw -1\n\nv{a=\"\x1b[2J\"} 3\nu{a=\"\\\x1b[2J\\nx\"} 4";
         let all: Vec<Sample<'_>> = samples(page).collect();
         let names: Vec<(&str, u64)> = all.iter().map(|sample| (sample.name, sample.value)).collect();
-        assert_eq!(names, [("x", 5), ("y", 7), ("z", 1), ("v", 3)]);
+        assert_eq!(names, [("x", 5), ("y", 7), ("z", 1), ("v", 3), ("u", 4)]);
         assert_eq!((all[1].label("b"), all[1].label("c"), all[3].label("a")), ("q\"\\,}", "", "[2J"));
+        assert_eq!(all[4].label("a"), "[2Jx", "what is escaped");
     }
 
     proptest! {

@@ -119,7 +119,7 @@ impl View {
             |now: u64, then: Option<u64>| then.map_or(0.0, |then| now.saturating_sub(then) as f64 / seconds);
         let rows = now.lanes.iter().map(|(key, lane)| {
             let then = before.lanes.get(key);
-            let lost = lane.lost.values().sum();
+            let lost = sum(lane.lost.values());
             let cpu = lane.cpu.map(|time| rate(time, then.and_then(|then| then.cpu)) / 1e9);
             Row {
                 pid: key.pid,
@@ -133,7 +133,7 @@ impl View {
                 lost: lane.lost.clone(),
                 received_pps: rate(lane.received, then.map(|then| then.received)),
                 sent_pps: rate(lane.sent, then.map(|then| then.sent)),
-                lost_pps: rate(lost, then.map(|then| then.lost.values().sum())),
+                lost_pps: rate(lost, then.map(|then| sum(then.lost.values()))),
                 queued_bytes: lane.queued,
                 queue_limit_bytes: lane.queue_limit,
                 ring_frames: lane.ring_frames,
@@ -141,7 +141,7 @@ impl View {
                 cpu,
             }
         });
-        let refused = now.sockets.iter().filter(|(_, socket)| socket.denied + socket.limited > 0);
+        let refused = now.sockets.iter().filter(|(_, socket)| socket.denied > 0 || socket.limited > 0);
         let refused = refused.map(|(key, socket)| {
             let then = before.sockets.get(key);
             Refusals {
@@ -240,7 +240,7 @@ impl View {
         let share = |ring: &RingRow| ring.frames as f64 / ring.entries.max(1) as f64;
         let line = |((_, socket), rings): ((u32, &str), Vec<&RingRow>)| {
             let fullest = rings.iter().copied().max_by(|a, b| share(a).total_cmp(&share(b)))?;
-            let dropped: u64 = rings.iter().map(|ring| ring.dropped).sum();
+            let dropped = sum(rings.iter().map(|ring| &ring.dropped));
             let rate: f64 = rings.iter().map(|ring| ring.dropped_pps).sum();
             Some(format!(
                 "rings of {socket}: {}, fullest {} queue {} {}, dropped {dropped} ({}/s)",
@@ -337,6 +337,11 @@ impl Refusals {
             number(self.limited_pps.round())
         )
     }
+}
+
+/// The numbers are another process's word: no sum of them overflows.
+fn sum<'a>(of: impl Iterator<Item = &'a u64>) -> u64 {
+    of.fold(0, |sum, one| sum.saturating_add(*one))
 }
 
 fn percent(share: f64) -> String {

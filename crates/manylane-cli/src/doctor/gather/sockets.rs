@@ -11,6 +11,7 @@ use manylane_sys::udp_table::Entry;
 use super::super::facts::{Facts, Program, Socket};
 use super::Asked;
 use super::files::Files;
+use crate::output;
 use crate::run::reach;
 
 /// Adds the sockets that were asked for, or all that lost something, and the processes that have them.
@@ -114,14 +115,14 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
     let named = std::fs::read_link(&exe).ok().filter(|path| path.exists());
     Program {
         pid,
-        name: files.text(&format!("{base}/comm")).unwrap_or_default(),
+        name: output::printable(&files.text(&format!("{base}/comm")).unwrap_or_default()),
         threads: threads.len() as u32,
         sockets: open.values().copied().collect::<BTreeSet<_>>().into_iter().collect(),
         waiting,
         on_lanes: files
             .text(&format!("{base}/maps"))
             .is_some_and(|maps| maps.contains("libmanylane_preload.so")),
-        beyond: reach::judge(&named.unwrap_or(exe)).err().map(|beyond| beyond.line()),
+        beyond: reach::judge(&named.unwrap_or(exe)).err().map(|beyond| output::printable(&beyond.line())),
     }
 }
 
