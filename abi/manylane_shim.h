@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * The report of the preload library: a file that the launcher makes and the
- * library maps shared in its constructor, so that it outlives fork, chroot,
- * dropped privileges and closed descriptors. The Rust side is
+ * The report of the preload library: a file in memory, of a size that is
+ * sealed, that the launcher makes and the library maps shared in its
+ * constructor, so that it outlives fork, chroot, dropped privileges and
+ * closed descriptors. Programs that are started find it by a descriptor that
+ * they inherit, or in /proc/LAUNCHER/fd. The Rust side is
  * crates/manylane-sys/src/shim.rs; each side asserts sizes and offsets.
  *
  * The file is zero but for the header's first four words, which the launcher

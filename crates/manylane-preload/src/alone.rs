@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence}
 
 use libc::c_int;
 use manylane_sys::barrier;
-use manylane_sys::shim::Receiver;
 
 use crate::sock::{BUSY, Member, SINGLE, Shared, Sock, UNBOUNDED};
 use crate::table::{self, Entry};
@@ -172,7 +171,7 @@ impl Place {
         let member = self.member();
         let sent = send();
         if sent >= 0
-            && let Some(slot) = counts(member)
+            && let Some(slot) = report::slot_of(member)
         {
             report::count_sent(slot, 1, sent as u64);
         }
@@ -180,18 +179,10 @@ impl Place {
     }
 }
 
-/// Where the thread whose member this is counts, if anywhere.
-#[inline(always)]
-fn counts(member: &Member) -> Option<&'static Receiver> {
-    // SAFETY: null, or what `give` put there: a slot of the report, which stays mapped. It was put there in this process:
-    // a socket that a fork has shared has no places.
-    unsafe { member.counts.load(Ordering::Relaxed).as_ref() }
-}
-
 /// A receive of the thread whose member this is brought so many bytes.
 #[inline(always)]
 pub(crate) fn received(member: &Member, datagrams: u64, bytes: isize) {
-    if let Some(slot) = counts(member) {
+    if let Some(slot) = report::slot_of(member) {
         report::count_received(slot, datagrams, bytes as u64);
     }
 }
@@ -229,7 +220,6 @@ fn give(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
     // One place for a socket: a program that uses two descriptors in turn goes the long way with both.
     leave(sock);
     SOCKETS[fd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
-    member.counts.store(report::slot_at(member), Ordering::Relaxed);
     place.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
     sock.was_alone.store(1, Ordering::SeqCst);
     sock.alone.store(fd + 1, Ordering::SeqCst);

@@ -9,14 +9,21 @@ use manylane_sys::shim::{CLAIMED, ENDED, FREE, NO_LANE, OPEN, Reason, Receiver, 
 
 use crate::sock::Member;
 use crate::start;
+use crate::table::{self, Entry};
 
 static REPORT: OnceLock<ReportFile> = OnceLock::new();
 
 /// Maps the report, if there is one. A path that does not lead to one costs a line on standard error.
 pub(crate) fn start() {
     let Some(path) = start::settings().and_then(|settings| settings.report.as_ref()) else { return };
-    match ReportFile::open(path) {
-        Ok(file) => _ = REPORT.set(file),
+    match ReportFile::find(path) {
+        Ok((file, inherited)) => {
+            _ = REPORT.set(file);
+            if let Some(fd) = inherited {
+                // Of the program's descriptors it is none, but what the program starts inherits it.
+                table::set(fd, Entry::Hidden);
+            }
+        }
         Err(err) => start::say(&format!("MANYLANE_REPORT={}: {err}; no report is written", path.display())),
     }
     count_process();
@@ -86,15 +93,17 @@ pub(crate) fn claim(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 {
     0
 }
 
+/// Where a member is counted. By number: other processes may write what is known of members, and none of it is an address.
 #[inline]
-fn slot_of(member: &Member) -> Option<&'static Receiver> {
+pub(crate) fn slot_of(member: &Member) -> Option<&'static Receiver> {
     let slot = member.slot.load(Ordering::Relaxed);
     if slot == 0 { None } else { report()?.receivers.get(slot as usize - 1) }
 }
 
 fn add(cell: &AtomicU64, n: u64) {
     // One writer: a load and a store are enough, and no bus is locked.
-    cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+    // Others may write it all the same, who have the report mapped: it is no number to rely on.
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
 
 /// A call of the program brought datagrams; without a call of the kernel's, if they were `held`.
@@ -146,11 +155,6 @@ pub(crate) fn send_calls(member: &Member, calls: u64) {
     if let Some(slot) = slot_of(member) {
         add(&slot.tx_batches, calls);
     }
-}
-
-/// Where a member is counted; null if nowhere.
-pub(crate) fn slot_at(member: &Member) -> *mut Receiver {
-    slot_of(member).map_or(std::ptr::null_mut(), |slot| std::ptr::from_ref(slot).cast_mut())
 }
 
 #[inline]

@@ -11,7 +11,7 @@
 //! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 32 where threads rest (`rest.rs`), else 1; replies by frames 16 |
 //! | `MANYLANE_OVERLOAD` | `oldest`, or `newest`: what waits in a queue that is more than half full is thrown away | `oldest` |
 //! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
-//! | `MANYLANE_REPORT` | path of the report's file, which the launcher makes | no report |
+//! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fe
 
 use libc::c_int;
 use manylane_sys::lend::QUEUES;
-use manylane_sys::shim::Receiver;
 
 use crate::gather::Outbox;
 use crate::hold::Hold;
@@ -81,8 +80,6 @@ pub(crate) struct Member {
     pub(crate) is_watched: AtomicU32,
     pub(crate) slept: AtomicU32,
     pub(crate) ran: AtomicU32,
-    /// Where it counts while it is alone, in its own process: `alone.rs`.
-    pub(crate) counts: AtomicPtr<Receiver>,
 }
 
 /// What all processes know of a socket.

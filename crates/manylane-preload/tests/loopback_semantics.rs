@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{build, laned, plain};
+use support::{build, laned, laned_with_descriptor, plain};
 
 #[test]
 fn loopback_lanes_whose_owners_are_away_hide_nothing() {
@@ -30,5 +30,19 @@ fn loopback_ports_that_are_not_named_are_left_alone() {
         let with = laned(&program, &[], &[vars]);
         assert_eq!(with.output, without.output);
         assert_eq!((with.reasons(), with.received()), (vec![], 0));
+    }
+}
+
+/// Whatever a program does to descriptors that it does not know.
+#[test]
+fn loopback_the_report_reaches_a_program_that_is_started() {
+    for (what, seen) in [
+        ("kept", "no descriptor, then no descriptor\n"),
+        // There the library finds it by its path.
+        ("closed", "no descriptor, then no descriptor\n"),
+        ("taken", "open, then open\n"),
+    ] {
+        let with = laned_with_descriptor(&build("report"), &[what]);
+        assert_eq!((with.output.as_str(), with.processes()), (seen, 2), "{what}");
     }
 }

@@ -99,6 +99,11 @@ impl<T: Atomics> Shared<T> {
         const { assert!(align_of::<T>() <= 4096) };
         Ok(Self { bytes: Bytes::map(fd, size_of::<T>())?, value: PhantomData })
     }
+
+    /// Keeps it mapped for the life of the process.
+    pub(crate) fn leak(self) -> &'static T {
+        Box::leak(Box::new(self))
+    }
 }
 
 impl<T: Atomics> Deref for Shared<T> {

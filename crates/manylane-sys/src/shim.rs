@@ -1,16 +1,21 @@
 //! The report of the preload library: the Rust side of `abi/manylane_shim.h`, and the file behind it.
 //!
 //! The launcher makes the file ([`ReportFile::create`]) and reads it; the library maps it in its constructor
-//! ([`ReportFile::open`]). A slot is claimed by compare-and-exchange; after that its owner alone writes it.
+//! ([`ReportFile::find`]). A slot is claimed by compare-and-exchange; after that its owner alone writes it.
+//!
+//! The file is in memory, without a name, and sealed: its size is the same for good, so that no access to the mapping
+//! fails in any of the processes. What is in it is the word of whoever has it mapped.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::shared::{Atomics, Shared};
 
 /// First word of a report.
 pub const MAGIC: u32 = 0x4853_4c4d;
@@ -295,6 +300,9 @@ pub struct Report {
     pub receivers: [Receiver; RECEIVERS],
 }
 
+// SAFETY: atomic integers, and arrays and structs of such.
+unsafe impl Atomics for Report {}
+
 const _: () = assert!(size_of::<Addr>() == 24);
 const _: () = assert!(size_of::<Header>() == 64);
 const _: () = assert!(offset_of!(Header, processes) == 16);
@@ -317,39 +325,64 @@ pub struct ReportFile {
 }
 
 impl ReportFile {
-    /// Makes the file at `path` (mode 0666: a server may have dropped its privileges before it starts another of
-    /// its programs) and maps it. It must not exist yet.
+    /// Makes one in memory, and the descriptor by which others [`find`](Self::find) it, which closes on exec.
     ///
     /// # Errors
-    /// What opening, sizing and mapping report.
-    pub fn create(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o666).open(path)?;
-        file.set_len(size_of::<Report>() as u64)?;
-        let this = Self::map(&file)?;
-        let header = &this.report.header;
+    /// What making and mapping it report.
+    pub fn create() -> io::Result<(Self, OwnedFd)> {
+        let (report, fd) = Shared::<Report>::create(c"manylane-report")?;
+        let header = &report.header;
         header.version.store(VERSION, Ordering::Relaxed);
         header.receivers.store(RECEIVERS as u32, Ordering::Relaxed);
         header.reasons.store(REASONS as u32, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
-        Ok(this)
+        Ok((Self { report: report.leak() }, fd))
     }
 
-    /// Maps a file that [`create`](Self::create) made.
+    /// Where other processes find what `fd` refers to, as long as this one has it open under this number.
+    #[must_use]
+    pub fn path(fd: BorrowedFd<'_>) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()).into()
+    }
+
+    /// Finds the report that has this [`path`](Self::path): by the descriptor of that number if this process has
+    /// inherited it, which takes neither `/proc` nor permission, and else by the path. The second value is that
+    /// descriptor. To be called while no other thread opens or closes files.
     ///
     /// # Errors
-    /// What opening and mapping report; `InvalidData` if it is no report of this version.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        if file.metadata()?.len() != size_of::<Report>() as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not the size of a report"));
+    /// As for [`open`](Self::open).
+    pub fn find(path: &Path) -> io::Result<(Self, Option<RawFd>)> {
+        let number = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+        // SAFETY: takes no pointer.
+        let inherited = number.filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0);
+        // SAFETY: it is open (asked just now), and stays so: the caller sees to that.
+        let report = inherited.and_then(|fd| Self::map(unsafe { BorrowedFd::borrow_raw(fd) }).ok());
+        match report {
+            Some(report) => Ok((report, inherited)),
+            // It may have another number here, or something else may have this one.
+            None => Self::open(path).map(|report| (report, None)),
         }
-        let this = Self::map(&file)?;
-        let header = &this.report.header;
+    }
+
+    /// Maps the report at `path`.
+    ///
+    /// # Errors
+    /// What opening and mapping report; `InvalidData` if it is no report of this version, or could become shorter.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        // Whatever the path leads to by now: opening it waits for nobody.
+        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+        Self::map(file.as_fd())
+    }
+
+    fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let report = Shared::<Report>::open(fd)?;
+        let header = &report.header;
         if header.magic.load(Ordering::Acquire) != MAGIC || header.version.load(Ordering::Relaxed) != VERSION
         {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "no report of this version"));
         }
-        Ok(this)
+        Ok(Self { report: report.leak() })
     }
 
     /// The report, which changes as others write it.
@@ -357,44 +390,72 @@ impl ReportFile {
     pub fn report(&self) -> &'static Report {
         self.report
     }
-
-    fn map(file: &File) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size_of::<Report>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the mapping is page-aligned, as long as a Report (both callers made sure of the file's length) and
-        // never unmapped. Report is made of atomics only, for which any bytes are a value and which others may write.
-        Ok(Self { report: unsafe { &*at.cast::<Report>() } })
-    }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::FromRawFd;
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]
     fn a_report_is_read_back_through_another_mapping() {
-        let path = std::env::temp_dir().join(format!("manylane-report-{}", std::process::id()));
-        let ours = ReportFile::create(&path).unwrap();
-        let theirs = ReportFile::open(&path).unwrap();
+        let (ours, fd) = ReportFile::create().unwrap();
+        let theirs = ReportFile::open(&ReportFile::path(fd.as_fd())).unwrap();
         let addr: SocketAddr = "[2001:db8::1]:53".parse().unwrap();
         ours.report().receivers[7].addr.set(&addr);
         assert_eq!(theirs.report().receivers[7].addr.read(), Some(addr));
         assert_eq!(theirs.report().receivers[8].addr.read(), None);
-        std::fs::write(&path, b"short").unwrap();
-        assert_eq!(ReportFile::open(&path).err().map(|err| err.kind()), Some(io::ErrorKind::InvalidData));
+    }
+
+    #[test]
+    fn a_report_is_found_by_its_descriptor_or_by_its_path() {
+        let (ours, fd) = ReportFile::create().unwrap();
+        ours.report().header.last_pid.store(77, Ordering::Relaxed);
+        let is_ours = |found: ReportFile| found.report().header.last_pid.load(Ordering::Relaxed) == 77;
+        let number = fd.as_raw_fd();
+        // The process that made it cannot be looked into.
+        let (found, inherited) = ReportFile::find(&PathBuf::from(format!("/nowhere/fd/{number}"))).unwrap();
+        assert_eq!((is_ours(found), inherited), (true, Some(number)));
+        // The number is closed, or something else; the path says the number in the process that made it.
+        let path = ReportFile::path(fd.as_fd());
+        let link = std::env::temp_dir().join(format!("manylane-report-{}", std::process::id()));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let found = ReportFile::find(&link);
+        std::fs::remove_file(&link).unwrap();
+        let (found, inherited) = found.unwrap();
+        assert_eq!((is_ours(found), inherited), (true, None));
+        assert!(ReportFile::find(Path::new("/nowhere/fd/-1")).is_err());
+    }
+
+    #[test]
+    fn nobody_can_cut_a_report_short() {
+        let (_ours, fd) = ReportFile::create().unwrap();
+        let path = ReportFile::path(fd.as_fd());
+        assert!(OpenOptions::new().write(true).truncate(true).open(&path).is_err());
+        let file = File::from(fd);
+        assert!(file.set_len(0).is_err() && file.set_len(1 << 24).is_err());
+    }
+
+    #[test]
+    fn what_could_be_cut_short_is_no_report() {
+        let (_ours, fd) = ReportFile::create().unwrap();
+        let mut bytes = vec![0; size_of::<Report>()];
+        File::from(fd).read_exact_at(&mut bytes, 0).unwrap();
+        let path = std::env::temp_dir().join(format!("manylane-report-of-a-file-{}", std::process::id()));
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(ReportFile::open(&path).is_err());
         std::fs::remove_file(&path).unwrap();
+        // SAFETY: the name is terminated and lives across the call.
+        let raw =
+            unsafe { libc::memfd_create(c"open".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        let loose = File::from(unsafe { OwnedFd::from_raw_fd(raw) });
+        loose.write_all_at(&bytes, 0).unwrap();
+        let opened = ReportFile::open(&ReportFile::path(loose.as_fd()));
+        assert_eq!(opened.err().map(|err| err.kind()), Some(io::ErrorKind::InvalidData));
     }
 
     #[test]

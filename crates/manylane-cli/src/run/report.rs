@@ -1,60 +1,36 @@
 //! What the library writes down: its file, and what is in it at one moment.
 
 use std::collections::BTreeSet;
-use std::env;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read};
-use std::mem::size_of;
-use std::os::unix::fs::{DirBuilderExt, FileExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result};
+use manylane_sys::lend;
 use manylane_sys::shim::{self, Addr, ReportFile};
 use serde::Serialize;
 
-/// A file in memory where there is such a folder: pages on a disk would be written to it now and then, and the lanes,
-/// which write to them, would wait for that.
-const IN_MEMORY: &str = "/dev/shm";
-/// What is touched anyway when the file is made.
-const PAGE: usize = 4096;
-
-/// The file. It has a name, so that processes of other users find it, in a folder that nobody may list: who was not told
-/// the name does not find it. It goes with this value; who has it mapped keeps it.
+/// The file, in memory. Programs inherit its descriptor; one that is started without it finds it by its path, as long as
+/// this value lives. Who has it mapped keeps it.
 pub(super) struct Shared {
-    path: PathBuf,
     file: ReportFile,
+    inherited: OwnedFd,
 }
 
 impl Shared {
     /// Makes it.
     ///
     /// # Errors
-    /// If it can be made neither in memory nor in the folder for temporary files.
+    /// Without memory or descriptors for it.
     pub(super) fn new() -> Result<Self> {
-        let elsewhere = env::temp_dir();
-        Self::below(Path::new(IN_MEMORY)).or_else(|_| Self::below(&elsewhere)).with_context(|| {
-            format!("cannot make a file for the report in {IN_MEMORY} or {}", elsewhere.display())
-        })
-    }
-
-    fn below(folder: &Path) -> io::Result<Self> {
-        let own = folder.join(format!("manylane-{}-{}", std::process::id(), random_name()?));
-        DirBuilder::new().mode(0o711).create(&own)?;
-        let path = own.join(random_name()?);
-        let made = ReportFile::create(&path).and_then(|file| fill(&path).map(|()| file));
-        match made {
-            Ok(file) => Ok(Self { path, file }),
-            Err(err) => {
-                tidy_up(&path);
-                Err(err)
-            }
-        }
+        let (file, fd) = ReportFile::create().context("no memory for the report")?;
+        let inherited = lend::inheritable(fd.as_fd()).context("no descriptor for the report")?;
+        Ok(Self { file, inherited })
     }
 
     /// Where the library finds it.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    pub(super) fn path(&self) -> PathBuf {
+        ReportFile::path(self.inherited.as_fd())
     }
 
     /// What is in it now.
@@ -89,36 +65,6 @@ impl Shared {
             left_out: report.header.full.load(Relaxed),
         }
     }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        tidy_up(&self.path);
-    }
-}
-
-fn tidy_up(path: &Path) {
-    // Somebody else may have done so.
-    let _ = fs::remove_file(path);
-    if let Some(own) = path.parent() {
-        let _ = fs::remove_dir(own);
-    }
-}
-
-/// Takes the memory now, with an error if there is none: a write to the mapping would end the program later (`SIGBUS`).
-fn fill(path: &Path) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).open(path)?;
-    // Past the umask.
-    file.set_permissions(Permissions::from_mode(0o666))?;
-    let len = size_of::<shim::Report>();
-    file.write_all_at(&vec![0; len.saturating_sub(PAGE)], PAGE as u64)
-}
-
-/// 128 bits that nobody can guess.
-fn random_name() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn text(addr: &Addr) -> String {
@@ -221,7 +167,12 @@ pub(super) struct Fallback {
 impl Report {
     /// Datagrams received and sent, of all.
     pub(super) fn total(&self) -> (u64, u64) {
-        self.receivers.iter().fold((0, 0), |sum, one| (sum.0 + one.received, sum.1 + one.sent))
+        (self.sum(|one| one.received), self.sum(|one| one.sent))
+    }
+
+    /// Of all receivers. The numbers are the program's word: no sum of them overflows.
+    pub(super) fn sum(&self, of: fn(&Receiver) -> u64) -> u64 {
+        self.receivers.iter().map(of).fold(0, u64::saturating_add)
     }
 
     /// Lanes that there were.
@@ -245,9 +196,8 @@ mod tests {
 
     #[test]
     fn what_the_library_writes_is_read() {
-        let shared = Shared::below(&env::temp_dir()).unwrap();
-        let path = shared.path().to_owned();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+        let shared = Shared::new().unwrap();
+        let path = shared.path();
         assert_eq!(shared.read(), Report::default());
         let theirs = ReportFile::open(&path).unwrap().report();
         theirs.header.processes.store(1, Relaxed);
@@ -273,7 +223,8 @@ mod tests {
         assert_eq!((report.receivers[2].lane, report.receivers[2].inode), (None, 42));
         assert_eq!(report.pids().into_iter().collect::<Vec<_>>(), [7, 70]);
         assert!(matches!(&report.fallbacks[..], [one] if one.reason == "passed" && one.count == 2));
-        drop(shared);
-        assert!(!path.exists() && !path.parent().unwrap().exists());
+        // What cannot be is the program's word all the same.
+        theirs.receivers[0].rx_datagrams.store(u64::MAX, Relaxed);
+        assert_eq!(shared.read().total(), (u64::MAX, 0));
     }
 }

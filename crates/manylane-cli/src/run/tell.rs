@@ -225,7 +225,7 @@ fn line(report: &Report, before: &Report, seconds: f64) -> String {
             _ = write!(text, " {}", number(rate(one.received, then.map_or(0, |then| then.received))));
         }
     }
-    let fallbacks: u64 = report.fallbacks.iter().map(|fallback| fallback.count).sum();
+    let fallbacks = report.fallbacks.iter().map(|fallback| fallback.count).fold(0, u64::saturating_add);
     if fallbacks > 0 {
         _ = write!(text, "; {fallbacks} fallbacks");
     }
@@ -252,14 +252,11 @@ fn text(report: &Report) -> String {
     if report.receivers.len() > ROWS {
         _ = write!(text, "\nand {} more that received less (--json has them)", report.receivers.len() - ROWS);
     }
-    let by_xdp = report
-        .receivers
-        .iter()
-        .fold((0, 0), |sum, one| (sum.0 + one.received_by_xdp, sum.1 + one.sent_by_xdp));
+    let by_xdp = (report.sum(|one| one.received_by_xdp), report.sum(|one| one.sent_by_xdp));
     if by_xdp != (0, 0) {
         _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
     }
-    let overtaken: u64 = report.receivers.iter().map(|one| one.overtaken).sum();
+    let overtaken = report.sum(|one| one.overtaken);
     if overtaken > 0 {
         _ = write!(text, "\nthrown away, that the newest wins (--overload newest): {overtaken}");
     }

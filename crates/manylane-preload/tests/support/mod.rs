@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unreachable_pub)]
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use manylane_sys::lend;
 use manylane_sys::shim::{FREE, NO_LANE, Reason, Receiver, ReportFile};
 
 /// Longest that a program may take, frozen or not.
@@ -57,7 +59,7 @@ fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
 /// What a program printed, and what the library says of it.
 pub struct Outcome {
     pub output: String,
-    report: Option<(ReportFile, PathBuf)>,
+    report: Option<ReportFile>,
 }
 
 impl Outcome {
@@ -77,13 +79,13 @@ impl Outcome {
 
     /// Calls of the kernel that brought something.
     pub fn calls(&self) -> u64 {
-        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let report = self.report.as_ref().expect("a run with the library").report();
         report.receivers.iter().map(|slot| slot.rx_batches.load(Ordering::Relaxed)).sum()
     }
 
     /// Datagrams that all receivers sent, and calls of the kernel that it took.
     pub fn sent(&self) -> (u64, u64) {
-        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let report = self.report.as_ref().expect("a run with the library").report();
         let sum = |of: fn(&Receiver) -> &AtomicU64| {
             report.receivers.iter().map(|slot| of(slot).load(Ordering::Relaxed)).sum()
         };
@@ -92,13 +94,13 @@ impl Outcome {
 
     /// Datagrams that receivers took from lanes of others.
     pub fn helped(&self) -> u64 {
-        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let report = self.report.as_ref().expect("a run with the library").report();
         report.receivers.iter().map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
     }
 
     /// Datagrams that each receiver got from its own lane.
     pub fn own(&self) -> Vec<u64> {
-        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let report = self.report.as_ref().expect("a run with the library").report();
         let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
         let own =
             |slot: &Receiver| slot.rx_datagrams.load(Ordering::Relaxed) - slot.helped.load(Ordering::Relaxed);
@@ -107,12 +109,12 @@ impl Outcome {
 
     /// Datagrams that were thrown away, that the newest wins.
     pub fn overtaken(&self) -> u64 {
-        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let report = self.report.as_ref().expect("a run with the library").report();
         report.receivers.iter().map(|slot| slot.overtaken.load(Ordering::Relaxed)).sum()
     }
 
     fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
-        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let report = self.report.as_ref().expect("a run with the library").report();
         report
             .receivers
             .iter()
@@ -120,23 +122,21 @@ impl Outcome {
             .map(|slot| (slot.lane.load(Ordering::Relaxed), slot.rx_datagrams.load(Ordering::Relaxed)))
     }
 
+    /// Processes that had the library: those that started with it, and those that they forked.
+    pub fn processes(&self) -> u32 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.header.processes.load(Ordering::Relaxed)
+    }
+
     /// How often a reason made a socket plain.
     pub fn count(&self, reason: Reason) -> u64 {
-        let report = self.report.as_ref().expect("a run with the library").0.report();
+        let report = self.report.as_ref().expect("a run with the library").report();
         report.reasons[reason as usize].count.load(Ordering::Relaxed)
     }
 
     /// All reasons that were counted.
     pub fn reasons(&self) -> Vec<&'static str> {
         Reason::ALL.into_iter().filter(|reason| self.count(*reason) > 0).map(Reason::name).collect()
-    }
-}
-
-impl Drop for Outcome {
-    fn drop(&mut self) {
-        if let Some((_, path)) = &self.report {
-            _ = std::fs::remove_file(path);
-        }
     }
 }
 
@@ -154,23 +154,28 @@ impl Drop for Running {
 
 /// Runs a program as it is.
 pub fn plain(program: &Path, args: &[&str]) -> Outcome {
-    run(program, args, None)
+    run(program, args, None, false)
 }
 
 /// Runs a program with the library, and with these variables.
 pub fn laned(program: &Path, args: &[&str], vars: &[(&str, &str)]) -> Outcome {
-    run(program, args, Some(vars))
+    run(program, args, Some(vars), false)
 }
 
-fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>) -> Outcome {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// The same, with a descriptor for the report, as the launcher does it.
+pub fn laned_with_descriptor(program: &Path, args: &[&str]) -> Outcome {
+    run(program, args, Some(&[]), true)
+}
+
+fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: bool) -> Outcome {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let report = vars.map(|vars| {
-        let path = folder().join(format!("report-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
-        let report = ReportFile::create(&path).unwrap();
-        command.env("LD_PRELOAD", library()).env("MANYLANE_REPORT", &path).envs(vars.iter().copied());
-        (report, path)
+        let (report, fd) = ReportFile::create().unwrap();
+        let fd = if inherits { lend::inheritable(fd.as_fd()).unwrap() } else { fd };
+        command.env("LD_PRELOAD", library()).env("MANYLANE_REPORT", ReportFile::path(fd.as_fd()));
+        command.envs(vars.iter().copied());
+        (report, fd)
     });
     let mut running = Running(Some(command.spawn().unwrap()));
     let until = Instant::now() + PATIENCE;
@@ -185,5 +190,5 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>) -> Outcome 
     let child = running.0.take().unwrap();
     let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
     assert!(status.success(), "{} {args:?}: {status}\n{output}", program.display());
-    Outcome { output, report }
+    Outcome { output, report: report.map(|(report, _)| report) }
 }
