@@ -186,8 +186,12 @@ static __always_inline int read_ip6(void **at, void *end, struct ml_addr *from,
 			       ML_XDP_NOT_UDP :
 			       ML_XDP_COMPLEX;
 	}
-	/* Multicast, and ::/8 with unspecified, loopback, mapped addresses. */
-	if (ip->saddr.s6_addr[0] == 0xff || ip->saddr.s6_addr[0] == 0)
+	/*
+	 * Link-local (whose link the kernel has to say) and multicast, fe00::/7,
+	 * and ::/8 with unspecified, loopback, mapped addresses: in one
+	 * comparison.
+	 */
+	if ((__u8)(ip->saddr.s6_addr[0] + 2) <= 2)
 		return ML_XDP_SOURCE;
 	__builtin_memcpy(from->ip, &ip->saddr, sizeof(from->ip));
 	__builtin_memcpy(to->ip, &ip->daddr, sizeof(to->ip));

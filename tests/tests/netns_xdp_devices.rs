@@ -7,11 +7,13 @@ mod xdp_support;
 
 use std::net::SocketAddr;
 
-use manylane::{Builder, Engine, Handle};
+use manylane::{Builder, Engine, ErrorKind, Handle};
 use manylane_sys::device;
+use manylane_testbed::skip::Forced;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
-use manylane_testbed::{Host, Layout};
+use manylane_testbed::{Host, Layout, skip};
 use manylane_tests::{Client, PATIENCE};
+use manylane_wire::ethernet::Mac;
 use netns_support::{client, echo, hands, sink, until, within};
 use xdp_support::{all_by_xdp, any_port, is_shared_out, quiet, regain, testbed, xdp};
 
@@ -222,6 +224,84 @@ fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
         let total = serving.stop().unwrap().total();
         assert_eq!((total.delivered, total.sent), (total.arrived(), total.arrived()), "{total:#?}");
     }
+}
+
+/// A bridge with the first link of `b` in it, and with the address of that; false if this kernel has no bridges.
+fn bridge(name: &str, b: &Host) -> bool {
+    let made = b.ip_batch("link add name br0 type bridge\n");
+    if !skip::need_unless_forced(
+        name,
+        made.is_ok(),
+        Forced::Kernel,
+        "this kernel has no bridges (CONFIG_BRIDGE)",
+    ) {
+        return false;
+    }
+    let ip = b.ip4(0);
+    b.ip_batch(&format!(
+        "link set dev {DEVICE} master br0\nlink set dev br0 address {} up\naddress del {ip}/24 dev {DEVICE}\naddress add {ip}/24 dev br0\n",
+        Mac(b.mac(0))
+    ))
+    .unwrap();
+    true
+}
+
+/// Frames of a part of a bridge are the bridge's to judge; a device that is made of others can have no XSK of its own, but
+/// generic XDP. Both are refused with what to do, and generic XDP works.
+#[test]
+fn netns_xdp_a_bridge_and_its_ports_are_refused() {
+    let name = "netns_xdp_a_bridge_and_its_ports_are_refused";
+    let Some(testbed) = testbed(name, &quiet(1)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    if !bridge(name, b) {
+        return;
+    }
+    let addr = any_port(b);
+    let open = |device: &str, generic: bool| {
+        b.run(|| {
+            let mut builder = Builder::new(addr).unwrap();
+            builder.engine(Engine::Xdp).lanes(1).xdp_devices([device]).xdp_generic(generic).open()
+        })
+    };
+    for generic in [false, true] {
+        let err = open(DEVICE, generic).map(drop).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
+        assert!(err.to_string().contains("link0 is a part of br0"), "{err}");
+    }
+    let err = open("br0", false).map(drop).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
+    assert!(err.to_string().contains("br0 is made of other devices (link0)"), "{err}");
+    // Frames as of a wire: behind the driver, what a kernel here has not finished is left to the kernel.
+    a.set_checksums(0, false).unwrap();
+    let serving = echo(b, open("br0", true).unwrap());
+    let client = client(a, a.ip4(0).into(), serving.addr);
+    (0..10).for_each(|_| client.ping());
+    all_by_xdp(&serving.stop().unwrap().total(), 10);
+}
+
+/// The program goes when a device becomes a part of a bridge, and comes back with the device.
+#[test]
+fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
+    let name = "netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go";
+    let Some(testbed) = testbed(name, &quiet(2)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let addr = any_port(b);
+    let serving = echo(b, xdp(b, addr, |builder| _ = builder.xdp_devices([DEVICE])));
+    let mut by_xdp = ping_all_queues(a, serving.addr);
+    if !bridge(name, b) {
+        return;
+    }
+    shared_out(&serving.handle, DEVICE, 0);
+    let mut others = ping_all_queues(a, serving.addr);
+    assert_eq!(serving.handle.counters().total().by_xdp, by_xdp);
+    b.ip_batch(&format!("link del dev br0\naddress add {}/24 dev {DEVICE}\n", b.ip4(0))).unwrap();
+    shared_out(&serving.handle, DEVICE, 2);
+    others += regain(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
+    by_xdp += ping_all_queues(a, serving.addr);
+    let total = serving.stop().unwrap().total();
+    let all = by_xdp + others;
+    assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
+    assert_eq!(total.by_xdp, by_xdp + 1, "{total:#?}");
 }
 
 /// A veth device takes no program as long as its peer sends by more queues than it receives by: said by name, and nothing else

@@ -18,7 +18,7 @@ use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::UdpFrame;
 use manylane_wire::{ipv4, udp};
 use netns_support::{client, echo, hands, open, sink, until};
-use xdp_support::{frame_to, two_queues};
+use xdp_support::{frame_to, testbed, two_queues};
 
 fn sender(host: &Host) -> PacketSocket {
     host.run(|| PacketSocket::open(host.device_index(0).unwrap())).unwrap()
@@ -165,6 +165,99 @@ fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
         // Kernels talk of neighbours meanwhile, and say that a port is closed.
         for program in ["not_udp", "no_port"] {
             assert!(seen[program] >= of(program), "{program}: {seen:?}");
+        }
+    }
+}
+
+/// A frame that the kernel's input path judges by more than its form.
+struct Judged {
+    what: &'static str,
+    bytes: Vec<u8>,
+    /// The counter of the program on the device.
+    program: &'static str,
+    /// Whether the kernel delivers it.
+    delivered: bool,
+}
+
+/// One frame of each kind to a wildcard socket at `port`, where `strict` says whether the device filters by reverse path.
+fn judged(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<Judged> {
+    let (to4, to6) = (SocketAddr::new(b.ip(0, false), port), SocketAddr::new(b.ip(0, true), port));
+    let at = |text: &str| SocketAddr::new(text.parse().unwrap(), port);
+    let from = |to: SocketAddr, source: IpAddr| {
+        frame_to(a, b, to, b"judge", |plan| plan.source = SocketAddr::new(source, 4444))
+    };
+    let [net @ .., _] = a.ip4(0).octets();
+    let broadcast = IpAddr::from([net[0], net[1], net[2], 255]);
+    let mapped = SocketAddr::new(b.ip4(0).to_ipv6_mapped().into(), port);
+    let near: IpAddr = "fe80::42".parse().unwrap();
+    let four = frame_to(a, b, to4, b"judge", |_| ());
+    let six = frame_to(a, b, to6, b"judge", |_| ());
+    // UDP is shorter than IP says, and without a checksum.
+    let short = with(&frame_to(a, b, to4, b"judge, cut", |_| ()), 38, &[0, 13, 0, 0]);
+    let judged = |what, bytes, program, delivered| Judged { what, bytes, program, delivered };
+    vec![
+        judged("IPv4", four.clone(), "redirected", true),
+        judged("IPv6", six.clone(), "redirected", true),
+        judged("to 127.0.0.1", from(at("127.0.0.1"), a.ip4(0).into()), "no_port", false),
+        judged("to 127.1.2.3", from(at("127.1.2.3"), a.ip4(0).into()), "no_port", false),
+        judged("to ::1", from(at("::1"), a.ip6(0).into()), "no_port", false),
+        judged("to a mapped address", from(mapped, a.ip6(0).into()), "redirected", false),
+        judged("from the broadcast address", from(to4, broadcast), "source", !strict),
+        judged("from 255.255.255.255", from(to4, [255; 4].into()), "source", false),
+        judged("from 0.0.0.0", from(to4, [0; 4].into()), "source", false),
+        judged("from ::1", from(to6, "::1".parse().unwrap()), "source", false),
+        judged("from a link-local address", from(to6, near), "source", true),
+        judged("cut by UDP", short, "redirected", true),
+        judged("without hops left, IPv4", summed(with(&four, 22, &[0])), "redirected", true),
+        judged("without hops left, IPv6", with(&six, 21, &[0]), "redirected", true),
+        judged(
+            "from port 0",
+            frame_to(a, b, to4, b"judge", |plan| plan.source.set_port(0)),
+            "redirected",
+            true,
+        ),
+        judged("to port 0", frame_to(a, b, SocketAddr::new(to4.ip(), 0), b"judge", |_| ()), "no_port", false),
+    ]
+}
+
+/// What the kernel would not deliver is not delivered past it: the same frames have the same fate with either engine.
+#[test]
+fn netns_xdp_input_checks_are_those_of_the_kernel() {
+    let name = "netns_xdp_input_checks_are_those_of_the_kernel";
+    let Some(testbed) = testbed(name, &Layout { queues: 1, ..Layout::default() }) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    let socket = sender(a);
+    for (strict, filter) in [(false, "0"), (true, "1")] {
+        for conf in ["all", b.device(0)] {
+            b.set_sysctl(&format!("net.ipv4.conf.{conf}.rp_filter"), filter).unwrap();
+        }
+        for engine in [Engine::Mmsg, Engine::Xdp] {
+            let wildcard = "::".parse().unwrap();
+            let mut hands = hands(b, open(b, wildcard, |builder| _ = builder.engine(engine).lanes(1)));
+            let port = hands.addr().port();
+            let fence = client(a, a.ip4(0).into(), SocketAddr::new(b.ip(0, false), port));
+            for Judged { what, bytes, program, delivered } in judged(a, b, port, strict) {
+                let case = format!("{what}, {engine:?}, rp_filter {filter}");
+                println!("{case}");
+                let before = seen(&hands.handle);
+                socket.send(&bytes).unwrap();
+                // What comes after a frame comes after what became of it, which is looked at then.
+                fence.send(b"fence");
+                let got = hands.take(1 + usize::from(delivered));
+                let arrived: Vec<_> = got.iter().map(|got| got.payload.as_slice()).collect();
+                let expected: &[&[u8]] = if delivered { &[b"judge", b"fence"] } else { &[b"fence"] };
+                assert_eq!(arrived.len(), expected.len(), "{case}");
+                assert!(expected.iter().all(|one| arrived.contains(one)), "{case}");
+                if engine == Engine::Xdp {
+                    let after = seen(&hands.handle);
+                    let fences = u64::from(program == "redirected");
+                    assert_eq!(after["redirected"], before["redirected"] + 1 + fences, "{case}: {after:?}");
+                    if program != "redirected" {
+                        assert_eq!(after[program], before[program] + 1, "{case}: {after:?}");
+                    }
+                }
+            }
+            assert_eq!(hands.drain(), 0);
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use manylane::door::Door;
 use manylane::{Builder, Engine, probe};
+use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;
 
@@ -116,7 +117,7 @@ fn loopback_top_shows_each_lane_with_all_that_it_received() {
 #[test]
 fn loopback_top_shows_each_lane_of_engine_uring() {
     let name = "loopback_top_shows_each_lane_of_engine_uring";
-    if skip::need_unless_forced(name, probe().uring.is_ok(), skip::Forced::Kernel, "no io_uring") {
+    if skip::need_unless_forced(name, probe().uring.is_ok(), Forced::Kernel, "no io_uring") {
         top_shows_each_lane("uring");
     }
 }
@@ -170,7 +171,7 @@ fn loopback_who_may_be_anybody_is_not_let_in() {
         command
     };
     let works = unshare(&["true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
-    if !skip::need_unless_forced(name, works, skip::Forced::Kernel, "no user namespaces") {
+    if !skip::need_unless_forced(name, works, Forced::Kernel, "no user namespaces") {
         return;
     }
     let mut command = unshare(&[PROGRAM, "echo", "127.0.0.1:0", "--engine", "mmsg", "--stats", "0"]);
@@ -339,6 +340,8 @@ fn netns_xdp_limits_of_programs_that_are_run() {
         "run",
         "--engine",
         "xdp",
+        "--interfaces",
+        b.device(0),
         "--quiet",
         "--deny",
         "203.0.113.0/24",
@@ -374,4 +377,50 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     running.end();
     let wrong = ["run", "--limit", "5", "--", "true"];
     assert!(refused(None, &wrong, 125).contains("--engine xdp"));
+}
+
+/// Without names, no device is taken that somebody else may need, and each is told why.
+#[test]
+fn netns_xdp_devices_that_nobody_names_are_left_alone() {
+    const TEST: &str = "netns_xdp_devices_that_nobody_names_are_left_alone";
+    if !skip::need_root(TEST) {
+        return;
+    }
+    let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
+    let b = testbed.host(1);
+    let run = |options: &[&str]| {
+        let mut command = b.command(PROGRAM).unwrap();
+        command.args(["run", "--engine", "xdp", "--quiet"]).args(options).args(["--", "true"]);
+        command.stdin(Stdio::null()).env_remove("SSH_CONNECTION").output().unwrap()
+    };
+    let refused = |why: &str| {
+        let output = run(&[]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(125), "{text}");
+        assert!(text.contains("(--interfaces)") && text.contains(why), "{text}");
+    };
+    refused("link0: it is an end of a veth pair");
+    assert!(run(&["--interfaces", b.device(0)]).status.success());
+    // Another kind of Ethernet device, if this kernel has one that is easily made.
+    let made =
+        b.ip_batch("link add card0 type ifb\nlink set dev card0 up\naddress add 169.254.7.7/16 dev card0\n");
+    if !skip::need_unless_forced(
+        TEST,
+        made.is_ok(),
+        Forced::Kernel,
+        "this kernel has no ifb devices (CONFIG_IFB)",
+    ) {
+        return;
+    }
+    refused("card0: it has link-local addresses only");
+    b.set_sysctl("net.ipv4.conf.card0.rp_filter", "1").unwrap();
+    b.ip_batch("address add 10.77.0.1/24 dev card0\n").unwrap();
+    refused("card0: net.ipv4.conf.card0.rp_filter is 1");
+    for conf in ["all", "card0"] {
+        b.set_sysctl(&format!("net.ipv4.conf.{conf}.rp_filter"), "0").unwrap();
+    }
+    b.ip_batch("route add default dev card0\n").unwrap();
+    refused("card0: an XDP program may take the link down for a moment, and the default route leaves by it");
+    b.ip_batch("route del default dev card0\n").unwrap();
+    refused("card0: its driver takes no XDP program");
 }

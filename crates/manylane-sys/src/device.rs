@@ -141,6 +141,32 @@ pub fn driver(name: &str) -> io::Result<String> {
     }
 }
 
+/// Whether the driver takes VLAN tags off received frames (`ETHTOOL_GFLAGS`; ethtool's `rxvlan`): who looks at frames before
+/// the kernel's stack then sees none. False where the driver does not say.
+///
+/// # Errors
+/// `ENODEV` when there is no such device.
+pub fn strips_tags(name: &str) -> io::Result<bool> {
+    /// `struct ethtool_value` of linux/ethtool.h.
+    #[repr(C)]
+    struct Value {
+        cmd: u32,
+        data: u32,
+    }
+    const ETHTOOL_GFLAGS: u32 = 0x25;
+    const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+    let mut value = Value { cmd: ETHTOOL_GFLAGS, data: 0 };
+    let mut request = request(name)?;
+    // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it and is as long as
+    // the kernel's struct.
+    request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
+    match ioctl(libc::SIOCETHTOOL, &mut request) {
+        Ok(()) => Ok(value.data & ETH_FLAG_RXVLAN != 0),
+        Err(err) if err.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        Err(err) => Err(err),
+    }
+}
+
 /// Kinds of flows whose receive hash can be asked for and set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowHash {
@@ -221,6 +247,7 @@ mod tests {
         assert_eq!(receive_queues(&name).unwrap(), 1);
         assert!(driver(&name).is_ok() && is_up(&name).is_ok());
         assert!(flow_hash("lo", FlowHash::Udp4).is_err() && set_flow_hash("lo", FlowHash::Udp6, 0).is_err());
+        assert!(!strips_tags(&name).unwrap() && strips_tags("nosuchdevice").is_err());
         assert!(mtu("nosuchdevice").is_err() && set_queues("nosuchdevice", 1, 1).is_err());
     }
 }

@@ -197,7 +197,11 @@ pub(crate) struct RunArgs {
     /// needs root, the program does not [default: auto]
     #[arg(long)]
     pub(crate) engine: Option<Engine>,
-    /// Devices whose frames the program gets with engine xdp, such as eth0,eth1 [default: all that are up]
+    /// Devices whose frames the program gets with engine xdp, such as eth0,eth1 [default: those that are safe to take]
+    ///
+    /// Without this: all Ethernet devices that are up and have an address that is not link-local, but no veth device, none on
+    /// which rp_filter is 1 beside others, and none whose link the default route or an ssh session needs, unless its driver
+    /// is one without a link.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) interfaces: Option<Vec<String>>,
     #[command(flatten)]

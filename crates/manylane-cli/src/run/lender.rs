@@ -10,10 +10,12 @@ use std::thread;
 
 use anyhow::{Context, Result};
 use manylane::{Engine, Gate, Lender, LentRings, Rule};
+use manylane_sys::device::driver;
 use manylane_sys::lend;
 
 use crate::args::RunArgs;
 use crate::output;
+use crate::tune::guard::Guard;
 
 /// Devices that are open, and the end of the channel that the program inherits.
 pub(super) struct Open {
@@ -31,7 +33,10 @@ pub(super) fn is_wanted(args: &RunArgs) -> bool {
 /// # Errors
 /// What is in the way, and what to change.
 pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<Open> {
-    let (lender, theirs) = Lender::open(args.interfaces.as_deref()).context("engine xdp")?;
+    let names = args.interfaces.as_deref();
+    // Who names a device has decided.
+    let links = if names.is_none() { Guard::here()? } else { Guard::default() };
+    let (lender, theirs) = Lender::open(names, |device| spare(&links, device)).context("engine xdp")?;
     let guard = &args.guard;
     lender.gate().change(|wanted| {
         wanted.set_limits(&guard.limit)?;
@@ -42,6 +47,15 @@ pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<Open> {
     })?;
     command.env(lend::VARIABLE, theirs.as_raw_fd().to_string());
     Ok(Open { lender, theirs })
+}
+
+/// Why a device is not to be touched: most drivers of network cards take the link down for a moment when a program comes.
+fn spare(links: &Guard, device: &str) -> Option<String> {
+    /// Drivers that have no link to take down.
+    const VIRTUAL: [&str; 6] = ["virtio_net", "ena", "gve", "hv_netvsc", "mana", "vmxnet3"];
+    let why = links.needs(device)?;
+    let is_virtual = driver(device).is_ok_and(|driver| VIRTUAL.contains(&driver.as_str()));
+    (!is_virtual).then(|| format!("an XDP program may take the link down for a moment, and {why}"))
 }
 
 impl Open {

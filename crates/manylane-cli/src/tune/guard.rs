@@ -1,4 +1,5 @@
-//! What could cut the user off: changes that take a link down which the default route or an ssh session needs.
+//! What could cut the user off: changes that take a link down which the default route or an ssh session needs, and XDP
+//! programs on devices that nobody has named.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,14 +15,14 @@ use manylane_sys::udp_table::parse_addr;
 
 /// Devices that stay up, each with the reason.
 #[derive(Debug, Default)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     devices: BTreeMap<String, String>,
 }
 
 impl Guard {
     /// Looks at routes, addresses and sessions.
-    pub(super) fn here() -> Result<Self> {
-        let context = "cannot find out which links this session needs (--allow-link-reset goes without)";
+    pub(crate) fn here() -> Result<Self> {
+        let context = "cannot find out which links have to stay up";
         let devices = link::devices().context(context)?;
         let mut guard = Self::default();
         guard.protect(&link::default_routes().context(context)?, &devices, "the default route leaves by it");
@@ -53,7 +54,7 @@ impl Guard {
     }
 
     /// Why a device has to stay up, if it has to.
-    fn needs(&self, device: &str) -> Option<&str> {
+    pub(crate) fn needs(&self, device: &str) -> Option<&str> {
         self.devices.get(device).map(String::as_str)
     }
 }

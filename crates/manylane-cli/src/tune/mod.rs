@@ -8,13 +8,13 @@
 //! | [`settings`] | the machine, or one for tests |
 
 mod apply;
-mod guard;
+pub(crate) mod guard;
 mod journal;
 mod settings;
 #[cfg(test)]
 mod tests;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use manylane_testbed::machine::Machine;
 use serde::Serialize;
 use serde_json::json;
@@ -105,7 +105,7 @@ fn advise(args: &TuneArgs) -> Result<Vec<Row>> {
         }
     }
     let resets = wanted.iter().flat_map(|finding| &finding.changes).any(|change| change.target.resets_link());
-    let guard = if resets && !args.allow_link_reset { Guard::here()? } else { Guard::default() };
+    let guard = protected(resets && !args.allow_link_reset)?;
     let dry = is_dry(args);
     let mut journal = if dry { Journal::look(&args.state)? } else { Journal::open(&args.state)? };
     let mut rows = Vec::new();
@@ -129,6 +129,12 @@ fn advise(args: &TuneArgs) -> Result<Vec<Row>> {
         say(args, "to take it back: manylane tune --undo")?;
     }
     Ok(rows)
+}
+
+/// What has to stay up, if anything may go down.
+fn protected(is_needed: bool) -> Result<Guard> {
+    let context = "--allow-link-reset goes without";
+    if is_needed { Guard::here().context(context) } else { Ok(Guard::default()) }
 }
 
 /// One change: says it, makes it.
@@ -195,7 +201,7 @@ fn undo(args: &TuneArgs) -> Result<Vec<Row>> {
     let wanted: Vec<usize> =
         (0..journal.entries.len()).rev().filter(|&at| is_wanted(&journal.entries[at])).collect();
     let resets = wanted.iter().any(|&at| journal.entries[at].target.resets_link());
-    let guard = if resets && !args.allow_link_reset { Guard::here()? } else { Guard::default() };
+    let guard = protected(resets && !args.allow_link_reset)?;
     let mut rows = Vec::new();
     for at in wanted {
         rows.push(retreat(args, &mut journal, &guard, at)?);

@@ -17,7 +17,8 @@ use crate::place::Place;
 use crate::server::{Report, Server, wait_for};
 use crate::{c, says, words};
 
-pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp"];
+/// A veth device is used if it is named.
+pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp", "--interfaces", "link0"];
 /// Few enough to be in the rings, and in the buffer of the kernel's socket, all together.
 const LOAD: Load = Load { flows: 16, each: 100 };
 /// Datagrams after which some receiver of four has come back, and has its queues.

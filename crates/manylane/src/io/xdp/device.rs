@@ -20,9 +20,10 @@ use manylane_bpf::abi;
 use manylane_sys::device as sys;
 use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
 
+use super::checks;
 use super::gate::Guards;
-use super::route;
-use crate::error::{EACCES, EBUSY, EEXIST, ENOSPC, EPERM, Error, ErrorKind, Result, errno_of};
+use super::route::{self, Locals};
+use crate::error::{EACCES, EBUSY, EEXIST, ENOSPC, EOPNOTSUPP, EPERM, Error, ErrorKind, Result, errno_of};
 use crate::holder;
 use crate::verify::verified;
 use crate::vlan::Vlan;
@@ -52,6 +53,8 @@ pub(crate) struct Device {
     mac: AtomicU64,
     /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
     pub(crate) is_virtual_pair: bool,
+    /// Why XDP sees no VLAN tags, if it does not.
+    lost_tags: Option<String>,
     /// The program is in the driver.
     is_native: bool,
     maps: Mutex<Maps>,
@@ -78,12 +81,13 @@ struct Maps {
 pub(crate) type Number = u32;
 
 impl Device {
-    /// The device `index` of the calling thread's namespace, with the program attached. `longest` is the longest
+    /// The device `index` of the calling thread's namespace, where `locals` are local, with the program attached. `longest` is the longest
     /// frame that an XSK takes; `sources` are those of limits that are remembered. Who `waits` does so for a program of ours that is on its way out; for who does not, the
     /// device is in use.
     pub(crate) fn open(
         index: u32,
         attach: Attach,
+        locals: &Locals,
         longest: u32,
         sources: u32,
         waits: bool,
@@ -99,7 +103,14 @@ impl Device {
         }
         // A child that is being started has a copy of a link's descriptor until it runs its own program.
         let patience = if waits && known.is_some() { holder::HANDOVER } else { Duration::ZERO };
+        checks::may_serve(index, attach, locals)?;
         let device = Arc::new(Self::load(index, attach, longest, sources, patience)?);
+        if checks::filters_by_source(index, &device.name, locals) {
+            log::warn!(
+                "engine xdp: net.ipv4.conf.{0}.rp_filter is 1, but who sends what comes past the stack on {0} is not checked: a firewall before this machine has to do it (docs/xdp.md)",
+                device.name
+            );
+        }
         match known {
             Some((_, _, known)) => *known = Arc::downgrade(&device),
             None => open.push((namespace, index, Arc::downgrade(&device))),
@@ -114,7 +125,9 @@ impl Device {
             Error::with(ErrorKind::Unsupported, format!("{name}: XDP lanes need an Ethernet device"), err)
         })?;
         let queues = sys::receive_queues(&name).map_err(asking)?.min(abi::MAX_QUEUES);
-        let is_virtual_pair = sys::driver(&name).map_err(asking)? == "veth";
+        let driver = sys::driver(&name).map_err(asking)?;
+        let is_virtual_pair = driver == "veth";
+        let lost_tags = checks::loses_tags(&name, &driver, sys::strips_tags(&name).unwrap_or(false));
         let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         // The driver gives XDP whole frames; behind it trains are not cut yet.
         let trains = u8::from(attach == Attach::Generic);
@@ -127,7 +140,7 @@ impl Device {
             .map_err(|err| {
                 refused(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
             })?;
-        attach_program(&mut program, index, &name, attach, patience)?;
+        attach_program(&mut program, index, (&name, &driver), attach, patience)?;
         let mut map = |map: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
             program.take_map(map).ok_or_else(missing)
@@ -155,6 +168,7 @@ impl Device {
             sockets: [false; abi::MAX_SOCKETS as usize],
         };
         maps.about.set(0, words, 0).map_err(wrong)?;
+        lost_tags.iter().for_each(|what| log::warn!("engine xdp: {what}"));
         Ok(Self {
             index,
             name,
@@ -162,6 +176,7 @@ impl Device {
             is_gone: AtomicBool::new(false),
             mac: AtomicU64::new(as_number(mac)),
             is_virtual_pair,
+            lost_tags,
             is_native: attach == Attach::Native,
             maps: Mutex::new(maps),
             guards: Mutex::new(guards),
@@ -268,6 +283,9 @@ impl Device {
 
     /// A number for one more socket on this device, which takes frames without a tag and those with these tags.
     pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<Number> {
+        if let Some(what) = self.lost_tags.as_ref().filter(|_| !vlans.is_empty()) {
+            return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
+        }
         let mut maps = self.maps();
         let free = maps.sockets.iter().position(|used| !used).ok_or_else(|| {
             let message = format!("{}: at most {} sockets can share a device", self.name, abi::MAX_SOCKETS);
@@ -374,7 +392,7 @@ fn as_number([a, b, c, d, e, f]: [u8; 6]) -> u64 {
 fn attach_program(
     program: &mut Ebpf,
     index: u32,
-    name: &str,
+    (name, driver): (&str, &str),
     attach: Attach,
     patience: Duration,
 ) -> Result<()> {
@@ -414,15 +432,18 @@ fn attach_program(
             }
         }
     }
-    let advice = match attach {
+    let advice = match (attach, last.as_ref().and_then(|err| errno_of(err))) {
         // The driver of a veth pair says so.
-        Attach::Native if last.as_ref().and_then(|err| errno_of(err)) == Some(ENOSPC) => {
+        (Attach::Native, Some(ENOSPC)) => {
             "the other end of this veth pair sends by more queues than this one receives by: give this one more, or that one fewer ('ethtool -L')"
         }
-        Attach::Native => {
+        (Attach::Native, Some(EOPNOTSUPP)) if driver == "virtio_net" => {
+            "the host leaves checksums and segments unfinished for this machine and cannot be asked not to: it has to give its network device ctrl_guest_offloads, or take guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo from it"
+        }
+        (Attach::Native, _) => {
             "its driver takes no XDP program (xdp_generic(true) works on any device), or CAP_BPF and CAP_NET_ADMIN are missing"
         }
-        Attach::Generic => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
+        (Attach::Generic, _) => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
     };
     match last {
         Some(err) => Err(refused(name, advice, err)),

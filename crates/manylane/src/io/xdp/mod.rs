@@ -14,6 +14,7 @@
 //! has its turn when the queues are empty (in `serve`, but for the look behind a full batch), and after so many batches of
 //! theirs if its [`doorbell`] has rung.
 
+mod checks;
 mod device;
 mod doorbell;
 mod gate;

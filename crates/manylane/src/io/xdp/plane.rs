@@ -8,7 +8,7 @@
 //! | a lane comes | it is given queues of those that have the most |
 //! | a lane leaves | it gives its queues to the others, with all that is in them |
 //! | a device is down | nothing comes from it until it is up; what comes over another one comes through companions |
-//! | a device goes | its queues are drained and closed |
+//! | a device goes, or becomes a part of another one | its queues are drained and closed |
 //! | a device comes (back), or has more queues | it is opened, and lanes are given its queues |
 //! | the socket ends, the process dies | ports and program go: every frame is the kernel's again |
 //!
@@ -16,7 +16,7 @@
 //! and every few seconds: the number of queues, a device's own address, and a queue that another process has given back
 //! change without a word.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -25,11 +25,12 @@ use manylane_sys::device as sys;
 use manylane_sys::xsk;
 
 use super::XdpIo;
+use super::checks;
 use super::device::{Attach, Device, Number};
 use super::doorbell::Doorbell;
 use super::gate::Gate;
 use super::queues::State;
-use super::route::{Change, Routes};
+use super::route::{Change, Locals, Routes};
 use crate::capture::point::Point;
 use crate::capture::tap::Tap;
 use crate::config::{Config, XdpOptions};
@@ -190,6 +191,7 @@ impl Plane {
     /// `strict`, a device that was asked for by name has to work.
     fn attach(&self, state: &mut State, strict: bool) -> Result<Option<Error>> {
         let attach = if self.options.generic { Attach::Generic } else { Attach::Native };
+        let locals = self.routes.locals();
         let mut why = None;
         for index in self.candidates(strict)? {
             let is_known = state.devices.iter().any(|(device, _)| device.index == index);
@@ -197,7 +199,7 @@ impl Plane {
                 continue;
             }
             // Lanes that run let go of a device that was gone and is back only if nobody waits for it under the lock.
-            let opened = Device::open(index, attach, FRAME - HEADROOM, self.options.sources, strict)
+            let opened = Device::open(index, attach, &locals, FRAME - HEADROOM, self.options.sources, strict)
                 .and_then(|device| self.register(device));
             match opened {
                 Ok(device) => state.devices.push(device),
@@ -289,6 +291,13 @@ impl Plane {
             left.inspect(|(device, _)| device.set_gone());
             state.refused.retain(|index| !gone || *index != ifindex);
         }
+        let Locals { masters, .. } = self.routes.locals();
+        for (part, _) in
+            state.devices.iter().filter(|(device, _)| masters.iter().any(|(at, _)| *at == device.index))
+        {
+            log::warn!("engine xdp: {} has become a part of another device", part.name);
+            part.set_gone();
+        }
         state.let_go(Device::refresh, &self.gate);
         let attached = self.attach(&mut state, false).and_then(|_| self.distribute(&mut state, false));
         state.even_out();
@@ -330,19 +339,11 @@ impl Plane {
     }
 
     fn lead_addresses(&self, state: &State) -> Result<()> {
-        let all: Vec<IpAddr> = self.routes.local_addresses().into_iter().map(|(_, ip)| ip).collect();
-        let bound = self.bound.ip();
-        let addresses: Vec<IpAddr> = match bound {
-            _ if !bound.is_unspecified() => vec![bound.to_canonical()],
-            IpAddr::V4(_) => all.iter().copied().filter(IpAddr::is_ipv4).collect(),
-            IpAddr::V6(_) => all.iter().copied().filter(|ip| ip.is_ipv6() || !self.only_v6).collect(),
-        };
-        // Link-local addresses mean something on their own link only; the kernel knows which. And an address that the
-        // machine does not have (any more) is not ours to take.
-        let addresses: Vec<IpAddr> =
-            addresses.into_iter().filter(|ip| !is_link_local(*ip) && all.contains(ip)).collect();
+        let locals = self.routes.locals();
+        let not_from = checks::not_from(&locals);
         for (device, number) in &state.devices {
-            device.bind(*number, self.bound.port(), &addresses, &all)?;
+            let addresses = checks::led(self.bound.ip(), self.only_v6, device.index, &locals);
+            device.bind(*number, self.bound.port(), &addresses, &not_from)?;
         }
         Ok(())
     }
@@ -395,10 +396,6 @@ fn counted(devices: &[(Arc<Device>, Number)]) -> Vec<(String, &'static str, u64)
         names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
     };
     devices.iter().flat_map(|(device, _)| of(device)).collect()
-}
-
-fn is_link_local(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip))
 }
 
 /// Frames that the kernel dropped at an XSK.

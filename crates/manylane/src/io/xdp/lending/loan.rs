@@ -1,7 +1,7 @@
 //! One loan: asked for, handed over, opened and closed, taken back.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use manylane_sys::lend::{self, Fds, Message, Terms};
@@ -10,6 +10,7 @@ use manylane_sys::{barrier, sock};
 
 use super::Lender;
 use crate::error::Result;
+use crate::io::xdp::checks;
 use crate::io::xdp::device::Number;
 
 const ENOSPC: i32 = 28;
@@ -171,18 +172,13 @@ impl Lender {
 
     /// Makes the addresses of a loan lead to it, or none if it is closed.
     pub(super) fn lead(&self, loan: &Loan) -> Result<()> {
-        let all: Vec<IpAddr> = self.routes.local_addresses().into_iter().map(|(_, ip)| ip).collect();
-        let bound = loan.addr.ip();
-        let takes = |ip: &IpAddr| match bound {
-            _ if !loan.is_open || is_link_local(*ip) => false,
-            _ if !bound.is_unspecified() => *ip == bound.to_canonical(),
-            IpAddr::V4(_) => ip.is_ipv4(),
-            IpAddr::V6(_) => ip.is_ipv6() || !loan.only_v6,
-        };
-        let addresses: Vec<IpAddr> = all.iter().copied().filter(takes).collect();
+        let locals = self.routes.locals();
+        let not_from = checks::not_from(&locals);
         for (index, number) in &loan.numbers {
             if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
-                lent.device.bind(*number, loan.addr.port(), &addresses, &all)?;
+                let led = || checks::led(loan.addr.ip(), loan.only_v6, *index, &locals);
+                let addresses = if loan.is_open { led() } else { Vec::new() };
+                lent.device.bind(*number, loan.addr.port(), &addresses, &not_from)?;
             }
         }
         Ok(())
@@ -231,8 +227,4 @@ impl Lender {
             }
         }
     }
-}
-
-fn is_link_local(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip))
 }

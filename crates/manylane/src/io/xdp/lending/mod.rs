@@ -83,14 +83,16 @@ impl std::fmt::Debug for Lender {
 }
 
 impl Lender {
-    /// Attaches the XDP program to the devices named, or to all that are up, have an address, and take one. No frame is
-    /// taken yet. With it comes the end of the channel that programs ask on: the descriptor that they are to inherit.
+    /// Attaches the XDP program to the devices named, or to all that are up, have an address that is not link-local, and take
+    /// one; of those, veth devices are left out, those on which `rp_filter` keeps senders from posing as others, and those
+    /// that `spare` gives a reason for. No frame is taken yet. With it comes the end of the channel that programs ask on: the
+    /// descriptor that they are to inherit.
     ///
     /// # Errors
     /// If a device that was named cannot be used, or none can: [`ErrorKind::Permission`] without the privileges.
-    pub fn open(names: Option<&[String]>) -> Result<(Self, OwnedFd)> {
+    pub fn open(names: Option<&[String]>, spare: impl Fn(&str) -> Option<String>) -> Result<(Self, OwnedFd)> {
         let routes = Routes::start()?;
-        let devices = attach(&routes, names)?;
+        let devices = attach(&routes, names, &spare)?;
         let failed = |err| Error::system("what programs are lent queues by", err);
         let (channel, theirs) = lend::pair(Duration::from_secs(1)).map_err(failed)?;
         let theirs = lend::inheritable(theirs.as_fd()).map_err(failed)?;

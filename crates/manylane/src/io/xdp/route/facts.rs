@@ -3,7 +3,7 @@
 //! Nothing here trusts lengths or numbers. What cannot be read is left out or, for an event, reported as such, so
 //! that what depends on it is forgotten.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use netlink_packet_core::{NetlinkBuffer, NlasIterator, Parseable, parse_ip, parse_u32};
 use netlink_packet_route::AddressFamily;
@@ -42,13 +42,20 @@ pub(super) enum Fact {
     /// A neighbour: how to reach it, or that it cannot be reached now.
     Neighbour(Hop, Option<Neighbour>),
     /// An address of a device, and whether packets to it are delivered.
-    Address(u32, IpAddr, bool),
+    Address(u32, Local, bool),
     /// Routes to these peers may be others now.
     Routes(Prefix),
     /// Any route may be another now.
     AllRoutes,
     /// An event that could not be read.
     Unreadable,
+}
+
+/// An address, and the addresses that its network has for all: that of the prefix, and the one that was set with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Local {
+    pub(super) ip: IpAddr,
+    pub(super) broadcasts: [Option<Ipv4Addr>; 2],
 }
 
 /// What a message says of a device. Some messages leave out what has not changed.
@@ -62,6 +69,8 @@ pub(super) struct LinkFact {
     pub(super) mtu: Option<u32>,
     /// Largest IPv6 packet, which routers announce and users set apart from the device's.
     pub(super) mtu6: Option<u32>,
+    /// The bridge, bond, team or VRF that it is a part of.
+    pub(super) master: Option<u32>,
 }
 
 /// A neighbour that can be sent to.
@@ -139,12 +148,13 @@ fn attribute(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     found.into_inner().get(HEADER..usize::from(found.length()))
 }
 
-/// Of a device's hundred attributes, some of them nested deeply, only three are looked at: one that is new or odd
+/// Of a device's hundred attributes, some of them nested deeply, only four are looked at: one that is new or odd
 /// shall not keep us from the others.
 fn link(kind: u16, payload: &[u8]) -> Decoded {
     const HEADER: usize = 16;
     const IFLA_ADDRESS: u16 = 1;
     const IFLA_MTU: u16 = 4;
+    const IFLA_MASTER: u16 = 10;
     const IFLA_AF_SPEC: u16 = 26;
     const IFLA_INET6_CONF: u16 = 2;
     /// Index of the number in that array (DEVCONF_MTU6).
@@ -171,6 +181,7 @@ fn link(kind: u16, payload: &[u8]) -> Decoded {
             mac: attribute(attributes, IFLA_ADDRESS).and_then(|mac| mac.try_into().ok()),
             mtu: attribute(attributes, IFLA_MTU).and_then(number),
             mtu6: conf6().and_then(number),
+            master: attribute(attributes, IFLA_MASTER).and_then(number),
         },
     )))
 }
@@ -190,12 +201,13 @@ pub(super) fn xdp_program(ifindex: u32, payload: &[u8]) -> Option<u32> {
 fn address(kind: u16, payload: &[u8]) -> Decoded {
     let message = AddressMessage::parse(payload)?;
     let mut flags = AddressFlags::from_bits_retain(message.header.flags.bits().into());
-    let (mut address, mut local) = (None, None);
+    let (mut address, mut local, mut broadcast) = (None, None, None);
     for attribute in message.attributes {
         match attribute {
             // On a device with a peer this is the peer's address, and the other is ours.
             AddressAttribute::Address(ip) => address = Some(ip),
             AddressAttribute::Local(ip) => local = Some(ip),
+            AddressAttribute::Broadcast(ip) => broadcast = Some(ip),
             AddressAttribute::Flags(all) => flags = all,
             _ => {}
         }
@@ -203,7 +215,19 @@ fn address(kind: u16, payload: &[u8]) -> Decoded {
     let ip = local.or(address).ok_or(Unreadable)?;
     let unsure = flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
     let delivered = kind == RTM_NEWADDR && !unsure && !flags.contains(AddressFlags::Dadfailed);
-    Ok(Some(Fact::Address(message.header.index, ip, delivered)))
+    // The network is that of the peer, where there is one.
+    let prefix = match address.unwrap_or(ip) {
+        IpAddr::V4(ip) => broadcast_of(ip, message.header.prefix_len),
+        IpAddr::V6(_) => None,
+    };
+    let local = Local { ip, broadcasts: [prefix, broadcast] };
+    Ok(Some(Fact::Address(message.header.index, local, delivered)))
+}
+
+/// The last address of a network, unless that is too small to have one for all.
+fn broadcast_of(ip: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
+    let hosts = u32::MAX.checked_shr(prefix.into()).unwrap_or(0);
+    (prefix < 31).then(|| Ipv4Addr::from_bits(ip.to_bits() | hosts))
 }
 
 fn neighbour(kind: u16, payload: &[u8]) -> Decoded {
@@ -384,7 +408,13 @@ mod tests {
         let spec = message(&[], &[(2, &[1, 2]), (10, &conf)]);
         let whole = message(
             &header,
-            &[(77, &[1]), (1, &[2, 3, 4, 5, 6, 7]), (4, &1500u32.to_ne_bytes()), (26, &spec)],
+            &[
+                (77, &[1]),
+                (1, &[2, 3, 4, 5, 6, 7]),
+                (4, &1500u32.to_ne_bytes()),
+                (10, &7u32.to_ne_bytes()),
+                (26, &spec),
+            ],
         );
         let fact = LinkFact {
             ethernet: true,
@@ -393,14 +423,34 @@ mod tests {
             mac: Some([2, 3, 4, 5, 6, 7]),
             mtu: Some(1500),
             mtu6: Some(0x500),
+            master: Some(7),
         };
         assert_eq!(decode(RTM_NEWLINK, &whole), Some(Fact::Link(9, fact)));
-        let partial = LinkFact { mac: None, mtu: None, mtu6: None, ..fact };
+        let partial = LinkFact { mac: None, mtu: None, mtu6: None, master: None, ..fact };
         assert_eq!(decode(RTM_NEWLINK, &header), Some(Fact::Link(9, partial)));
         assert_eq!(decode(RTM_DELLINK, &header), Some(Fact::LinkGone(9)));
         header[0] = 7; // AF_BRIDGE
         assert_eq!(decode(RTM_DELLINK, &header), None);
         assert_eq!(decode(RTM_NEWLINK, &header[..10]), Some(Fact::Unreadable));
+    }
+
+    #[test]
+    fn an_address_says_which_addresses_are_for_all_of_its_network() {
+        let read = |prefix: u8, attributes: &[(u16, &[u8])]| {
+            let payload = message(&[2, prefix, 0, 0, 3, 0, 0, 0], attributes);
+            match decode(RTM_NEWADDR, &payload) {
+                Some(Fact::Address(3, local, true)) => local.broadcasts.map(|ip| ip.map(|ip| ip.octets())),
+                other => panic!("{other:?}"),
+            }
+        };
+        let (one, all): (&[u8], &[u8]) = (&[10, 0, 1, 1], &[10, 0, 1, 99]);
+        assert_eq!(read(24, &[(1, one), (2, one)]), [Some([10, 0, 1, 255]), None]);
+        assert_eq!(read(22, &[(1, one), (2, one), (4, all)]), [Some([10, 0, 3, 255]), Some([10, 0, 1, 99])]);
+        // With a peer, the network is the peer's.
+        assert_eq!(read(24, &[(1, &[10, 7, 7, 7]), (2, one)]), [Some([10, 7, 7, 255]), None]);
+        for small in [31, 32, 33, 255] {
+            assert_eq!(read(small, &[(1, one), (2, one)]), [None, None], "{small}");
+        }
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! What is known of the kernel's tables: devices, neighbours, addresses. No sockets and no clock.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::{IpAddr, Ipv6Addr};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::facts::{Fact, LinkFact, Neighbour, Route};
+use super::facts::{Fact, LinkFact, Local, Neighbour, Route};
 use super::netlink::Question;
 use super::table::{Found, Hop, Pair, Writer};
-use super::{Change, NextHop};
+use super::{Change, Locals, NextHop};
 
 /// Neighbours that are kept at most. The kernel keeps 1,024 by default (`gc_thresh3`), not counting permanent ones.
 const NEIGHBOURS: usize = 65_536;
@@ -40,6 +40,7 @@ struct Link {
     mac: Option<[u8; 6]>,
     mtu: u32,
     mtu6: u32,
+    master: Option<u32>,
 }
 
 /// A neighbour that can be sent to, and whether entries of the table may go through it.
@@ -54,15 +55,24 @@ struct Known {
 pub(super) struct Kernel {
     links: HashMap<u32, Link>,
     neighbours: HashMap<Hop, Known>,
-    addresses: BTreeSet<(u32, IpAddr)>,
+    /// Each with the addresses that are for all of its network.
+    addresses: BTreeMap<(u32, IpAddr), [Option<Ipv4Addr>; 2]>,
     awaited: HashSet<Hop>,
 }
 
 impl Kernel {
-    /// All addresses that are delivered locally: those of devices that are up.
-    pub(super) fn addresses(&self) -> Vec<(u32, IpAddr)> {
+    /// What is local: the addresses that are delivered, which are those of devices that are up, and what goes with them.
+    pub(super) fn locals(&self) -> Locals {
         let up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
-        self.addresses.iter().filter(|(ifindex, _)| up(ifindex)).copied().collect()
+        let there = || self.addresses.iter().filter(|((ifindex, _), _)| up(ifindex));
+        let mut masters: Vec<(u32, u32)> =
+            self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?))).collect();
+        masters.sort_unstable();
+        Locals {
+            addresses: there().map(|(at, _)| *at).collect(),
+            broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
+            masters,
+        }
     }
 
     /// Takes note of a fact, and changes the table as far as entries can be told apart.
@@ -78,16 +88,16 @@ impl Kernel {
                 // Its addresses and neighbours went before it, each with an event; this is for certainty.
                 self.neighbours.retain(|hop, _| hop.ifindex != ifindex);
                 let before = self.addresses.len();
-                self.addresses.retain(|(index, _)| *index != ifindex);
+                self.addresses.retain(|(index, _), _| *index != ifindex);
                 if before != self.addresses.len() {
                     effects.changes.push(Change::Addresses);
                 }
             }
             Fact::Neighbour(hop, neighbour) => self.learn_neighbour(hop, neighbour, table, effects),
-            Fact::Address(ifindex, ip, delivered) => {
+            Fact::Address(ifindex, Local { ip, broadcasts }, delivered) => {
                 let changed = match delivered {
-                    true => self.addresses.insert((ifindex, ip)),
-                    false => self.addresses.remove(&(ifindex, ip)),
+                    true => self.addresses.insert((ifindex, ip), broadcasts) != Some(broadcasts),
+                    false => self.addresses.remove(&(ifindex, ip)).is_some(),
                 };
                 // Lifetimes, which come by the same message, matter to nobody.
                 if changed {
@@ -121,6 +131,8 @@ impl Kernel {
             mac: fact.mac.or(before.and_then(|link| link.mac)),
             mtu: fact.mtu.or(before.map(|link| link.mtu)).unwrap_or(0),
             mtu6: fact.mtu6.or(before.map(|link| link.mtu6)).unwrap_or(u32::MAX),
+            // A message without its address is one that leaves out what has not changed.
+            master: fact.master.or(before.filter(|_| fact.mac.is_none()).and_then(|link| link.master)),
         };
         // Devices also tell of themselves when nothing has changed that matters here.
         if before == Some(link) {
@@ -132,13 +144,13 @@ impl Kernel {
         table.remove_device(ifindex);
         effects.ask_again = true;
         effects.doubt |= link.running && before.is_none_or(|before| !before.running);
-        if before.is_none_or(|before| before.running != link.running) {
+        if before.is_none_or(|before| (before.running, before.master) != (link.running, link.master)) {
             effects.changes.push(Change::Link { ifindex, up: link.running, gone: false });
         }
         // The addresses of a device that is down are not delivered.
         let has_addresses = || self.addresses.range((ifindex, IpAddr::from([0; 4]))..).next();
         if before.is_some_and(|before| before.up != link.up)
-            && has_addresses().is_some_and(|(index, _)| *index == ifindex)
+            && has_addresses().is_some_and(|((index, _), _)| *index == ifindex)
         {
             effects.changes.push(Change::Addresses);
         }
@@ -184,7 +196,7 @@ impl Kernel {
         }
         // These are addresses of one device, and the local one has to say which. It may not: devices with the
         // same MAC have the same one.
-        let mut devices = self.addresses.iter().filter(|(_, ip)| *ip == local).map(|(ifindex, _)| *ifindex);
+        let mut devices = self.addresses.keys().filter(|(_, ip)| *ip == local).map(|(ifindex, _)| *ifindex);
         let device = devices.next().filter(|_| link_local(local) && devices.next().is_none())?;
         Some(Question { local, peer, device: Some(device) })
     }
@@ -224,11 +236,12 @@ impl Kernel {
             changes.push(Change::Link { ifindex: *ifindex, up: false, gone: true });
         }
         for (ifindex, link) in &new.links {
-            if self.links.get(ifindex).is_none_or(|before| before.running != link.running) {
+            let same = |before: &Link| (before.running, before.master) == (link.running, link.master);
+            if !self.links.get(ifindex).is_some_and(same) {
                 changes.push(Change::Link { ifindex: *ifindex, up: link.running, gone: false });
             }
         }
-        if self.addresses() != new.addresses() {
+        if self.locals() != new.locals() {
             changes.push(Change::Addresses);
         }
         effects.forget = true;
@@ -254,6 +267,10 @@ mod tests {
         Hop { ifindex, address: ip(address) }
     }
 
+    fn address(ifindex: u32, text: &str, delivered: bool) -> Fact {
+        Fact::Address(ifindex, Local { ip: ip(text), broadcasts: [None; 2] }, delivered)
+    }
+
     fn device() -> LinkFact {
         LinkFact {
             ethernet: true,
@@ -262,6 +279,7 @@ mod tests {
             mac: Some(MAC),
             mtu: Some(1500),
             mtu6: Some(1400),
+            master: None,
         }
     }
 
@@ -390,6 +408,20 @@ mod tests {
     }
 
     #[test]
+    fn what_a_device_is_a_part_of_is_followed() {
+        let mut world = World::new([Fact::Link(3, device()), Fact::Link(4, device())]);
+        let up = Change::Link { ifindex: 3, up: true, gone: false };
+        let part = LinkFact { master: Some(4), ..device() };
+        assert_eq!(world.learn(Fact::Link(3, part)).changes, [up]);
+        assert_eq!(world.kernel.locals().masters, [(3, 4)]);
+        // What leaves out the address leaves out this as well.
+        assert_eq!(world.learn(Fact::Link(3, LinkFact { mac: None, ..device() })).changes, []);
+        assert_eq!(world.kernel.locals().masters, [(3, 4)]);
+        assert_eq!(world.learn(Fact::Link(3, device())).changes, [up]);
+        assert_eq!(world.kernel.locals().masters, []);
+    }
+
+    #[test]
     fn only_changes_that_matter_are_reported() {
         let mut world = World::new([]);
         let up = |up| Change::Link { ifindex: 3, up, gone: false };
@@ -401,17 +433,17 @@ mod tests {
         let effects = world.learn(Fact::Link(3, LinkFact { mtu: Some(1400), ..device() }));
         assert_eq!((effects.doubt, effects.ask_again, effects.changes), (false, true, vec![]));
 
-        let address = |delivered| Fact::Address(3, ip("10.0.0.1"), delivered);
-        assert_eq!(world.learn(address(true)).changes, [Change::Addresses]);
-        let effects = world.learn(address(true));
+        let at = |delivered| address(3, "10.0.0.1", delivered);
+        assert_eq!(world.learn(at(true)).changes, [Change::Addresses]);
+        let effects = world.learn(at(true));
         assert_eq!((effects.ask_again, effects.changes), (false, vec![]));
-        assert_eq!(world.kernel.addresses(), [(3, ip("10.0.0.1"))]);
+        assert_eq!(world.kernel.locals().addresses, [(3, ip("10.0.0.1"))]);
 
         let down = LinkFact { up: false, running: false, ..device() };
         assert_eq!(world.learn(Fact::Link(3, down)).changes, [up(false), Change::Addresses]);
-        assert_eq!(world.kernel.addresses(), []);
+        assert_eq!(world.kernel.locals().addresses, []);
         world.learn(Fact::Link(3, device()));
-        assert_eq!(world.kernel.addresses(), [(3, ip("10.0.0.1"))]);
+        assert_eq!(world.kernel.locals().addresses, [(3, ip("10.0.0.1"))]);
         let gone = Change::Link { ifindex: 3, up: false, gone: true };
         assert_eq!(world.learn(Fact::LinkGone(3)).changes, [gone, Change::Addresses]);
         assert_eq!(world.learn(Fact::LinkGone(3)).changes, []);
@@ -431,8 +463,8 @@ mod tests {
         enter(&mut world);
         let down = LinkFact { running: false, ..device() };
         for (fact, doubt) in [
-            (Fact::Address(3, ip("fd00::50"), true), false),
-            (Fact::Address(3, ip("10.0.0.50"), true), false),
+            (address(3, "fd00::50", true), false),
+            (address(3, "10.0.0.50", true), false),
             (Fact::Link(4, device()), true),
             (Fact::Link(4, LinkFact { mtu: Some(1400), ..device() }), false),
             (Fact::Link(4, down), false),
@@ -443,10 +475,10 @@ mod tests {
             assert_eq!(entries(&world), [true, true], "{fact:?}");
         }
         // A peer that is ourselves from now on, and one of our addresses on another device too.
-        assert!(!world.learn(Fact::Address(3, ip("192.0.2.1"), true)).forget);
+        assert!(!world.learn(address(3, "192.0.2.1", true)).forget);
         assert_eq!(entries(&world), [false, true]);
         for fact in [
-            Fact::Address(5, ip("10.0.0.1"), true),
+            address(5, "10.0.0.1", true),
             Fact::Link(3, LinkFact { mac: Some([2, 0, 0, 0, 0, 7]), ..device() }),
             Fact::Link(3, LinkFact { running: false, ..device() }),
             Fact::LinkGone(3),
@@ -460,11 +492,11 @@ mod tests {
         // One that goes may take any route along.
         world.learn(Fact::Link(3, device()));
         world.learn(Fact::Neighbour(hop(3, "10.0.0.9"), Some(GATEWAY)));
-        world.learn(Fact::Address(3, ip("10.0.0.50"), true));
+        world.learn(address(3, "10.0.0.50", true));
         enter(&mut world);
-        let effects = world.learn(Fact::Address(3, ip("10.0.0.50"), false));
+        let effects = world.learn(address(3, "10.0.0.50", false));
         assert_eq!((effects.forget, effects.doubt, entries(&world)), (false, true, [true, true]));
-        let effects = world.learn(Fact::Address(5, ip("10.0.0.1"), false));
+        let effects = world.learn(address(5, "10.0.0.1", false));
         assert_eq!((effects.forget, effects.doubt, entries(&world)), (false, true, [false, false]));
     }
 
@@ -493,10 +525,10 @@ mod tests {
     #[test]
     fn addresses_of_a_link_need_one_device() {
         let world = World::new([
-            Fact::Address(3, ip("fe80::1"), true),
-            Fact::Address(3, ip("fe80::2"), true),
-            Fact::Address(4, ip("fe80::2"), true),
-            Fact::Address(4, ip("fd00::1"), true),
+            address(3, "fe80::1", true),
+            address(3, "fe80::2", true),
+            address(4, "fe80::2", true),
+            address(4, "fd00::1", true),
         ]);
         let device = |local, peer| {
             let pair = Pair::new(ip(local), ip(peer)).unwrap();
@@ -516,12 +548,12 @@ mod tests {
             Fact::Link(1, device()),
             Fact::Link(2, device()),
             Fact::Link(3, device()),
-            Fact::Address(3, ip("10.0.0.1"), true),
+            address(3, "10.0.0.1", true),
         ]);
         let new = World::new([
             Fact::Link(2, LinkFact { running: false, ..device() }),
             Fact::Link(3, device()),
-            Fact::Address(3, ip("10.0.0.2"), true),
+            address(3, "10.0.0.2", true),
         ]);
         let mut effects = Effects::default();
         old.kernel.replace(new.kernel, &mut effects);
@@ -529,6 +561,6 @@ mod tests {
         let down = Change::Link { ifindex: 2, up: false, gone: false };
         assert!(effects.forget);
         assert_eq!(effects.changes, [gone, down, Change::Addresses]);
-        assert_eq!(old.kernel.addresses(), [(3, ip("10.0.0.2"))]);
+        assert_eq!(old.kernel.locals().addresses, [(3, ip("10.0.0.2"))]);
     }
 }

@@ -29,7 +29,7 @@ mod tests;
 mod worker;
 
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -70,6 +70,17 @@ pub(crate) enum Change {
     Turn,
 }
 
+/// What is local to the namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Locals {
+    /// Addresses that the kernel delivers, with their device: of devices that are up, and not tentative.
+    pub(crate) addresses: Vec<(u32, IpAddr)>,
+    /// Addresses that are for all of a network.
+    pub(crate) broadcasts: Vec<Ipv4Addr>,
+    /// Devices that are part of another one, and that one: a bridge, bond, team or VRF.
+    pub(crate) masters: Vec<(u32, u32)>,
+}
+
 /// The number of the XDP program on a device of the calling thread's namespace, if there is one and the kernel says so.
 pub(crate) fn program_on(ifindex: u32) -> Option<u32> {
     netlink::Questions::open().and_then(|mut questions| questions.program_on(ifindex)).ok().flatten()
@@ -99,7 +110,7 @@ struct Shared {
     end: Condvar,
     /// Questions of the lanes. A lane that is gone has taken its queue along.
     queues: Mutex<Vec<Weak<Queue>>>,
-    addresses: Mutex<Vec<(u32, IpAddr)>>,
+    locals: Mutex<Locals>,
     watchers: Mutex<Vec<Watcher>>,
 }
 
@@ -156,7 +167,12 @@ impl Routes {
 
     /// All addresses that the kernel delivers locally, with their device: of devices that are up, and not tentative.
     pub(crate) fn local_addresses(&self) -> Vec<(u32, IpAddr)> {
-        lock(&self.shared.addresses).clone()
+        lock(&self.shared.locals).addresses.clone()
+    }
+
+    /// All that is local.
+    pub(crate) fn locals(&self) -> Locals {
+        lock(&self.shared.locals).clone()
     }
 
     /// Calls `watcher` on the background thread for each change from now on; what it asks of `self` is then of
@@ -189,7 +205,7 @@ impl Drop for Routes {
 }
 
 impl Shared {
-    fn new(table: &Writer, addresses: Vec<(u32, IpAddr)>) -> io::Result<Self> {
+    fn new(table: &Writer, locals: Locals) -> io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
@@ -205,7 +221,7 @@ impl Shared {
             ended: Mutex::new(false),
             end: Condvar::new(),
             queues: Mutex::default(),
-            addresses: Mutex::new(addresses),
+            locals: Mutex::new(locals),
             watchers: Mutex::default(),
         })
     }

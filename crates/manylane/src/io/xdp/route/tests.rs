@@ -605,14 +605,14 @@ fn netns_a_flood_of_peers_is_bounded_and_keeps_nobody_out() {
         reader.refresh();
         for _ in 0..64 {
             flood += 1;
-            assert_eq!(reader.next_hop(local, std::net::Ipv4Addr::from(flood).into()), None);
+            assert_eq!(reader.next_hop(local, Ipv4Addr::from(flood).into()), None);
         }
         good += u32::from(reader.next_hop(local, ip("192.0.2.1")) == Some(near));
     }
     let elapsed = start.elapsed();
     assert!(good > 0, "the one that comes again was never known");
     let peers = flood - 0x1400_0000;
-    let pair = |n| Pair::new(local, std::net::Ipv4Addr::from(n).into()).unwrap();
+    let pair = |n| Pair::new(local, Ipv4Addr::from(n).into()).unwrap();
     let table = &routes.shared.table;
     let known =
         (0x1400_0000..=flood).filter(|n| table.find(&pair(*n), table.hash(&pair(*n))).is_some()).count();

@@ -81,7 +81,7 @@ impl Worker {
         let mut questions = Questions::open()?;
         let mut table = Writer::new();
         let kernel = load(&mut questions, &mut table)?;
-        let shared = Arc::new(Shared::new(&table, kernel.addresses())?);
+        let shared = Arc::new(Shared::new(&table, kernel.locals())?);
         let watch = Watch::new(2)?;
         watch.add(&shared.woken, WOKEN)?;
         watch.add(&events, EVENT)?;
@@ -199,7 +199,7 @@ impl Worker {
         if effects.changes.is_empty() {
             return;
         }
-        *lock(&self.shared.addresses) = self.kernel.addresses();
+        *lock(&self.shared.locals) = self.kernel.locals();
         let watchers = lock(&self.shared.watchers);
         for change in &effects.changes {
             watchers.iter().for_each(|watcher| watcher(change));

@@ -1,0 +1,169 @@
+//! Where XDP may stand in for the kernel's input path: addresses and devices for which that would decide otherwise are
+//! left to it. What is left out here costs nothing per frame. docs/xdp.md has the whole table.
+
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
+
+use manylane_sys::device as sys;
+
+use super::device::Attach;
+use super::route::Locals;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The addresses that lead to a socket at `bound`, of datagrams that come in on `device`.
+pub(super) fn led(bound: IpAddr, only_v6: bool, device: u32, locals: &Locals) -> Vec<IpAddr> {
+    let Locals { addresses, masters, .. } = locals;
+    let is_part = |device: u32| masters.iter().any(|(part, _)| *part == device);
+    // Frames are the master's to judge since the device became a part of it.
+    if is_part(device) {
+        return Vec::new();
+    }
+    // IPv6 is off on a device without any address of it (disable_ipv6).
+    let has_v6 = addresses.iter().any(|(at, ip)| *at == device && ip.is_ipv6());
+    let takes = |ip: IpAddr| match bound {
+        _ if !bound.is_unspecified() => ip == bound.to_canonical(),
+        IpAddr::V4(_) => ip.is_ipv4(),
+        IpAddr::V6(_) => ip.is_ipv6() || !only_v6,
+    };
+    // Like the kernel, any device takes datagrams to the addresses of others, but not into a VRF. Link-local addresses mean
+    // something on their own link only, and no wire leads to loopback.
+    let wanted = |(at, ip): &(u32, IpAddr)| {
+        takes(*ip) && !ip.is_loopback() && !is_link_local(*ip) && !is_part(*at) && (ip.is_ipv4() || has_v6)
+    };
+    addresses.iter().filter(|address| wanted(address)).map(|(_, ip)| *ip).collect()
+}
+
+/// From where no datagram is taken: our own addresses, and those that are for all of a network.
+pub(super) fn not_from(locals: &Locals) -> Vec<IpAddr> {
+    let ours = locals.addresses.iter().map(|(_, ip)| *ip);
+    ours.chain(locals.broadcasts.iter().map(|ip| IpAddr::from(*ip))).collect()
+}
+
+/// Refuses a device that is a part of another one, or is made of others.
+///
+/// A part's frames are judged by what it is a part of: which of them a bridge forwards, whether a port of a bond is active,
+/// what a VRF may reach. And what is made of others hands its program to them, but an XSK takes only frames that came in on
+/// its own device: all that is redirected would be lost. Generic XDP runs where frames have arrived at the upper device.
+pub(super) fn may_serve(device: u32, attach: Attach, locals: &Locals) -> Result<()> {
+    let name = |index: u32| sys::name(index).unwrap_or_else(|_| format!("device {index}"));
+    let unsupported = |message| Err(Error::new(ErrorKind::Unsupported, message));
+    let Locals { masters, .. } = locals;
+    if let Some((_, master)) = masters.iter().find(|(part, _)| *part == device) {
+        let (part, master) = (name(device), name(*master));
+        return unsupported(format!(
+            "{part} is a part of {master}, which decides about its frames: take it out of {master}, or use the engine mmsg"
+        ));
+    }
+    let parts: Vec<String> =
+        masters.iter().filter(|(_, master)| *master == device).map(|(part, _)| name(*part)).collect();
+    if attach == Attach::Native && !parts.is_empty() {
+        let (name, parts) = (name(device), parts.join(", "));
+        return unsupported(format!(
+            "{name} is made of other devices ({parts}), whose frames an XDP socket of {name} cannot take: use the engine mmsg, or generic XDP (xdp_generic(true))"
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the kernel would take datagrams on a device only from where it would send to over the same one (`rp_filter` 1),
+/// and there is another one with addresses over which it might.
+pub(super) fn filters_by_source(device: u32, name: &str, locals: &Locals) -> bool {
+    let read = |conf: &str| {
+        let text =
+            fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{conf}/rp_filter")).unwrap_or_default();
+        text.trim().parse::<u32>().unwrap_or(0)
+    };
+    let is_another = |(at, ip): &(u32, IpAddr)| *at != device && ip.is_ipv4() && !ip.is_loopback();
+    read("all").max(read(name)) == 1 && locals.addresses.iter().any(is_another)
+}
+
+/// What is to be said of a device whose driver takes VLAN tags off, if it is one: frames of all VLANs look as if they had no
+/// tag. A veth device always may: whether there are tags beside frames is for its other end to say.
+pub(super) fn loses_tags(name: &str, driver: &str, strips: bool) -> Option<String> {
+    (strips && driver != "veth").then(|| {
+        format!("{name}: its driver takes VLAN tags off received frames, so that XDP sees none and takes datagrams of all VLANs as untagged ones ('ethtool -K {name} rxvlan off' leaves them on)")
+    })
+}
+
+/// Whether an address means something on its own link only.
+pub(super) fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ETH: u32 = 2;
+    const OTHER: u32 = 3;
+    const PART: u32 = 4;
+    const MASTER: u32 = 9;
+
+    fn locals() -> Locals {
+        let at = |device: u32, ip: &str| (device, ip.parse().unwrap());
+        Locals {
+            addresses: vec![
+                at(1, "127.0.0.1"),
+                at(1, "127.5.0.1"),
+                at(1, "192.0.2.77"),
+                at(1, "::1"),
+                at(ETH, "10.0.0.1"),
+                at(ETH, "fd00::1"),
+                at(ETH, "fe80::1"),
+                at(OTHER, "10.1.0.1"),
+                at(PART, "10.2.0.1"),
+            ],
+            broadcasts: vec!["10.0.0.255".parse().unwrap()],
+            masters: vec![(PART, MASTER)],
+        }
+    }
+
+    fn led_to(bound: &str, only_v6: bool, device: u32) -> Vec<String> {
+        let led = led(bound.parse().unwrap(), only_v6, device, &locals());
+        led.iter().map(IpAddr::to_string).collect()
+    }
+
+    #[test]
+    fn what_the_kernel_takes_from_a_wire_leads_to_a_socket() {
+        let four = ["192.0.2.77", "10.0.0.1", "10.1.0.1"];
+        assert_eq!(led_to("0.0.0.0", false, ETH), four);
+        assert_eq!(led_to("::", false, ETH), ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1"]);
+        assert_eq!(led_to("::", true, ETH), ["fd00::1"]);
+        // Without an address of IPv6 a device takes none of it.
+        assert_eq!(led_to("::", false, OTHER), four);
+        assert_eq!(led_to("10.1.0.1", false, ETH), ["10.1.0.1"]);
+        for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.9.9.9"] {
+            assert_eq!(led_to(bound, false, ETH), [""; 0], "{bound}");
+        }
+        assert_eq!(led_to("0.0.0.0", false, PART), [""; 0]);
+    }
+
+    #[test]
+    fn nothing_comes_from_us_or_from_all() {
+        let not_from = not_from(&locals());
+        assert_eq!(not_from.len(), 10);
+        for ip in ["10.0.0.255", "10.0.0.1", "fe80::1", "127.0.0.1"] {
+            assert!(not_from.contains(&ip.parse().unwrap()), "{ip}");
+        }
+    }
+
+    #[test]
+    fn tags_that_a_driver_takes_off_are_missed() {
+        assert!(loses_tags("eth0", "ixgbe", true).unwrap().contains("ethtool -K eth0 rxvlan off"));
+        assert_eq!(loses_tags("eth0", "ixgbe", false), None);
+        assert_eq!(loses_tags("eth0", "veth", true), None);
+    }
+
+    #[test]
+    fn parts_and_what_is_made_of_parts_are_refused() {
+        let refused = |device, attach| may_serve(device, attach, &locals()).map_err(|err| err.to_string());
+        for attach in [Attach::Native, Attach::Generic] {
+            assert_eq!(refused(ETH, attach), Ok(()));
+            let text = refused(PART, attach).unwrap_err();
+            assert!(text.contains("part of") && text.contains("mmsg"), "{text}");
+        }
+        let text = refused(MASTER, Attach::Native).unwrap_err();
+        assert!(text.contains("made of") && text.contains("generic"), "{text}");
+        assert_eq!(refused(MASTER, Attach::Generic), Ok(()));
+    }
+}
