@@ -137,7 +137,7 @@ static void remember(int fd, int at)
 	    IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr))
 		in6->sin6_addr = in6addr_loopback;
 	all->address[at] = addr;
-	queue_to(&addr);
+	queue_of(fd);
 }
 
 static socklen_t len_of(const struct sockaddr_storage *addr)
@@ -182,7 +182,11 @@ static void step_connect(struct step *step)
 {
 	struct sockaddr_storage *addr = &all->address[ARG(1)];
 
-	say_result(connect(FD, (void *)addr, len_of(addr)));
+	/* Of no family it would be a disconnect, and what follows another flow. */
+	if (!addr->ss_family)
+		say(" skipped");
+	else
+		say_result(connect(FD, (void *)addr, len_of(addr)));
 }
 
 static void step_disconnect(struct step *step)
@@ -494,7 +498,7 @@ static void step_getsockopt(struct step *step)
 /* timeout SOCKET MICROSECONDS */
 static void step_timeout(struct step *step)
 {
-	struct timeval time = { .tv_usec = ARG(1) };
+	struct timeval time = { ARG(1) / 1000000, ARG(1) % 1000000 };
 	int done = setsockopt(FD, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time));
 
 	say_result(done);
@@ -556,6 +560,35 @@ static void step_shutdown(struct step *step)
 	say_result(shutdown(FD, (int)ARG(1)));
 }
 
+/* pass DESCRIPTOR PAIR PAIR SLOT: to oneself, by a pair of sockets */
+static void step_pass(struct step *step)
+{
+	char byte = 0;
+	struct iovec part = { &byte, 1 };
+	union {
+		char bytes[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr head;
+	} control = { .head = { .cmsg_len = CMSG_LEN(sizeof(int)),
+				.cmsg_level = SOL_SOCKET,
+				.cmsg_type = SCM_RIGHTS } };
+	struct msghdr message = { .msg_iov = &part,
+				  .msg_iovlen = 1,
+				  .msg_control = &control,
+				  .msg_controllen = sizeof(control) };
+	int fd = FD;
+
+	memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
+	say_result(sendmsg((int)ARG(1), &message, MSG_DONTWAIT));
+	message.msg_controllen = sizeof(control);
+	control.head.cmsg_level = 0;
+	say_result(recvmsg((int)ARG(2), &message, MSG_DONTWAIT));
+	if (control.head.cmsg_level != SOL_SOCKET || !message.msg_controllen)
+		return;
+	memcpy(&fd, CMSG_DATA(&control.head), sizeof(fd));
+	say(" %d", fd);
+	keep(step, 3, fd);
+}
+
 /* The numbers that are open, by what the C library says. */
 static void step_open(struct step *step)
 {
@@ -587,6 +620,7 @@ void run(struct step *step)
 		STEP(getsockopt),  STEP(timeout),      STEP(gettimeout),
 		STEP(fionread),	   STEP(fionbio),      STEP(getsockname),
 		STEP(getpeername), STEP(shutdown),     STEP(open),
+		STEP(pass),
 	};
 
 	if (run_receive(step))

@@ -23,7 +23,7 @@
 #define PORTS 256    /* ports that the output names */
 #define ARGUMENTS 24 /* of a step */
 #define PAYLOADS 512 /* datagrams of a script */
-#define LOG (1 << 18)
+#define LOG (1 << 17)
 
 /*
  * What is queued for a port. While that is of one flow and lanes do not change,
@@ -31,6 +31,7 @@
  * once all of it has come: by flow, or if lanes changed, as a set.
  */
 struct queue {
+	uint64_t socket; /* inode of the one that it is of */
 	uint64_t flow; /* inode of the sending socket, 0 if nothing is queued */
 	bool is_mixed; /* several flows */
 	bool is_unordered; /* lanes may have changed */
@@ -44,11 +45,18 @@ struct queue {
 	bool some_left;
 };
 
+struct log {
+	size_t len;
+	char text[LOG];
+};
+
 /* Mapped shared: children have it, too. */
 struct shared {
-	sem_t turn[ACTORS], done;
+	sem_t turn[ACTORS], done[ACTORS];
 	pid_t pid[ACTORS];
 	size_t next; /* line of the script */
+	bool is_pair;
+	size_t beside[ACTORS]; /* the line that an actor makes beside others */
 	bool has_forked;
 	uint32_t payloads;
 	struct sockaddr_storage address[ADDRESSES];
@@ -59,8 +67,7 @@ struct shared {
 	uint64_t timeout
 		[PAYLOADS]; /* inodes of sockets with a receive timeout */
 	uint32_t timeouts;
-	size_t len;
-	char log[LOG];
+	struct log log, log_beside[ACTORS];
 };
 
 struct argument {
@@ -79,6 +86,7 @@ extern struct shared *all;
 extern int slots[SLOTS];
 
 /* script.c */
+extern _Thread_local struct log *log_here; /* where say() writes */
 __attribute__((format(printf, 1, 2))) void say(const char *format, ...);
 void say_result(long result);
 bool parse(char *line, struct step *step);
@@ -101,6 +109,7 @@ void received(struct queue *queue, const char *buffer, size_t len);
 void took(struct queue *queue, int actor, uint32_t datagrams);
 void emptied(struct queue *queue, int actor);
 void left(int actor);
+void waited(void);
 void closed(void);
 void set_timeout(int fd, bool is_set);
 bool would_block(int fd);

@@ -3,7 +3,8 @@
  * differential < SCRIPTS: each script is lines of "ACTOR CALL ARGUMENT...", and
  * ends with a line "end". It runs in a process of its own, in which actors 0 to
  * 3 are threads and 4 and 5 children that a step forks. One step is made at a
- * time, so that each run of a script is the same.
+ * time, so that each run of a script is the same; one of "ACTOR+ CALL ..." may
+ * wait for what the next one sends.
  */
 #include "differential.h"
 
@@ -90,11 +91,15 @@ static bool is_next(const char *call)
 	return at && !strcmp(at + 1, call);
 }
 
-static void begin_step(void)
+/* "1+ recv ...": beside the next step, if that sends. */
+static bool is_beside(size_t at)
 {
-	const char *line = lines[all->next];
+	return at < count && strchr(lines[at], '+') == lines[at] + 1;
+}
 
-	say("%.*s:", (int)strcspn(line, "\n"), line);
+static void begin_step(size_t at)
+{
+	say("%.*s:", (int)strcspn(lines[at], "\n"), lines[at]);
 }
 
 static void end_step(void)
@@ -103,20 +108,19 @@ static void end_step(void)
 	all->next++;
 }
 
-static void make_step(void)
+static void make_step(size_t at)
 {
 	char line[256];
 	struct step step;
 
-	begin_step();
-	snprintf(line, sizeof(line), "%s", lines[all->next]);
+	begin_step(at);
+	snprintf(line, sizeof(line), "%s", lines[at]);
 	if (!parse(line, &step))
 		say(" what?");
 	else if (!strcmp(step.name, "fork"))
 		step_fork(&step);
 	else
 		run(&step);
-	end_step();
 	/* With --batch, what was sent may be kept until the thread sleeps. */
 	usleep(0);
 }
@@ -130,11 +134,21 @@ static void *act(void *number)
 		grow_table();
 	for (;;) {
 		wait_for(&all->turn[actor]);
-		if (is_next("leave\n"))
+		if (all->beside[actor]) {
+			log_here = &all->log_beside[actor];
+			make_step(all->beside[actor]);
+			log_here = NULL;
+		} else if (is_next("leave\n")) {
 			break;
-		while (next_actor() == actor && !is_next("leave\n"))
-			make_step();
-		sem_post(&all->done);
+		} else {
+			/* More of one actor cost no change of threads. */
+			do {
+				make_step(all->next);
+				end_step();
+			} while (!all->is_pair && next_actor() == actor &&
+				 !is_beside(all->next) && !is_next("leave\n"));
+		}
+		sem_post(&all->done[actor]);
 	}
 	/* A child ends, and a thread: it is waited for. */
 	if (actor >= THREADS)
@@ -142,8 +156,8 @@ static void *act(void *number)
 	return NULL;
 }
 
-/* Until an actor has made its steps, or died over one. */
-static void wait_for_steps(int actor)
+/* Until an actor has made its step: false if it died over it. */
+static bool wait_for_step(int actor)
 {
 	struct timespec soon;
 	int status;
@@ -153,15 +167,14 @@ static void wait_for_steps(int actor)
 		soon.tv_nsec += 20000000;
 		soon.tv_sec += soon.tv_nsec / 1000000000;
 		soon.tv_nsec %= 1000000000;
-		if (!sem_timedwait(&all->done, &soon))
-			return;
+		if (!sem_timedwait(&all->done[actor], &soon))
+			return true;
 		if (actor < THREADS ||
 		    waitpid(all->pid[actor], &status, WNOHANG) <= 0)
 			continue;
 		say(" died with status %x", status);
 		all->pid[actor] = 0;
-		end_step();
-		return;
+		return false;
 	}
 }
 
@@ -181,6 +194,43 @@ static void leave(int actor)
 	all->pid[actor] = 0;
 }
 
+static void make_next(int actor)
+{
+	if (actor >= THREADS && !all->pid[actor]) {
+		begin_step(all->next);
+		say(" nobody");
+		end_step();
+	} else if (is_next("leave\n")) {
+		begin_step(all->next);
+		leave(actor);
+		end_step();
+	} else {
+		sem_post(&all->turn[actor]);
+		if (!wait_for_step(actor))
+			end_step();
+	}
+}
+
+/* A step that may wait, and the next one, which may end that. */
+static void make_two(int actor)
+{
+	all->beside[actor] = all->next;
+	sem_post(&all->turn[actor]);
+	all->next++;
+	all->is_pair = true;
+	/* Most of the time it waits by then; if not, the end is the same. */
+	usleep(1000);
+	if (next_actor() >= 0 && next_actor() != actor &&
+	    strstr(lines[all->next], " send"))
+		make_next(next_actor());
+	wait_for_step(actor);
+	all->is_pair = false;
+	waited();
+	all->beside[actor] = 0;
+	say("%s\n", all->log_beside[actor].text);
+	all->log_beside[actor].len = 0;
+}
+
 static void play(void)
 {
 	int actor;
@@ -193,19 +243,11 @@ static void play(void)
 	for (int at = 0; at < THREADS; at++)
 		start_thread(at);
 	while ((actor = next_actor()) >= 0) {
-		bool is_there = actor < THREADS || all->pid[actor];
-
-		if (is_there && !is_next("leave\n")) {
-			sem_post(&all->turn[actor]);
-			wait_for_steps(actor);
-			continue;
-		}
-		begin_step();
-		if (is_there)
-			leave(actor);
+		if (is_beside(all->next) && all->next &&
+		    (actor < THREADS || all->pid[actor]))
+			make_two(actor);
 		else
-			say(" nobody");
-		end_step();
+			make_next(actor);
 	}
 	_exit(0);
 }
@@ -216,11 +258,15 @@ static void play_alone(void)
 	int status = -1;
 	pid_t pid;
 
-	memset(all, 0, sizeof(*all));
+	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
+		   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (all == MAP_FAILED)
+		exit(1);
 	all->ports = 1;
-	for (int at = 0; at < ACTORS; at++)
+	for (int at = 0; at < ACTORS; at++) {
 		sem_init(&all->turn[at], 1, 0);
-	sem_init(&all->done, 1, 0);
+		sem_init(&all->done[at], 1, 0);
+	}
 	fflush(stdout);
 	pid = fork();
 	if (!pid)
@@ -232,9 +278,10 @@ static void play_alone(void)
 			kill(all->pid[at], SIGKILL);
 	while (waitpid(-1, NULL, 0) > 0)
 		;
-	fwrite(all->log, 1, all->len, stdout);
+	fwrite(all->log.text, 1, all->log.len, stdout);
 	printf("end: status %x\n\n", status);
 	fflush(stdout);
+	munmap(all, sizeof(*all));
 }
 
 int main(void)
@@ -247,10 +294,6 @@ int main(void)
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	setrlimit(RLIMIT_NOFILE, &limit);
 	signal(SIGPIPE, SIG_IGN);
-	all = mmap(NULL, sizeof(*all), PROT_READ | PROT_WRITE,
-		   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (all == MAP_FAILED)
-		return 1;
 	while (getline(&line, &size, stdin) >= 0) {
 		if (!strcmp(line, "end\n")) {
 			play_alone();

@@ -40,10 +40,18 @@ static struct queue *queue_at(int fd, long call)
 	return queue;
 }
 
-/* Of what comes to the port that a socket is bound to; NULL if there is none. */
+/* Of what comes to the port that a socket is bound to, or was; NULL if none. */
 struct queue *queue_of(int fd)
 {
-	return queue_at(fd, SYS_getsockname);
+	struct queue *queue = queue_at(fd, SYS_getsockname);
+	uint64_t number = inode(fd);
+
+	for (uint32_t at = 1; number && !queue && at < all->ports; at++)
+		if (all->queue[at].socket == number)
+			queue = &all->queue[at];
+	if (queue)
+		queue->socket = number;
+	return queue;
 }
 
 /* Of what it sends to the peer that it is connected to. */
@@ -224,6 +232,16 @@ void left(int actor)
 		queue->is_unordered |= queue->queued || all->has_forked;
 		queue->receives[actor] = queue->calm = 0;
 		queue->some_left = true;
+	}
+}
+
+/* A long wait: who does nothing meanwhile may lose a lane, and get it back. */
+void waited(void)
+{
+	for (uint32_t at = 1; at < all->ports; at++) {
+		all->queue[at].is_unordered |= all->queue[at].queued > 0;
+		all->queue[at].calm = 0;
+		all->queue[at].some_left = true;
 	}
 }
 

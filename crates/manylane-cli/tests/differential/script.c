@@ -46,17 +46,18 @@ static const struct {
 	NAME(IPV6_RECVPKTINFO),
 };
 
+_Thread_local struct log *log_here;
+
 void say(const char *format, ...)
 {
+	struct log *log = log_here ? log_here : &all->log;
+	int saved = errno, room = (int)(LOG - log->len), len;
 	va_list list;
-	int saved = errno;
 
 	va_start(list, format);
-	all->len += (size_t)vsnprintf(all->log + all->len, LOG - all->len,
-				      format, list);
+	len = vsnprintf(log->text + log->len, (size_t)room, format, list);
 	va_end(list);
-	if (all->len > LOG - 1)
-		all->len = LOG - 1;
+	log->len += (size_t)(len < room ? len : room - 1);
 	errno = saved;
 }
 
