@@ -406,17 +406,15 @@ fn programs_that_have_dropped_their_privileges_still_report() {
         return;
     }
     // Where everybody can read it, unlike what cargo builds.
-    let folder = std::env::temp_dir().join(format!("manylane-dropped-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
+    let folder = tempfile::TempDir::new().unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let built = stdout(&run(&["--", "sh", "-c", "echo $LD_PRELOAD"]));
-    let library = folder.join("library.so");
+    let library = folder.path().join("library.so");
     fs::copy(built.trim_end().rsplit(':').next().unwrap(), &library).unwrap();
     let mut command = Command::new(PROGRAM);
     command.args(["run", "--quiet", "--json", "-", "--", "setpriv", "--reuid", "65534", "--regid", "65534"]);
     command.args(["--clear-groups", "sh", "-c", "exec sh -c 'exit 3'"]).env("MANYLANE_PRELOAD", &library);
     let output = command.output().unwrap();
-    fs::remove_dir_all(folder).unwrap();
     assert_eq!((output.status.code(), stderr(&output)), (Some(3), String::new()));
     let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(document["processes"], 3, "{document}");

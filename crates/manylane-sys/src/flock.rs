@@ -21,13 +21,12 @@ mod tests {
 
     #[test]
     fn one_has_it() {
-        let path = std::env::temp_dir().join(format!("manylane-flock-{}", std::process::id()));
-        let open = || File::options().write(true).create(true).truncate(false).open(&path).unwrap();
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::options().write(true).open(path.path()).unwrap();
         let (one, two) = (open(), open());
         try_lock(&one).unwrap();
         assert_eq!(try_lock(&two).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(one);
         try_lock(&two).unwrap();
-        std::fs::remove_file(path).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test is what they make")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
 
@@ -40,15 +41,14 @@ fn helper_builds_a_testbed() {
 
 #[test]
 fn a_skip_is_printed_and_listed() {
-    let list = std::env::temp_dir().join(format!("manylane-skips-{}", std::process::id()));
-    let path = list.to_str().unwrap();
+    let list = tempfile::NamedTempFile::new().unwrap();
+    let path = list.path().to_str().unwrap();
     for helper in ["helper_lacks_a_package", "helper_lacks_cpus"] {
         let done = child(helper, &[("MANYLANE_SKIPS", path)]).output().unwrap();
         assert!(done.status.success());
         assert!(stderr(&done).contains("SKIP "), "{}", stderr(&done));
     }
-    let listed = std::fs::read_to_string(&list).unwrap();
-    std::fs::remove_file(&list).unwrap();
+    let listed = std::fs::read_to_string(path).unwrap();
     let lines: Vec<&str> = listed.lines().collect();
     assert_eq!(
         lines,
@@ -81,13 +81,13 @@ fn netns_without_privileges_it_says_which() {
         return;
     }
     // The build folder may be closed to others: a copy is not.
-    let copy = std::env::temp_dir().join(format!("manylane-helper-{}", std::process::id()));
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.path().join("helper");
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
     let mut command = Command::new(&copy);
     command.args(["--ignored", "--exact", "helper_builds_a_testbed"]).current_dir("/");
     command.env_remove("CI").env_remove("MANYLANE_SKIPS");
-    let done = command.uid(65_534).gid(65_534).output();
-    std::fs::remove_file(&copy).unwrap();
-    let told = stderr(&done.unwrap());
+    let told = stderr(&command.uid(65_534).gid(65_534).output().unwrap());
     assert!(told.contains("CAP_SYS_ADMIN and CAP_NET_ADMIN") && told.contains("run as root"), "{told}");
 }

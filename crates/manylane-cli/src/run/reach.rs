@@ -285,10 +285,9 @@ mod tests {
 
     #[test]
     fn what_is_no_program_for_this_machine() {
-        let folder = std::env::temp_dir().join(format!("manylane-reach-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
+        let folder = tempfile::TempDir::new().unwrap();
         let judge = |bytes: &[u8]| {
-            let path = folder.join("program");
+            let path = folder.path().join("program");
             fs::write(&path, bytes).unwrap();
             judge(&path).map_err(|beyond| beyond.line())
         };
@@ -307,9 +306,8 @@ mod tests {
         assert_eq!(judge(b"#!/bin/sh\nexit\n"), Ok(()));
         assert_eq!(judge(b"exit 3\n"), Ok(()));
         // A script that is its own interpreter ends, too.
-        let itself = format!("#!{}\n", folder.join("program").display());
+        let itself = format!("#!{}\n", folder.path().join("program").display());
         assert!(judge(itself.as_bytes()).is_err());
-        fs::remove_dir_all(folder).unwrap();
         assert_eq!(super::judge(Path::new("/bin/sh")), Ok(()));
     }
 

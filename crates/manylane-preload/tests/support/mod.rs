@@ -5,7 +5,6 @@
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,14 +23,8 @@ pub fn library() -> PathBuf {
     found.into_iter().find(|path| path.exists()).expect("cargo builds libmanylane_preload.so with its tests")
 }
 
-fn folder() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = std::env::temp_dir().join(format!("manylane-preload-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
-    })
-}
+/// Cargo's folder for files of tests, so that a run that crashes leaves nothing elsewhere.
+const FOLDER: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Builds `tests/programs/NAME.c`.
 pub fn build(name: &str) -> PathBuf {
@@ -46,14 +39,25 @@ pub fn build_library(name: &str) -> PathBuf {
 fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
     static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = BUILD.lock().unwrap();
-    let program = folder().join(to);
-    if !program.exists() {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
+    let program = Path::new(FOLDER).join(to);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    if !is_newer(&program, &sources) {
+        // Under another name first: another test program may be starting the old one.
+        let fresh = program.with_extension(format!("{}.new", std::process::id()));
         let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
-        let done = Command::new("cc").args(flags).arg(&program).args(more).arg(source).status();
+        let source = sources.join(format!("{name}.c"));
+        let done = Command::new("cc").args(flags).arg(&fresh).args(more).arg(source).status();
         assert!(done.expect("a C compiler called cc: make setup installs it").success());
+        std::fs::rename(&fresh, &program).unwrap();
     }
     program
+}
+
+/// True if `program` exists and was built after the last change of any file in `sources`.
+fn is_newer(program: &Path, sources: &Path) -> bool {
+    let changed = |path: &Path| path.metadata().and_then(|about| about.modified());
+    let Ok(built) = changed(program) else { return false };
+    sources.read_dir().unwrap().all(|file| changed(&file.unwrap().path()).unwrap() < built)
 }
 
 /// What a program printed, and what the library says of it.

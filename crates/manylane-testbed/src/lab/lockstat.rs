@@ -216,6 +216,7 @@ impl Drop for Switch {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use tempfile::TempDir;
 
     use super::*;
 
@@ -282,16 +283,14 @@ mod tests {
         assert!(off.contains("stopped counting"), "{off}");
     }
 
-    fn files(name: &str) -> (PathBuf, PathBuf, PathBuf) {
-        let folder = std::env::temp_dir().join(format!("manylane-lockstat-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
-        (folder.join("lock_stat"), folder.join("switch"), folder)
+    fn files() -> (PathBuf, PathBuf, TempDir) {
+        let folder = TempDir::new().unwrap();
+        (folder.path().join("lock_stat"), folder.path().join("switch"), folder)
     }
 
     #[test]
     fn what_was_counted_is_a_difference_and_the_switch_is_put_back() {
-        let (statistics, switch, folder) = files("difference");
+        let (statistics, switch, _folder) = files();
         fs::write(&statistics, TEXT).unwrap();
         for (was, meanwhile) in [("0\n", "1\n"), ("1\n", "1\n")] {
             fs::write(&statistics, TEXT).unwrap();
@@ -321,7 +320,6 @@ mod tests {
         fs::write(&statistics, "another text").unwrap();
         assert!(Counting::at(&statistics, &switch).is_err());
         assert_eq!(fs::read_to_string(&switch).unwrap(), "0\n");
-        fs::remove_dir_all(folder).unwrap();
     }
 
     proptest! {

@@ -411,14 +411,13 @@ mod tests {
 
     #[test]
     fn a_part_that_was_stopped_in_the_middle_is_not_done() {
-        let folder = std::env::temp_dir().join(format!("manylane-lab-{}-stopped", std::process::id()));
+        let folder = tempfile::TempDir::new().unwrap();
         for paper in Paper::ALL {
             let settings = LabSettings::new(String::new(), &[paper], None, Scale::quick());
-            let mut state = State::begin(&folder.join("state.jsonl"), settings).unwrap();
+            let mut state = State::begin(&folder.path().join("state.jsonl"), settings).unwrap();
             let err = run(&mut state, &mut Stopped(AtomicBool::new(false))).unwrap_err();
             assert!(err.to_string().contains("interrupted"), "{err:#}");
             assert!(state.is_empty(), "{paper}");
         }
-        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -63,15 +63,15 @@ pub(super) fn choose(nodes: &[Node], device_cpu: usize, receiver_cpus: &[usize])
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
+    use tempfile::TempDir;
 
     use super::*;
 
     /// A folder as the kernel has it.
-    fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("manylane-nodes-{}-{name}", std::process::id()));
+    fn folder(files: &[(&str, &str)]) -> TempDir {
+        let folder = TempDir::new().unwrap();
         for (file, text) in files {
-            let path = folder.join(file);
+            let path = folder.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
@@ -84,12 +84,9 @@ mod tests {
 
     #[test]
     fn two_nodes_are_read_and_told_apart() {
-        let two = folder(
-            "two",
-            &[("online", "0-1\n"), ("node0/cpulist", "0-3,8-11\n"), ("node1/cpulist", "4-7,12-15\n")],
-        );
-        let nodes = read(&two);
-        fs::remove_dir_all(two).unwrap();
+        let two =
+            folder(&[("online", "0-1\n"), ("node0/cpulist", "0-3,8-11\n"), ("node1/cpulist", "4-7,12-15\n")]);
+        let nodes = read(two.path());
         assert_eq!(nodes, [node(0, &[0, 1, 2, 3, 8, 9, 10, 11]), node(1, &[4, 5, 6, 7, 12, 13, 14, 15])]);
         // The generator has the last processor, which is of node 1; receivers have some of each.
         let choice = choose(&nodes, 15, &[0, 1, 4, 5, 14]);
@@ -109,9 +106,8 @@ mod tests {
 
     #[test]
     fn a_node_of_memory_alone_is_not_picked() {
-        let cxl = folder("cxl", &[("online", "0,2\n"), ("node0/cpulist", "0-1\n"), ("node2/cpulist", "\n")]);
-        let nodes = read(&cxl);
-        fs::remove_dir_all(cxl).unwrap();
+        let cxl = folder(&[("online", "0,2\n"), ("node0/cpulist", "0-1\n"), ("node2/cpulist", "\n")]);
+        let nodes = read(cxl.path());
         assert_eq!(nodes, [node(0, &[0, 1]), node(2, &[])]);
         let choice = choose(&nodes, 1, &[0]);
         assert_eq!(choice.near, Ok(node(0, &[0])));

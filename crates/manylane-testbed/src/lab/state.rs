@@ -240,16 +240,19 @@ fn same_settings(path: &Path, then: &LabSettings, now: &LabSettings) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tempfile::TempDir;
+
     use crate::lab::{Paper, Scale};
 
     fn settings() -> LabSettings {
         LabSettings::new("manylane lab rivera".into(), &[Paper::Rivera], None, Scale::quick())
     }
 
-    fn place(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("manylane-lab-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        folder.join("state.jsonl")
+    /// A folder, gone when this value is, and where the state is in it.
+    fn place() -> (TempDir, PathBuf) {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("state.jsonl");
+        (folder, path)
     }
 
     fn row(value: f64) -> Row {
@@ -258,7 +261,7 @@ mod tests {
 
     #[test]
     fn what_was_done_is_there_again() {
-        let path = place("again");
+        let (_folder, path) = place();
         let mut state = State::begin(&path, settings()).unwrap();
         state.add("one", 1.5, vec![row(1.0)]).unwrap();
         state.add("two", 1.5, vec![row(2.5), row(3.0)]).unwrap();
@@ -269,12 +272,11 @@ mod tests {
         state.add("three", 1.5, Vec::new()).unwrap();
         drop(state);
         assert_eq!(State::resume(&path, &settings()).unwrap().len(), 3);
-        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[test]
     fn a_line_that_was_cut_short_is_as_if_never_written() {
-        let path = place("torn");
+        let (_folder, path) = place();
         let mut state = State::begin(&path, settings()).unwrap();
         state.add("one", 1.5, vec![row(1.0)]).unwrap();
         state.add("two", 1.5, vec![row(2.0)]).unwrap();
@@ -288,12 +290,11 @@ mod tests {
             drop(state);
             assert_eq!(fs::read_to_string(&path).unwrap(), text, "{cut}");
         }
-        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[test]
     fn a_part_that_failed_is_tried_again_and_its_last_line_counts() {
-        let path = place("failed");
+        let (_folder, path) = place();
         let mut state = State::begin(&path, settings()).unwrap();
         state.add("one", 1.5, vec![row(1.0)]).unwrap();
         state.add("two", 1.5, vec![row(7.0), Row::failed("two", "no device")]).unwrap();
@@ -313,12 +314,11 @@ mod tests {
         assert!(state.has("two"));
         assert_eq!((state.len(), state.failed(), state.seconds()), (2, 0, 4.0));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0), Some(2.0)]);
-        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[test]
     fn another_machine_and_other_settings_are_refused() {
-        let path = place("other");
+        let (_folder, path) = place();
         drop(State::begin(&path, settings()).unwrap());
         let other = LabSettings { papers: vec![Paper::Sarma], ..settings() };
         let why = State::resume(&path, &other).unwrap_err().to_string();
@@ -333,15 +333,13 @@ mod tests {
         assert!(why.contains("another machine") && why.contains("2.6.0 i686"), "{why}");
         fs::write(&path, "{}\n").unwrap();
         assert!(State::resume(&path, &settings()).unwrap_err().to_string().contains("no state of a lab run"));
-        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[test]
     fn a_new_run_keeps_the_old_file() {
-        let path = place("old");
+        let (_folder, path) = place();
         State::begin(&path, settings()).unwrap().add("one", 1.5, Vec::new()).unwrap();
         assert!(State::begin(&path, settings()).unwrap().is_empty());
         assert_eq!(fs::read_to_string(path.with_extension("jsonl.old")).unwrap().lines().count(), 2);
-        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 }

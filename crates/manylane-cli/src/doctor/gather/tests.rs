@@ -2,45 +2,37 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+
+use tempfile::TempDir;
 
 use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
 use super::files::Files;
 use super::{Asked, from_files, lanes, sockets};
 
 /// A root, gone when this value is.
-struct Root(PathBuf);
+struct Root(TempDir);
 
 impl Root {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("manylane-doctor-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
     }
 
     fn files(&self) -> Files {
-        Files::under(&self.0)
+        Files::under(self.0.path())
     }
 
     fn write(&self, files: &[(&str, &str)]) {
         for (path, text) in files {
-            let path = self.0.join(path);
+            let path = self.0.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
     }
 
     fn link(&self, path: &str, target: &str) {
-        let path = self.0.join(path);
+        let path = self.0.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         symlink(target, path).unwrap();
-    }
-}
-
-impl Drop for Root {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -50,7 +42,7 @@ fn link0(name: &str, index: u32, mac: &str) -> Device {
 
 #[test]
 fn settings_processors_and_privileges() {
-    let root = Root::new("system");
+    let root = Root::new();
     root.write(&[
         ("proc/sys/kernel/osrelease", "6.12.1-server\n"),
         ("proc/uptime", "7300.25 14000.00\n"),
@@ -109,7 +101,7 @@ fn settings_processors_and_privileges() {
 
 /// A card with two queues, and a virtio device whose interrupts have another name.
 fn devices() -> Root {
-    let root = Root::new("devices");
+    let root = Root::new();
     root.write(&[
         (
             "proc/interrupts",
@@ -188,7 +180,7 @@ fn devices_of_another_namespace_are_not_taken_for_ours() {
 
 /// One socket that two processes have, one that nobody has who can be seen.
 fn sockets_of() -> Root {
-    let root = Root::new("sockets");
+    let root = Root::new();
     let header = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n";
     let row = |port: &str, inode: u32, drops: u32| {
         format!(
@@ -279,7 +271,7 @@ fn a_thread_that_waits_by_epoll_waits_for_what_is_in_there() {
 
 #[test]
 fn lanes_are_those_that_threads_serve_and_wait_as_their_socket_does() {
-    let root = Root::new("lanes");
+    let root = Root::new();
     root.write(&[
         ("proc/7/task/71/status", "Name:\techo\nCpus_allowed:\t4\nCpus_allowed_list:\t2\n"),
         ("proc/90/task/91/status", "Name:\tserver\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3\n"),

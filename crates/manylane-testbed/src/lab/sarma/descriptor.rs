@@ -2,7 +2,6 @@
 //! borrows the file; in one that threads share, it takes a reference, an atomic operation on a line that all callers of the
 //! file share; a file that is registered with io_uring is found without either.
 
-use std::fs::{self, File};
 use std::io::Write;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -61,15 +60,10 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
 
 /// Nanoseconds of processor time for so many writes of a byte, each a call.
 fn write(count: u32) -> Result<f64> {
-    let path = std::env::temp_dir().join(format!("manylane-lab-{}-bytes", std::process::id()));
-    let mut file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
     let before = cpu::thread_time();
-    let written = (0..count).try_for_each(|_| file.write_all(&[0]));
-    let took = cpu::thread_time().saturating_sub(before);
-    // A file in the folder for such files: if it stays, it does no harm.
-    let _ = fs::remove_file(&path);
-    written.with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(took.as_nanos() as f64)
+    (0..count).try_for_each(|_| file.write_all(&[0])).context("cannot write to a temporary file")?;
+    Ok(cpu::thread_time().saturating_sub(before).as_nanos() as f64)
 }
 
 /// Who else has the table.

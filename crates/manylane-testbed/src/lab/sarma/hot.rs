@@ -1,7 +1,6 @@
 //! Table 2's question: which locks a hot path meets. The paper counted locks taken in a changed kernel; a stock kernel tells of
 //! locks that somebody waits for, and one with CONFIG_LOCK_STAT how many were taken.
 
-use std::fs::{self, File};
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
 
@@ -59,18 +58,12 @@ pub(super) fn rows(places: &mut Places, stop: &AtomicBool) -> Result<Vec<Row>> {
 /// Locks that the machine takes for a write of 4 KiB, where the kernel counts them.
 fn written() -> Result<Option<f64>> {
     const WRITES: u32 = 1000;
-    let path = std::env::temp_dir().join(format!("manylane-lab-{}-write", std::process::id()));
-    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()));
-    let counted = file.and_then(|mut file| {
-        let Some(counting) = Counting::start()? else { return Ok(None) };
-        for _ in 0..WRITES {
-            file.write_all(&[0; 4096]).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        Ok(Some(counting.read()?.all().acquisitions as f64 / f64::from(WRITES)))
-    });
-    // A file in the folder for such files: if it stays, it does no harm.
-    let _ = fs::remove_file(&path);
-    counted
+    let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
+    let Some(counting) = Counting::start()? else { return Ok(None) };
+    for _ in 0..WRITES {
+        file.write_all(&[0; 4096]).context("cannot write to a temporary file")?;
+    }
+    Ok(Some(counting.read()?.all().acquisitions as f64 / f64::from(WRITES)))
 }
 
 /// Waits for locks in all, and for those of sockets alone, of one line.
