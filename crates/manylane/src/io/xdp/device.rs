@@ -4,6 +4,7 @@
 //! for each queue. The program is attached by a link, a descriptor of this process: when the process ends, however
 //! it ends, the kernel takes the program away, and the next frame goes to the kernel's own stack.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -79,6 +80,18 @@ struct Maps {
 
 /// A socket's place on a device.
 pub(crate) type Number = u32;
+
+impl Maps {
+    /// No VLAN leads to a socket any more.
+    fn forget_vlans(&mut self, socket: Number) {
+        let vlans: Vec<(u32, u32)> = self.vlans.iter().filter_map(std::result::Result::ok).collect();
+        for (key, sockets) in vlans.into_iter().filter(|(_, sockets)| sockets & 1 << socket != 0) {
+            let left = sockets & !(1 << socket);
+            // It was there a moment ago: neither needs memory.
+            let _ = if left == 0 { self.vlans.remove(&key) } else { self.vlans.insert(key, left, 0) };
+        }
+    }
+}
 
 impl Device {
     /// The device `index` of the calling thread's namespace, where `locals` are local, with the program attached. `longest` is the longest
@@ -293,8 +306,11 @@ impl Device {
         })?;
         for vlan in vlans {
             let sockets = maps.vlans.get(&vlan.key(), 0).unwrap_or(0) | 1 << free;
-            let set = maps.vlans.insert(vlan.key(), sockets, 0);
-            set.map_err(|err| refused(&self.name, "a VLAN cannot be put in place", err))?;
+            if let Err(err) = maps.vlans.insert(vlan.key(), sockets, 0) {
+                // Who has the number next has not asked for them.
+                maps.forget_vlans(free as Number);
+                return Err(refused(&self.name, "a VLAN cannot be put in place", err));
+            }
         }
         maps.sockets[free] = true;
         Ok(free as Number)
@@ -318,12 +334,7 @@ impl Device {
     pub(crate) fn unregister(&self, socket: Number) {
         self.unlead(socket);
         let mut maps = self.maps();
-        let vlans: Vec<(u32, u32)> = maps.vlans.iter().filter_map(std::result::Result::ok).collect();
-        for (key, sockets) in vlans.into_iter().filter(|(_, sockets)| sockets & 1 << socket != 0) {
-            let left = sockets & !(1 << socket);
-            // As above.
-            let _ = if left == 0 { maps.vlans.remove(&key) } else { maps.vlans.insert(key, left, 0) };
-        }
+        maps.forget_vlans(socket);
         if let Some(used) = maps.sockets.get_mut(socket as usize) {
             *used = false;
         }
@@ -341,7 +352,8 @@ impl Device {
         let _ = self.maps().xsks.unset(socket * abi::MAX_QUEUES + queue);
     }
 
-    /// Makes exactly `addresses` with `port` lead to `socket`, and takes nothing that claims to come from `locals`.
+    /// Makes exactly `addresses` with `port` lead to `socket`, and takes nothing that claims to come from `locals`. After an
+    /// error some are missing; none is left over, for what can fail comes last.
     pub(crate) fn bind(
         &self,
         socket: Number,
@@ -351,28 +363,38 @@ impl Device {
     ) -> Result<()> {
         let mut maps = self.maps();
         let wrong = |err| refused(&self.name, "the addresses of a socket cannot be put in place", err);
-        let wanted: Vec<abi::AddrKey> = locals.iter().map(|&ip| addr_key(ip)).collect();
-        let there: Vec<abi::AddrKey> = maps.locals.keys().filter_map(std::result::Result::ok).collect();
-        for key in there.iter().filter(|key| !wanted.contains(key)) {
-            // Gone already is fine.
+        let ports: HashSet<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
+        let locals: HashSet<abi::AddrKey> = locals.iter().map(|&ip| addr_key(ip)).collect();
+        let led: Vec<(abi::PortKey, Number)> =
+            maps.ports.iter().filter_map(std::result::Result::ok).collect();
+        for (key, _) in led.iter().filter(|(key, to)| *to == socket && !ports.contains(key)) {
+            // It was there a moment ago, and nobody else removes it.
+            let _ = maps.ports.remove(key);
+        }
+        let there: HashSet<abi::AddrKey> = maps.locals.keys().filter_map(std::result::Result::ok).collect();
+        for key in there.difference(&locals) {
+            // As above.
             let _ = maps.locals.remove(key);
         }
-        for key in &wanted {
+        for key in locals.difference(&there) {
             maps.locals.insert(key, 0, 0).map_err(wrong)?;
         }
-        let wanted: Vec<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
-        let there: Vec<(abi::PortKey, Number)> =
-            maps.ports.iter().filter_map(std::result::Result::ok).collect();
-        for (key, to) in &there {
-            if *to == socket && !wanted.contains(key) {
-                // As above.
-                let _ = maps.ports.remove(key);
-            }
-        }
-        for key in &wanted {
+        for key in &ports {
             maps.ports.insert(key, socket, 0).map_err(wrong)?;
         }
         Ok(())
+    }
+
+    /// How many addresses with their port lead to a socket.
+    #[cfg(test)]
+    pub(crate) fn led_to(&self, socket: Number) -> usize {
+        self.maps().ports.iter().filter(|entry| entry.as_ref().unwrap().1 == socket).count()
+    }
+
+    /// How many VLANs lead to a socket.
+    #[cfg(test)]
+    pub(crate) fn vlans_to(&self, socket: Number) -> usize {
+        self.maps().vlans.iter().filter(|entry| entry.as_ref().unwrap().1 & 1 << socket != 0).count()
     }
 
     /// What the program counted, by the names of [`abi::XDP_COUNTS`].

@@ -145,18 +145,20 @@ impl Lender {
         let message = Message::receive(self.loans[at].end.as_fd(), &mut Fds::default());
         let answer = match message {
             Ok(Some(Message::Open)) => {
-                self.loans[at].is_open = true;
-                self.lead(&self.loans[at]).map_err(|err| {
+                let led = self.lead(&self.loans[at]);
+                self.loans[at].is_open = led.is_ok();
+                if let Err(err) = &led {
                     log::warn!("{} is not led to its queues: {}", self.loans[at].addr, err.chain());
-                    self.loans[at].is_open = false;
-                })
+                    self.unlead(&self.loans[at]);
+                }
+                led.map_or(Message::Refused(EPROTO), |()| Message::Done(0))
             }
             Ok(Some(Message::Close)) => {
                 self.loans[at].is_open = false;
-                let led = self.lead(&self.loans[at]).map_err(|_| ());
+                self.unlead(&self.loans[at]);
                 // What is between the program on the device and a ring arrives there before the answer.
                 barrier::settle();
-                led
+                Message::Done(0)
             }
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
             _ => {
@@ -166,22 +168,29 @@ impl Lender {
                 return;
             }
         };
-        let answer = answer.map_or(Message::Refused(EPROTO), |()| Message::Done(0));
         _ = answer.send(self.loans[at].end.as_fd(), &[]);
     }
 
-    /// Makes the addresses of a loan lead to it, or none if it is closed.
+    /// Makes the addresses of a loan lead to it. After an error some do.
     pub(super) fn lead(&self, loan: &Loan) -> Result<()> {
         let locals = self.routes.locals();
         let not_from = checks::not_from(&locals);
         for (index, number) in &loan.numbers {
             if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
-                let led = || checks::led(loan.addr.ip(), loan.only_v6, *index, &locals);
-                let addresses = if loan.is_open { led() } else { Vec::new() };
+                let addresses = checks::led(loan.addr.ip(), loan.only_v6, *index, &locals);
                 lent.device.bind(*number, loan.addr.port(), &addresses, &not_from)?;
             }
         }
         Ok(())
+    }
+
+    /// Lets no address lead to a loan any more.
+    fn unlead(&self, loan: &Loan) {
+        for (index, number) in &loan.numbers {
+            if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
+                lent.device.unlead(*number);
+            }
+        }
     }
 
     /// Takes a loan back: the port first, then the queues with what is in them.

@@ -18,10 +18,11 @@ mod devices;
 mod loan;
 mod peers;
 mod rings;
+#[cfg(test)]
+mod tests;
 
-use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +35,7 @@ use manylane_sys::{lend, sock};
 
 use self::devices::{LentDevice, attach};
 use self::loan::{Loan, Member};
-use self::peers::Peer;
+use self::peers::Peers;
 pub use self::rings::{LentRing, LentRings};
 use super::gate::Gate;
 use super::route::{Reader, Routes};
@@ -70,8 +71,7 @@ pub struct Lender {
     left: Vec<Member>,
     hops: Shared<Hops>,
     hops_file: OwnedFd,
-    peers: HashMap<[IpAddr; 2], Peer>,
-    turn: usize,
+    peers: Peers,
     gate: Gate,
     rings: LentRings,
 }
@@ -122,8 +122,7 @@ impl Lender {
             left: Vec::new(),
             hops,
             hops_file,
-            peers: HashMap::new(),
-            turn: 0,
+            peers: Peers::default(),
             gate: Gate::default(),
             rings: LentRings::default(),
         };

@@ -25,7 +25,7 @@ mod kernel;
 mod netlink;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod worker;
 
 use std::io::{self, Write};

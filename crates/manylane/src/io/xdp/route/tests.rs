@@ -20,7 +20,7 @@ const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
 /// As `manylane_testbed::skip` tells it, which the library's own tests cannot use.
-fn can_make_namespaces(name: &str) -> bool {
+pub(in crate::io::xdp) fn can_make_namespaces(name: &str) -> bool {
     let Err(err) = NetNs::create() else { return true };
     let line = format!("SKIP {name}: no network namespace can be made, run as root: {err}\n");
     let _ = io::stderr().write_all(line.as_bytes());
@@ -36,7 +36,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn run<T: Send>(namespace: &NetNs, work: impl FnOnce() -> T + Send) -> T {
+pub(in crate::io::xdp) fn run<T: Send>(namespace: &NetNs, work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
             namespace.enter().unwrap();
@@ -47,7 +47,7 @@ fn run<T: Send>(namespace: &NetNs, work: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Runs lines of `ip -batch` in a namespace; whether it took them.
-fn try_ip(namespace: &NetNs, lines: &str) -> bool {
+pub(in crate::io::xdp) fn try_ip(namespace: &NetNs, lines: &str) -> bool {
     let done = run_apart(Some(namespace), "ip", &["-batch", "-"], lines.as_bytes());
     done.expect("the program ip: apt-get install iproute2").status.success()
 }
@@ -126,7 +126,7 @@ const NEIGHBOURS: &str = "neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 de
 /// A change that is waited for, with the addresses after it.
 type Wanted<'a> = dyn Fn(&Change, &[(u32, IpAddr)]) -> bool + 'a;
 
-fn until(mut condition: impl FnMut() -> bool) {
+pub(in crate::io::xdp) fn until(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < PATIENCE, "it does not come");
