@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use manylane_bpf::abi;
 use manylane_sys::linger::Linger;
 use manylane_sys::map::SharedWords;
-use manylane_sys::measure::sleep_precisely;
+use manylane_sys::measure::{Watch, sleep_precisely};
 use manylane_sys::mmsg::Wait;
 use manylane_sys::{cpu, sock};
 
@@ -102,6 +102,7 @@ impl LaneShared {
 /// the application; level-triggered readiness means that [`recv`](Self::recv) brings something. Take it out of
 /// that epoll before the lane is dropped: the kernel's socket may live on for the next lane, and with it the entry.
 /// The descriptor is the kernel's socket with engine `mmsg`; with `uring` and `xdp` it tells readiness and is nothing else.
+/// Once asked for it stays the same one for the lane's life, also when io_uring fails and the lane goes on without.
 pub struct Lane {
     shared: Arc<Shared>,
     me: Arc<LaneShared>,
@@ -110,6 +111,8 @@ pub struct Lane {
     xdp: Option<XdpIo>,
     /// The way to receive from the kernel socket, with engine `uring`; `io` then sends, steals, and takes over if it fails.
     uring: Option<UringIo>,
+    /// What the lane's descriptor is since io_uring failed, if it was the ring's before: it stays the same one.
+    readiness: Option<Watch>,
     can: Capabilities,
     /// The receive timeout that the socket has, or its ring.
     timeout: Option<Duration>,
@@ -171,6 +174,7 @@ impl Lane {
             io,
             xdp: None,
             uring,
+            readiness: None,
             can,
             timeout: None,
             overload,
@@ -588,6 +592,7 @@ impl Lane {
         if let Some(mut uring) = self.uring.take() {
             uring.end();
             self.left.is_ring |= uring.has_left();
+            self.readiness = uring.into_readiness();
         }
         self.timeout = None;
     }
@@ -679,7 +684,10 @@ impl AsFd for Lane {
         match (&self.xdp, &self.uring) {
             (Some(xdp), _) => xdp.as_fd(),
             (None, Some(uring)) => uring.readiness(self.me.fd.as_fd()),
-            (None, None) => self.me.fd.as_fd(),
+            (None, None) => match &self.readiness {
+                Some(readiness) => readiness.as_fd(),
+                None => self.me.fd.as_fd(),
+            },
         }
     }
 }

@@ -225,6 +225,17 @@ impl UringIo {
         self.watch.as_fd()
     }
 
+    /// Gives the ring up, but not the descriptor of its readiness, if that was asked for: an event loop may wait on it, and
+    /// from now on it tells of the socket alone.
+    pub(crate) fn into_readiness(self) -> Option<Watch> {
+        if !self.is_watched.into_inner() {
+            return None;
+        }
+        // Closing the ring would do, but the kernel may have it for a moment yet.
+        _ = self.watch.remove(&self.recv.as_fd());
+        Some(self.watch)
+    }
+
     fn watch(&self, token: u64, fd: BorrowedFd<'_>) {
         if let Err(err) = self.watch.add(&fd, token) {
             log::warn!("a lane cannot be waited for by its descriptor: {err}");
