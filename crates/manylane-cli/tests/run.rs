@@ -493,3 +493,66 @@ fn the_newest_can_win_where_there_may_be_lanes() {
     assert!(stderr(&refused).contains("--overload newest needs --lanes 2 or more"), "{}", stderr(&refused));
     assert_eq!(run(&["--overload", "latest", "--", "true"]).status.code(), Some(2));
 }
+
+/// A socket that is bound, and closed by its number, as libuv closes; a file then has its descriptor.
+const CLOSES: &str = r#"
+import ctypes, os, platform, socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("127.0.0.1", 0))
+close, fd = 57 if platform.machine() == "aarch64" else 3, sock.detach()
+ctypes.CDLL(None).syscall(ctypes.c_long(close), ctypes.c_long(fd))
+file = os.open("/proc/self/comm", os.O_RDONLY)
+print(file == fd, os.read(file, 100))
+"#;
+
+/// The same in Node.js, which is built on libuv.
+const CLOSES_BY_LIBUV: &str = r#"
+const fs = require("fs"), sock = require("dgram").createSocket("udp4");
+sock.bind(0, "127.0.0.1", () => {
+  const at = (fd) => { try { return fs.readlinkSync("/proc/self/fd/" + fd); } catch { return ""; } };
+  const fd = Number(fs.readdirSync("/proc/self/fd").find((fd) => at(fd).startsWith("socket:")));
+  sock.close(() => {
+    let file, tries = 0;
+    do file = fs.openSync("/proc/self/comm"); while (file !== fd && tries++ < 100);
+    const data = Buffer.alloc(100), length = fs.readSync(file, data, 0, 100, null);
+    console.log(file === fd, data.toString("utf8", 0, length).trim());
+  });
+});
+"#;
+
+#[test]
+fn loopback_files_with_the_descriptor_of_a_closed_socket_are_read() {
+    const TEST: &str = "loopback_files_with_the_descriptor_of_a_closed_socket_are_read";
+    for (program, word, script, package) in
+        [("python3", "-c", CLOSES, "python3"), ("node", "-e", CLOSES_BY_LIBUV, "nodejs")]
+    {
+        let alone = Command::new(program).args([word, script]).output();
+        let why = format!("there is no {program}: apt-get install {package}");
+        if !skip::need(TEST, alone.is_ok(), &why) {
+            continue;
+        }
+        let alone = alone.unwrap();
+        assert!(stdout(&alone).to_lowercase().starts_with("true"), "{program}: {alone:?}");
+        let output = run(&["--quiet", "--", program, word, script]);
+        assert_eq!((stdout(&output), stderr(&output)), (stdout(&alone), String::new()), "{program}");
+    }
+}
+
+#[test]
+fn loopback_a_socket_from_before_the_program_has_a_reason_once_it_is_received_on() {
+    for (script, expected) in [("read line", 1), ("true", 0)] {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let addr = socket.local_addr().unwrap().to_string();
+        socket.send_to(b"\n", &addr).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.args(["run", "--quiet", "--json", "-", "--", "sh", "-c", script]);
+        let output = command.stdin(std::os::fd::OwnedFd::from(socket)).output().unwrap();
+        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let fallbacks = document["fallbacks"].as_array().unwrap();
+        assert_eq!(fallbacks.len(), expected, "{document}");
+        for fallback in fallbacks {
+            assert_eq!((&fallback["reason"], &fallback["count"]), (&"inherited".into(), &1.into()));
+            assert_eq!(fallback["socket"], addr.as_str());
+        }
+    }
+}

@@ -3,15 +3,23 @@
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    SYS_bind, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl,
-    SYS_exit_group, SYS_fcntl, SYS_getsockopt, SYS_ioctl, SYS_nanosleep, SYS_ppoll, SYS_read, SYS_readv,
-    SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setsockopt,
-    SYS_shutdown, SYS_socket, SYS_write, SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event,
-    fd_set, iovec, mmsghdr, msghdr, nfds_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr,
-    socklen_t, ssize_t, timespec, timeval, uid_t,
+    FILE, SYS_accept, SYS_accept4, SYS_bind, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3,
+    SYS_epoll_create1, SYS_epoll_ctl, SYS_eventfd2, SYS_exit_group, SYS_fcntl, SYS_getsockopt,
+    SYS_inotify_init1, SYS_ioctl, SYS_memfd_create, SYS_nanosleep, SYS_openat, SYS_pipe2, SYS_ppoll,
+    SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto,
+    SYS_setns, SYS_setsockopt, SYS_shutdown, SYS_socket, SYS_socketpair, SYS_timerfd_create, SYS_unshare,
+    SYS_write, SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr,
+    mode_t, msghdr, nfds_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec, timeval, uid_t,
 };
 
-use crate::{descriptors, epoll, options, process, receive, select, send, signals, wait};
+use crate::{descriptors, epoll, fresh, options, process, receive, select, send, signals, wait};
+
+/// Not every machine has the call.
+#[cfg(target_arch = "x86_64")]
+const OPEN: Option<libc::c_long> = Some(libc::SYS_open);
+#[cfg(not(target_arch = "x86_64"))]
+const OPEN: Option<libc::c_long> = None;
 
 type Args = *const *const c_char;
 
@@ -27,6 +35,7 @@ crate::interpose! {
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, Some(SYS_close_range)
         => descriptors::close_range;
     fn closefrom(first: c_int) -> (), None => descriptors::closefrom;
+    fn fclose(file: *mut FILE) -> c_int, None => descriptors::fclose;
     fn dup(fd: c_int) -> c_int, Some(SYS_dup) => descriptors::dup;
     fn dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2;
     fn __dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2;
@@ -35,6 +44,32 @@ crate::interpose! {
     fn __fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
     fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
     fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int, Some(SYS_ioctl) => options::ioctl;
+
+    fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => fresh::open;
+    fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => fresh::open64;
+    fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, Some(SYS_openat)
+        => fresh::openat;
+    fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, Some(SYS_openat)
+        => fresh::openat64;
+    fn __open_2(path: *const c_char, flags: c_int) -> c_int, None => fresh::open_2;
+    fn __open64_2(path: *const c_char, flags: c_int) -> c_int, None => fresh::open64_2;
+    fn __openat_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => fresh::openat_2;
+    fn __openat64_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => fresh::openat64_2;
+    fn creat(path: *const c_char, mode: mode_t) -> c_int, None => fresh::creat;
+    fn creat64(path: *const c_char, mode: mode_t) -> c_int, None => fresh::creat64;
+    fn memfd_create(name: *const c_char, flags: c_uint) -> c_int, Some(SYS_memfd_create) => fresh::memfd_create;
+    fn pipe(fds: *mut c_int) -> c_int, None => fresh::pipe;
+    fn pipe2(fds: *mut c_int, flags: c_int) -> c_int, Some(SYS_pipe2) => fresh::pipe2;
+    fn socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int, Some(SYS_socketpair)
+        => fresh::socketpair;
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_accept) => fresh::accept;
+    fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, Some(SYS_accept4)
+        => fresh::accept4;
+    fn eventfd(count: c_uint, flags: c_int) -> c_int, Some(SYS_eventfd2) => fresh::eventfd;
+    fn timerfd_create(clock: c_int, flags: c_int) -> c_int, Some(SYS_timerfd_create) => fresh::timerfd_create;
+    fn signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int, None => fresh::signalfd;
+    fn inotify_init() -> c_int, None => fresh::inotify_init;
+    fn inotify_init1(flags: c_int) -> c_int, Some(SYS_inotify_init1) => fresh::inotify_init1;
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int,
         Some(SYS_setsockopt) => options::setsockopt;
@@ -105,6 +140,8 @@ crate::interpose! {
         => signals::sigaction;
     fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::signal;
 
+    fn unshare(what: c_int) -> c_int, Some(SYS_unshare) => process::unshare;
+    fn setns(fd: c_int, kind: c_int) -> c_int, Some(SYS_setns) => process::setns;
     fn setuid(uid: uid_t) -> c_int, None => process::setuid;
     fn seteuid(uid: uid_t) -> c_int, None => process::seteuid;
     fn setreuid(real: uid_t, effective: uid_t) -> c_int, None => process::setreuid;

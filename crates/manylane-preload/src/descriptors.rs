@@ -1,16 +1,23 @@
 //! Descriptors that come and go: what they mean follows them.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use libc::{c_int, c_uint, c_ulong, sockaddr, socklen_t};
+use libc::{FILE, c_int, c_uint, c_ulong, sockaddr, socklen_t};
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
+use crate::fresh::fresh;
+use crate::hidden::{self, Room};
 use crate::lock::{Guard, lock};
 use crate::sock::Sock;
 use crate::start::refuse;
 use crate::table::{self, Entry};
-use crate::{epoll, gather, lanes, loan, me, open, options, real};
+use crate::{epoll, gather, identity, lanes, me, options, real};
+
+/// Looks at a number that the library uses for a moment, and the time between two: as long as one waits for a lock.
+const LOOKS: u32 = 10_000;
+const PAUSE: Duration = Duration::from_micros(500);
 
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let fd = call::socket(domain, kind, protocol);
@@ -20,7 +27,7 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let udp = matches!(domain, libc::AF_INET | libc::AF_INET6)
         && kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_DGRAM
         && matches!(protocol, 0 | libc::IPPROTO_UDP);
-    let entry = if udp && me::is_ours() { Sock::take() } else { None };
+    let entry = if udp && me::is_ours() { Sock::take(fd) } else { None };
     remember(fd, entry.map_or(Entry::None, |sock| Entry::Sock(sock.index())));
     fd
 }
@@ -28,16 +35,27 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 /// A new descriptor means `entry`. What the number meant before was closed behind our back.
 pub(crate) fn remember(fd: c_int, entry: Entry) {
     if me::is_ours() {
-        means_now(fd, entry, None);
+        replaced(fd, entry, table::set(fd, entry));
     }
 }
 
-fn means_now(fd: c_int, entry: Entry, guard: Option<Guard<'_>>) {
-    let before = table::set(fd, entry);
-    drop(guard);
+/// `fd` means `entry` now; what it meant `before`, if the table has room for it.
+fn replaced(fd: c_int, entry: Entry, before: Option<Entry>) {
     match before {
+        Some(Entry::Hidden) => lanes::lost(fd),
         Some(before) => forget(before),
         None => forget(entry),
+    }
+}
+
+/// `fd` does not mean `entry` any more: it was closed past the library.
+#[cold]
+pub(crate) fn closed_unseen(fd: c_int, entry: Entry) {
+    let guard = hold_still(fd);
+    let done = table::replace(fd, entry, Entry::None);
+    drop(guard);
+    if done {
+        forget(entry);
     }
 }
 
@@ -71,27 +89,37 @@ fn forget(entry: Entry) {
     real::set_errno(errno);
 }
 
-/// One descriptor more means what `fd` does.
-fn add(fd: c_int, new: c_int, guard: Option<Guard<'_>>) {
-    if !me::is_ours() {
-        return;
-    }
+/// What a copy of `fd` means, which counts as one descriptor more.
+fn share(fd: c_int, copy: c_int) -> Entry {
     let entry = table::entry(fd);
     match entry {
-        Entry::Sock(index) => _ = Sock::at(index).refs.fetch_add(1, Ordering::AcqRel),
+        Entry::Sock(index) if identity::is(Sock::at(index), copy) => {
+            Sock::at(index).refs.fetch_add(1, Ordering::AcqRel);
+        }
         Entry::Epoll(index) => epoll::Epoll::at(index).hold(),
-        Entry::None | Entry::Hidden => {}
+        _ => return Entry::None,
     }
-    means_now(new, if entry == Entry::Hidden { Entry::None } else { entry }, guard);
+    entry
+}
+
+/// One descriptor more means what `fd` does.
+fn add(fd: c_int, new: c_int) {
+    if me::is_ours() {
+        remember(new, share(fd, new));
+    }
 }
 
 pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    let sock = table::sock(fd).filter(|_| me::is_ours());
-    if let Some(sock) = sock {
-        lanes::before_bind(sock, fd);
+    let Some(sock) = identity::sock(fd).filter(|_| me::is_ours()) else { return call::bind(fd, addr, len) };
+    lanes::before_bind(sock, fd);
+    let mut done = call::bind(fd, addr, len);
+    // Lanes may be in the way, or in the same group, whose socket was closed past the library.
+    if done == 0 {
+        identity::sweep_for(addr, len);
+    } else if real::errno() == libc::EADDRINUSE && identity::sweep_for(addr, len) {
+        done = call::bind(fd, addr, len);
     }
-    let done = call::bind(fd, addr, len);
-    if let (Some(sock), 0) = (sock, done) {
+    if done == 0 {
         lanes::bind(sock, fd);
     }
     done
@@ -99,7 +127,7 @@ pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
 
 pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     gather::flush();
-    if let Some(sock) = table::sock(fd) {
+    if let Some(sock) = identity::sock(fd) {
         lanes::fall_back(sock, fd, Reason::Connect);
     }
     call::connect(fd, addr, len)
@@ -107,27 +135,45 @@ pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
     gather::flush();
-    if let Some(sock) = table::sock(fd) {
+    if let Some(sock) = identity::sock(fd) {
         lanes::fall_back(sock, fd, Reason::Shutdown);
     }
     call::shutdown(fd, how)
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
+    close_by(fd, || call::close(fd))
+}
+
+/// The program closes `fd`, by a call that does it.
+pub(crate) fn close_by(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
     gather::flush();
     match table::entry(fd) {
-        Entry::None => call::close(fd),
-        _ if !me::is_ours() => call::close(fd),
+        Entry::None => close(),
+        _ if !me::is_ours() => close(),
         // The program does not have this descriptor.
         Entry::Hidden => refuse(libc::EBADF),
-        entry => {
-            let guard = hold_still(fd);
-            table::set(fd, Entry::None);
-            drop(guard);
-            forget(entry);
-            call::close(fd)
+        _ => {
+            closed(fd);
+            close()
         }
     }
+}
+
+/// A descriptor that the program has is about to be closed.
+fn closed(fd: c_int) {
+    let guard = hold_still(fd);
+    let before = table::set(fd, Entry::None);
+    drop(guard);
+    forget(before.unwrap_or(Entry::None));
+}
+
+pub(crate) fn fclose(file: *mut FILE) -> c_int {
+    let errno = real::errno();
+    // SAFETY: the program's file, which it has not closed yet.
+    let fd = unsafe { libc::fileno(file) };
+    real::set_errno(errno);
+    close_by(fd, || call::fclose(file))
 }
 
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -148,12 +194,7 @@ pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
                 }
                 from = fd + 1;
             }
-            entry if flags & CLOEXEC == 0 => {
-                let guard = hold_still(fd as c_int);
-                table::set(fd as c_int, Entry::None);
-                drop(guard);
-                forget(entry);
-            }
+            _ if flags & CLOEXEC == 0 => closed(fd as c_int),
             _ => {}
         }
     }
@@ -174,79 +215,87 @@ pub(crate) fn closefrom(first: c_int) {
 }
 
 pub(crate) fn dup(fd: c_int) -> c_int {
+    if is_hidden(fd) {
+        return refuse(libc::EBADF);
+    }
     let new = call::dup(fd);
     if new >= 0 {
-        add(fd, new, None);
+        add(fd, new);
     }
     new
+}
+
+/// Whether the program does not have this descriptor.
+fn is_hidden(fd: c_int) -> bool {
+    table::entry(fd) == Entry::Hidden && me::is_ours()
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
-    gather::flush();
-    if is_lent(to) {
-        return refuse(libc::EBUSY);
-    }
-    make_room(fd, to);
-    let guard = if fd == to || !me::is_ours() { None } else { hold_still(to) };
-    let new = call::dup2(fd, to);
-    if new >= 0 && fd != to {
-        add(fd, to, guard);
-    }
-    new
-}
-
-/// Whether a number belongs to queues on loan, which cannot move.
-fn is_lent(to: c_int) -> bool {
-    table::entry(to) == Entry::Hidden && me::is_ours() && loan::has(to)
+    put(fd, to, || call::dup2(fd, to))
 }
 
 pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    gather::flush();
-    if is_lent(to) {
-        return refuse(libc::EBUSY);
-    }
-    make_room(fd, to);
-    let guard = if me::is_ours() { hold_still(to) } else { None };
-    let new = call::dup3(fd, to, flags);
-    if new >= 0 {
-        add(fd, to, guard);
-    }
-    new
+    put(fd, to, || call::dup3(fd, to, flags))
 }
 
-/// The program wants a number that a lane has: the lane moves.
-fn make_room(fd: c_int, to: c_int) {
-    if fd == to || table::entry(to) != Entry::Hidden || !me::is_ours() {
-        return;
+/// The program puts a copy of `fd` at a number of its choice, by a call that does it.
+fn put(fd: c_int, to: c_int, by: impl Fn() -> c_int) -> c_int {
+    gather::flush();
+    if is_hidden(fd) {
+        return refuse(libc::EBADF);
     }
-    for sock in Sock::in_use() {
-        for (lane, at) in sock.lane_fds() {
-            if at != to {
-                continue;
-            }
-            let new = call::fcntl(to, libc::F_DUPFD_CLOEXEC, to as c_ulong + 1);
-            if new >= 0 {
-                table::set(new, Entry::Hidden);
-                sock.set_lane_fd(lane, Some(new));
-                table::set(to, Entry::None);
+    if fd == to || !me::is_ours() {
+        return by();
+    }
+    for _ in 0..LOOKS {
+        let numbers = hidden::lock();
+        let mut moved = false;
+        if table::entry(to) == Entry::Hidden {
+            match hidden::make_room(to) {
+                Room::Made => moved = true,
+                Room::Given => {}
+                Room::Never => break,
+                Room::Later => {
+                    drop(numbers);
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
             }
         }
+        let guard = hold_still(to);
+        let new = by();
+        if new < 0 {
+            if moved {
+                let errno = real::errno();
+                call::close(to);
+                real::set_errno(errno);
+            }
+            return new;
+        }
+        let entry = share(fd, to);
+        let before = table::set(to, entry);
+        drop(guard);
+        drop(numbers);
+        replaced(to, entry, before);
+        return new;
     }
+    refuse(libc::EBUSY)
 }
 
 pub(crate) fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
     let entry = table::entry(fd);
     if entry == Entry::None {
-        return call::fcntl(fd, command, arg);
+        let done = call::fcntl(fd, command, arg);
+        return if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { fresh(done) } else { done };
     }
-    if entry == Entry::Hidden && open::is_programs_business(command) {
+    if entry == Entry::Hidden && hidden::is_programs_business(command) {
         return refuse(libc::EBADF);
     }
     let done = call::fcntl(fd, command, arg);
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add(fd, done, None),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add(fd, done),
         libc::F_SETFL if done >= 0 => {
-            if let Some((sock, shared)) = table::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) {
+            if let Some((sock, shared)) = identity::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) {
                 options::nonblocking(fd, shared);
                 if arg & libc::O_ASYNC as c_ulong != 0 {
                     lanes::fall_back(sock, fd, Reason::Ioctl);

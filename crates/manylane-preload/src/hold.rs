@@ -172,7 +172,7 @@ pub(crate) fn has_leftovers(sock: &Sock, shared: &Shared, fd: c_int) -> bool {
         return true;
     }
     if holds.iter().all(Hold::is_idle) {
-        lanes::emptied(shared, fd, 0);
+        lanes::emptied(sock, shared, fd, 0);
     }
     false
 }

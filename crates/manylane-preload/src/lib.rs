@@ -13,7 +13,9 @@
 //! | `start.rs`, `settings.rs` | start-up in phases; what the environment asks for |
 //! | `calls.rs`, `real.rs` | the one list: prototypes, the C library's functions, exports |
 //! | `table.rs` | descriptor to socket or epoll instance; a descriptor that is not ours goes no further |
+//! | `identity.rs` | whether a descriptor still is what the table says |
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
+//! | `fresh.rs`, `syscall.rs`, `inherited.rs` | descriptors that are handed out, closed by number, or there from the start |
 //! | `receive.rs`, `order.rs`, `look.rs` | receiving: the calls; in which order they look at lanes; what waits in which |
 //! | `wait.rs`, `select.rs`, `epoll/` | waiting: for which lane, and how long at most |
 //! | `alone.rs` | a program with one receiver goes straight through |
@@ -26,7 +28,7 @@
 //! | `rest.rs` | threads beyond the processors rest: their lanes are not steered to |
 //! | `reach.rs` | which lanes others must look at: why nothing is out of reach |
 //! | `life.rs`, `mend.rs`, `points.rs` | who is alive; what the living do for the dead; where tests have somebody die |
-//! | `open.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its options, its steering |
+//! | `open.rs`, `hidden.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its number, its options, its steering |
 //! | `loan.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
 //! | `report.rs` | what the launcher reads |
 
@@ -38,8 +40,12 @@ mod deliver;
 mod descriptors;
 mod epoll;
 mod frames;
+mod fresh;
 mod gather;
+mod hidden;
 mod hold;
+mod identity;
+mod inherited;
 mod lanes;
 mod life;
 mod loan;
@@ -69,5 +75,6 @@ mod signals;
 mod sock;
 mod start;
 mod steer;
+mod syscall;
 mod table;
 mod wait;

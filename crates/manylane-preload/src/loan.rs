@@ -29,7 +29,7 @@ use manylane_sys::xsk::Borrowed;
 use crate::lock::Guard;
 use crate::sock::{LANED, LEARN, SINGLE, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, hold, lanes, memory, mend, mirror, open, queues, real, report, start};
+use crate::{alone, hidden, hold, identity, lanes, memory, mend, mirror, open, queues, real, report, start};
 
 pub(crate) const NONE: u32 = 0;
 pub(crate) const LENT: u32 = 1;
@@ -113,6 +113,9 @@ fn take(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     if shared.forked.load(Ordering::Relaxed) != 0 {
         return refuse(shared, fd, Reason::NoQueue);
     }
+    if !identity::is(sock, fd) {
+        return;
+    }
     // A descriptor for each queue, and one to talk about them.
     if open::room(QUEUES + 1) <= QUEUES {
         return refuse(shared, fd, Reason::Full);
@@ -123,6 +126,7 @@ fn take(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
     if !count_one() {
         return refuse(shared, fd, Reason::Full);
     }
+    identity::note(shared);
     let asked = ask(fd);
     if asked.is_err() {
         LOANS_SO_FAR.fetch_sub(1, Ordering::Relaxed);
@@ -163,7 +167,7 @@ unsafe impl memory::Atomics for Word {}
 
 /// A descriptor where programs seldom look.
 fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
-    let high = open::out_of_the_way(fd.into_raw_fd());
+    let high = hidden::out_of_the_way(fd.into_raw_fd());
     // SAFETY: the descriptor that was just given up, or its copy: nobody else has it.
     unsafe { OwnedFd::from_raw_fd(high) }
 }
@@ -221,6 +225,10 @@ impl Drop for Loan {
 }
 
 impl Loan {
+    pub(crate) fn has(&self, fd: c_int) -> bool {
+        self.descriptors().any(|at| at == fd)
+    }
+
     /// All that are open for it.
     fn descriptors(&self) -> impl Iterator<Item = c_int> {
         let queues = self.queues.iter().flatten().map(|queue| queue.as_fd().as_raw_fd());
@@ -272,10 +280,7 @@ pub(crate) fn give_back(sock: &Sock) {
     let Some(loan) = sock.loan() else { return };
     queues::flush();
     sock.set_loan(None);
-    for fd in loan.descriptors() {
-        table::set(fd, Entry::None);
-        crate::calls::call::close(fd);
-    }
+    loan.descriptors().for_each(hidden::close);
     loan.end.store(-1, Ordering::Release);
 }
 
@@ -288,6 +293,6 @@ pub(crate) fn is_ours(number: u16) -> bool {
 
 /// Whether a descriptor is one of a loan's.
 pub(crate) fn has(fd: c_int) -> bool {
-    Sock::in_use().filter_map(Sock::loan).any(|loan| loan.descriptors().any(|at| at == fd))
+    Sock::in_use().filter_map(Sock::loan).any(|loan| loan.has(fd))
         || start::settings().and_then(|settings| settings.lender) == Some(fd)
 }

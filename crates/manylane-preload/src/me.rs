@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::lock::Quiet;
 use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
-use crate::{alone, gather, lanes, life, queues, report};
+use crate::{alone, gather, identity, lanes, life, queues, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
@@ -167,6 +167,10 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
     let mut place =
         shared.members[..joined].iter().position(|member| member.who.load(Ordering::Relaxed) == who);
     if place.is_none() {
+        // Before the thread is one of the socket's: the number may mean something else by now.
+        if !identity::look(sock, fd) {
+            return None;
+        }
         place = shared.members.iter().position(|member| {
             member.who.compare_exchange(0, who, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         });

@@ -9,11 +9,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr;
 
 use libc::{c_int, pollfd, sockaddr, sockaddr_storage, socklen_t, timespec};
+use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
 use crate::steer::{self, Program};
 use crate::table::{self, Entry};
-use crate::{mirror, real};
+use crate::{hidden, identity, mirror, process};
 
 /// The longest that a thread waits without looking at other lanes, in milliseconds.
 pub(crate) const SLICE_MS: c_int = 20;
@@ -96,15 +97,19 @@ impl Bound {
 }
 
 /// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by nobody's wish yet. `in_group` is called
-/// the moment it is there. `errno` says why not.
-pub(crate) fn lane(fd: c_int, in_group: impl FnOnce()) -> Option<c_int> {
-    let bound = bound(fd)?;
+/// the moment it is there.
+pub(crate) fn lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Reason> {
+    let bound = bound(fd).ok_or(Reason::NoSocket)?;
     let family = c_int::from(bound.storage.ss_family);
-    let low = call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-    if low < 0 {
-        return None;
+    let lane = hidden::take(|| call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
+    if lane < 0 {
+        return Err(Reason::NoSocket);
     }
-    let lane = out_of_the_way(low);
+    // The calling thread may have moved since the program's socket was opened: what is sent to the address there is not for it.
+    if !is_same_namespace(fd, lane) {
+        hidden::close(lane);
+        return Err(Reason::Namespace);
+    }
     mirror::copy(fd, lane, true);
     mirror::set_timeout(lane, SLICE_MS as u64 * 1000);
     let wildcard = bound.addr().is_none_or(|addr| addr.ip().is_unspecified());
@@ -117,13 +122,18 @@ pub(crate) fn lane(fd: c_int, in_group: impl FnOnce()) -> Option<c_int> {
     if ready && call::bind(lane, bound.at(), bound.len) == 0 {
         in_group();
         mirror::copy(fd, lane, false);
-        table::set(lane, Entry::Hidden);
-        return Some(lane);
+        return Ok(lane);
     }
-    let why = real::errno();
-    call::close(lane);
-    real::set_errno(why);
-    None
+    hidden::close(lane);
+    Err(Reason::NoSocket)
+}
+
+/// Whether two sockets are in one network namespace. A kernel before 5.14 does not say: they are, unless the process has moved.
+fn is_same_namespace(one: c_int, other: c_int) -> bool {
+    match (identity::namespace(one), identity::namespace(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => !process::has_moved(),
+    }
 }
 
 const SO_DETACH_REUSEPORT_BPF: c_int = 68;
@@ -144,24 +154,8 @@ pub(crate) fn forget_steering(fd: c_int) {
     mirror::set_number(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0);
 }
 
-/// Moves a descriptor to where programs seldom look: they count on the lowest free number.
-pub(crate) fn out_of_the_way(low: c_int) -> c_int {
-    let high = copy(low);
-    if high < 0 {
-        return low;
-    }
-    call::close(low);
-    high
-}
-
-/// Another descriptor for the same, where programs seldom look; negative if there is none left.
-fn copy(fd: c_int) -> c_int {
-    // Not at the very top: the kernel's table of descriptors grows with the largest number.
-    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (limit() / 2).min(2048))
-}
-
 /// Descriptors that the process may have.
-fn limit() -> u64 {
+pub(crate) fn limit() -> u64 {
     let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
     // SAFETY: getrlimit fills the struct, which zeroes are a value of in any case.
     unsafe {
@@ -203,31 +197,6 @@ fn count_free(limit: usize, enough: usize) -> usize {
     free
 }
 
-/// A descriptor of our own for a socket of the program, which may close its own, and use their numbers for something else, while
-/// this is used.
-pub(crate) struct Kept(c_int);
-
-impl Kept {
-    pub(crate) fn of(fd: c_int) -> Option<Self> {
-        let copy = copy(fd);
-        (copy >= 0).then(|| {
-            table::set(copy, Entry::Hidden);
-            Self(copy)
-        })
-    }
-
-    pub(crate) fn fd(&self) -> c_int {
-        self.0
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        table::set(self.0, Entry::None);
-        call::close(self.0);
-    }
-}
-
 /// Attaches a classic program to a socket, as its filter or as its group's steering.
 pub(crate) fn attach(fd: c_int, option: c_int, program: &Program) -> bool {
     let code = program.code();
@@ -245,9 +214,4 @@ pub(crate) fn cut_off(lane: c_int) {
         call::connect(lane, nowhere.at(), nowhere.len);
     }
     mirror::set_number(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
-}
-
-/// Whether a program that goes through all numbers asks this of a descriptor to learn if it is open.
-pub(crate) fn is_programs_business(command: c_int) -> bool {
-    matches!(command, libc::F_GETFD | libc::F_GETFL | libc::F_SETFD | libc::F_SETFL | libc::F_DUPFD)
 }

@@ -12,7 +12,7 @@ use crate::look::ready;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
 use crate::sock::{LANED, PLAIN, Shared, Sock};
-use crate::{gather, hold, lanes, me, mirror, queues, real, start, table};
+use crate::{gather, hold, identity, lanes, me, mirror, queues, real, start};
 
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -27,7 +27,7 @@ pub(crate) fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     gather::flush();
-    let Some(sock) = table::sock(fd) else { return call::setsockopt(fd, level, name, value, len) };
+    let Some(sock) = identity::sock(fd) else { return call::setsockopt(fd, level, name, value, len) };
     // What other threads have sent was sent before the option was in force.
     if start::gathers()
         && let Some(shared) = sock.shared()
@@ -138,7 +138,9 @@ pub(crate) fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     // Before the kernel is asked and after it: a socket that becomes plain in between is asked while it has our options.
-    let shared = if level == libc::SOL_SOCKET { table::sock(fd).and_then(Sock::shared) } else { None };
+    let is_ours =
+        level == libc::SOL_SOCKET && matches!(name, libc::SO_REUSEPORT | libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW);
+    let shared = if is_ours { identity::sock(fd).and_then(Sock::shared) } else { None };
     let is_bounded = |shared: &Shared| shared.bounded.load(Ordering::Acquire) != 0;
     let (was_group, was_bounded) =
         shared.map_or((false, false), |shared| (is_group(shared), is_bounded(shared)));
@@ -166,7 +168,7 @@ pub(crate) fn getsockopt(
 }
 
 pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
-    let Some((sock, shared)) = table::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
+    let Some((sock, shared)) = identity::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
         return call::ioctl(fd, request, arg);
     };
     match request {

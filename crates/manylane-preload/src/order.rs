@@ -20,7 +20,7 @@ use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
-use crate::{gather, hold, lanes, me, mend, pace, queues, real, rest, signals, start};
+use crate::{gather, hold, identity, lanes, me, mend, pace, queues, real, rest, signals, start};
 
 /// What one try on one descriptor brought.
 enum Got {
@@ -131,6 +131,10 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                     }
                 }
                 _ => return ((self.op)(self.fd, 0), false),
+            }
+            // A wait that brought nothing: the descriptor may be closed by now, past the library.
+            if !identity::look(self.sock, self.fd) {
+                return ((self.op)(self.fd, 0), false);
             }
             rounds.rest();
             again = true;
@@ -525,7 +529,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         for lane in (1..MAX_LANES).filter(|lane| retired & 1 << lane != 0) {
             match self.try_kernel(lane) {
                 Got::Answer(answer) => return Some(answer),
-                Got::Nothing => lanes::emptied(self.shared, self.fd, lane),
+                Got::Nothing => lanes::emptied(self.sock, self.shared, self.fd, lane),
             }
         }
         None

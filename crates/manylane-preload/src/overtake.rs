@@ -21,7 +21,7 @@ use libc::{EAGAIN, MSG_DONTWAIT, MSG_PEEK, MSG_WAITFORONE, c_int, msghdr, sockle
 use crate::calls::call;
 use crate::deliver::Into;
 use crate::sock::{LANED, LEARN, Member, SINGLE, Shared, Sock};
-use crate::{hold, me, queues, real, report};
+use crate::{hold, identity, me, queues, real, report};
 
 /// One receive of a thread in so many looks at its queue.
 const EVERY: u32 = 8;
@@ -72,7 +72,7 @@ pub(crate) fn receive(
         return None;
     }
     let errno = real::errno();
-    let (answer, thrown) = throw_away(sock.fd_of(lane, fd), flags, into);
+    let (answer, thrown) = throw_away(sock, sock.fd_of(lane, fd), fd, flags, into);
     if thrown > 0 {
         report::overtaken(member, thrown);
     }
@@ -82,10 +82,10 @@ pub(crate) fn receive(
     answer
 }
 
-/// The newest that is left, or the error that receiving ended with, and how many were thrown away.
-fn throw_away(fd: c_int, flags: c_int, into: &Into) -> (Option<isize>, u64) {
+/// From `fd`, where the program has `own`: the newest that is left, or the error that receiving ended with, and how many were thrown away.
+fn throw_away(sock: &Sock, fd: c_int, own: c_int, flags: c_int, into: &Into) -> (Option<isize>, u64) {
     let Some((mut queued, limit)) = memory(fd) else { return (None, 0) };
-    if queued <= limit / 2 {
+    if queued <= limit / 2 || fd == own && !identity::is(sock, fd) {
         return (None, 0);
     }
     let (mut answer, mut thrown) = (None, 0);

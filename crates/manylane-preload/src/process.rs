@@ -1,6 +1,6 @@
 //! Forks, programs that are started, privileges that are given up, sleeps, and ends.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_char, c_int, c_uint, c_void, pid_t, timespec, uid_t};
 use manylane_sys::shim::Reason;
@@ -9,7 +9,7 @@ use crate::calls::{self, call};
 use crate::epoll::Epoll;
 use crate::sock::{LANED, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, gather, lanes, me, mend, real, report};
+use crate::{alone, gather, hidden, identity, lanes, me, mend, real, report};
 
 type Args = *const *const c_char;
 
@@ -20,6 +20,8 @@ pub(crate) extern "C" fn before_fork() {
         return;
     }
     gather::flush();
+    // Lanes that live on in the child would keep the port for as long as that does.
+    identity::sweep(None);
     lanes::open_in_advance();
     for sock in Sock::in_use() {
         if let Some(shared) = sock.shared() {
@@ -36,8 +38,30 @@ pub(crate) extern "C" fn in_child() {
     me::start();
     Epoll::in_child();
     Sock::in_child();
+    hidden::in_child();
     alone::leave_all();
     report::count_process();
+}
+
+/// The process, or one that it was forked from, has gone to another network namespace, or may have.
+static HAS_MOVED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a socket that is opened now may be in another network namespace than one that was opened before, as far as the C
+/// library was asked for it.
+pub(crate) fn has_moved() -> bool {
+    HAS_MOVED.load(Ordering::SeqCst)
+}
+
+pub(crate) fn unshare(what: c_int) -> c_int {
+    if what & libc::CLONE_NEWNET != 0 {
+        HAS_MOVED.store(true, Ordering::SeqCst);
+    }
+    call::unshare(what)
+}
+
+pub(crate) fn setns(fd: c_int, kind: c_int) -> c_int {
+    HAS_MOVED.store(true, Ordering::SeqCst);
+    call::setns(fd, kind)
 }
 
 fn before_privileges_go() {
@@ -75,7 +99,7 @@ fn before_exec() {
         let Entry::Sock(index) = entry else { continue };
         let sock = Sock::at(index);
         let laned = sock.shared().is_some_and(|shared| shared.mode() == LANED);
-        if laned && call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0 {
+        if laned && identity::look(sock, fd) && call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0 {
             lanes::fall_back(sock, fd, Reason::Exec);
         }
     }

@@ -93,7 +93,7 @@ macro_rules! interpose {
                         if let Some(number) = raw {
                             // SAFETY: a system call with the arguments of the function that it implements; memory
                             // is the caller's, as for the function itself.
-                            let returned = unsafe { libc::syscall(number $(, $arg as libc::c_long)*) };
+                            let returned = unsafe { $crate::syscall::call(number, &[$($arg as libc::c_long),*]) };
                             return <$ret as $crate::real::Answer>::of(returned);
                         }
                         let at = $crate::real::find(

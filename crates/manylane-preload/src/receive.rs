@@ -8,7 +8,9 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITFORONE};
+use libc::{
+    EAGAIN, EBADF, EINTR, ENOTSOCK, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITFORONE,
+};
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::calls::call;
@@ -16,7 +18,8 @@ use crate::deliver::Into;
 use crate::order::Call;
 use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
 use crate::{
-    alone, gather, lanes, loan, me, overtake, pace, queues, real, report, rest, signals, start, table,
+    alone, fresh, gather, identity, inherited, lanes, loan, me, overtake, pace, queues, real, report, rest,
+    signals, start, table,
 };
 
 #[inline]
@@ -83,7 +86,11 @@ pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t 
 #[inline(never)]
 fn recvmsg_by_lane(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recvmsg(fd, message, flags | more);
-    the_long_way(fd, flags, Into::Message(message), op, |got| (1, got))
+    let got = the_long_way(fd, flags, Into::Message(message), op, |got| (1, got));
+    if got >= 0 && table::sock(fd).is_none() {
+        fresh::came_with(message);
+    }
+    got
 }
 
 #[inline]
@@ -105,7 +112,11 @@ fn read_by_lane(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
         gather::flush();
         return call::read(fd, to, len);
     }
-    the_long_way(fd, 0, bytes(to, len), |fd, more| call::recv(fd, to, len, more), |got| (1, got))
+    // The program's own call on its own descriptor: that may be no socket any more.
+    let op = |at, more| {
+        if at == fd && more == 0 { call::read(at, to, len) } else { call::recv(at, to, len, more) }
+    };
+    the_long_way(fd, 0, bytes(to, len), op, |got| (1, got))
 }
 
 pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
@@ -113,12 +124,15 @@ pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
         gather::flush();
         return call::readv(fd, to, count);
     }
-    let op = |fd, more| {
+    let op = |at, more| {
+        if at == fd && more == 0 {
+            return call::readv(at, to, count);
+        }
         // SAFETY: zeroes are a value of a msghdr (no address, no control messages).
         let mut message: msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = to.cast_mut();
         message.msg_iovlen = count as usize;
-        call::recvmsg(fd, &raw mut message, more)
+        call::recvmsg(at, &raw mut message, more)
     };
     the_long_way(fd, 0, Into::Pieces { to, count: count as usize }, op, |got| (1, got))
 }
@@ -179,10 +193,16 @@ pub(crate) fn recvmmsg(
             return answer;
         }
     }
-    let managed = table::sock(fd).and_then(Sock::shared).is_some_and(is_managed);
-    if !managed || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
+    if managed(fd).is_none() || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
         gather::flush();
-        return call::recvmmsg(fd, messages, count, flags, timeout);
+        let got = call::recvmmsg(fd, messages, count, flags, timeout);
+        if got > 0 && table::sock(fd).is_none() {
+            // SAFETY: the kernel has just filled these messages of the program's array.
+            let all =
+                (0..got as usize).map(|nth| unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
+            all.for_each(fresh::came_with);
+        }
+        return got;
     }
     // The kernel looks at the time only after a datagram; so does this.
     // SAFETY: null, or the program's timespec, which the kernel would read here, too.
@@ -237,6 +257,18 @@ pub(crate) fn is_managed(shared: &Shared) -> bool {
         PLAIN => shared.retired.load(Ordering::Acquire) != 0 || queues::are_draining(shared),
         _ => true,
     }
+}
+
+/// The socket that is received on, if the library has a say in it.
+#[inline]
+fn managed(fd: c_int) -> Option<(&'static Sock, &'static Shared)> {
+    let sock = table::sock(fd)?;
+    let shared = sock.shared()?;
+    if is_managed(shared) {
+        return Some((sock, shared));
+    }
+    inherited::tell(shared, fd);
+    None
 }
 
 /// Flags with which a receive is not counted as one that brings a datagram of that length, or is none that waits.
@@ -301,6 +333,11 @@ fn has_no_timeout(fd: c_int) -> bool {
     shared.is_some_and(|shared| shared.timeout_us.load(Ordering::Relaxed) == 0)
 }
 
+/// A receive failed: whether that is because the descriptor was closed past the library, and means something else, or nothing.
+fn is_gone(sock: &Sock, fd: c_int) -> bool {
+    matches!(real::errno(), EBADF | ENOTSOCK) && !identity::look(sock, fd)
+}
+
 /// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a frame would go; `size` says
 /// how many datagrams and bytes an answer means.
 fn the_long_way(
@@ -310,8 +347,7 @@ fn the_long_way(
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
-    let managed = |sock: &'static Sock| sock.shared().filter(|at| is_managed(at)).map(|at| (sock, at));
-    let Some((sock, shared)) = table::sock(fd).and_then(managed) else {
+    let Some((sock, shared)) = managed(fd) else {
         gather::flush();
         return op(fd, 0);
     };
@@ -337,6 +373,9 @@ fn the_long_way(
     let overtaking =
         if start::newest_wins() { overtake::receive(sock, shared, member, fd, flags, &into) } else { None };
     let (answer, helped) = overtaking.map_or_else(|| call.run(), |answer| (answer, false));
+    if answer < 0 && is_gone(sock, fd) {
+        return (call.op)(fd, 0);
+    }
     if answer >= 0 && flags & MSG_PEEK == 0 {
         let (datagrams, bytes) = size(answer);
         report::received(member, datagrams, bytes.max(0) as u64, helped, call.was_held.get());

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::c_int;
 use manylane_sys::shim::{CLAIMED, ENDED, FREE, NO_LANE, OPEN, Reason, Receiver, Report, ReportFile};
@@ -12,6 +12,8 @@ use crate::start;
 use crate::table::{self, Entry};
 
 static REPORT: OnceLock<ReportFile> = OnceLock::new();
+/// The descriptor that programs which this one starts inherit; negative if there is none.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
 /// Maps the report, if there is one. A path that does not lead to one costs a line on standard error.
 pub(crate) fn start() {
@@ -22,11 +24,17 @@ pub(crate) fn start() {
             if let Some(fd) = inherited {
                 // Of the program's descriptors it is none, but what the program starts inherits it.
                 table::set(fd, Entry::Hidden);
+                DESCRIPTOR.store(fd, Ordering::Relaxed);
             }
         }
         Err(err) => start::say(&format!("MANYLANE_REPORT={}: {err}; no report is written", path.display())),
     }
     count_process();
+}
+
+/// Whether a descriptor is the report's.
+pub(crate) fn has(fd: c_int) -> bool {
+    DESCRIPTOR.load(Ordering::Relaxed) == fd
 }
 
 fn report() -> Option<&'static Report> {
@@ -39,6 +47,11 @@ pub(crate) fn count_process() {
         report.header.processes.fetch_add(1, Ordering::Relaxed);
         report.header.last_pid.store(std::process::id(), Ordering::Relaxed);
     }
+}
+
+/// Whether somebody reads what is counted.
+pub(crate) fn is_open() -> bool {
+    report().is_some()
 }
 
 /// A UDP socket was bound to a port that is taken.

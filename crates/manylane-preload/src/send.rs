@@ -13,7 +13,7 @@ use crate::gather::Reply;
 use crate::receive::is_managed;
 use crate::sock::{LANED, Member, Sock};
 use crate::start::refuse;
-use crate::{alone, gather, lanes, me, queues, report, start, table};
+use crate::{alone, gather, identity, lanes, me, queues, report, start, table};
 
 #[inline]
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -30,7 +30,7 @@ fn send_by_lane(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ss
     if let Some(sent) = alone_now(&at) {
         return sent;
     }
-    done(&at, call::send(at.fd, from, len, flags | at.more))
+    done(&at, call::send(fd, from, len, flags))
 }
 
 #[inline]
@@ -71,7 +71,8 @@ fn sendto_by_lane(
             return sent;
         }
     }
-    done(&at, call::sendto(at.fd, from, len, flags | at.more, to, tolen))
+    let (out, more) = at.way(to.is_null());
+    done(&at, call::sendto(out, from, len, flags | more, to, tolen))
 }
 
 #[inline]
@@ -102,7 +103,9 @@ fn sendmsg_by_lane(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     {
         return sent;
     }
-    done(&at, call::sendmsg(at.fd, message, flags | at.more))
+    // SAFETY: null, or the program's message, which the kernel would read here, too.
+    let (out, more) = at.way(unsafe { message.as_ref() }.is_none_or(|message| message.msg_name.is_null()));
+    done(&at, call::sendmsg(out, message, flags | more))
 }
 
 pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
@@ -147,9 +150,7 @@ fn write_by_lane(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     if let Some(sent) = alone_now(&at) {
         return sent;
     }
-    // Only send(2) takes the flag that a lane of a non-blocking socket needs; for UDP it is the same otherwise.
-    let sent = if at.fd == fd { call::write(fd, from, len) } else { call::send(at.fd, from, len, at.more) };
-    done(&at, sent)
+    done(&at, call::write(fd, from, len))
 }
 
 pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
@@ -157,16 +158,7 @@ pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     if let Some(sent) = alone_now(&at) {
         return sent;
     }
-    let sent = if at.fd == fd || !(1..=1024).contains(&count) {
-        call::writev(fd, from, count)
-    } else {
-        // SAFETY: zeroes are a value of a msghdr (no address, no control messages).
-        let mut message: msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = from.cast_mut();
-        message.msg_iovlen = count as usize;
-        call::sendmsg(at.fd, &raw const message, at.more)
-    };
-    done(&at, sent)
+    done(&at, call::writev(fd, from, count))
 }
 
 /// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was kept. None: by the kernel, now.
@@ -236,6 +228,15 @@ struct Place {
     owed: Option<c_int>,
 }
 
+impl Place {
+    /// The descriptor and further flags for a call of the kernel. A socket with lanes is not connected: what has no address goes
+    /// nowhere, unless the descriptor means something else by now, which the library does not know of.
+    #[inline]
+    fn way(&self, has_no_address: bool) -> (c_int, c_int) {
+        if has_no_address { (self.of, 0) } else { (self.fd, self.more) }
+    }
+}
+
 #[inline]
 fn place(fd: c_int) -> Place {
     let proves = Cell::new(None);
@@ -282,7 +283,16 @@ fn done(at: &Place, sent: isize) -> isize {
 
 /// A message that carries descriptors to somebody else: sockets of ours among them become plain.
 fn give_away(message: *const msghdr) {
-    // SAFETY: the program's message, which the kernel is about to read; null is what it would refuse.
+    for_each_descriptor(message, |fd| {
+        if let Some(sock) = identity::sock(fd) {
+            lanes::fall_back(sock, fd, Reason::Passed);
+        }
+    });
+}
+
+/// The descriptors that a message of the program carries.
+pub(crate) fn for_each_descriptor(message: *const msghdr, mut of: impl FnMut(c_int)) {
+    // SAFETY: the program's message, which the kernel reads or has written; null is what it would refuse.
     let Some(message) = (unsafe { message.as_ref() }) else { return };
     if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {
         return;
@@ -295,10 +305,7 @@ fn give_away(message: *const msghdr) {
                 let bytes = control.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
                 let fds = libc::CMSG_DATA(control).cast::<c_int>();
                 for nth in 0..(bytes / size_of::<c_int>()).min(253) {
-                    let fd = fds.add(nth).read_unaligned();
-                    if let Some(sock) = table::sock(fd) {
-                        lanes::fall_back(sock, fd, Reason::Passed);
-                    }
+                    of(fds.add(nth).read_unaligned());
                 }
             }
             at = libc::CMSG_NXTHDR(message, control);

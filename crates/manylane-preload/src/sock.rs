@@ -26,7 +26,7 @@ use crate::gather::Outbox;
 use crate::hold::Hold;
 use crate::loan::Loan;
 use crate::memory::{self, Atomics};
-use crate::start;
+use crate::{identity, start};
 
 /// Lanes that a socket can have: bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
@@ -123,6 +123,8 @@ pub(crate) struct Shared {
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
+    /// It was bound before the program started, which the report does not say yet.
+    pub(crate) inherited: AtomicU32,
     /// Whether threads beyond the processors rest, what speaks for it or against it, how much has to, and slices since the
     /// processors were looked at: `rest.rs`.
     pub(crate) rest: AtomicU32,
@@ -185,6 +187,7 @@ impl Shared {
         for word in [&self.rest, &self.signs, &self.calm, &self.looks, &self.first_awake] {
             word.store(0, Ordering::Relaxed);
         }
+        self.inherited.store(0, Ordering::Relaxed);
         self.gathers_not.store(0, Ordering::Relaxed);
         self.reply_error.store(0, Ordering::Relaxed);
         for word in [&self.timeout_us, &self.first, &self.retired, &self.steered, &self.crowded] {
@@ -219,6 +222,8 @@ pub(crate) struct Sock {
     pub(crate) used: AtomicU32,
     /// Descriptors of the program that mean it.
     pub(crate) refs: AtomicU32,
+    /// What the kernel tells it by: `identity.rs`; 0 if that is not known.
+    pub(crate) cookie: AtomicU64,
     /// Changes with each use of the slot: what others remember of a socket that is gone does not fit the next one.
     pub(crate) generation: AtomicU32,
     /// Why it must stay plain, and one, found before it was bound.
@@ -282,13 +287,14 @@ impl Sock {
         ((ptr::from_ref(self) as usize - start) / size_of::<Sock>()) as u32
     }
 
-    /// Takes a slot for a new socket.
-    pub(crate) fn take() -> Option<&'static Sock> {
+    /// Takes a slot for a socket that has one descriptor.
+    pub(crate) fn take(fd: c_int) -> Option<&'static Sock> {
         let sock = Self::all()
             .iter()
             .find(|sock| sock.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
         sock.generation.fetch_add(1, Ordering::Relaxed);
         sock.refs.store(1, Ordering::Relaxed);
+        sock.cookie.store(identity::cookie(fd), Ordering::Relaxed);
         sock.spoilt.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
         sock.alone.store(0, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use crate::epoll::Epoll;
 use crate::settings::Settings;
 use crate::sock::Sock;
 use crate::table::{self, Entry};
-use crate::{calls, gather, life, me, points, process, report};
+use crate::{calls, gather, inherited, life, me, points, process, report, syscall};
 
 static READY: AtomicBool = AtomicBool::new(false);
 /// Replies of kernel sockets are put together: not yet, yes, no more.
@@ -80,6 +80,7 @@ extern "C" fn end() {
 
 extern "C" fn start() {
     calls::find_all();
+    syscall::find();
     if !Sock::start() || !Epoll::start() {
         say("no memory for the library's tables: everything goes its usual way");
         return;
@@ -111,6 +112,7 @@ extern "C" fn start() {
         say("no fork handlers: everything goes its usual way");
         return;
     }
+    inherited::find();
     READY.store(true, Ordering::Release);
 }
 

@@ -39,6 +39,27 @@ const SOCK: u32 = 0x4000_0000;
 const EPOLL: u32 = 0x8000_0000;
 const HIDDEN: u32 = 0xc000_0000;
 
+impl Entry {
+    #[inline]
+    fn of(word: u32) -> Self {
+        match word & KIND {
+            SOCK => Self::Sock(word & !KIND),
+            EPOLL => Self::Epoll(word & !KIND),
+            HIDDEN => Self::Hidden,
+            _ => Self::None,
+        }
+    }
+
+    fn word(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Sock(index) => SOCK | index,
+            Self::Epoll(index) => EPOLL | index,
+            Self::Hidden => HIDDEN,
+        }
+    }
+}
+
 fn page(fd: c_int) -> Option<&'static Page> {
     let at = TABLE.get(usize::try_from(fd).ok()? / PAGE)?.load(Ordering::Acquire);
     // SAFETY: null, or a page from memory::map, which is never unmapped.
@@ -49,13 +70,7 @@ fn page(fd: c_int) -> Option<&'static Page> {
 #[inline]
 pub(crate) fn entry(fd: c_int) -> Entry {
     let Some(page) = page(fd) else { return Entry::None };
-    let word = page.0[fd as usize % PAGE].load(Ordering::Acquire);
-    match word & KIND {
-        SOCK => Entry::Sock(word & !KIND),
-        EPOLL => Entry::Epoll(word & !KIND),
-        HIDDEN => Entry::Hidden,
-        _ => Entry::None,
-    }
+    Entry::of(page.0[fd as usize % PAGE].load(Ordering::Acquire))
 }
 
 /// The UDP socket behind `fd`.
@@ -94,16 +109,21 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
             Ordering::Acquire,
         );
     }
-    let before = self::entry(fd);
-    let word = match entry {
-        Entry::None => 0,
-        Entry::Sock(index) => SOCK | index,
-        Entry::Epoll(index) => EPOLL | index,
-        Entry::Hidden => HIDDEN,
-    };
-    page(fd)?.0[number % PAGE].store(word, Ordering::Release);
+    let before = page(fd)?.0[number % PAGE].swap(entry.word(), Ordering::AcqRel);
     alone::forget(fd);
-    Some(before)
+    Some(Entry::of(before))
+}
+
+/// [`set`], if `fd` still is what the caller has found it to be. Of several threads that find the same, one is told that it
+/// was.
+pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
+    let Some(page) = page(fd) else { return false };
+    let slot = &page.0[fd as usize % PAGE];
+    let done = slot.compare_exchange(found.word(), entry.word(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if done {
+        alone::forget(fd);
+    }
+    done
 }
 
 /// The descriptors within `first..=last` that mean something.

@@ -20,7 +20,7 @@ use crate::sock::{
     BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, epoll, gather, hold, lanes, me, mend, pace, queues, rest, signals};
+use crate::{alone, epoll, gather, hold, identity, lanes, me, mend, pace, queues, rest, signals};
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
@@ -117,7 +117,7 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
     if shared.mode() == PLAIN {
         (1..MAX_LANES)
             .filter(|lane| retired & !has & 1 << lane != 0)
-            .for_each(|lane| lanes::emptied(shared, fd, lane));
+            .for_each(|lane| lanes::emptied(sock, shared, fd, lane));
     }
     let found = has & !(1 << watched) != 0;
     if let Some(member) = me::known(sock, shared) {
@@ -430,6 +430,9 @@ fn in_turns(
         if late {
             fds.iter_mut().for_each(|at| at.revents = 0);
             return 0;
+        }
+        if !slice.is_zero() {
+            fds.iter().for_each(|at| _ = identity::sock(at.fd));
         }
     }
 }

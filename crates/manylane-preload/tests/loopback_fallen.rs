@@ -44,6 +44,17 @@ fn loopback_entries_move_to_the_socket_whatever_its_descriptors_come_to_mean() {
     }
 }
 
+/// A thread puts a socket at the number at which the library has the falling one for a moment (dup2).
+#[test]
+fn loopback_a_number_that_the_library_has_for_a_moment_becomes_the_programs() {
+    let program = build("moved");
+    let both = format!("{}:{}", library().display(), build_library("rush").display());
+    let without = plain(&program, &["number"]);
+    assert!(without.output.starts_with("its own socket: 1\nwaits for ever: 1\n"), "{}", without.output);
+    let with = laned(&program, &["number"], &[("MANYLANE_LANES", "8"), ("LD_PRELOAD", both.as_str())]);
+    assert_eq!((with.output.as_str(), with.reasons()), (without.output.as_str(), vec!["option"]));
+}
+
 #[test]
 fn loopback_instances_that_are_waited_for_as_descriptors_watch_the_programs_socket() {
     fall("nested", Reason::NestedEpoll);

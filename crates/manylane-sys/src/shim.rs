@@ -69,11 +69,13 @@ pub enum Reason {
     OneQueues = 24,
     OneFull = 25,
     ReplyFailed = 26,
+    Namespace = 27,
+    Inherited = 28,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -101,6 +103,8 @@ impl Reason {
         Self::OneQueues,
         Self::OneFull,
         Self::ReplyFailed,
+        Self::Namespace,
+        Self::Inherited,
     ];
 
     /// One word, for tables and documents.
@@ -169,6 +173,10 @@ impl Reason {
             Self::ReplyFailed => {
                 ("reply-failed", "a reply put together with others failed; the program's next send says why")
             }
+            Self::Namespace => {
+                ("namespace", "its receivers are in another network namespace than the socket")
+            }
+            Self::Inherited => ("inherited", "the socket was bound before the program was started"),
         }
     }
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +28,7 @@ static void copies(int port)
 	server = copy;
 	CHECK(take_numbers(server, 0, MANY) == MANY);
 	leave();
-	/* Closed with all that waits; the next one gets what is its own. */
+	/* Closed with all that waits, also by number; the next one gets what is its own. */
 	for (turn = 0; turn < 10; turn++) {
 		union address local;
 		socklen_t len = address(&local, ip4, port);
@@ -35,7 +36,10 @@ static void copies(int port)
 		open_at(ip4, ip4, port);
 		warm_up();
 		fill();
-		close(server);
+		if (turn % 2)
+			syscall(SYS_close, server);
+		else
+			close(server);
 		server = socket(AF_INET, SOCK_DGRAM, 0);
 		CHECK(bind(server, &local.any, len) == 0);
 		for (n = 0; n < 20; n++)

@@ -11,7 +11,7 @@ use crate::calls::call;
 use crate::lock::lock;
 use crate::sock::Sock;
 use crate::table::{self, Entry};
-use crate::{descriptors, hold, lanes, me, real};
+use crate::{descriptors, hold, identity, lanes, me, real};
 
 pub(crate) fn epoll_create(size: c_int) -> c_int {
     created(call::epoll_create(size))
@@ -40,6 +40,9 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         return call::epoll_ctl(epfd, op, fd, event);
     };
     let sock = Sock::at(index);
+    if !identity::look(sock, fd) {
+        return call::epoll_ctl(epfd, op, fd, event);
+    }
     let Some(epoll) = table::epoll(epfd) else {
         // An instance from before our time: who waits on it is not known.
         if op == EPOLL_CTL_ADD {

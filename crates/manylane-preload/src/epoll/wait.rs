@@ -14,7 +14,7 @@ use crate::calls::call;
 use crate::look::in_memory;
 use crate::sock::{LANED, Member, Sock};
 use crate::wait::{self, Until, Watch};
-use crate::{alone, gather, hold, lanes, me, pace, queues, real, signals, table};
+use crate::{alone, gather, hold, identity, lanes, me, pace, queues, real, signals, table};
 
 /// The member of the calling thread, if it is the one receiver of the one UDP socket in the instance. It may wait from now on.
 #[inline(always)]
@@ -206,6 +206,11 @@ fn in_turns(
         real::set_errno(errno);
         if !any || answer != 0 {
             return answer;
+        }
+        if !slice.is_zero() {
+            for (item, sock) in epoll.items() {
+                identity::look(sock, item.fd.load(Ordering::Relaxed));
+            }
         }
         // After a slice, and before the program is told that there is nothing.
         let found = elsewhere(epoll, events, count);

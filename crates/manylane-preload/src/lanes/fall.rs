@@ -8,9 +8,8 @@ use manylane_sys::shim::Reason;
 
 use super::{bound_waits, keep, keep_as, lanes_mask, local_addr, steer_to, unbound_waits};
 use crate::lock::Guard;
-use crate::open::{self, Kept};
 use crate::sock::{BLOCKS, LANED, LEARN, PLAIN, Shared, Sock, UNBOUND};
-use crate::{alone, epoll, gather, hold, loan, mend, mirror, points, queues, real, report};
+use crate::{alone, epoll, gather, hold, identity, loan, mend, mirror, open, points, queues, real, report};
 
 /// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
 /// whoever receives next. When this returns, the program's own socket is the only one that gets anything.
@@ -18,13 +17,25 @@ use crate::{alone, epoll, gather, hold, loan, mend, mirror, points, queues, real
 pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
     let errno = real::errno();
     _ = sock.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
-    if let Some(shared) = sock.shared()
-        && let Some(guard) = mend::lock(sock, shared, true)
-        && !matches!(shared.mode(), UNBOUND | PLAIN)
-    {
+    let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
+    if let Some(shared) = sock.shared().filter(may_fall) {
+        let generation = sock.generation.load(Ordering::Acquire);
         // It may be a descriptor of another thread, which closes it meanwhile.
-        let kept = keep_as(sock, fd);
-        let fd = kept.as_ref().map_or(fd, Kept::fd);
+        match keep_as(sock, fd) {
+            Some(kept) => fall(sock, shared, kept.fd(), generation, reason),
+            // There is no descriptor left to keep it by.
+            None if identity::is(sock, fd) => fall(sock, shared, fd, generation, reason),
+            None => _ = identity::look_at_all(sock),
+        }
+    }
+    real::set_errno(errno);
+}
+
+fn fall(sock: &'static Sock, shared: &Shared, fd: c_int, generation: u32, reason: Reason) {
+    if let Some(guard) = mend::lock(sock, shared, true)
+        && !matches!(shared.mode(), UNBOUND | PLAIN)
+        && sock.generation.load(Ordering::Acquire) == generation
+    {
         let change = mend::begin(shared, mend::falling(reason), &guard);
         points::pass("falling");
         report::count_reason(reason, local_addr(fd));
@@ -34,7 +45,6 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
         drop(guard);
         epoll::fallen(sock);
     }
-    real::set_errno(errno);
 }
 
 /// All steps of falling back. Each may be done twice: who finishes what somebody died over does them all.
@@ -79,12 +89,12 @@ pub(crate) fn plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>)
 
 /// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.
 #[cold]
-pub(crate) fn emptied(shared: &Shared, fd: c_int, lane: usize) {
+pub(crate) fn emptied(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
     let errno = real::errno();
     let bit = 1 << lane;
     let mut retired = shared.retired.load(Ordering::Acquire);
     while retired & bit != 0 {
-        if retired == bit {
+        if retired == bit && identity::is(sock, fd) {
             // Before anybody takes the socket for the kernel's: a bound of ours would be seen.
             unbound_waits(shared, fd);
         }

@@ -14,7 +14,8 @@ use crate::sock::{
     BLOCKS, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED, WAITS_ON,
 };
 use crate::{
-    epoll, gather, hold, life, loan, mend, mirror, open, points, queues, real, report, signals, start,
+    epoll, gather, hold, identity, life, loan, mend, mirror, open, points, queues, real, report, signals,
+    start,
 };
 
 /// Looks that find some thread that does not come back, before the socket is left alone.
@@ -92,7 +93,8 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     if ready < 2 {
         return (tried > TRIES).then_some(Reason::Pattern);
     }
-    let full = !open_up_to(sock, shared, fd, ready.min(limit), usize::MAX) || ready >= limit;
+    let opened = open_up_to(sock, shared, fd, ready.min(limit), usize::MAX);
+    let full = opened.is_err() || ready >= limit;
     if shared.lanes.load(Ordering::Relaxed) < 2 {
         let late =
             shared.forked.load(Ordering::Relaxed) != 0 && sock.steered_ahead.load(Ordering::Relaxed) == 0;
@@ -102,7 +104,7 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
         } else if short {
             Reason::Full
         } else {
-            Reason::NoSocket
+            opened.err().unwrap_or(Reason::NoSocket)
         });
     }
     let _change = mend::begin(shared, mend::OWNERS, guard);
@@ -118,12 +120,16 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
 }
 
 /// Opens at most `share` sockets until there are `wanted` with the program's own, or until one cannot be opened, or no descriptor
-/// can be spared for it. None after a fork: the other process would not have them. Whether there are as many now.
-fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usize) -> bool {
+/// can be spared for it. None after a fork: the other process would not have them. The error is why there are not as many now.
+fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usize) -> Result<(), Reason> {
     let have = shared.lanes.load(Ordering::Relaxed) as usize;
-    if shared.forked.load(Ordering::Relaxed) != 0 || have >= wanted {
-        return have >= wanted;
+    if have >= wanted {
+        return Ok(());
     }
+    if shared.forked.load(Ordering::Relaxed) != 0 || !identity::is(sock, fd) {
+        return Err(Reason::NoSocket);
+    }
+    identity::note(shared);
     let most = have + open::room(wanted.saturating_sub(have).min(share));
     if most < wanted {
         shared.short.store(1, Ordering::Relaxed);
@@ -137,9 +143,16 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
     ];
     whys.into_iter().filter(|(_, is)| *is).for_each(|(why, _)| hold::one_by_one(shared, fd, why));
     let mut steered = have >= 2;
+    let mut why = Reason::NoSocket;
     for lane in have..wanted.min(most).min(MAX_LANES) {
         // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
-        let Some(new) = open::lane(fd, || steered = steered || steer_to(shared, fd, 1)) else { break };
+        let new = match open::lane(fd, || steered = steered || steer_to(shared, fd, 1)) {
+            Ok(new) => new,
+            Err(reason) => {
+                why = reason;
+                break;
+            }
+        };
         shared.inode[lane].store(open::inode(new), Ordering::Relaxed);
         sock.set_lane_fd(lane, Some(new));
         shared.lanes.store(lane as u32 + 1, Ordering::Release);
@@ -155,7 +168,7 @@ fn open_up_to(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usi
         shared.retired.store(all, Ordering::Release);
         shared.lanes.store(1, Ordering::Release);
     }
-    shared.lanes.load(Ordering::Relaxed) as usize >= wanted
+    if shared.lanes.load(Ordering::Relaxed) as usize >= wanted { Ok(()) } else { Err(why) }
 }
 
 /// Mode LANED: lanes for those who came later.
@@ -169,7 +182,7 @@ fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
             && member.receives.load(Ordering::Relaxed) >= COMES_BACK
     });
     let wanted = owned + without.count();
-    let full = !open_up_to(sock, shared, fd, wanted.min(limit), usize::MAX) || wanted > limit;
+    let full = open_up_to(sock, shared, fd, wanted.min(limit), usize::MAX).is_err() || wanted > limit;
     let _change = mend::begin(shared, mend::OWNERS, guard);
     assign(shared, fd, full);
 }
@@ -253,7 +266,7 @@ pub(crate) fn open_in_advance() {
                 // Each gets its part of the descriptors that there are.
                 let left = count.saturating_sub(nth).max(1);
                 let share = open::room(wanted * left) / left;
-                open_up_to(sock, shared, fd, wanted, share);
+                _ = open_up_to(sock, shared, fd, wanted, share);
             }
         }
     }

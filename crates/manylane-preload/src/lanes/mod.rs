@@ -26,11 +26,13 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use libc::c_int;
+use manylane_sys::shim::Reason;
 
-use crate::open::{self, Kept, SLICE_MS};
+use crate::hidden::{self, Kept};
+use crate::open::{self, SLICE_MS};
 use crate::sock::{Member, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, gather, loan, mend, mirror};
+use crate::{alone, gather, identity, loan, mend, mirror};
 
 pub(crate) use fall::{emptied, fall_back, forget_steering, plain, signals_are_mixed};
 pub(crate) use make::{before_bind, bind, consider, is_worth_a_look, open_in_advance};
@@ -73,7 +75,8 @@ pub(crate) fn group(sock: &Sock) -> c_int {
 /// Any of the program's descriptors for a socket.
 pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     let index = sock.index();
-    table::known(0, u32::MAX).find(|(_, entry)| *entry == Entry::Sock(index)).map(|(fd, _)| fd)
+    let is_one = |(fd, entry): &(c_int, Entry)| *entry == Entry::Sock(index) && identity::is(sock, *fd);
+    table::known(0, u32::MAX).find(is_one).map(|(fd, _)| fd)
 }
 
 /// A socket, for a thread that has no descriptor of the program's in its hands: another one may close any of them at any time.
@@ -87,13 +90,9 @@ fn keep_as(sock: &Sock, fd: c_int) -> Option<Kept> {
 }
 
 fn keep_by(sock: &Sock, fd: c_int) -> Option<Kept> {
-    let shared = sock.shared()?;
     let kept = Kept::of(fd)?;
     // Before it was kept its number may have come to mean another socket.
-    let port = local_addr(kept.fd()).map(|addr| u32::from(addr.port()));
-    let is_it =
-        port == Some(shared.port.load(Ordering::Relaxed)) && table::entry(fd) == Entry::Sock(sock.index());
-    is_it.then_some(kept)
+    (identity::is(sock, kept.fd()) && table::entry(fd) == Entry::Sock(sock.index())).then_some(kept)
 }
 
 /// Frees the places of this process's threads: it closes the socket.
@@ -117,12 +116,26 @@ pub(crate) fn close(sock: &Sock) {
         }
     }
     for (lane, fd) in sock.lane_fds() {
-        table::set(fd, Entry::None);
-        crate::calls::call::close(fd);
         sock.set_lane_fd(lane, None);
+        hidden::close(fd);
     }
     loan::give_back(sock);
     sock.give_back();
+}
+
+/// The program has closed one of the library's own descriptors past it, and has its number: what needs that goes on without.
+#[cold]
+pub(crate) fn lost(fd: c_int) {
+    for sock in Sock::in_use() {
+        let lane = sock.lane_fds().find(|(_, at)| *at == fd);
+        if let Some((lane, _)) = lane {
+            sock.set_lane_fd(lane, None);
+        }
+        if lane.is_some() || sock.loan().is_some_and(|loan| loan.has(fd)) {
+            let own = any_fd(sock).unwrap_or(-1);
+            fall_back(sock, own, Reason::NoSocket);
+        }
+    }
 }
 
 /// One more beat of the calling thread.

@@ -3,7 +3,7 @@
  * Descriptors that are closed, and whose numbers come to mean something else,
  * in the very moment in which the library has an epoll instance watch them:
  *
- *	moved socket|instance|exec
+ *	moved socket|instance|exec|number
  *
  * Three threads with an epoll instance each receive on one socket, by copies
  * of its descriptor, until each has come back often enough. Then the socket
@@ -11,7 +11,8 @@
  * something with its number. What is told by instances afterwards has to be of
  * the socket. exec: it becomes plain since a copy would stay open in a program
  * that is started; that copy is closed, and the kernel has to see a plain
- * socket all the same.
+ * socket all the same. number: the program puts a socket of its own where the
+ * library, if it is there, has a copy of the server's in that moment.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -36,7 +37,7 @@
 #define WORKERS 3
 
 static int server, clients[FLOWS], epolls[WORKERS], added[WORKERS];
-static int instance, exec_copy = -1;
+static int instance, is_number, exec_copy = -1, pair[2];
 static struct sockaddr_in address;
 static _Atomic unsigned received[WORKERS], total, over, wanted;
 static _Atomic int victim, closed, other;
@@ -58,6 +59,27 @@ static void *worker(void *arg)
 	return NULL;
 }
 
+/* What the kernel tells a socket by; past the library. */
+static unsigned long long cookie(int fd)
+{
+	unsigned long long value = 0;
+	socklen_t len = sizeof(value);
+
+	syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_COOKIE, &value, &len);
+	return value;
+}
+
+/* A number at which somebody else has the server's socket; any if nobody has. */
+static int number_of_copy(void)
+{
+	int fd;
+
+	for (fd = 64; fd < 8192; fd++)
+		if (cookie(fd) == cookie(server))
+			return fd;
+	return 3000;
+}
+
 /* Closes a descriptor and opens something readable with its number. */
 static void *closer(void *unused)
 {
@@ -66,6 +88,12 @@ static void *closer(void *unused)
 	while (!wanted)
 		usleep(100);
 	fd = victim;
+	if (is_number) {
+		fd = number_of_copy();
+		other = dup2(pair[0], fd);
+		closed = 1;
+		return unused;
+	}
 	close(fd);
 	if (instance) {
 		struct epoll_event event = { .events = EPOLLIN };
@@ -152,6 +180,9 @@ int main(int argc, char **argv)
 
 	instance = argc > 1 && !strcmp(argv[1], "instance");
 	is_exec = argc > 1 && !strcmp(argv[1], "exec");
+	is_number = argc > 1 && !strcmp(argv[1], "number");
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
+		perror("socketpair");
 	for (i = 0; i < FLOWS; i++)
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	server = loopback_server(SOCK_CLOEXEC, &address);
@@ -176,8 +207,10 @@ int main(int argc, char **argv)
 			*option_hook = before_setsockopt;
 		start_program();
 	} else {
-		if (hook)
+		if (hook && !is_number)
 			*hook = before_epoll_ctl;
+		if (option_hook && is_number)
+			*option_hook = before_setsockopt;
 		if (setsockopt(server, SOL_SOCKET, SO_RXQ_OVFL, &one,
 			       sizeof(one)))
 			perror("setsockopt");
@@ -188,6 +221,17 @@ int main(int argc, char **argv)
 		wanted = 1;
 	}
 	pthread_join(thread, NULL);
+	if (is_number) {
+		struct timeval time = { 9, 9 };
+
+		len = sizeof(time);
+		printf("its own socket: %d\n",
+		       cookie(other) == cookie(pair[0]));
+		syscall(SYS_getsockopt, pair[0], SOL_SOCKET, SO_RCVTIMEO, &time,
+			&len);
+		printf("waits for ever: %d\n", !time.tv_sec && !time.tv_usec);
+		close(other);
+	}
 	want = total + FLOWS;
 	for (i = 0; i < FLOWS; i++)
 		send_some(1);

@@ -3,10 +3,13 @@
  * A library behind the one under test: when a lane's socket has joined the
  * program's, datagrams of many senders come before anything else is done; and
  * just before an epoll instance is told of a descriptor, or an option is set, its
- * number may come to mean something else.
+ * number may come to mean something else. With RUSH_OLD in the environment the
+ * kernel is one that does not say in which network namespace a socket is.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -44,4 +47,15 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 	if (rush_before_setsockopt)
 		rush_before_setsockopt(fd, level, name);
 	return syscall(SYS_setsockopt, fd, level, name, value, len);
+}
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+	const int netns_cookie = 71;
+
+	if (level == SOL_SOCKET && name == netns_cookie && getenv("RUSH_OLD")) {
+		errno = ENOPROTOOPT;
+		return -1;
+	}
+	return syscall(SYS_getsockopt, fd, level, name, value, len);
 }

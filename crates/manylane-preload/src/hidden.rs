@@ -1,0 +1,130 @@
+//! Descriptors of the library's own: lanes, queues on loan, copies of the program's sockets. The program does not know of them.
+//!
+//! Their numbers are where programs seldom look. The program may name one all the same (dup2(2)): lanes move then, copies are
+//! waited for, and queues stay. So that neither side takes the other's file away, a number is taken, and marked in the table,
+//! under a lock that dup2 has, too.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libc::{c_int, c_ulong};
+
+use crate::calls::call;
+use crate::lock::{self, Guard};
+use crate::sock::Sock;
+use crate::table::{self, Entry};
+use crate::{loan, open, report};
+
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+/// No number is taken by another thread while this is held. No other lock is waited for with it.
+pub(crate) fn lock() -> Option<Guard<'static>> {
+    lock::lock(&NUMBERS, true)
+}
+
+/// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+pub(crate) fn in_child() {
+    NUMBERS.store(0, Ordering::Relaxed);
+}
+
+/// Hides the descriptor that `open` returns, out of the way; a negative one is an error.
+pub(crate) fn take(open: impl FnOnce() -> c_int) -> c_int {
+    let _numbers = lock();
+    let low = open();
+    if low < 0 {
+        return low;
+    }
+    let high = copy(low);
+    let fd = if high < 0 { low } else { high };
+    table::set(fd, Entry::Hidden);
+    if high >= 0 {
+        call::close(low);
+    }
+    fd
+}
+
+/// Another descriptor for the same, where programs seldom look; negative if there is none left.
+fn copy(fd: c_int) -> c_int {
+    // Not at the very top: the kernel's table of descriptors grows with the largest number.
+    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (open::limit() / 2).min(2048))
+}
+
+/// Moves a descriptor there, without hiding it yet.
+pub(crate) fn out_of_the_way(low: c_int) -> c_int {
+    let _numbers = lock();
+    let high = copy(low);
+    if high < 0 {
+        return low;
+    }
+    call::close(low);
+    high
+}
+
+/// Closes a descriptor of the library's own, unless the program has closed it past the library and has the number now.
+pub(crate) fn close(fd: c_int) {
+    if table::entry(fd) == Entry::Hidden {
+        call::close(fd);
+        table::replace(fd, Entry::Hidden, Entry::None);
+    }
+}
+
+/// A descriptor of our own for a socket of the program, which may close its own, and use their numbers for something else, while
+/// this is used.
+pub(crate) struct Kept(c_int);
+
+impl Kept {
+    pub(crate) fn of(fd: c_int) -> Option<Self> {
+        let _numbers = lock();
+        let copy = copy(fd);
+        (copy >= 0).then(|| {
+            table::set(copy, Entry::Hidden);
+            Self(copy)
+        })
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.0
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// What the program gets of a number that it wants.
+pub(crate) enum Room {
+    /// The number: a lane was there, and has moved.
+    Made,
+    /// The number, with what is there: it is not worth failing the program for.
+    Given,
+    /// Nothing yet: the descriptor there is in use for a moment.
+    Later,
+    Never,
+}
+
+/// The program wants the number of a descriptor of the library's own. With the lock.
+pub(crate) fn make_room(to: c_int) -> Room {
+    // Queues cannot move.
+    if loan::has(to) {
+        return Room::Never;
+    }
+    if report::has(to) {
+        return Room::Given;
+    }
+    let lanes = Sock::in_use().flat_map(|sock| sock.lane_fds().map(move |(lane, fd)| (sock, lane, fd)));
+    let Some((sock, lane, _)) = lanes.into_iter().find(|(_, _, fd)| *fd == to) else { return Room::Later };
+    let new = call::fcntl(to, libc::F_DUPFD_CLOEXEC, to as c_ulong + 1);
+    if new < 0 {
+        return Room::Never;
+    }
+    table::set(new, Entry::Hidden);
+    sock.set_lane_fd(lane, Some(new));
+    table::replace(to, Entry::Hidden, Entry::None);
+    Room::Made
+}
+
+/// Whether a program that goes through all numbers asks this of a descriptor to learn if it is open.
+pub(crate) fn is_programs_business(command: c_int) -> bool {
+    matches!(command, libc::F_GETFD | libc::F_GETFL | libc::F_SETFD | libc::F_SETFL | libc::F_DUPFD)
+}

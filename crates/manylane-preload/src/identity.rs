@@ -1,0 +1,115 @@
+//! Whether a descriptor still is the socket that the table says it is.
+//!
+//! A program can close a descriptor past the C library (io_uring, system calls of its own), and the number comes to mean something
+//! else. The kernel's cookie of a socket, which no other socket ever has, tells. It costs a system call, so that it is asked for
+//! off the path of a datagram: before an option, a copy, an epoll instance or a lane is made of a socket, when a thread receives
+//! on it for the first time, when a call says that there is no such socket, and after each slice of a wait. What is found to be
+//! closed is closed here, too: its lanes, and its loan.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libc::{EBADF, ENOTSOCK, c_int, sockaddr, socklen_t};
+
+use crate::calls::call;
+use crate::sock::{Shared, Sock};
+use crate::table::{self, Entry};
+use crate::{descriptors, me, real};
+
+const SO_COOKIE: c_int = 57;
+const SO_NETNS_COOKIE: c_int = 71;
+
+/// A bit for each port at which a socket had lanes or queues.
+static PORTS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
+
+/// A number of 64 bits that the kernel has for a socket, or the error.
+fn number(fd: c_int, name: c_int) -> Result<u64, c_int> {
+    let errno = real::errno();
+    let mut cookie = 0_u64;
+    let mut len = size_of::<u64>() as socklen_t;
+    let at = (&raw mut cookie).cast();
+    let done = call::getsockopt(fd, libc::SOL_SOCKET, name, at, &raw mut len);
+    let answer = if done == 0 { Ok(cookie) } else { Err(real::errno()) };
+    real::set_errno(errno);
+    answer
+}
+
+/// What the kernel tells a socket by; 0 if it does not (before Linux 4.12).
+pub(crate) fn cookie(fd: c_int) -> u64 {
+    number(fd, SO_COOKIE).unwrap_or(0)
+}
+
+/// The network namespace of a socket. None before Linux 5.14.
+pub(crate) fn namespace(fd: c_int) -> Option<u64> {
+    number(fd, SO_NETNS_COOKIE).ok()
+}
+
+/// Whether the kernel's descriptor `fd` is `sock`.
+pub(crate) fn is(sock: &Sock, fd: c_int) -> bool {
+    let known = sock.cookie.load(Ordering::Relaxed);
+    match number(fd, SO_COOKIE) {
+        Ok(cookie) => known == 0 || known == cookie,
+        Err(why) => !matches!(why, EBADF | ENOTSOCK),
+    }
+}
+
+/// Whether `fd` is `sock`, as far as the table says so. If it is not any more, what it meant is closed. Without locks.
+#[cold]
+pub(crate) fn look(sock: &Sock, fd: c_int) -> bool {
+    let entry = Entry::Sock(sock.index());
+    if table::entry(fd) != entry || is(sock, fd) {
+        return true;
+    }
+    // In the child of a vfork the table is the parent's.
+    if me::is_ours() {
+        descriptors::closed_unseen(fd, entry);
+    }
+    false
+}
+
+/// The UDP socket behind `fd`: [`table::sock`], for calls that can afford to ask the kernel.
+pub(crate) fn sock(fd: c_int) -> Option<&'static Sock> {
+    table::sock(fd).filter(|sock| look(sock, fd))
+}
+
+/// A socket has lanes or queues from now on.
+pub(crate) fn note(shared: &Shared) {
+    let port = shared.port.load(Ordering::Relaxed) as usize & 0xffff;
+    PORTS[port / 64].fetch_or(1 << (port % 64), Ordering::Relaxed);
+}
+
+/// Looks at all descriptors of `sock`. Whether one was closed unseen.
+pub(crate) fn look_at_all(sock: &Sock) -> bool {
+    let entry = Entry::Sock(sock.index());
+    let all = table::known(0, u32::MAX).filter(|(_, at)| *at == entry);
+    all.fold(false, |any, (fd, _)| !look(sock, fd) || any)
+}
+
+/// Looks at all sockets with lanes or queues; with a port, at those of that port. Whether one was closed unseen.
+pub(crate) fn sweep(port: Option<u16>) -> bool {
+    if let Some(port) = port.map(usize::from)
+        && PORTS[port / 64].load(Ordering::Relaxed) & 1 << (port % 64) == 0
+    {
+        return false;
+    }
+    let has_port = |sock: &Sock| {
+        let own = sock.shared().map(|shared| shared.port.load(Ordering::Relaxed));
+        port.is_none_or(|port| own == Some(u32::from(port)))
+    };
+    let mut any = false;
+    for sock in Sock::in_use() {
+        if (sock.lane_fds().next().is_some() || sock.loan().is_some()) && has_port(sock) {
+            any |= look_at_all(sock);
+        }
+    }
+    any
+}
+
+/// [`sweep`] for the port of an address of the program, of which the kernel has read `len` bytes.
+pub(crate) fn sweep_for(addr: *const sockaddr, len: socklen_t) -> bool {
+    if addr.is_null() || (len as usize) < size_of::<libc::sockaddr_in>() {
+        return false;
+    }
+    // SAFETY: the kernel has just read as many bytes here. Both families have the port at the same place.
+    let port = unsafe { (&raw const (*addr.cast::<libc::sockaddr_in>()).sin_port).read_unaligned() };
+    sweep(Some(u16::from_be(port)))
+}

@@ -1,0 +1,54 @@
+//! Sockets that were bound before the program was started: by systemd, by inetd, by the program that started it. They stay the
+//! kernel's, and the report says so once they are received on.
+
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+use manylane_sys::shim::Reason;
+
+use crate::sock::{PLAIN, Shared, Sock};
+use crate::table::{self, Entry};
+use crate::{lanes, mirror, real, report, start};
+
+/// Looks at what there is; once, at start. Without a report nobody wants to know.
+pub(crate) fn find() {
+    if !report::is_open() {
+        return;
+    }
+    let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return };
+    all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).for_each(note);
+}
+
+fn note(fd: c_int) {
+    let is_udp = mirror::number(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP);
+    let port = || lanes::local_addr(fd).map(|addr| addr.port()).filter(|port| *port != 0);
+    let is_taken = |port: u16| start::settings().is_some_and(|settings| settings.takes(port));
+    if table::entry(fd) != Entry::None || !is_udp || !port().is_some_and(is_taken) {
+        return;
+    }
+    let Some(sock) = Sock::take(fd) else { return };
+    let Some(shared) = sock.share() else { return sock.give_back() };
+    shared.inherited.store(1, Ordering::Relaxed);
+    shared.mode.store(PLAIN, Ordering::Release);
+    if table::set(fd, Entry::Sock(sock.index())).is_none() {
+        sock.give_back();
+    }
+}
+
+/// A socket that is plain is received on.
+#[inline]
+pub(crate) fn tell(shared: &Shared, fd: c_int) {
+    if shared.inherited.load(Ordering::Relaxed) != 0 {
+        tell_now(shared, fd);
+    }
+}
+
+#[cold]
+fn tell_now(shared: &Shared, fd: c_int) {
+    let errno = real::errno();
+    if shared.inherited.swap(0, Ordering::Relaxed) != 0 {
+        report::count_socket();
+        report::count_reason(Reason::Inherited, lanes::local_addr(fd));
+    }
+    real::set_errno(errno);
+}

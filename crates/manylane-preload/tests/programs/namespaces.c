@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A server whose threads are in another network namespace than its socket,
+ * or in the same one:
+ *
+ *	namespaces move|stay
+ *
+ * Both are of its own. What is sent to the same address in the namespace of
+ * the threads is not for the server.
+ */
+#define _GNU_SOURCE
+#include "loopback.h"
+#include <net/if.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define FLOWS 16
+#define WORKERS 2
+#define OFTEN 50
+
+static int server;
+static struct sockaddr_in address;
+static _Atomic unsigned received[WORKERS], total, strange;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+	char byte;
+
+	while (recv(server, &byte, 1, 0) == 1) {
+		if (byte == 's')
+			strange++;
+		received[nth]++;
+		total++;
+	}
+	return NULL;
+}
+
+static void new_namespace(void)
+{
+	struct ifreq loopback = { .ifr_name = "lo", .ifr_flags = IFF_UP };
+	int fd;
+
+	if (unshare(CLONE_NEWNET)) {
+		perror("unshare");
+		exit(1);
+	}
+	fd = socket(AF_INET, SOCK_DGRAM, 0);
+	if (ioctl(fd, SIOCSIFFLAGS, &loopback))
+		perror("lo");
+	close(fd);
+}
+
+static void send_to_all(const int *clients, char byte)
+{
+	unsigned want = total + FLOWS;
+	int i;
+
+	for (i = 0; i < FLOWS; i++)
+		if (sendto(clients[i], &byte, 1, 0, (void *)&address,
+			   sizeof(address)) != 1)
+			perror("sendto");
+	while (total < want)
+		usleep(50);
+}
+
+int main(int argc, char **argv)
+{
+	int clients[FLOWS], i, stranger;
+	pthread_t thread;
+
+	new_namespace();
+	server = loopback_server(0, &address);
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	if (argc > 1 && !strcmp(argv[1], "move"))
+		new_namespace();
+	for (i = 0; i < WORKERS; i++)
+		pthread_create(&thread, NULL, worker, (void *)(long)i);
+	while (received[0] < OFTEN || received[1] < OFTEN)
+		send_to_all(clients, 'x');
+	for (i = 0; argc > 1 && !strcmp(argv[1], "move") && i < FLOWS; i++) {
+		stranger = socket(AF_INET, SOCK_DGRAM, 0);
+		sendto(stranger, "s", 1, 0, (void *)&address, sizeof(address));
+		close(stranger);
+	}
+	/* Whoever has got something of a stranger has counted it by then. */
+	for (i = 0; i < OFTEN; i++)
+		send_to_all(clients, 'x');
+	printf("%u of strangers\n", strange);
+	fflush(stdout);
+	_exit(0);
+}
