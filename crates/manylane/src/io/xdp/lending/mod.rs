@@ -89,7 +89,7 @@ impl Lender {
     /// descriptor that they are to inherit.
     ///
     /// # Errors
-    /// If a device that was named cannot be used, or none can: [`ErrorKind::Permission`] without the privileges.
+    /// If a device that was named cannot be used, or none can: [`ErrorKind::Permission`](crate::ErrorKind::Permission) without the privileges.
     pub fn open(names: Option<&[String]>, spare: impl Fn(&str) -> Option<String>) -> Result<(Self, OwnedFd)> {
         let routes = Routes::start()?;
         let devices = attach(&routes, names, &spare)?;
