@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use manylane_sys::hops::Hops;
-use manylane_sys::lend::{self, Fds, Message, QUEUES};
+use manylane_sys::lend::{Fds, Message, QUEUES};
 use manylane_sys::shared::Shared as SharedMemory;
 use manylane_sys::shim::Reason;
 use manylane_sys::xsk::Borrowed;
@@ -174,14 +174,12 @@ fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
 
 fn ask(fd: c_int) -> std::io::Result<Loan> {
     let gone = || std::io::Error::from_raw_os_error(libc::EPIPE);
-    let channel = start::settings().and_then(|settings| settings.lender).ok_or_else(gone)?;
+    let ticket = start::settings().and_then(|settings| settings.lender.as_ref()).ok_or_else(gone)?;
     let addr = lanes::local_addr(fd).ok_or_else(gone)?;
-    let (end, theirs) = lend::pair(PATIENCE)?;
-    // SAFETY: both are open: the channel since the start, hidden from the program; the socket is the one that the calling
-    // thread is in a call on.
-    let (channel, socket) = unsafe { (BorrowedFd::borrow_raw(channel), BorrowedFd::borrow_raw(fd)) };
-    Message::Ask.send(channel, &[theirs.as_fd(), socket])?;
-    drop(theirs);
+    let end = ticket.connect(PATIENCE)?;
+    // SAFETY: it is the one that the calling thread is in a call on.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    Message::Ask(ticket.secret).send(end.as_fd(), &[socket])?;
     let mut fds = Fds::default();
     let (count, hops) = match Message::receive(end.as_fd(), &mut fds)?.ok_or_else(gone)? {
         Message::Done(count) => (count, fds[0].take().ok_or_else(gone)?),
@@ -294,5 +292,4 @@ pub(crate) fn is_ours(number: u16) -> bool {
 /// Whether a descriptor is one of a loan's.
 pub(crate) fn has(fd: c_int) -> bool {
     Sock::in_use().filter_map(Sock::loan).any(|loan| loan.has(fd))
-        || start::settings().and_then(|settings| settings.lender) == Some(fd)
 }

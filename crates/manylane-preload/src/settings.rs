@@ -16,7 +16,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use manylane_sys::lend::VARIABLE;
+use manylane_sys::lend::{Ticket, VARIABLE};
 
 use crate::hold::MOST;
 use crate::open::SLICE_MS;
@@ -56,7 +56,7 @@ pub(crate) struct Settings {
     /// Processors that a control group leaves the program, rounded up; none: no fewer than it may run on.
     pub(crate) quota: Option<u32>,
     /// Who is asked for queues; only with engine `xdp`.
-    pub(crate) lender: Option<libc::c_int>,
+    pub(crate) lender: Option<Ticket>,
 }
 
 impl Settings {
@@ -87,11 +87,11 @@ impl Settings {
                 complain(name, &value, known);
             }
         };
-        let lender = var(VARIABLE).and_then(|text| text.parse().ok());
+        let mut lender = var(VARIABLE).and_then(|text| Ticket::parse(&text));
         take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
             "auto" | "mmsg" => Some(()),
             "xdp" => {
-                settings.lender = Some(lender?);
+                settings.lender = Some(lender.take()?);
                 Some(())
             }
             _ => None,

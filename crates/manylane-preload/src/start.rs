@@ -10,7 +10,6 @@ use manylane_sys::barrier;
 use crate::epoll::Epoll;
 use crate::settings::Settings;
 use crate::sock::Sock;
-use crate::table::{self, Entry};
 use crate::{calls, gather, inherited, life, me, points, process, report, syscall};
 
 static READY: AtomicBool = AtomicBool::new(false);
@@ -94,10 +93,6 @@ extern "C" fn start() {
     let processors = manylane_sys::cpu::affinity().map_or(0, |all| all.len());
     // The standard library rounds a quota down.
     settings.quota = (cpus < processors).then_some(cpus as u32 + 1);
-    if let Some(channel) = settings.lender {
-        // Of the program's descriptors it is none, but what the program starts inherits it.
-        table::set(channel, Entry::Hidden);
-    }
     NEWEST.store(settings.newest, Ordering::Relaxed);
     _ = SETTINGS.set(settings);
     report::start();

@@ -1,39 +1,113 @@
 //! What is said when one process lends queues of devices to another: one message each way, some of them with descriptors.
 //!
 //! ```text
-//! the library                                          the lender
-//!   ask: the program's UDP socket, one end of a pair ──►  looks at the socket itself where it is bound
-//!                                     ◄── Terms, memory of next hops          (on the other end of the pair,
-//!                                     ◄── Terms and descriptors of each queue   which is the loan from now on)
-//!   Order::Open, when somebody receives ──►  the port goes into the XDP programs
+//!   the library                                          the lender
+//!   connects, by the name in the environment ──►  looks who that is: the connection is the loan from now on
+//!   Ask: the secret in the environment, the program's UDP socket ──►  looks at the socket itself where it is bound
+//!                                     ◄── Done, memory of next hops
+//!                                     ◄── Terms and descriptors of each queue
+//!   Open, when somebody receives ──►  the port goes into the XDP programs
 //!                                     ◄── done, or why not
-//!   Order::Close, before the socket is plain ──►  the port goes out; nothing is on its way any more
+//!   Close, before the socket is plain ──►  the port goes out; nothing is on its way any more
 //!                                     ◄── done
 //! ```
 //!
-//! Every process that a fork gave the socket to has the loan's end, too. When the last one is closed, or dead, the lender
-//! sees the end of it, and takes the queues back.
+//! Each of them is said once at most. Every process that a fork gave the socket to has the loan's
+//! end, too. When the last one is closed, or dead, the lender sees the end of it, and takes the
+//! queues back. The lender's end is its own: nobody who borrows can change how it waits.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
-use crate::{check, local};
+use crate::local;
 
-/// The variable that names the descriptor of the lender.
+/// The variable that has the lender's [`Ticket`].
 pub const VARIABLE: &str = "MANYLANE_LENDER";
 /// Queues that one loan has at most.
 pub const QUEUES: usize = 32;
 /// Words of a message.
 const WORDS: usize = 9;
 /// First word of each: another version of the library is not understood.
-const MAGIC: u32 = 0x314e_4c4d;
+const MAGIC: u32 = 0x324e_4c4d;
+
+/// By what a program finds the lender, and the lender knows the programs that were started by it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Ticket {
+    name: String,
+    /// What is said with [`Message::Ask`].
+    pub secret: Secret,
+}
+
+/// A number that nobody guesses.
+pub type Secret = [u32; 4];
+
+impl Ticket {
+    /// A new one.
+    ///
+    /// # Errors
+    /// If there are no random numbers.
+    pub fn new() -> io::Result<Self> {
+        let mut bytes = [0; 24];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// Reads what [`Display`](fmt::Display) writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (name, secret) = text.split_at_checked(16)?;
+        let is_hex = text.len() == 48 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(secret, 16).ok().filter(|_| is_hex)?;
+        let secret = [96, 64, 32, 0].map(|shift| (number >> shift) as u32);
+        Some(Self { name: format!("manylane.lend.{name}"), secret })
+    }
+
+    /// Listens for those who have it.
+    ///
+    /// # Errors
+    /// As of [`local::listen`].
+    pub fn listen(&self) -> io::Result<OwnedFd> {
+        local::listen(&self.name)
+    }
+
+    /// Connects to the lender; every operation waits for `patience` at most. Without the heap.
+    ///
+    /// # Errors
+    /// As of [`local::connect`]; `EPERM` if who listens is neither root nor the user of this
+    /// process: the lender is gone, and somebody has taken its name.
+    pub fn connect(&self, patience: Duration) -> io::Result<OwnedFd> {
+        let end = local::connect(&self.name, patience)?;
+        let uid = local::peer(end.as_fd())?.uid;
+        if uid == 0 || uid == local::effective_uid() {
+            return Ok(end);
+        }
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    }
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name.rsplit('.').next().unwrap_or_default();
+        let [a, b, c, d] = self.secret;
+        write!(f, "{name}{a:08x}{b:08x}{c:08x}{d:08x}")
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("name", &self.name).finish_non_exhaustive()
+    }
+}
 
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Lend queues for the socket that comes with this.
-    Ask,
+    /// Lend queues for the socket that comes with this, to a program that has the [`Ticket`].
+    Ask(Secret),
     /// Frames of the bound address shall come to the queues.
     Open,
     /// None shall come any more.
@@ -70,7 +144,10 @@ impl Message {
         let mut words = [0; WORDS];
         words[0] = MAGIC;
         match self {
-            Self::Ask => words[1] = 1,
+            Self::Ask(secret) => {
+                words[1] = 1;
+                words[2..6].copy_from_slice(&secret);
+            }
             Self::Open => words[1] = 2,
             Self::Close => words[1] = 3,
             Self::Done(count) => (words[1], words[2]) = (4, count),
@@ -95,7 +172,7 @@ impl Message {
     fn of(words: [u32; WORDS]) -> Option<Self> {
         let [MAGIC, kind, first, second, third, fourth, fifth, sixth, seventh] = words else { return None };
         Some(match kind {
-            1 => Self::Ask,
+            1 => Self::Ask([first, second, third, fourth]),
             2 => Self::Open,
             3 => Self::Close,
             4 => Self::Done(first),
@@ -147,25 +224,6 @@ impl Message {
 /// Descriptors that came with a message.
 pub type Fds = [Option<OwnedFd>; local::MOST_FDS];
 
-/// Two connected sockets for messages; every operation on the first waits for `patience` at most, on the second not at
-/// all.
-///
-/// # Errors
-/// `EMFILE`.
-pub fn pair(patience: Duration) -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut fds = [0; 2];
-    // SAFETY: the kernel writes two descriptors.
-    check(unsafe {
-        libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr())
-    })?;
-    // SAFETY: the descriptors are new and belong to nobody else.
-    let [ours, theirs] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-    local::set_patience(ours.as_fd(), patience)?;
-    // SAFETY: takes no pointer.
-    check(unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) })?;
-    Ok((ours, theirs))
-}
-
 /// Lets programs that are started inherit a descriptor, under a number that few programs look at.
 ///
 /// # Errors
@@ -184,12 +242,32 @@ pub fn inheritable(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 #[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod tests {
     use super::*;
 
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let ticket = Ticket::new().unwrap();
+        let listener = ticket.listen().unwrap();
+        let ours = ticket.connect(Duration::from_secs(10)).unwrap();
+        (ours, local::accept(listener.as_fd()).unwrap())
+    }
+
+    #[test]
+    fn a_ticket_is_what_it_was_and_nothing_else_is_one() {
+        let ticket = Ticket::new().unwrap();
+        let text = ticket.to_string();
+        assert_eq!(Ticket::parse(&text), Some(ticket));
+        assert!(!format!("{:?}", Ticket::parse(&text)).contains(&text[16..24]));
+        for wrong in ["", "1000", &text[1..], &format!("{text}0"), &format!("+{}", &text[1..])] {
+            assert_eq!(Ticket::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(Ticket::parse(&format!("{}+{}", &text[..16], &text[17..])), None);
+    }
+
     #[test]
     fn messages_arrive_as_they_were_sent() {
-        let (ours, theirs) = pair(Duration::from_secs(10)).unwrap();
+        let (ours, theirs) = pair();
         let terms = Terms {
             ifindex: 7,
             queue: 3,
@@ -200,7 +278,7 @@ mod tests {
             loan: 65535,
         };
         let all = [
-            Message::Ask,
+            Message::Ask([1, 2, 3, u32::MAX]),
             Message::Open,
             Message::Close,
             Message::Done(3),

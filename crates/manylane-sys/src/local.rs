@@ -50,11 +50,16 @@ fn maps_all(map: &str) -> bool {
 }
 
 fn socket(flags: libc::c_int) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
+    // The kernel's call itself, here and below: the preload library stands before the C library's,
+    // and asks for queues in the midst of a call of the program.
     // SAFETY: takes no pointer.
-    let raw =
-        check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags, 0) })?;
+    let raw = unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
     // SAFETY: the descriptor is new and belongs to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+    Ok(unsafe { OwnedFd::from_raw_fd(raw as libc::c_int) })
 }
 
 /// The address of an abstract name.
@@ -110,8 +115,8 @@ pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
     set_patience(std::os::fd::AsFd::as_fd(&socket), patience)?;
     let (address, len) = address(name)?;
     // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
-    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
-    Ok(socket)
+    let done = unsafe { libc::syscall(libc::SYS_connect, socket.as_raw_fd(), &raw const address, len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(socket) }
 }
 
 /// Bounds how long each operation on a connection waits.
@@ -149,6 +154,61 @@ pub fn peer(fd: BorrowedFd<'_>) -> io::Result<Peer> {
         )
     })?;
     Ok(Peer { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid })
+}
+
+/// A process that has connected, which no other one is ever taken for.
+#[derive(Debug)]
+pub struct Process {
+    /// As it was when it connected.
+    pub peer: Peer,
+    life: OwnedFd,
+}
+
+impl Process {
+    /// Who is on the other end of a connection that was accepted.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has ended, or cannot be seen from here.
+    pub fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        /// Of asm-generic/socket.h, since Linux 6.5.
+        const SO_PEERPIDFD: libc::c_int = 77;
+        let peer = peer(fd)?;
+        let mut raw: libc::c_int = -1;
+        let mut len = size_of_val(&raw) as libc::socklen_t;
+        let to = (&raw mut raw).cast();
+        // SAFETY: the kernel writes at most `len` bytes into `raw`, which lives across the call.
+        let asked = check(unsafe {
+            libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, to, &raw mut len)
+        });
+        match asked {
+            Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                // By its number, which another process could have by now: who lets a connection
+                // wait until then can have no other one taken for itself that does not connect,
+                // too.
+                // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.
+                raw = unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) } as libc::c_int;
+                check(raw)?;
+            }
+            asked => _ = asked?,
+        }
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        Ok(Self { peer, life: unsafe { OwnedFd::from_raw_fd(raw) } })
+    }
+
+    /// Whether it has not ended.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        let mut end = libc::pollfd { fd: self.life.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the kernel reads and writes one pollfd, which lives across the call.
+        unsafe { libc::poll(&raw mut end, 1, 0) == 0 }
+    }
+
+    /// Whether both are one that lives, and has not become another user.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        // A number is given to another process only after the end of the one that has it.
+        self.peer == other.peer && self.lives() && other.lives()
+    }
 }
 
 /// The effective user of this process.
@@ -199,7 +259,6 @@ pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::R
     }
     // SAFETY: the kernel reads the message and the control buffer through the header; all live across the call, and
     // nothing is written to through the pointer that was cast to a mutable one.
-    // The kernel's call itself: the preload library stands before the C library's, and looks for descriptors that are sent.
     let sent =
         unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -233,7 +292,8 @@ pub fn recv_into(
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = size_of::<Control>() as _;
     // SAFETY: the kernel writes at most as much as the buffers have, which live across the call.
-    let len = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+    let len =
+        unsafe { libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
     if len < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -287,6 +347,8 @@ mod tests {
         let server = accept(listener.as_fd()).unwrap();
         let mine = Peer { pid: std::process::id(), uid: effective_uid() };
         assert_eq!((peer(server.as_fd()).unwrap(), peer(client.as_fd()).unwrap()), (mine, mine));
+        let process = Process::of(server.as_fd()).unwrap();
+        assert!(process.peer == mine && process.lives() && process.is(&process));
         send(client.as_fd(), b"one", &[]).unwrap();
         let (mut reader, writer) = io::pipe().unwrap();
         send(client.as_fd(), b"two", &[writer.as_fd(), writer.as_fd()]).unwrap();

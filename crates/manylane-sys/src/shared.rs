@@ -36,6 +36,16 @@ pub fn file(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Gives up what is in a file that [`file()`] made here, also for who still has it mapped: from
+/// now on it is of zeroes, and takes memory of those who write to it.
+pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // Where it cannot be, the memory stays as long as somebody has it.
+    // SAFETY: takes no pointer. Whoever maps the file copes with bytes of others, zeroes among
+    // them.
+    _ = unsafe { libc::fallocate(fd.as_raw_fd(), mode, 0, bytes as libc::off_t) };
+}
+
 /// Some bytes of a file, mapped shared until this is dropped.
 #[derive(Debug)]
 pub struct Bytes(FileMapping);

@@ -1,9 +1,9 @@
 //! Engine `xdp` for programs that are run: this process opens the devices, and lends the program their queues.
 //!
-//! The program, which may be an ordinary user's, inherits one descriptor, over which its library asks. A thread of this
-//! process answers. When this process ends, however it ends, the kernel has all frames again.
+//! The program, which may be an ordinary user's, has in its environment how its library asks. A
+//! thread of this process answers. When this process ends, however it ends, the kernel has all
+//! frames again.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::thread;
@@ -17,11 +17,8 @@ use crate::args::RunArgs;
 use crate::output;
 use crate::tune::guard::Guard;
 
-/// Devices that are open, and the end of the channel that the program inherits.
-pub(super) struct Open {
-    lender: Lender,
-    theirs: OwnedFd,
-}
+/// Devices that are open.
+pub(super) struct Open(Lender);
 
 /// Whether the program is to have queues.
 pub(super) fn is_wanted(args: &RunArgs) -> bool {
@@ -36,7 +33,7 @@ pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<Open> {
     let names = args.interfaces.as_deref();
     // Who names a device has decided.
     let links = if names.is_none() { Guard::here()? } else { Guard::default() };
-    let (lender, theirs) = Lender::open(names, |device| spare(&links, device)).context("engine xdp")?;
+    let lender = Lender::open(names, |device| spare(&links, device)).context("engine xdp")?;
     let guard = &args.guard;
     lender.gate().change(|wanted| {
         wanted.set_limits(&guard.limit)?;
@@ -45,8 +42,12 @@ pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<Open> {
         }
         Ok(())
     })?;
-    command.env(lend::VARIABLE, theirs.as_raw_fd().to_string());
-    Ok(Open { lender, theirs })
+    command.env(lend::VARIABLE, lender.ticket());
+    output::tell(&format!(
+        "manylane: engine xdp: the program may send any frame by {}, past the firewall, as with CAP_NET_RAW (docs/run.md)",
+        lender.devices().join(", ")
+    ));
+    Ok(Open(lender))
 }
 
 /// Why a device is not to be touched: most drivers of network cards take the link down for a moment when a program comes.
@@ -61,12 +62,12 @@ fn spare(links: &Guard, device: &str) -> Option<String> {
 impl Open {
     /// What the program is not to be bothered with.
     pub(super) fn gate(&self) -> Gate {
-        self.lender.gate()
+        self.0.gate()
     }
 
     /// How full the rings are that are lent.
     pub(super) fn rings(&self) -> LentRings {
-        self.lender.rings()
+        self.0.rings()
     }
 
     /// Lends from now on; the program has been started.
@@ -74,9 +75,7 @@ impl Open {
     /// # Errors
     /// If no thread can be started.
     pub(super) fn start(self) -> Result<()> {
-        let Self { lender, theirs } = self;
-        // Programs alone have it now.
-        drop(theirs);
+        let Self(lender) = self;
         let run = move || {
             static NEVER: AtomicBool = AtomicBool::new(false);
             if let Err(err) = lender.run(&NEVER) {

@@ -9,6 +9,7 @@
 mod bench;
 mod c;
 mod dns;
+mod hostile;
 mod kamailio;
 mod late;
 mod load;

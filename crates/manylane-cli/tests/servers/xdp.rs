@@ -33,7 +33,7 @@ pub(crate) struct Scene {
     pub(crate) asker: Place,
     pub(crate) place: Place,
     pub(crate) addr: SocketAddr,
-    _testbed: Testbed,
+    testbed: Testbed,
 }
 
 impl Scene {
@@ -49,11 +49,16 @@ impl Scene {
         let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
         let place = Place::at(test, testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
-        Some(Self { asker, place, addr, _testbed: testbed })
+        Some(Self { asker, place, addr, testbed })
+    }
+
+    /// The network namespace of who asks, for another process.
+    pub(crate) fn peers(&self) -> String {
+        self.testbed.host(0).namespace().path()
     }
 
     /// The command line of a server in C.
-    fn server(&self, how: &str, receivers: u32) -> Vec<String> {
+    pub(crate) fn server(&self, how: &str, receivers: u32) -> Vec<String> {
         let program = c::build(&self.place);
         let (port, ip) = (self.addr.port().to_string(), self.addr.ip().to_string());
         [program.to_str().unwrap(), &port, how, &receivers.to_string(), &ip].map(str::to_owned).to_vec()
@@ -86,7 +91,7 @@ impl Scene {
         asked
     }
 
-    fn ask(&self) {
+    pub(crate) fn ask(&self) {
         let answers = LOAD.ask(&self.asker, self.addr, |n| format!("request {n}").into_bytes());
         let mut expected: Vec<_> = (0..LOAD.count()).map(|n| format!("request {n}!").into_bytes()).collect();
         expected.sort();

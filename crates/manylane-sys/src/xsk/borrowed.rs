@@ -185,6 +185,17 @@ impl Borrowed {
         }
     }
 
+    /// As [`lock`](Self::lock), without waiting: none if somebody has it who may come back.
+    pub(super) fn lock_now(&self, own: Holder, is_gone: impl Fn(Holder) -> bool) -> Option<Held<'_>> {
+        let lock = &self.control().lock;
+        let take = |from| lock.compare_exchange(from, own.0, Ordering::Acquire, Ordering::Relaxed);
+        let taken = match take(0) {
+            Err(holder) if is_gone(Holder(holder)) => take(holder),
+            taken => taken,
+        };
+        taken.is_ok().then(|| Held::new(self))
+    }
+
     #[cold]
     fn wait_for_lock(&self, own: Holder, is_gone: impl Fn(Holder) -> bool) -> Option<Held<'_>> {
         let lock = &self.control().lock;

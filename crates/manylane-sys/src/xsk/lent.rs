@@ -120,13 +120,14 @@ impl LentQueue {
         self.file.as_fd()
     }
 
-    /// Takes back what a socket has left in its rings, which nothing is led to any more and nobody has. `has_ended` says of
-    /// a loan that all processes have closed it: a lock that is held by it is broken. False if another loan holds the lock
-    /// for long: nothing is taken back yet.
+    /// Takes back what a socket has left in its rings, which nothing is led to any more, for the
+    /// others in its queue. `has_ended` says of a loan that all processes have closed it: a lock
+    /// that is held by it is broken. False if another loan has the lock just now: it is not waited
+    /// for.
     #[must_use]
     pub fn take_back(left: &Borrowed, has_ended: impl Fn(u16) -> bool) -> bool {
         left.kick();
-        let Some(mut held) = left.lock(Holder::LENDER, |holder| has_ended(holder.loan())) else {
+        let Some(mut held) = left.lock_now(Holder::LENDER, |holder| has_ended(holder.loan())) else {
             return false;
         };
         for _ in 0..RING {
@@ -136,6 +137,13 @@ impl LentQueue {
             held.pass();
         }
         true
+    }
+}
+
+impl Drop for LentQueue {
+    fn drop(&mut self) {
+        // Who had it may keep the memory, but not at our expense, and not what is in it.
+        shared::discard(self.file.as_fd(), size_of_memory(FRAMES));
     }
 }
 

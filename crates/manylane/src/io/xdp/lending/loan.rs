@@ -1,227 +1,306 @@
 //! One loan: asked for, handed over, opened and closed, taken back.
+//!
+//! Nothing that a program says is believed but its wish. Where its socket is bound, and that it is
+//! the only one there, the kernel says, when a loan begins, before a port is led to it, and a few
+//! times in a second after that ([`Lender::look_at_sockets`]).
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use manylane_sys::bound::{self, Bound};
 use manylane_sys::lend::{self, Fds, Message, Terms};
-use manylane_sys::xsk::{Borrowed, LentQueue};
+use manylane_sys::xsk::Borrowed;
 use manylane_sys::{barrier, sock};
 
 use super::Lender;
+use super::callers::Caller;
+use super::devices::{LentDevice, Ready};
+use super::peers::NextHops;
 use crate::error::Result;
 use crate::io::xdp::checks;
 use crate::io::xdp::device::Number;
 
-const ENOSPC: i32 = 28;
-const ENODEV: i32 = 19;
-const EPROTO: i32 = 71;
+pub(super) const ENOSPC: i32 = 28;
+pub(super) const ENODEV: i32 = 19;
+pub(super) const EPROTO: i32 = 71;
 
 /// What one socket of a program has.
 pub(super) struct Loan {
-    /// Its number; also what the watch calls its end.
+    /// By what the locks of its queues name it.
     pub(super) number: u16,
-    pub(super) end: OwnedFd,
+    pub(super) caller: Caller,
     pub(super) addr: SocketAddr,
-    pub(super) only_v6: bool,
-    pub(super) is_open: bool,
+    cookie: u64,
+    only_v6: bool,
+    stage: Stage,
     /// Its number on each device that it has queues of.
     pub(super) numbers: Vec<(u32, Number)>,
     pub(super) members: Vec<Member>,
+    pub(super) hops: NextHops,
+}
+
+/// Each is reached once, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Lent,
+    Open,
+    Closed,
 }
 
 pub(super) struct Member {
     pub(super) terms: Terms,
-    pub(super) xsk: OwnedFd,
+    xsk: OwnedFd,
     pub(super) view: Borrowed,
     /// What it had sent when this was looked at last.
     pub(super) sent: u32,
 }
 
-impl Lender {
-    /// A program asks for queues.
-    pub(super) fn hear_program(&mut self) {
-        let mut fds = Fds::default();
-        let message = Message::receive(self.channel.as_fd(), &mut fds);
-        if matches!(message, Ok(None)) {
-            // All programs have closed it: nobody asks any more.
-            _ = self.watch.remove(&self.channel);
-        }
-        let mut fds = fds.into_iter().flatten();
-        let (Ok(Some(Message::Ask)), Some(end), Some(socket)) = (message, fds.next(), fds.next()) else {
-            return;
-        };
-        // Who asks waits with a bound, and takes no answer for a refusal.
-        _ = match self.lend(&end, &UdpSocket::from(socket)) {
-            Ok(loan) => self.hand_over(&end, loan),
-            Err(err) => Message::Refused(err.raw_os_error().unwrap_or(EPROTO)).send(end.as_fd(), &[]),
-        };
+impl Member {
+    pub(super) fn new(terms: Terms, xsk: OwnedFd, view: Borrowed) -> Self {
+        let sent = view.progress();
+        Self { terms, xsk, view, sent }
     }
+}
 
-    /// What a socket can be lent.
-    fn lend(&mut self, end: &OwnedFd, socket: &UdpSocket) -> io::Result<Loan> {
+/// What a socket can be lent.
+pub(super) struct Offer {
+    addr: SocketAddr,
+    cookie: u64,
+    only_v6: bool,
+    /// The places of devices, and queues that are ready.
+    queues: Vec<(usize, u32)>,
+    hops: NextHops,
+}
+
+impl Lender {
+    /// What a socket can be lent; `WouldBlock` if there will be more in a moment, for a caller
+    /// that `waits`.
+    pub(super) fn offer(&mut self, caller: &Caller, socket: &UdpSocket, waits: bool) -> io::Result<Offer> {
+        let refused = io::Error::from_raw_os_error;
         let about = sock::about(socket.as_fd())?;
-        let addr = socket.local_addr()?;
-        if !about.is_udp || addr.port() == 0 || about.namespace != self.namespace {
-            return Err(io::Error::from_raw_os_error(ENODEV));
+        if !about.is_udp || about.namespace != self.namespace {
+            return Err(refused(ENODEV));
         }
-        let mut loan = Loan {
-            number: self.free_number(),
-            end: end.try_clone()?,
-            addr,
-            only_v6: about.only_v6,
-            is_open: false,
-            numbers: Vec::new(),
-            members: Vec::new(),
-        };
+        let addr = socket.local_addr()?;
+        if let Err(why) = judge(about.cookie, addr.ip(), &bound::to_port(addr.port())?) {
+            log::warn!("no queues are lent to {addr}: {why}");
+            return Err(refused(ENODEV));
+        }
         let all = self.routes.local_addresses();
         let wanted = addr.ip().to_canonical();
-        let mut reached = false;
-        for lent in &mut self.devices {
+        let (mut is_reached, mut is_late) = (false, false);
+        let mut queues = Vec::new();
+        for (place, lent) in self.devices.iter_mut().enumerate() {
             // A wildcard is reached over each of them, an address over those that have it.
             let index = lent.device.index;
             if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
                 continue;
             }
-            reached = true;
-            let Ok(number) = lent.device.register(&[]) else { continue };
-            if let Err(err) = self.gate.join(&lent.device, number) {
-                log::warn!("{} is not lent: {}", lent.device.name, err.chain());
-                lent.device.unregister(number);
-                continue;
-            }
-            let before = loan.members.len();
+            is_reached = true;
             for queue in 0..lent.device.queues() {
-                if loan.members.len() == lend::QUEUES {
+                if queues.len() == lend::QUEUES {
                     break;
                 }
-                match lent.member(queue, number, loan.number) {
-                    Ok(Some(member)) => loan.members.push(member),
-                    Ok(None) => {}
-                    Err(why) => log::warn!("{} queue {queue} is not lent: {why}", lent.device.name),
+                match lent.prepare(queue, &caller.process) {
+                    Ready::Yes => queues.push((place, queue)),
+                    Ready::No => {}
+                    Ready::NotYet => is_late = true,
                 }
             }
-            if loan.members.len() == before {
-                self.gate.leave(&lent.device, number);
-                lent.device.unregister(number);
-            } else {
-                loan.numbers.push((index, number));
+        }
+        if is_late && waits {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if queues.is_empty() {
+            return Err(refused(if is_reached { ENOSPC } else { ENODEV }));
+        }
+        Ok(Offer { addr, cookie: about.cookie, only_v6: about.only_v6, queues, hops: NextHops::new()? })
+    }
+
+    /// Lends what was offered, and says so.
+    pub(super) fn begin(&mut self, caller: Caller, offer: Offer) {
+        let Offer { addr, cookie, only_v6, queues, hops } = offer;
+        let (numbers, members) = (Vec::new(), Vec::new());
+        let mut loan = Loan {
+            number: self.free_number(),
+            caller,
+            addr,
+            cookie,
+            only_v6,
+            stage: Stage::Lent,
+            numbers,
+            members,
+            hops,
+        };
+        for of_device in queues.chunk_by(|one, other| one.0 == other.0) {
+            self.join(&mut loan, of_device);
+        }
+        let given = if loan.members.is_empty() {
+            loan.caller.refuse(ENOSPC);
+            false
+        } else {
+            self.hand_over(&loan).is_ok()
+        };
+        if !given {
+            self.end(loan);
+        } else {
+            log::debug!("{} queues are lent to {addr}", loan.members.len());
+            self.loans.push(loan);
+        }
+    }
+
+    /// Gives a loan queues of one device.
+    fn join(&mut self, loan: &mut Loan, queues: &[(usize, u32)]) {
+        let Some(lent) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
+        let Ok(number) = lent.device.register(&[]) else { return };
+        if let Err(err) = self.gate.join(&lent.device, number) {
+            log::warn!("{} is not lent: {}", lent.device.name, err.chain());
+            return lent.device.unregister(number);
+        }
+        let before = loan.members.len();
+        for (_, queue) in queues {
+            match lent.member(*queue, number, loan.number) {
+                Ok(member) => loan.members.extend(member),
+                Err(why) => log::warn!("{} queue {queue} is not lent: {}", lent.device.name, why.chain()),
             }
         }
-        if loan.members.is_empty() {
-            return Err(io::Error::from_raw_os_error(if reached { ENOSPC } else { ENODEV }));
+        if loan.members.len() == before {
+            self.gate.leave(&lent.device, number);
+            lent.device.unregister(number);
+        } else {
+            loan.numbers.push((lent.device.index, number));
         }
-        Ok(loan)
     }
 
     /// Gives the program what it needs.
-    fn hand_over(&mut self, end: &OwnedFd, loan: Loan) -> io::Result<()> {
-        let give = |lender: &Self| {
-            Message::Done(loan.members.len() as u32).send(end.as_fd(), &[lender.hops_file.as_fd()])?;
-            for member in &loan.members {
-                let Some((queue, _)) = lender.queue(&member.terms) else { continue };
-                Message::Queue(member.terms).send(end.as_fd(), &[member.xsk.as_fd(), queue.file()])?;
-            }
-            Ok(())
-        };
-        let given = give(self).and_then(|()| self.watch.add(&loan.end, loan.number.into()));
-        if given.is_err() {
-            self.end(loan);
-        } else {
-            log::debug!("{} queues are lent to {}", loan.members.len(), loan.addr);
-            self.loans.push(loan);
-        }
-        given
-    }
-
-    fn queue(&self, terms: &Terms) -> Option<&(LentQueue, u32)> {
-        let lent = self.devices.iter().find(|lent| lent.device.index == terms.ifindex)?;
-        lent.queues.get(terms.queue as usize)?.as_ref()
-    }
-
-    /// Who has a loan says something, or is gone.
-    pub(super) fn hear_holder(&mut self, token: u64) {
-        let Some(at) = self.loans.iter().position(|loan| u64::from(loan.number) == token) else { return };
-        let message = Message::receive(self.loans[at].end.as_fd(), &mut Fds::default());
-        let answer = match message {
-            Ok(Some(Message::Open)) => {
-                let led = self.lead(&self.loans[at]);
-                self.loans[at].is_open = led.is_ok();
-                if let Err(err) = &led {
-                    log::warn!("{} is not led to its queues: {}", self.loans[at].addr, err.chain());
-                    self.unlead(&self.loans[at]);
-                }
-                led.map_or(Message::Refused(EPROTO), |()| Message::Done(0))
-            }
-            Ok(Some(Message::Close)) => {
-                self.loans[at].is_open = false;
-                self.unlead(&self.loans[at]);
-                // What is between the program on the device and a ring arrives there before the answer.
-                barrier::settle();
-                Message::Done(0)
-            }
-            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
-            _ => {
-                let loan = self.loans.swap_remove(at);
-                _ = self.watch.remove(&loan.end);
-                self.end(loan);
-                return;
-            }
-        };
-        _ = answer.send(self.loans[at].end.as_fd(), &[]);
-    }
-
-    /// Makes the addresses of a loan lead to it. After an error some do.
-    pub(super) fn lead(&self, loan: &Loan) -> Result<()> {
-        let locals = self.routes.locals();
-        let not_from = checks::not_from(&locals);
-        for (index, number) in &loan.numbers {
-            if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
-                let addresses = checks::led(loan.addr.ip(), loan.only_v6, *index, &locals);
-                lent.device.bind(*number, loan.addr.port(), &addresses, &not_from)?;
-            }
+    fn hand_over(&self, loan: &Loan) -> io::Result<()> {
+        let end = loan.caller.end.as_fd();
+        Message::Done(loan.members.len() as u32).send(end, &[loan.hops.file()])?;
+        for Member { terms, xsk, .. } in &loan.members {
+            let lent = self.devices.iter().find(|lent| lent.device.index == terms.ifindex);
+            let file = lent.and_then(|lent| lent.file(terms.queue)).ok_or(io::ErrorKind::NotFound)?;
+            Message::Queue(*terms).send(end, &[xsk.as_fd(), file])?;
         }
         Ok(())
     }
 
-    /// Lets no address lead to a loan any more.
-    fn unlead(&self, loan: &Loan) {
-        for (index, number) in &loan.numbers {
-            if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
-                lent.device.unlead(*number);
+    /// Who has a loan says something, or is gone. Whoever says what it is not the time for has it
+    /// no more.
+    pub(super) fn hear_holder(&mut self, at: usize) {
+        let loan = &self.loans[at];
+        let said = match Message::receive(loan.caller.end.as_fd(), &mut Fds::default()) {
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
+            said => said.ok().flatten(),
+        };
+        let answer = match (loan.stage, said) {
+            (Stage::Lent, Some(Message::Open)) => self.open_loan(at),
+            (Stage::Open, Some(Message::Close)) => {
+                self.close_loan(at);
+                Message::Done(0)
+            }
+            _ => return self.end_at(at),
+        };
+        // Who does not take the answer does not wait for it.
+        if answer.send(self.loans[at].caller.end.as_fd(), &[]).is_err() {
+            self.end_at(at);
+        }
+    }
+
+    fn open_loan(&mut self, at: usize) -> Message {
+        let loan = &mut self.loans[at];
+        let stands = bound::to_port(loan.addr.port())
+            .map_or(Err("it cannot be asked for"), |all| judge(loan.cookie, loan.addr.ip(), &all));
+        loan.stage = Stage::Open;
+        let led = match stands {
+            Ok(()) => self.lead(&self.loans[at]).map_err(|err| err.chain().to_string()),
+            Err(why) => Err(why.to_owned()),
+        };
+        let Err(why) = led else { return Message::Done(0) };
+        log::warn!("{} is not led to its queues: {why}", self.loans[at].addr);
+        self.close_loan(at);
+        Message::Refused(EPROTO)
+    }
+
+    /// Nothing comes to a loan any more, for good.
+    fn close_loan(&mut self, at: usize) {
+        self.loans[at].stage = Stage::Closed;
+        for (lent, number) in self.places(&self.loans[at]) {
+            lent.device.unlead(number);
+        }
+        // What is between the program on the device and a ring arrives there before the answer.
+        barrier::settle();
+    }
+
+    /// Where a loan is.
+    fn places(&self, loan: &Loan) -> impl Iterator<Item = (&LentDevice, Number)> {
+        loan.numbers.iter().filter_map(|(index, number)| {
+            let lent = self.devices.iter().find(|lent| lent.device.index == *index)?;
+            Some((lent, *number))
+        })
+    }
+
+    /// Makes the addresses of a loan that is open lead to it. After an error some do.
+    fn lead(&self, loan: &Loan) -> Result<()> {
+        let locals = self.routes.locals();
+        let not_from = checks::not_from(&locals);
+        self.places(loan).try_for_each(|(lent, number)| {
+            let addresses = checks::led(loan.addr.ip(), loan.only_v6, lent.device.index, &locals);
+            lent.device.bind(number, loan.addr.port(), &addresses, &not_from)
+        })
+    }
+
+    /// What has changed on the machine changes for those that are open.
+    pub(super) fn lead_all(&self) {
+        for loan in self.loans.iter().filter(|loan| loan.stage == Stage::Open) {
+            if let Err(err) = self.lead(loan) {
+                log::warn!("the machine has changed, and XDP could not follow: {}", err.chain());
             }
         }
+    }
+
+    /// Ends the loans of sockets that were closed, or are not what they were.
+    pub(super) fn look_at_sockets(&mut self) {
+        for at in (0..self.loans.len()).rev() {
+            let Loan { addr, cookie, .. } = self.loans[at];
+            // What cannot be known now may be known the next time.
+            let Ok(all) = bound::to_port(addr.port()) else { continue };
+            if let Err(why) = judge(cookie, addr.ip(), &all) {
+                log::debug!("{addr} has no queues any more: {why}");
+                self.end_at(at);
+            }
+        }
+    }
+
+    fn end_at(&mut self, at: usize) {
+        let loan = self.loans.swap_remove(at);
+        self.end(loan);
     }
 
     /// Takes a loan back: the port first, then the queues with what is in them.
     fn end(&mut self, loan: Loan) {
-        for (index, number) in &loan.numbers {
-            if let Some(lent) = self.devices.iter().find(|lent| lent.device.index == *index) {
-                for member in loan.members.iter().filter(|member| member.terms.ifindex == *index) {
-                    lent.device.unsteer(*number, member.terms.queue);
-                }
-                lent.device.unlead(*number);
-                self.gate.leave(&lent.device, *number);
-                lent.device.unregister(*number);
+        for (lent, number) in self.places(&loan) {
+            lent.device.unlead(number);
+            for member in loan.members.iter().filter(|member| member.terms.ifindex == lent.device.index) {
+                lent.device.unsteer(number, member.terms.queue);
             }
+            self.gate.leave(&lent.device, number);
+            lent.device.unregister(number);
         }
         barrier::settle();
-        self.left.extend(loan.members);
+        for Member { terms, view, .. } in loan.members {
+            if let Some(lent) = self.devices.iter_mut().find(|lent| lent.device.index == terms.ifindex) {
+                lent.leave(terms.queue, view);
+            }
+        }
         self.take_back();
     }
 
-    /// Takes back what loans that have ended left in rings; where another loan keeps the lock for long, later.
+    /// Takes back what loans that have ended left in rings.
     pub(super) fn take_back(&mut self) {
-        let Self { devices, loans, left, .. } = self;
+        let Self { devices, loans, .. } = self;
         let has_ended = |number| loans.iter().all(|loan| loan.number != number);
-        left.retain(|Member { terms, view, .. }| {
-            let lent = devices.iter_mut().find(|lent| lent.device.index == terms.ifindex);
-            let queue = lent.and_then(|lent| lent.queues.get_mut(terms.queue as usize)?.as_mut());
-            let Some((_, members)) = queue else { return false };
-            let is_back = LentQueue::take_back(view, has_ended);
-            *members = members.saturating_sub(u32::from(is_back));
-            !is_back
-        });
+        devices.iter_mut().for_each(|lent| lent.take_back(&has_ended));
     }
 
     /// A number that no loan has, and none that something is to be taken back of.
@@ -230,10 +309,71 @@ impl Lender {
             self.last_number = self.last_number.checked_add(1).unwrap_or(1);
             let number = self.last_number;
             if self.loans.iter().all(|loan| loan.number != number)
-                && self.left.iter().all(|member| member.terms.loan != number)
+                && !self.devices.iter().any(|lent| lent.has_left(number))
             {
                 return number;
             }
         }
+    }
+}
+
+/// Whether all that is sent to where a socket is bound is for that socket and its lanes; `all` are
+/// those on its port.
+fn judge(cookie: u64, ip: IpAddr, all: &[Bound]) -> std::result::Result<(), &'static str> {
+    let ours = all.iter().find(|bound| bound.cookie == cookie).filter(|ours| ours.ip == ip);
+    let ours = ours.ok_or("it is not bound there")?;
+    if ours.device != 0 {
+        return Err("it is bound to a device");
+    }
+    if ours.is_connected {
+        return Err("it is connected");
+    }
+    for other in all.iter().filter(|other| other.cookie != cookie && other.overlaps(ours)) {
+        if other.uid != ours.uid {
+            return Err("another user's socket is bound there");
+        }
+        // What the kernel would give to that one.
+        if other.is_connected
+            || other.device != 0
+            || other.ip != ours.ip && ours.takes(other.ip.to_canonical())
+        {
+            return Err("another socket is bound to a part of it");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(cookie: u64, ip: &str) -> Bound {
+        let ip = ip.parse().unwrap();
+        Bound { cookie, ip, only_v6: false, device: 0, is_connected: false, uid: 7 }
+    }
+
+    #[test]
+    fn a_socket_is_lent_queues_if_what_comes_is_its_own() {
+        let one = |ours: Bound, others: &[Bound]| judge(1, ours.ip, &[&[ours], others].concat());
+        let (any, some) = (bound(1, "0.0.0.0"), bound(1, "10.0.0.1"));
+        let lane = |ours: Bound| Bound { cookie: 2, ..ours };
+        assert_eq!((one(any, &[lane(any), lane(any)]), one(some, &[lane(some)])), (Ok(()), Ok(())));
+        // Beside it, or less than it.
+        assert_eq!(one(some, &[bound(2, "10.0.0.2"), bound(3, "127.0.0.53"), bound(4, "0.0.0.0")]), Ok(()));
+        let stranger = |ip| Bound { uid: 8, ..bound(2, ip) };
+        assert_eq!(one(some, &[stranger("10.0.0.2")]), Ok(()));
+        let only_v6 = Bound { only_v6: true, ..bound(1, "::") };
+        assert_eq!(one(only_v6, &[stranger("0.0.0.0"), stranger("10.0.0.1")]), Ok(()));
+
+        assert!(judge(1, some.ip, &[lane(some)]).is_err(), "it was closed");
+        assert!(judge(1, any.ip, &[some]).is_err(), "it is bound elsewhere");
+        assert!(one(Bound { device: 1, ..any }, &[]).is_err());
+        assert!(one(Bound { is_connected: true, ..any }, &[]).is_err());
+        assert!(one(any, &[stranger("0.0.0.0")]).is_err());
+        assert!(one(any, &[Bound { device: 3, ..stranger("0.0.0.0") }]).is_err());
+        assert!(one(bound(1, "::"), &[stranger("10.0.0.1")]).is_err());
+        assert!(one(any, &[bound(2, "10.0.0.1")]).is_err(), "the kernel gives that one its own");
+        assert!(one(some, &[Bound { is_connected: true, ..lane(some) }]).is_err());
+        assert!(one(some, &[Bound { device: 3, ..bound(2, "0.0.0.0") }]).is_err());
     }
 }

@@ -1,16 +1,21 @@
-//! Next hops of the peers that lanes send to: asked of the kernel, entered where lanes read them.
+//! Next hops of the peers that the lanes of one loan send to: asked of the kernel, entered where
+//! those lanes read them. Each loan has a table of its own: what its program writes there, or asks
+//! for without need, is its own loss.
 //!
 //! Senders choose how many peers there are: a tick looks at some of them and asks the kernel a few questions, however many
 //! there are and whatever it answers.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use manylane_sys::hops::{self, Hop, Hops, Pair};
+use manylane_sys::shared::{self, Shared};
 
-use super::Lender;
+use crate::io::xdp::route::Reader;
 
 /// A next hop that nobody used for so long is forgotten, and a question is not answered any more.
 const KEPT: Duration = Duration::from_secs(60);
@@ -21,9 +26,16 @@ const PEERS_PER_TICK: usize = 512;
 /// Source addresses that one tick asks the kernel for: enough for all peers within `SOURCE_KEPT`.
 const QUESTIONS_PER_TICK: usize = 32;
 
+/// The table of a loan, and what is in it.
+pub(super) struct NextHops {
+    hops: Shared<Hops>,
+    file: OwnedFd,
+    peers: Peers,
+}
+
 /// The peers that lanes send to.
 #[derive(Default)]
-pub(super) struct Peers {
+struct Peers {
     all: HashMap<[IpAddr; 2], Peer>,
     /// In the order in which they are looked at.
     schedule: VecDeque<[IpAddr; 2]>,
@@ -40,16 +52,35 @@ struct Peer {
     asked: Option<Instant>,
 }
 
-impl Lender {
+impl NextHops {
+    pub(super) fn new() -> io::Result<Self> {
+        let (hops, file) = Shared::<Hops>::create(c"manylane-hops")?;
+        hops.seed(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0));
+        hops.beat();
+        Ok(Self { hops, file, peers: Peers::default() })
+    }
+
+    /// Their memory, for the program.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
     /// Enters what lanes ask for, and what has changed of it.
-    pub(super) fn keep_hops(&mut self) {
-        let Self { hops, peers, reader, .. } = self;
-        reader.refresh();
+    pub(super) fn keep(&mut self, reader: &mut Reader) {
+        let Self { hops, peers, .. } = self;
+        hops.beat();
         peers.tick(hops, Instant::now(), chosen_source, |source, remote| {
             let next = reader.next_hop(source, remote)?;
             let (source_mac, mac) = (next.source_mac, next.mac);
             Some(Hop { source, ifindex: next.ifindex, mtu: next.mtu, source_mac, mac })
         });
+    }
+}
+
+impl Drop for NextHops {
+    fn drop(&mut self) {
+        // Who had them may keep the memory, but not at our expense.
+        shared::discard(self.file.as_fd(), size_of::<Hops>());
     }
 }
 
@@ -138,8 +169,6 @@ fn chosen_source(local: IpAddr, remote: IpAddr) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-
-    use manylane_sys::shared::Shared;
 
     use super::*;
 

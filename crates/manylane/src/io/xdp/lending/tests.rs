@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
-use manylane_sys::lend::{self, Fds, Message};
+use manylane_sys::lend::{Fds, Message};
 use manylane_sys::netns::NetNs;
 
 use super::Lender;
@@ -22,11 +22,13 @@ fn a_device() -> NetNs {
 }
 
 /// Asks for queues for a socket that is bound to this port: its end of the loan, and the socket.
-fn ask(lender: &mut Lender, channel: &OwnedFd, port: u16) -> (OwnedFd, UdpSocket) {
+fn ask(lender: &mut Lender, port: u16) -> (OwnedFd, UdpSocket) {
     let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
-    let (end, theirs) = lend::pair(Duration::from_secs(20)).unwrap();
-    Message::Ask.send(channel.as_fd(), &[theirs.as_fd(), socket.as_fd()]).unwrap();
-    lender.hear_program();
+    let end = lender.ticket.connect(Duration::from_secs(20)).unwrap();
+    Message::Ask(lender.ticket.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
+    lender.let_in();
+    lender.hear_visitor(0);
+    lender.answer();
     let Some(Message::Done(queues)) = Message::receive(end.as_fd(), &mut Fds::default()).unwrap() else {
         panic!("refused");
     };
@@ -40,7 +42,7 @@ fn ask(lender: &mut Lender, channel: &OwnedFd, port: u16) -> (OwnedFd, UdpSocket
 /// Whether the lender does what the holder of the loan at that place says.
 fn obeys(lender: &mut Lender, at: usize, end: &OwnedFd, order: Message) -> bool {
     order.send(end.as_fd(), &[]).unwrap();
-    lender.hear_holder(lender.loans[at].number.into());
+    lender.hear_holder(at);
     match Message::receive(end.as_fd(), &mut Fds::default()).unwrap() {
         Some(Message::Done(0)) => true,
         Some(Message::Refused(_)) => false,
@@ -72,22 +74,29 @@ fn netns_no_port_leads_to_a_loan_that_is_not_open() {
     };
     add(0);
     run(&ours, || {
-        let (mut lender, channel) = Lender::open(Some(&["near".into()]), |_| None).unwrap();
-        let (first, _one) = ask(&mut lender, &channel, 7001);
-        let (second, _other) = ask(&mut lender, &channel, 7002);
+        let mut lender = Lender::open(Some(&["near".into()]), |_| None).unwrap();
+        let (first, _one) = ask(&mut lender, 7001);
+        let (second, other) = ask(&mut lender, 7002);
         assert!(obeys(&mut lender, 0, &first, Message::Open));
         let led = led_to(&lender, 0);
         assert!(led > MANY, "{led}");
         assert!(!obeys(&mut lender, 1, &second, Message::Open));
         assert_eq!((led_to(&lender, 0), led_to(&lender, 1)), (led, 0));
-        // What the map has room for again is the second one's.
+        // An order is given once. What the map has room for again is the next one's.
+        drop((second, other));
+        lender.hear_holder(1);
+        let (second, _other) = ask(&mut lender, 7002);
         assert!(obeys(&mut lender, 0, &first, Message::Close));
         assert!(obeys(&mut lender, 1, &second, Message::Open));
         assert_eq!((led_to(&lender, 0), led_to(&lender, 1)), (0, led));
         add(MANY);
         until(|| lender.routes.local_addresses().len() > 2 * MANY);
         assert!(obeys(&mut lender, 1, &second, Message::Close));
-        assert!(!obeys(&mut lender, 0, &first, Message::Open));
+        // The first one ends, and its place is the second one's.
+        drop(first);
+        lender.hear_holder(0);
+        let (third, _third) = ask(&mut lender, 7003);
+        assert!(!obeys(&mut lender, 1, &third, Message::Open));
         assert_eq!((led_to(&lender, 0), led_to(&lender, 1)), (0, 0));
     });
 }
@@ -98,7 +107,7 @@ fn netns_vlans_of_a_socket_that_was_refused_lead_nowhere() {
         return;
     }
     run(&a_device(), || {
-        let (lender, _channel) = Lender::open(Some(&["near".into()]), |_| None).unwrap();
+        let lender = Lender::open(Some(&["near".into()]), |_| None).unwrap();
         let device = &lender.devices[0].device;
         let vlan = |n: u16| Vlan::stacked(1 + n / 4000, 1 + n % 4000).unwrap();
         // One more than the map has room for.

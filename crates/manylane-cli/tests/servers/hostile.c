@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A program that borrows queues and means no good: hostile WHAT ADDRESS PEERS.
+ * It speaks with the launcher by itself, without the library, and says what it
+ * gets. PEERS is the network namespace that datagrams come from.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if_xdp.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define WORDS 9
+#define MAGIC 0x324e4c4d
+#define MOST 32
+#define PATIENCE 20 /* seconds */
+
+enum {
+	ASK = 1,
+	OPEN,
+	CLOSE,
+	DONE,
+	REFUSED,
+	QUEUE
+};
+
+/* What one socket was lent. */
+struct loan {
+	int end, count;
+	int hops, xsk[MOST], memory[MOST];
+	uint32_t terms[MOST][WORDS];
+	char *rx[MOST], *bytes[MOST];
+	size_t rx_len[MOST], len[MOST];
+};
+
+static const char *ip;
+static int port = 7100, peer;
+
+static int say(int end, uint32_t kind, const uint32_t *words, const int *fds,
+	       int count)
+{
+	uint32_t message[WORDS] = { MAGIC, kind };
+	struct iovec part = { message, sizeof(message) };
+	char room[CMSG_SPACE(4 * sizeof(int))]
+		__attribute__((aligned(8))) = { 0 };
+	struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	if (words)
+		memcpy(message + 2, words, 4 * sizeof(uint32_t));
+	if (count) {
+		struct cmsghdr *control = (void *)room;
+
+		header.msg_control = room;
+		header.msg_controllen = CMSG_SPACE(count * sizeof(int));
+		control->cmsg_level = SOL_SOCKET;
+		control->cmsg_type = SCM_RIGHTS;
+		control->cmsg_len = CMSG_LEN(count * sizeof(int));
+		memcpy(CMSG_DATA(control), fds, count * sizeof(int));
+	}
+	return sendmsg(end, &header, MSG_NOSIGNAL);
+}
+
+/* The kind of the message that comes, 0 when the other end is closed. */
+static uint32_t hear(int end, uint32_t *message, int *fds)
+{
+	struct iovec part = { message, WORDS * sizeof(uint32_t) };
+	char room[CMSG_SPACE(4 * sizeof(int))] __attribute__((aligned(8)));
+	struct msghdr header = { .msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = room,
+				 .msg_controllen = sizeof(room) };
+	struct cmsghdr *control;
+	ssize_t len = recvmsg(end, &header, 0);
+
+	/* What it had not read when it closed comes back as this error. */
+	if (len < 0 && errno != ECONNRESET)
+		err(1, "nothing from the launcher");
+	if (len <= 0)
+		return 0;
+	control = CMSG_FIRSTHDR(&header);
+	if (control && fds)
+		memcpy(fds, CMSG_DATA(control),
+		       control->cmsg_len - CMSG_LEN(0));
+	return message[1];
+}
+
+static const char *ticket(void)
+{
+	const char *text = getenv("MANYLANE_LENDER");
+
+	if (!text || strlen(text) != 48)
+		errx(1, "no launcher that lends");
+	return text;
+}
+
+static void secret(uint32_t *words)
+{
+	char digits[9] = { 0 };
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		memcpy(digits, ticket() + 16 + 8 * i, 8);
+		words[i] = strtoul(digits, NULL, 16);
+	}
+}
+
+static int call(void)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	struct timeval patience = { .tv_sec = PATIENCE };
+	int end = socket(AF_UNIX, SOCK_SEQPACKET, 0), len;
+
+	setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	len = sprintf(at.sun_path + 1, "manylane.lend.%.16s", ticket());
+	if (connect(end, (void *)&at,
+		    offsetof(struct sockaddr_un, sun_path) + 1 + len))
+		err(1, "connect");
+	return end;
+}
+
+static void tell(const char *what, uint32_t kind, const uint32_t *message)
+{
+	if (kind == REFUSED)
+		printf("%s: refused %d\n", what, (int)message[2]);
+	else if (kind == DONE)
+		printf("%s: done\n", what);
+	else
+		printf("%s: closed\n", what);
+	fflush(stdout);
+}
+
+static int udp(const char *at, int reuse)
+{
+	struct timeval soon = { .tv_usec = 50000 };
+	struct sockaddr_in local = { .sin_family = AF_INET,
+				     .sin_port = htons(port) };
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	inet_pton(AF_INET, at, &local.sin_addr);
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof(soon));
+	if (bind(fd, (void *)&local, sizeof(local)))
+		err(1, "bind");
+	return fd;
+}
+
+static size_t map_ring(int xsk, uint32_t entries, char **at)
+{
+	struct xdp_mmap_offsets offsets;
+	socklen_t len = sizeof(offsets);
+	size_t bytes;
+
+	if (getsockopt(xsk, SOL_XDP, XDP_MMAP_OFFSETS, &offsets, &len))
+		err(1, "offsets");
+	bytes = offsets.rx.desc + entries * sizeof(struct xdp_desc);
+	*at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, xsk,
+		   XDP_PGOFF_RX_RING);
+	if (*at == MAP_FAILED)
+		err(1, "a ring");
+	return bytes;
+}
+
+/* Asks for a socket: whether there are queues. */
+static int borrow(struct loan *loan, const char *what, int fd)
+{
+	uint32_t words[4], message[WORDS], kind;
+	int i, fds[4];
+
+	secret(words);
+	loan->end = call();
+	say(loan->end, ASK, words, &fd, 1);
+	kind = hear(loan->end, message, &loan->hops);
+	if (kind != DONE) {
+		tell(what, kind, message);
+		return 0;
+	}
+	loan->count = message[2];
+	for (i = 0; i < loan->count; i++) {
+		struct stat stat;
+
+		if (hear(loan->end, loan->terms[i], fds) != QUEUE)
+			errx(1, "no queue");
+		loan->xsk[i] = fds[0];
+		loan->memory[i] = fds[1];
+		fstat(fds[1], &stat);
+		loan->len[i] = stat.st_size;
+		loan->bytes[i] =
+			mmap(NULL, stat.st_size, PROT_READ | PROT_WRITE,
+			     MAP_SHARED, fds[1], 0);
+		loan->rx_len[i] =
+			map_ring(fds[0], loan->terms[i][6], &loan->rx[i]);
+	}
+	printf("%s: lent %d\n", what, loan->count);
+	fflush(stdout);
+	return 1;
+}
+
+static void order(struct loan *loan, const char *what, uint32_t kind)
+{
+	uint32_t message[WORDS];
+
+	say(loan->end, kind, NULL, NULL, 0);
+	tell(what, hear(loan->end, message, NULL), message);
+}
+
+static void send_to_port(const char *text)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_port = htons(port) };
+
+	inet_pton(AF_INET, ip, &to.sin_addr);
+	sendto(peer, text, strlen(text), 0, (void *)&to, sizeof(to));
+}
+
+static int has(const char *bytes, size_t len, const char *text)
+{
+	return memmem(bytes, len, text, strlen(text)) != NULL;
+}
+
+static int sees(const struct loan *loan, const char *text)
+{
+	int i, found = 0;
+
+	for (i = 0; i < loan->count; i++)
+		found |= has(loan->bytes[i], loan->len[i], text);
+	return found;
+}
+
+/* Sends until `is` holds. */
+static int until(int (*is)(void *), void *with, const char *text)
+{
+	int tries;
+
+	for (tries = 0; tries < PATIENCE * 50; tries++) {
+		send_to_port(text);
+		usleep(20000);
+		if (is(with))
+			return 1;
+	}
+	return 0;
+}
+
+static const char *marker;
+
+static int arrived(void *loan)
+{
+	return sees(loan, marker);
+}
+
+static int received(void *fd)
+{
+	char data[64];
+
+	return recv(*(int *)fd, data, sizeof(data), 0) > 0;
+}
+
+static const char *yes(int is)
+{
+	return is ? "yes" : "no";
+}
+
+/* Whether datagrams come to the socket itself. */
+static void serves(const char *what, int fd)
+{
+	printf("%s: %s\n", what, yes(until(received, &fd, "to the socket")));
+	fflush(stdout);
+}
+
+static void in_child(void (*what)(void *), void *with)
+{
+	int status;
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	if (!pid) {
+		what(with);
+		fflush(stdout);
+		_exit(0);
+	}
+	waitpid(pid, &status, 0);
+	if (status)
+		errx(1, "a child ended with %d", status);
+}
+
+/* What is no question, and who says nothing. */
+static void noise(void)
+{
+	uint32_t words[4], wrong[4], message[WORDS];
+	int i, end, pipes[2], both[2], bound = udp(ip, 0);
+	char bytes[64] = { 1 };
+
+	secret(words);
+	memcpy(wrong, words, sizeof(wrong));
+	wrong[3] ^= 1;
+	for (i = 0; i < 200; i++)
+		call();
+	if (pipe(pipes))
+		err(1, "pipe");
+#define TRY(what, send)                                        \
+	do {                                                   \
+		end = call();                                  \
+		send;                                          \
+		tell(what, hear(end, message, NULL), message); \
+	} while (0)
+#define ASK_FOR(what, fd)                                 \
+	do {                                              \
+		both[0] = fd;                             \
+		TRY(what, say(end, ASK, words, both, 1)); \
+	} while (0)
+	TRY("a byte", send(end, bytes, 1, 0));
+	TRY("too much", send(end, bytes, 64, 0));
+	TRY("a wrong secret", say(end, ASK, wrong, &bound, 1));
+	TRY("no socket", say(end, ASK, words, NULL, 0));
+	both[0] = both[1] = bound;
+	TRY("two sockets", say(end, ASK, words, both, 2));
+	TRY("an order", say(end, OPEN, NULL, NULL, 0));
+	ASK_FOR("a pipe", pipes[0]);
+	ASK_FOR("TCP", socket(AF_INET, SOCK_STREAM, 0));
+	ASK_FOR("not bound", socket(AF_INET, SOCK_DGRAM, 0));
+}
+
+/* Orders that have no meaning, and answers that nobody reads. */
+static void orders(void)
+{
+	struct loan loan;
+	uint32_t message[WORDS];
+	int i;
+
+	borrow(&loan, "twice open", udp(ip, 0));
+	order(&loan, "open", OPEN);
+	order(&loan, "open", OPEN);
+	port++;
+	borrow(&loan, "never open", udp(ip, 0));
+	order(&loan, "close", CLOSE);
+	port++;
+	borrow(&loan, "as it should be", udp(ip, 0));
+	order(&loan, "open", OPEN);
+	order(&loan, "close", CLOSE);
+	order(&loan, "close", CLOSE);
+	port++;
+	borrow(&loan, "deaf", udp(ip, 0));
+	for (i = 0; i < 1000 && say(loan.end, OPEN, NULL, NULL, 0) > 0; i++)
+		;
+	while (hear(loan.end, message, NULL))
+		;
+	printf("ended\n");
+}
+
+/* A port is its socket's, not the loan's. */
+static void closed(void)
+{
+	struct loan loan;
+	uint32_t message[WORDS];
+	int fd = udp(ip, 0);
+
+	borrow(&loan, "before", fd);
+	order(&loan, "open", OPEN);
+	marker = "while it is open";
+	printf("frames: %s\n", yes(until(arrived, &loan, marker)));
+	close(fd);
+	serves("the next socket", udp(ip, 0));
+	tell("the loan", hear(loan.end, message, NULL), message);
+}
+
+static void as_user(void *at)
+{
+	if (setresuid(65534, 65534, 65534))
+		err(1, "setresuid");
+	*(int *)at = udp("0.0.0.0", 1);
+	pause();
+}
+
+/* Sockets that get only a part of what comes to their port, or will. */
+static void parts(void)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9) };
+	struct loan loan;
+	uint32_t message[WORDS];
+	int fd, other;
+	int *bound = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t pid;
+
+	fd = udp("0.0.0.0", 0);
+	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
+	borrow(&loan, "bound to a device", fd);
+	port++;
+	fd = udp(ip, 0);
+	to.sin_addr.s_addr = inet_addr(ip);
+	connect(fd, (void *)&to, sizeof(to));
+	borrow(&loan, "connected", fd);
+	port++;
+	fd = udp("0.0.0.0", 1);
+	other = udp(ip, 1);
+	borrow(&loan, "less than it seems", fd);
+	close(other);
+	borrow(&loan, "alone", fd);
+	order(&loan, "open", OPEN);
+	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
+	tell("bound to a device later", hear(loan.end, message, NULL), message);
+	port++;
+	pid = fork();
+	if (!pid)
+		as_user(bound);
+	while (!*(volatile int *)bound)
+		usleep(1000);
+	borrow(&loan, "beside another user", udp(ip, 1));
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
+
+static void ask_too(void *with)
+{
+	struct loan loan;
+
+	(void)with;
+	if (borrow(&loan, "another process", udp(ip, 1)))
+		order(&loan, "open", OPEN);
+}
+
+static void look_at(void *with)
+{
+	struct loan loan, *before = with;
+	struct stat ours, theirs;
+
+	if (!borrow(&loan, "another process", udp(ip, 1)))
+		return;
+	order(&loan, "open", OPEN);
+	marker = "for the second";
+	printf("frames: %s\n", yes(until(arrived, &loan, marker)));
+	printf("seen by the first: %s\n", yes(sees(before, marker)));
+	printf("left by the first: %s\n", yes(sees(&loan, "for the first")));
+	fstat(loan.hops, &ours);
+	fstat(before->hops, &theirs);
+	printf("the same next hops: %s\n", yes(ours.st_ino == theirs.st_ino));
+}
+
+/* Who had a queue keeps what it can of it. */
+static void kept(void)
+{
+	struct loan loan;
+	int i, fd = udp(ip, 1);
+
+	borrow(&loan, "the first", fd);
+	order(&loan, "open", OPEN);
+	marker = "for the first";
+	printf("frames: %s\n", yes(until(arrived, &loan, marker)));
+	port++;
+	in_child(ask_too, NULL);
+	/* It gives the loan back, and keeps the sockets and the memory. */
+	port--;
+	close(loan.end);
+	serves("the first", fd);
+	port++;
+	in_child(ask_too, NULL);
+	/* The memory alone. */
+	for (i = 0; i < loan.count; i++) {
+		munmap(loan.rx[i], loan.rx_len[i]);
+		close(loan.xsk[i]);
+	}
+	in_child(look_at, &loan);
+}
+
+/* Everything that is shared is full of ones. */
+static void scribbles(void)
+{
+	struct loan loan;
+	size_t len;
+	char *at;
+	int i;
+
+	borrow(&loan, "the first", udp(ip, 0));
+	order(&loan, "open", OPEN);
+	len = lseek(loan.hops, 0, SEEK_END);
+	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, loan.hops, 0);
+	for (i = 0; i < 100; i++) {
+		int n;
+
+		memset(at, i % 2 ? 0xff : 2, len);
+		for (n = 0; n < loan.count; n++) {
+			memset(loan.bytes[n], i % 2 ? 0xff : 1, loan.len[n]);
+			memset(loan.rx[n], 0xff, loan.rx_len[n]);
+		}
+		send_to_port("nowhere");
+		usleep(10000);
+	}
+	/* Files that become shorter would kill who has them mapped. */
+	printf("shorter: %s\n",
+	       yes(!ftruncate(loan.hops, 0) || !ftruncate(loan.memory[0], 0)));
+}
+
+static void ask_as(void *with)
+{
+	int uid = *(int *)with;
+	struct loan loan;
+	char what[16];
+
+	sprintf(what, "user %d", uid);
+	if (setresuid(uid, uid, uid))
+		err(1, "setresuid");
+	borrow(&loan, what, udp(ip, 0));
+}
+
+static void users(void)
+{
+	static int all[] = { 65534, 65533, 0, 65534, 0 };
+	unsigned int i;
+
+	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		in_child(ask_as, all + i);
+}
+
+/* Calls without an end, as many as there can be at a time, until its parent ends. */
+static void flood(void)
+{
+	int all[64] = { 0 }, i;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	for (i = 0;; i++) {
+		int *at = all + i % 64;
+
+		if (*at)
+			close(*at);
+		*at = call();
+		if (i % 3 == 0)
+			say(*at, i % 5, NULL, NULL, 0);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} all[] = { { "noise", noise },	  { "orders", orders },
+		    { "closed", closed }, { "parts", parts },
+		    { "kept", kept },	  { "scribbles", scribbles },
+		    { "users", users },	  { "flood", flood } };
+	int ours = open("/proc/self/ns/net", O_RDONLY), theirs;
+	unsigned int i;
+
+	if (argc != 4)
+		errx(2, "hostile WHAT ADDRESS PEERS");
+	ip = argv[2];
+	theirs = open(argv[3], O_RDONLY);
+	if (setns(theirs, CLONE_NEWNET))
+		err(1, "setns");
+	peer = socket(AF_INET, SOCK_DGRAM, 0);
+	if (setns(ours, CLONE_NEWNET))
+		err(1, "setns");
+	for (i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		if (!strcmp(argv[1], all[i].name))
+			all[i].run();
+	return 0;
+}

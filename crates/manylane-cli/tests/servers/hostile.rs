@@ -1,0 +1,138 @@
+//! Borrowers that mean no good (`hostile.c`): what each gets, and that the launcher lends as ever
+//! to the one that comes after it.
+
+use std::fs;
+use std::process::Command;
+
+use crate::says;
+use crate::server::Server;
+use crate::xdp::{OPTIONS, Scene};
+
+/// Runs `what` under a launcher, and behind it, or beside it, a server that is served as if it
+/// were alone: what `hostile.c` says.
+fn after(test: &str, what: &str, beside: bool) -> Option<String> {
+    let scene = Scene::with_queues(test, 2)?;
+    let (code, program) =
+        (scene.place.file("hostile.c", include_str!("hostile.c")), scene.place.path("hostile"));
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
+    says(cc);
+    let (said, server, ip) = (scene.place.path("said"), scene.server("block", 1).join(" "), scene.addr.ip());
+    let next = if beside { "&" } else { ";" };
+    let script = format!(
+        "env -u LD_PRELOAD {program} {what} {ip} {} >{said} 2>&1 {next} exec {server}",
+        scene.peers()
+    );
+    let script = ["/bin/sh", "-c", &script].map(str::to_owned);
+    let mut server = Server::start(&scene.place, &script, Some(OPTIONS));
+    scene.warm_up(&mut server);
+    let more = scene.ask_until_frames_leave(&mut server);
+    assert!(more > 0);
+    scene.ask();
+    let (status, report) = server.end();
+    assert!(status.success(), "{status}");
+    assert_eq!(report.unwrap().reasons(), [""; 0]);
+    Some(fs::read_to_string(said).unwrap())
+}
+
+fn expect(test: &str, what: &str, lines: &[&str]) {
+    if let Some(said) = after(test, what, false) {
+        assert_eq!(said.lines().collect::<Vec<_>>(), lines);
+    }
+}
+
+#[test]
+fn netns_xdp_hostile_who_says_nothing_or_no_question() {
+    let lines = [
+        "a byte: closed",
+        "too much: closed",
+        "a wrong secret: closed",
+        "no socket: refused 71",
+        "two sockets: refused 71",
+        "an order: closed",
+        "a pipe: refused 88",
+        "TCP: refused 19",
+        "not bound: refused 19",
+    ];
+    expect("netns_xdp_hostile_who_says_nothing_or_no_question", "noise", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_orders_out_of_turn_and_answers_unread() {
+    let lines = [
+        "twice open: lent 2",
+        "open: done",
+        "open: closed",
+        "never open: lent 2",
+        "close: closed",
+        "as it should be: lent 2",
+        "open: done",
+        "close: done",
+        "close: closed",
+        "deaf: lent 2",
+        "ended",
+    ];
+    expect("netns_xdp_hostile_orders_out_of_turn_and_answers_unread", "orders", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_a_port_after_its_socket_is_closed() {
+    let lines = ["before: lent 2", "open: done", "frames: yes", "the next socket: yes", "the loan: closed"];
+    expect("netns_xdp_hostile_a_port_after_its_socket_is_closed", "closed", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_sockets_that_get_a_part_of_their_port() {
+    let lines = [
+        "bound to a device: refused 19",
+        "connected: refused 19",
+        "less than it seems: refused 19",
+        "alone: lent 2",
+        "open: done",
+        "bound to a device later: closed",
+        "beside another user: refused 19",
+    ];
+    expect("netns_xdp_hostile_sockets_that_get_a_part_of_their_port", "parts", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_memory_that_is_kept() {
+    let lines = [
+        "the first: lent 2",
+        "open: done",
+        "frames: yes",
+        "another process: refused 28",
+        "the first: yes",
+        "another process: refused 28",
+        "another process: lent 2",
+        "open: done",
+        "frames: yes",
+        "seen by the first: no",
+        "left by the first: no",
+        "the same next hops: no",
+    ];
+    expect("netns_xdp_hostile_memory_that_is_kept", "kept", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_memory_full_of_nonsense() {
+    let lines = ["the first: lent 2", "open: done", "shorter: no"];
+    expect("netns_xdp_hostile_memory_full_of_nonsense", "scribbles", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_more_than_one_user_beside_root() {
+    let lines = [
+        "user 65534: lent 2",
+        "user 65533: refused 13",
+        "user 0: lent 2",
+        "user 65534: lent 2",
+        "user 0: lent 2",
+    ];
+    expect("netns_xdp_hostile_more_than_one_user_beside_root", "users", &lines);
+}
+
+#[test]
+fn netns_xdp_hostile_calls_without_an_end() {
+    _ = after("netns_xdp_hostile_calls_without_an_end", "flood", true);
+}
