@@ -185,6 +185,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
         member.helps.store(0, Ordering::Relaxed);
         member.is_watched.store(0, Ordering::Relaxed);
         member.unlooked.store(0, Ordering::Relaxed);
+        member.looked.store(0, Ordering::Relaxed);
         member.lane.store(-1, Ordering::Relaxed);
         let quiet = Quiet::new();
         member.life.store(life(), Ordering::Release);

@@ -3,7 +3,8 @@
 //! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel. If the owner does not wait,
 //! the lane is *uncovered*, and then:
 //! - a receive that would say EAGAIN looks at every uncovered lane first;
-//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at every uncovered lane.
+//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at every uncovered lane. A wait that
+//!   ends before, by something else than a datagram for the socket, looks if the thread has not looked for a slice.
 //!
 //! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
 //! sleeps. Who is never without datagrams of its own looks, too, once in some receives.
@@ -87,7 +88,7 @@ fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
 
 /// Milliseconds from the clock of the kernel's ticks, which costs no system call.
 #[inline]
-fn now_ms() -> u32 {
+pub(crate) fn now_ms() -> u32 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };

@@ -80,7 +80,11 @@ pub(crate) struct Member {
     pub(crate) is_watched: AtomicU32,
     pub(crate) slept: AtomicU32,
     pub(crate) ran: AtomicU32,
+    /// When a wait of its own last looked at other lanes, in milliseconds (`reach::now_ms`).
+    pub(crate) looked: AtomicU32,
 }
+
+const _: () = assert!(size_of::<Member>() == 64);
 
 /// What all processes know of a socket.
 #[repr(C)]

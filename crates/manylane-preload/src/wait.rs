@@ -14,7 +14,7 @@ use manylane_sys::shim::Reason;
 use crate::calls::{self, call};
 use crate::look::{in_memory, ready};
 use crate::open::SLICE_MS;
-use crate::reach::uncovered;
+use crate::reach::{now_ms, uncovered};
 use crate::receive::is_managed;
 use crate::sock::{
     BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
@@ -24,6 +24,9 @@ use crate::{alone, epoll, gather, hold, identity, lanes, me, mend, pace, queues,
 
 /// Descriptors that can be looked through, without the heap.
 pub(crate) const MOST: usize = 1024;
+
+/// Beats of which two look at the clock where no datagram is to pay for that.
+const CLOCK_EVERY: u32 = 16;
 
 /// How a thread waits for one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,8 +125,22 @@ pub(crate) fn elsewhere(sock: &'static Sock, shared: &Shared, fd: c_int, watched
     let found = has & !(1 << watched) != 0;
     if let Some(member) = me::known(sock, shared) {
         member.helps.store(u32::from(found), Ordering::Relaxed);
+        member.looked.store(now_ms(), Ordering::Relaxed);
     }
     found
+}
+
+/// Whether a wait that tells of something, but of nothing to receive from `sock`, is to look at the other lanes before it ends:
+/// else a descriptor that is always ready would hide them for ever. Once in a slice; where datagrams of another socket are told
+/// of, only some waits look at the clock.
+pub(crate) fn is_look_overdue(sock: &'static Sock, shared: &Shared, datagrams: bool) -> bool {
+    if shared.mode() != LANED {
+        return false;
+    }
+    let Some(member) = me::known(sock, shared) else { return false };
+    // A wait is one beat, and may come with a receive, which is another one.
+    let skips = datagrams && member.beat.load(Ordering::Relaxed) % CLOCK_EVERY >= 2;
+    !skips && now_ms().wrapping_sub(member.looked.load(Ordering::Relaxed)) >= SLICE_MS as u32
 }
 
 /// Whether the library itself has what is older than all that the kernel has, since the socket became plain.
@@ -420,6 +437,9 @@ fn in_turns(
         if !any || answer < 0 {
             return answer;
         }
+        if answer > 0 {
+            add_elsewhere(fds, copy);
+        }
         first = false;
         let late = until.left().is_some_and(|left| left.is_zero());
         in_vain = found && answer == 0;
@@ -523,6 +543,22 @@ fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
         }
     }
     copy.iter().filter(|at| at.revents != 0).count() as c_int
+}
+
+/// A wait ends before its slice: says of entries that tell of nothing to receive that they can be read because of other lanes, if
+/// a look at these is overdue.
+fn add_elsewhere(fds: &[pollfd], copy: &mut [pollfd]) {
+    const READ: i16 = POLLIN | POLLRDNORM;
+    let datagrams =
+        fds.iter().zip(copy.iter()).any(|(from, to)| to.revents & READ != 0 && managed(from).is_some());
+    for (from, to) in fds.iter().zip(copy.iter_mut()).filter(|(_, to)| to.revents & READ == 0) {
+        if let Some((sock, shared)) = managed(from)
+            && is_look_overdue(sock, shared, datagrams)
+            && elsewhere(sock, shared, from.fd, watched(sock, shared))
+        {
+            to.revents |= from.events & READ;
+        }
+    }
 }
 
 fn watched(sock: &'static Sock, shared: &Shared) -> usize {

@@ -66,6 +66,10 @@ pub(crate) struct Epoll {
     nested: AtomicU32,
     /// Waits with queues, to give the kernel its turn.
     looks: AtomicU32,
+    /// An answer had no room for what other lanes may have: the next one looks there first.
+    left_out: AtomicU32,
+    /// Looks at other lanes, so that each begins with another entry.
+    turns: AtomicU32,
     /// The thread that waits on it.
     waiter: AtomicU64,
     items: [Item; MAX_ITEMS],
@@ -108,6 +112,7 @@ impl Epoll {
         epoll.noted.store(0, Ordering::Relaxed);
         epoll.nested.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
+        epoll.left_out.store(0, Ordering::Relaxed);
         epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
         Some(at as u32)
     }
@@ -153,6 +158,12 @@ impl Epoll {
             (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
                 .then_some((item, sock))
         })
+    }
+
+    /// The same, and another one first each time: where an answer has no room for all, each has its turn.
+    fn items_in_turn(&self, turn: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
+        let first = turn.checked_rem(self.count.load(Ordering::Relaxed)).unwrap_or(0) as usize;
+        self.items().skip(first).chain(self.items().take(first))
     }
 
     /// Whether all sockets in it are plain for good (a server that shares its port by itself), and watched as the program said.

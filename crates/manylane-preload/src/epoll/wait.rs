@@ -12,7 +12,7 @@ use super::change::move_to;
 use super::{Epoll, Item};
 use crate::calls::call;
 use crate::look::in_memory;
-use crate::sock::{LANED, Member, Sock};
+use crate::sock::{LANED, Member, Shared, Sock};
 use crate::wait::{self, Until, Watch};
 use crate::{alone, gather, hold, identity, lanes, me, pace, queues, real, signals, table};
 
@@ -185,7 +185,10 @@ fn in_turns(
             let found = if time.is_zero() { None } else { held.before_wait(look) };
             found.unwrap_or_else(|| wait(time))
         };
+        let mut told = Events { at: events, room: count, count: 0 };
+        let left_out = any && first && epoll.left_out.swap(0, Ordering::Relaxed) != 0;
         let answer = match any {
+            true if left_out && elsewhere(epoll, &mut told, |_, _| true) => told.count,
             true if first && !due => {
                 pause(epoll, until, (held, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
             }
@@ -196,6 +199,10 @@ fn in_turns(
                 native()
             }
         };
+        if any && answer > 0 && told.count == 0 {
+            told.count = answer;
+            beside(epoll, &mut told);
+        }
         first = false;
         let errno = real::errno();
         for (_, sock) in epoll.items() {
@@ -205,7 +212,7 @@ fn in_turns(
         }
         real::set_errno(errno);
         if !any || answer != 0 {
-            return answer;
+            return answer.max(told.count);
         }
         if !slice.is_zero() {
             for (item, sock) in epoll.items() {
@@ -213,9 +220,8 @@ fn in_turns(
             }
         }
         // After a slice, and before the program is told that there is nothing.
-        let found = elsewhere(epoll, events, count);
-        if found > 0 || until.left() == Some(Duration::ZERO) {
-            return found;
+        if elsewhere(epoll, &mut told, |_, _| true) || until.left() == Some(Duration::ZERO) {
+            return told.count;
         }
         in_vain = slice.is_zero();
     }
@@ -277,23 +283,13 @@ fn with_queues(
             return found;
         }
     }
-    for (item, sock) in epoll.items() {
-        let wanted = wanted_of(item);
-        if wanted == 0 || !has_frames(item, sock) {
-            continue;
-        }
-        let data = item.data.load(Ordering::Relaxed);
-        // SAFETY: the program's array of `count` events, of which `found` are filled; an event may be at any address.
-        let told = (0..found as usize).map(|nth| unsafe { &mut *events.wrapping_add(nth) });
-        if let Some(event) = told.into_iter().find(|event| { event.u64 } == data) {
-            event.events |= wanted;
-        } else if found < count {
-            // SAFETY: as above.
-            unsafe { events.wrapping_add(found as usize).write(epoll_event { events: wanted, u64: data }) };
-            found += 1;
+    let mut told = Events { at: events, room: count, count: found };
+    for (item, sock) in epoll.items_in_turn(looks) {
+        if wanted_of(item) != 0 && has_frames(item, sock) {
+            told.add(item);
         }
     }
-    found
+    told.count
 }
 
 /// A pause before a wait, if one pays: see `pace.rs`. Other descriptors of the instance are not looked at meanwhile.
@@ -355,21 +351,71 @@ fn begin(epoll: &Epoll, epfd: c_int) -> bool {
     any
 }
 
-/// Tells of sockets that have something in a lane that is not watched.
-fn elsewhere(epoll: &Epoll, events: *mut epoll_event, count: c_int) -> c_int {
-    let mut found = 0;
-    for (item, sock) in epoll.items() {
-        let Some(shared) = sock.shared() else { continue };
+/// The program's array of events, which has `room`, and those that are in it.
+struct Events {
+    at: *mut epoll_event,
+    room: c_int,
+    count: c_int,
+}
+
+impl Events {
+    /// The event of an entry.
+    fn of(&mut self, item: &Item) -> Option<&mut epoll_event> {
+        let data = item.data.load(Ordering::Relaxed);
+        // SAFETY: the program's array of `room` events, of which `count` are filled; an event may be at any address.
+        let told = (0..self.count as usize).map(|nth| unsafe { &mut *self.at.wrapping_add(nth) });
+        told.into_iter().find(|event| { event.u64 } == data)
+    }
+
+    /// Whether an entry is told of something to receive.
+    fn tell(&mut self, item: &Item) -> bool {
+        self.of(item).is_some_and(|event| event.events & wanted_of(item) != 0)
+    }
+
+    fn have_room(&mut self, item: &Item) -> bool {
+        self.count < self.room || self.of(item).is_some()
+    }
+
+    /// Tells of an entry that there is something to receive, if there is room.
+    fn add(&mut self, item: &Item) {
         let wanted = wanted_of(item);
-        let fd = item.fd.load(Ordering::Relaxed);
-        let lane = item.lane.load(Ordering::Relaxed) as usize;
-        if wanted == 0 || found >= count || !wait::elsewhere(sock, shared, fd, lane) {
+        if let Some(event) = self.of(item) {
+            event.events |= wanted;
+        } else if self.count < self.room {
+            let event = epoll_event { events: wanted, u64: item.data.load(Ordering::Relaxed) };
+            // SAFETY: as above.
+            unsafe { self.at.wrapping_add(self.count as usize).write(event) };
+            self.count += 1;
+        }
+    }
+}
+
+/// Tells of sockets that have something in a lane that is not watched, of those that are `due`; whether there are any.
+fn elsewhere(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shared) -> bool) -> bool {
+    let mut any = false;
+    for (item, sock) in epoll.items_in_turn(epoll.turns.fetch_add(1, Ordering::Relaxed)) {
+        let Some(shared) = sock.shared() else { continue };
+        if wanted_of(item) == 0 || told.tell(item) || !due(sock, shared) {
             continue;
         }
-        let event = epoll_event { events: wanted, u64: item.data.load(Ordering::Relaxed) };
-        // SAFETY: the program's array of `count` events, of which `found` are filled.
-        unsafe { events.wrapping_add(found as usize).write(event) };
-        found += 1;
+        if !told.have_room(item) {
+            epoll.left_out.store(1, Ordering::Relaxed);
+            break;
+        }
+        let fd = item.fd.load(Ordering::Relaxed);
+        if wait::elsewhere(sock, shared, fd, item.lane.load(Ordering::Relaxed) as usize) {
+            told.add(item);
+            any = true;
+        }
     }
-    found
+    any
+}
+
+/// A wait ends before its slice: tells of other lanes, too, where a look at them is overdue, or had something the last time.
+fn beside(epoll: &Epoll, told: &mut Events) {
+    let mut items = epoll.items().filter(|(item, _)| wanted_of(item) != 0);
+    let datagrams = items.any(|(item, _)| told.tell(item));
+    elsewhere(epoll, told, |sock, shared| {
+        wait::is_look_due(sock, shared) || wait::is_look_overdue(sock, shared, datagrams)
+    });
 }

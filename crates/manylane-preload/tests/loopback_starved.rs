@@ -1,0 +1,41 @@
+//! A datagram in the lane of a thread that stays away is told of, also by waits that end at once each time for something else.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use support::{build, laned, plain};
+
+fn is_told_of(call: &str) {
+    let program = build("starved");
+    for beside in ["pipe", "out", "socket"] {
+        let args = [call, beside];
+        assert_eq!(plain(&program, &args).output, "20 of 20\n", "{args:?}");
+        let with = laned(&program, &args, &[("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, "20 of 20\n", "{args:?}");
+        assert_eq!((with.lanes(), with.reasons()), (2, vec![]), "{args:?}");
+        assert!(with.helped() >= 20, "{args:?}: {} from the other lane", with.helped());
+    }
+}
+
+#[test]
+fn loopback_poll_tells_of_other_lanes_while_something_else_is_ready() {
+    is_told_of("poll");
+    is_told_of("ppoll");
+}
+
+#[test]
+fn loopback_select_tells_of_other_lanes_while_something_else_is_ready() {
+    is_told_of("select");
+    is_told_of("pselect");
+}
+
+#[test]
+fn loopback_epoll_tells_of_other_lanes_while_something_else_is_ready() {
+    is_told_of("epoll");
+}
+
+#[test]
+fn loopback_an_answer_of_one_event_leaves_nothing_out_for_ever() {
+    is_told_of("one");
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Waits that end at once each time, for something else than what is in the
+ * lane of a thread that stays away:
+ *
+ *	starved CALL BESIDE
+ *
+ * One thread parks, and datagrams come for its lane. The other one waits by
+ * CALL (poll, ppoll, select, pselect, epoll; one: epoll with room for one
+ * event) for the socket and for what BESIDE says: a pipe that can be written to
+ * (pipe), the same socket to be sent by (out), another UDP socket that always
+ * has a datagram (socket). It receives one datagram for each time that it is
+ * told of one. Prints how many it got, which are all.
+ */
+#define _GNU_SOURCE
+#include "shares.h"
+#include <sys/epoll.h>
+#include <sys/select.h>
+
+#define SOME 20
+/* Seconds: natively it takes none of them. */
+#define PATIENCE 20
+
+static const char *call, *beside;
+/* The descriptor beside the socket, which is the same for "out", and what it is waited for to do. */
+static int other, other_events = POLLOUT, epoll;
+static _Atomic int got, ended;
+
+static int told_by_poll(void)
+{
+	struct pollfd fds[] = { { .fd = server, .events = POLLIN },
+				{ .fd = other, .events = other_events } };
+
+	if (other == server)
+		fds[0].events |= other_events;
+	if (*call == 'p' && call[1] == 'p')
+		ppoll(fds, 2 - (other == server), NULL, NULL);
+	else
+		poll(fds, 2 - (other == server), -1);
+	return fds[0].revents & POLLIN;
+}
+
+static int told_by_select(void)
+{
+	fd_set read, write;
+	int top = server > other ? server : other;
+
+	FD_ZERO(&read);
+	FD_ZERO(&write);
+	FD_SET(server, &read);
+	FD_SET(other, other_events == POLLIN ? &read : &write);
+	if (*call == 'p')
+		pselect(top + 1, &read, &write, NULL, NULL, NULL);
+	else
+		select(top + 1, &read, &write, NULL, NULL);
+	return FD_ISSET(server, &read);
+}
+
+static int told_by_epoll(void)
+{
+	struct epoll_event events[4];
+	int count = epoll_wait(epoll, events, *call == 'o' ? 1 : 4, -1);
+	int i, told = 0;
+
+	for (i = 0; i < count; i++)
+		if (events[i].data.fd == server && events[i].events & EPOLLIN)
+			told++;
+	if (told > 1 || count > 2)
+		printf("%d events, %d of the socket\n", count, told);
+	return told;
+}
+
+static void handle(unsigned nth, const struct word *word,
+		   const struct sockaddr_in *from)
+{
+	struct timespec start, now;
+	char data[64];
+	int told;
+
+	(void)nth, (void)word, (void)from;
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	do {
+		told = strstr(call, "select") ? told_by_select() :
+		       strstr(call, "poll") == call || !strcmp(call, "ppoll") ?
+						told_by_poll() :
+						told_by_epoll();
+		if (told && recv(server, data, sizeof(data), MSG_DONTWAIT) > 0)
+			got++;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (got < SOME && now.tv_sec - start.tv_sec < PATIENCE);
+	ended = 1;
+	for (;;)
+		nap();
+}
+
+static void prepare(void)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = server };
+	struct sockaddr_in address;
+	int pipes[2];
+
+	if (!strcmp(beside, "out")) {
+		other = server;
+		event.events |= EPOLLOUT;
+	} else if (!strcmp(beside, "pipe") && !pipe(pipes)) {
+		other = pipes[1];
+	} else {
+		other = loopback_server(0, &address);
+		other_events = POLLIN;
+		sendto(other, "x", 1, 0, (void *)&address, sizeof(address));
+	}
+	epoll = epoll_create1(0);
+	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
+	event = (struct epoll_event){ .events = other_events,
+				      .data.fd = other };
+	if (other != server)
+		epoll_ctl(epoll, EPOLL_CTL_ADD, other, &event);
+}
+
+int main(int argc, char **argv)
+{
+	int i;
+
+	if (argc != 3)
+		return 2;
+	call = argv[1];
+	beside = argv[2];
+	start_and_park();
+	prepare();
+	stay_here();
+	for (i = 0; i < SOME; i++)
+		send_one('x', flow_of(0, i), i);
+	/* The other one begins. */
+	send_one('x', flow_of(1, 0), 0);
+	settle();
+	park[1] = 0;
+	while (!ended)
+		nap();
+	printf("%d of %d\n", got, SOME);
+	fflush(stdout);
+	syscall(SYS_exit_group, 0);
+}
