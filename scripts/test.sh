@@ -25,6 +25,11 @@ fi
 limit=${TEST_TIMEOUT:-1800}
 bound=()
 [ -t 1 ] || bound=(timeout --kill-after=10 "$limit")
+# Started by nohup or in the background of a script, some signals are ignored, and
+# so they would be in every program under test.
+if env --default-signal true 2>/dev/null; then
+  bound+=(env --default-signal)
+fi
 status=0
 "${bound[@]}" cargo test --workspace --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
 [ "$status" -ne 124 ] || say "the tests did not end within $limit seconds"
