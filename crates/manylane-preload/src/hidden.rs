@@ -44,8 +44,9 @@ pub(crate) fn take(open: impl FnOnce() -> c_int) -> c_int {
 
 /// Another descriptor for the same, where programs seldom look; negative if there is none left.
 fn copy(fd: c_int) -> c_int {
-    // Not at the very top: the kernel's table of descriptors grows with the largest number.
-    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (open::limit() / 2).min(2048))
+    // Not at the very top: the kernel's table of descriptors grows with the largest number, and select(2) takes sets to be as
+    // long as that table where a program says no less. Sets of the C library's size are to remain enough.
+    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (open::limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
 }
 
 /// Moves a descriptor there, without hiding it yet.

@@ -17,7 +17,7 @@
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
 //! | `fresh.rs`, `syscall.rs`, `inherited.rs` | descriptors that are handed out, closed by number, or there from the start |
 //! | `receive.rs`, `order.rs`, `look.rs` | receiving: the calls; in which order they look at lanes; what waits in which |
-//! | `wait.rs`, `select.rs`, `epoll/` | waiting: for which lane, and how long at most |
+//! | `wait.rs`, `select.rs`, `epoll/`, `entries.rs` | waiting: for which lane, and how long at most; room for what is waited for |
 //! | `alone.rs` | a program with one receiver goes straight through |
 //! | `hold.rs`, `deliver.rs` | datagrams taken ahead, many with one call; into the program's buffers |
 //! | `overtake.rs` | under overload, the newest wins (`--overload newest`) |
@@ -38,6 +38,7 @@ mod alone;
 mod calls;
 mod deliver;
 mod descriptors;
+mod entries;
 mod epoll;
 mod frames;
 mod fresh;

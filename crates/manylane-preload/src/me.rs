@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::lock::Quiet;
 use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
-use crate::{alone, gather, identity, lanes, life, queues, report};
+use crate::{alone, entries, gather, identity, lanes, life, queues, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
@@ -216,6 +216,7 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
 extern "C" fn thread_ends(_: *mut c_void) {
     queues::flush();
     gather::flush();
+    entries::give_back();
     let who = who();
     for sock in Sock::in_use() {
         let Some(shared) = sock.shared() else { continue };

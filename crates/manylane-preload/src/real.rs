@@ -59,6 +59,17 @@ pub(crate) fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value }
 }
 
+/// Whether the calling thread runs a signal handler on a stack for that, which may be a small one.
+#[cold]
+pub(crate) fn is_on_signal_stack() -> bool {
+    let mut now = std::mem::MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: sigaltstack fills the struct, which zeroes are a value of in any case; nothing is changed.
+    unsafe {
+        libc::sigaltstack(std::ptr::null(), now.as_mut_ptr());
+        now.assume_init().ss_flags & libc::SS_ONSTACK != 0
+    }
+}
+
 /// One list makes prototypes, lookups and exports: `fn NAME(ARGS) -> RETURN, SYSCALL = OURS;` with `SYSCALL` the number
 /// to use before the C library's function was found, or where it has none.
 #[macro_export]

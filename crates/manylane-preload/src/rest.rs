@@ -203,6 +203,10 @@ pub(crate) fn after_slice(sock: &Sock, shared: &Shared) {
 
 #[cold]
 fn look_at_processors(sock: &Sock, shared: &Shared) {
+    // Steering takes more of the stack than all else: another look does it.
+    if real::is_on_signal_stack() {
+        return;
+    }
     let errno = real::errno();
     if let Some(_guard) = mend::lock(sock, shared, false)
         && shared.mode() == LANED

@@ -1,18 +1,31 @@
 //! select(2), by way of poll(2) where a socket to look after is in a set.
+//!
+//! Sets may be longer than the C library's own. The kernel takes them to be as long as its table of descriptors, which no call
+//! tells: of longer ones only what stands for a known descriptor is looked at, and sockets in them become plain once they
+//! have a second receiver.
+
+use std::cell::Cell;
+use std::time::Duration;
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDNORM, POLLWRNORM};
-use libc::{c_int, fd_set, pollfd, sigset_t, timespec, timeval};
+use libc::{c_int, c_ulong, fd_set, pollfd, sigset_t, timespec, timeval};
 
 use crate::calls::call;
 use crate::receive::is_managed;
-use crate::wait::{self, Until};
-use crate::{epoll, gather, real, table};
+use crate::sock::{Shared, Sock};
+use crate::wait::{self, Until, timespec_of};
+use crate::{entries, epoll, gather, queues, real, table};
 
-/// Descriptors that a set holds.
-const SET: usize = libc::FD_SETSIZE;
 /// The bands that the kernel counts as readable and as writable.
 const RDBAND: i16 = 0x80;
 const WRBAND: i16 = 0x200;
+
+/// What a set asks poll(2) for, and which answers count for it; in the order of the call's arguments.
+const GROUPS: [(i16, i16); 3] = [
+    (POLLIN | POLLRDNORM | RDBAND, POLLIN | POLLRDNORM | RDBAND | POLLHUP | POLLERR),
+    (POLLOUT | POLLWRNORM | WRBAND, POLLOUT | POLLWRNORM | WRBAND | POLLERR),
+    (POLLPRI, POLLPRI),
+];
 
 pub(crate) fn select(
     count: c_int,
@@ -21,28 +34,21 @@ pub(crate) fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; SET];
-    let Some(used) = collect(count, read, write, except, &mut fds) else {
-        gather::flush();
-        return call::select(count, read, write, except, timeout);
+    let sets = Sets { count, all: [read, write, except] };
+    let native = || call::select(count, read, write, except, timeout);
+    let until = || {
+        // SAFETY: null, or the program's timeval, which the kernel would read here, too.
+        let time = unsafe { timeout.as_ref() }.map(carried);
+        Until::after(time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
     };
-    // SAFETY: null, or the program's timeval, which the kernel would read here, too.
-    let time = unsafe { timeout.as_ref() }
-        .map(|time| timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 });
-    if time.is_some_and(|time| time.tv_sec < 0 || time.tv_nsec < 0) {
-        return call::select(count, read, write, except, timeout);
-    }
-    let until = Until::after(time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref));
-    let answer = wait::sliced(&mut fds[..used], until, std::ptr::null(), |fds| {
-        call::poll(fds.as_mut_ptr(), fds.len() as u64, until.left().map_or(-1, ms))
-    });
+    let (answer, left) = sets.wait(until, std::ptr::null(), native);
     // Linux says how much of the time was left.
     // SAFETY: as above; nobody else of ours has a reference to it.
-    if let (Some(left), Some(timeout)) = (until.left(), unsafe { timeout.as_mut() }) {
+    if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
         timeout.tv_sec = left.as_secs() as i64;
         timeout.tv_usec = i64::from(left.subsec_micros());
     }
-    spread(answer, read, write, except, &fds[..used], count)
+    answer
 }
 
 pub(crate) fn pselect(
@@ -53,99 +59,183 @@ pub(crate) fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let mut fds = [pollfd { fd: -1, events: 0, revents: 0 }; SET];
-    let Some(used) = collect(count, read, write, except, &mut fds) else {
+    let sets = Sets { count, all: [read, write, except] };
+    let native = || call::pselect(count, read, write, except, timeout, mask);
+    sets.wait(|| Until::after(timeout), mask, native).0
+}
+
+/// Whole seconds in the microseconds count as seconds. What is negative stays so, for the kernel to refuse.
+fn carried(time: &timeval) -> timespec {
+    const MILLION: i64 = 1_000_000;
+    timespec {
+        tv_sec: if time.tv_usec < 0 { -1 } else { time.tv_sec.saturating_add(time.tv_usec / MILLION) },
+        tv_nsec: time.tv_usec % MILLION * 1000,
+    }
+}
+
+/// What a call says of descriptors.
+#[derive(Clone, Copy)]
+struct Sets {
+    count: c_int,
+    all: [*mut fd_set; 3],
+}
+
+impl Sets {
+    /// The answer; where it is not the kernel's own, also the time that was left.
+    fn wait(
+        &self,
+        until: impl FnOnce() -> Option<Until>,
+        mask: *const sigset_t,
+        native: impl Fn() -> c_int,
+    ) -> (c_int, Option<Duration>) {
+        self.instances().for_each(epoll::nested);
+        let until = if self.socks().next().is_some() { until() } else { None };
+        let Some(until) = until else {
+            gather::flush();
+            return (native(), None);
+        };
+        let own = Cell::new(false);
+        let native = || {
+            own.set(true);
+            native()
+        };
+        let by_poll = |room: &mut [pollfd]| {
+            let used = self.collect(room);
+            let answer = wait::sliced(&mut room[..used], until, mask, |_| native());
+            if own.get() { answer } else { self.spread(answer, &room[..used]) }
+        };
+        let is_short = self.count as usize <= libc::FD_SETSIZE;
+        let room = if is_short { self.entries() } else { usize::MAX };
+        let answer = entries::with_room(room, by_poll).unwrap_or_else(|| self.unsliced(mask, native));
+        (answer, until.left().filter(|_| !own.get()))
+    }
+
+    /// The word of a set that has the bits from `nth` times its size on; bits beyond the count are none.
+    fn word(&self, set: usize, nth: usize) -> c_ulong {
+        let set = self.all[set].cast::<c_ulong>();
+        let bits = c_ulong::BITS as usize;
+        let left = (self.count as usize).saturating_sub(nth * bits);
+        if set.is_null() || left == 0 {
+            return 0;
+        }
+        // SAFETY: the program's set, in which the kernel would read up to the word with the last of the `count` bits, too; of those
+        // longer than FD_SETSIZE only the words of open descriptors, up to which the kernel's table reaches.
+        let word = unsafe { set.add(nth).read() };
+        if left < bits { word & ((1 << left) - 1) } else { word }
+    }
+
+    fn has(&self, set: usize, fd: c_int) -> bool {
+        let bits = c_ulong::BITS as usize;
+        self.word(set, fd as usize / bits) & 1 << (fd as usize % bits) != 0
+    }
+
+    /// Words of sets that are not longer than FD_SETSIZE.
+    fn words(&self) -> usize {
+        usize::try_from(self.count).unwrap_or(0).min(libc::FD_SETSIZE).div_ceil(c_ulong::BITS as usize)
+    }
+
+    /// Descriptors that something is asked of.
+    fn entries(&self) -> usize {
+        let any = |nth| (0..GROUPS.len()).fold(0, |any, set| any | self.word(set, nth));
+        (0..self.words()).map(|nth| any(nth).count_ones() as usize).sum()
+    }
+
+    /// The sockets and instances in the first set.
+    fn known(&self) -> impl Iterator<Item = c_int> {
+        (0..self.count.min(table::end()))
+            .filter(|fd| table::entry(*fd) != table::Entry::None && self.has(0, *fd))
+    }
+
+    fn instances(&self) -> impl Iterator<Item = &'static epoll::Epoll> {
+        self.known().filter_map(epoll::is_nested_now)
+    }
+
+    /// The sockets in the first set that are to be looked after.
+    fn socks(&self) -> impl Iterator<Item = (c_int, &'static Sock, &'static Shared)> {
+        self.known().filter_map(managed)
+    }
+
+    /// The sets as an array for poll(2); the entries that are used.
+    fn collect(&self, fds: &mut [pollfd]) -> usize {
+        let mut used = 0;
+        let bits = c_ulong::BITS as usize;
+        for nth in 0..self.words() {
+            let words: [c_ulong; GROUPS.len()] = std::array::from_fn(|set| self.word(set, nth));
+            let mut any = words.into_iter().fold(0, |any, word| any | word);
+            while any != 0 {
+                let bit = any.trailing_zeros();
+                any &= any - 1;
+                let asked = words.into_iter().zip(GROUPS).filter(|(word, _)| word >> bit & 1 != 0);
+                let events = asked.fold(0, |events, (_, (asked, _))| events | asked);
+                // Another thread may change the sets meanwhile.
+                let Some(at) = fds.get_mut(used) else { return used };
+                *at = pollfd { fd: (nth * bits) as c_int + bit as c_int, events, revents: 0 };
+                used += 1;
+            }
+        }
+        used
+    }
+
+    /// The answer of poll(2) as the sets that select(2) leaves behind.
+    fn spread(&self, answer: c_int, fds: &[pollfd]) -> c_int {
+        if answer < 0 {
+            return answer;
+        }
+        if fds.iter().any(|at| at.revents & POLLNVAL != 0) {
+            real::set_errno(libc::EBADF);
+            return -1;
+        }
+        let mut total = 0;
+        for (set, (asked, says)) in self.all.into_iter().zip(GROUPS).filter(|(set, _)| !set.is_null()) {
+            for nth in 0..self.words() {
+                // SAFETY: the program's set; as in word(), and the kernel writes whole words, too.
+                unsafe { set.cast::<c_ulong>().add(nth).write(0) };
+            }
+            for at in fds.iter().filter(|at| at.events & asked != 0 && at.revents & says != 0) {
+                // SAFETY: as above.
+                unsafe { libc::FD_SET(at.fd, set) };
+                total += 1;
+            }
+        }
+        total
+    }
+
+    /// More than can be looked through: waits as the program said.
+    #[cold]
+    fn unsliced(&self, mask: *const sigset_t, native: impl FnOnce() -> c_int) -> c_int {
+        let mut older = [-1; entries::ON_STACK];
+        let mut count = 0;
+        for (fd, sock, shared) in self.socks() {
+            // What there is no room for is told of by the next call.
+            if wait::begin_unsliced(sock, shared, fd) && count < older.len() {
+                older[count] = fd;
+                count += 1;
+            }
+        }
+        queues::flush();
         gather::flush();
-        return call::pselect(count, read, write, except, timeout, mask);
-    };
-    let answer = wait::sliced(&mut fds[..used], Until::after(timeout), mask, |fds| {
-        call::ppoll(fds.as_mut_ptr(), fds.len() as u64, timeout, mask)
-    });
-    spread(answer, read, write, except, &fds[..used], count)
+        let mut answer = if count == 0 {
+            native()
+        } else {
+            let [read, write, except] = self.all;
+            call::pselect(self.count, read, write, except, &timespec_of(Duration::ZERO), mask)
+        };
+        let told = if answer < 0 { &[] } else { &older[..count] };
+        for fd in told {
+            let bits = c_ulong::BITS as usize;
+            let (nth, bit) = (*fd as usize / bits, 1 << (*fd as usize % bits));
+            // SAFETY: a word that was read from this set before.
+            let word = unsafe { &mut *self.all[0].cast::<c_ulong>().add(nth) };
+            answer += c_int::from(*word & bit == 0);
+            *word |= bit;
+        }
+        let all = (0..self.count.min(table::end())).filter_map(managed);
+        all.for_each(|(_, sock, shared)| wait::end(sock, shared));
+        answer
+    }
 }
 
-/// Milliseconds, rounded up: a wait must not end early.
-fn ms(left: std::time::Duration) -> c_int {
-    c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
-}
-
-fn is_set(set: *mut fd_set, fd: usize) -> bool {
-    // SAFETY: null, or the program's set, which has room for FD_SETSIZE descriptors; `fd` is below that.
-    !set.is_null() && unsafe { libc::FD_ISSET(fd as c_int, set) }
-}
-
-/// The sets as an array for poll(2), if there is a socket to look after in the first one.
-fn collect(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    fds: &mut [pollfd; SET],
-) -> Option<usize> {
-    // Sets longer than the C library's own are not looked through.
-    let count = usize::try_from(count).ok().filter(|count| *count <= SET)?;
-    let instances =
-        (0..count).filter(|fd| is_set(read, *fd)).filter_map(|fd| epoll::is_nested_now(fd as c_int));
-    instances.for_each(epoll::nested);
-    let ours = |fd: usize| table::sock(fd as c_int).and_then(|sock| sock.shared()).is_some_and(is_managed);
-    if !(0..count).any(|fd| is_set(read, fd) && ours(fd)) {
-        return None;
-    }
-    let mut used = 0;
-    for fd in 0..count {
-        let mut events = 0;
-        if is_set(read, fd) {
-            events |= POLLIN | POLLRDNORM | RDBAND;
-        }
-        if is_set(write, fd) {
-            events |= POLLOUT | POLLWRNORM | WRBAND;
-        }
-        if is_set(except, fd) {
-            events |= POLLPRI;
-        }
-        if events != 0 {
-            fds[used] = pollfd { fd: fd as c_int, events, revents: 0 };
-            used += 1;
-        }
-    }
-    Some(used)
-}
-
-/// The answer of poll(2) as the sets that select(2) leaves behind.
-fn spread(
-    answer: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    fds: &[pollfd],
-    count: c_int,
-) -> c_int {
-    if answer < 0 {
-        return answer;
-    }
-    if fds.iter().any(|at| at.revents & POLLNVAL != 0) {
-        real::set_errno(libc::EBADF);
-        return -1;
-    }
-    let mut total = 0;
-    let groups = [
-        (read, POLLIN | POLLRDNORM, POLLIN | POLLRDNORM | RDBAND | POLLHUP | POLLERR),
-        (write, POLLOUT | POLLWRNORM, POLLOUT | POLLWRNORM | WRBAND | POLLERR),
-        (except, POLLPRI, POLLPRI),
-    ];
-    for (set, asked, says) in groups {
-        if set.is_null() {
-            continue;
-        }
-        for fd in 0..count {
-            // SAFETY: the program's set; `fd` is below FD_SETSIZE (collect made sure).
-            unsafe { libc::FD_CLR(fd, set) };
-        }
-        for at in fds.iter().filter(|at| at.events & asked != 0 && at.revents & says != 0) {
-            // SAFETY: as above.
-            unsafe { libc::FD_SET(at.fd, set) };
-            total += 1;
-        }
-    }
-    total
+fn managed(fd: c_int) -> Option<(c_int, &'static Sock, &'static Shared)> {
+    let sock = table::sock(fd)?;
+    sock.shared().filter(|shared| is_managed(shared)).map(|shared| (fd, sock, shared))
 }

@@ -1,7 +1,7 @@
 //! What each descriptor of the process is to the library. A descriptor that is none of its business costs two loads.
 
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use libc::c_int;
 
@@ -18,6 +18,9 @@ struct Page([AtomicU32; PAGE]);
 
 // SAFETY: an array of atomics.
 unsafe impl Atomics for Page {}
+
+/// The largest number that ever meant something of the program's.
+static TOP: AtomicI32 = AtomicI32::new(-1);
 
 static TABLE: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(ptr::null_mut()) }; PAGES];
 
@@ -109,9 +112,17 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
             Ordering::Acquire,
         );
     }
+    if entry != Entry::None && entry != Entry::Hidden {
+        TOP.fetch_max(fd, Ordering::Relaxed);
+    }
     let before = page(fd)?.0[number % PAGE].swap(entry.word(), Ordering::AcqRel);
     alone::forget(fd);
     Some(Entry::of(before))
+}
+
+/// The program's sockets and instances are among the descriptors below this.
+pub(crate) fn end() -> c_int {
+    TOP.load(Ordering::Relaxed) + 1
 }
 
 /// [`set`], if `fd` still is what the caller has found it to be. Of several threads that find the same, one is told that it

@@ -8,25 +8,24 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{POLLIN, POLLRDNORM, c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
-use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
 use crate::look::{in_memory, ready};
-use crate::open::SLICE_MS;
+use crate::open::{self, SLICE_MS};
 use crate::reach::{now_ms, uncovered};
 use crate::receive::is_managed;
 use crate::sock::{
     BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, epoll, gather, hold, identity, lanes, me, mend, pace, queues, rest, signals};
-
-/// Descriptors that can be looked through, without the heap.
-pub(crate) const MOST: usize = 1024;
+use crate::{alone, entries, epoll, gather, hold, identity, lanes, me, mend, pace, queues, rest, signals};
 
 /// Beats of which two look at the clock where no datagram is to pay for that.
 const CLOCK_EVERY: u32 = 16;
+
+/// What tells of something to receive.
+const READ: i16 = POLLIN | POLLRDNORM;
 
 /// How a thread waits for one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,23 +156,37 @@ pub(crate) fn is_look_due(sock: &'static Sock, shared: &Shared) -> bool {
 
 /// When a wait ends: a bound in time, or none.
 #[derive(Clone, Copy)]
-pub(crate) struct Until(Option<Instant>);
+pub(crate) struct Until {
+    end: Option<Instant>,
+    /// It was not asked for in milliseconds.
+    is_exact: bool,
+}
 
 impl Until {
     /// From milliseconds as poll(2) counts them.
     pub(crate) fn after_ms(ms: c_int) -> Self {
-        Self(u64::try_from(ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms)))
+        let end = u64::try_from(ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+        Self { end, is_exact: false }
     }
 
-    /// From the time that ppoll(2) takes; null: none.
-    pub(crate) fn after(time: *const timespec) -> Self {
+    /// From the time that ppoll(2) takes; null: no bound. None if it is one that the kernel refuses.
+    pub(crate) fn after(time: *const timespec) -> Option<Self> {
         // SAFETY: null, or the program's timespec, which the kernel would read here, too.
-        let time = unsafe { time.as_ref() };
-        let span = |time: &timespec| {
-            Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
+        let end = match unsafe { time.as_ref() } {
+            Some(time) => {
+                let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000)?;
+                let span = Duration::new(u64::try_from(time.tv_sec).ok()?, nanos);
+                // A time beyond what the clock can count is for ever.
+                Instant::now().checked_add(span)
+            }
+            None => None,
         };
-        // A time beyond what the clock can count is for ever.
-        Self(time.and_then(|time| Instant::now().checked_add(span(time))))
+        Some(Self { end, is_exact: true })
+    }
+
+    /// Whether milliseconds are too coarse for it.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.is_exact
     }
 
     /// What is left, a slice at most; none left: zero.
@@ -184,11 +197,11 @@ impl Until {
 
     /// What is left; none without a bound.
     pub(crate) fn left(&self) -> Option<Duration> {
-        self.0.map(|end| end.saturating_duration_since(Instant::now()))
+        self.end.map(|end| end.saturating_duration_since(Instant::now()))
     }
 }
 
-fn timespec_of(time: Duration) -> timespec {
+pub(crate) fn timespec_of(time: Duration) -> timespec {
     timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
@@ -203,7 +216,7 @@ fn begin_one(fds: *mut pollfd, count: nfds_t) -> Option<&'static Member> {
     }
     // SAFETY: the program's array of one, which the kernel would read here, too.
     let at = unsafe { &*fds };
-    let place = alone::find(at.fd).filter(|_| at.events & (POLLIN | POLLRDNORM) != 0)?;
+    let place = alone::find(at.fd).filter(|_| at.events & READ != 0)?;
     place.begin()
 }
 
@@ -217,7 +230,7 @@ fn straight(fds: *mut pollfd, count: nfds_t, native: impl Fn() -> c_int) -> Opti
         // SAFETY: the program's array of `count`, which the kernel would read here, too.
         let at = unsafe { &*fds.wrapping_add(nth) };
         match alone::find(at.fd) {
-            Some(place) if at.events & (POLLIN | POLLRDNORM) != 0 => members[nth] = place.begin(),
+            Some(place) if at.events & READ != 0 => members[nth] = place.begin(),
             _ if table::entry(at.fd) == Entry::None => continue,
             _ => {}
         }
@@ -286,10 +299,12 @@ fn ppoll_many(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *
     if let Some(answer) = straight(fds, count, || call::ppoll(fds, count, timeout, mask)) {
         return answer;
     }
-    match ours(fds, count) {
-        Some(slice) => sliced(slice, Until::after(timeout), mask, |slice| {
-            call::ppoll(slice.as_mut_ptr(), count, timeout, mask)
-        }),
+    // What is no time is for the kernel to refuse.
+    let until = |slice| Until::after(timeout).map(|until| (until, slice));
+    match ours(fds, count).and_then(until) {
+        Some((until, slice)) => {
+            sliced(slice, until, mask, |slice| call::ppoll(slice.as_mut_ptr(), count, timeout, mask))
+        }
         None => {
             gather::flush();
             call::ppoll(fds, count, timeout, mask)
@@ -312,27 +327,19 @@ pub(crate) fn ppoll_chk(
 
 /// The program's array, if a socket with or before lanes is in it.
 fn ours<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
-    if fds.is_null() || count == 0 || count > 1 << 20 {
+    // More than the process may have descriptors are refused, and not read.
+    if fds.is_null() || count == 0 || count > entries::MOST as nfds_t && count > open::limit() {
         return None;
     }
     // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
     fds.iter().filter_map(|at| epoll::is_nested_now(at.fd)).for_each(epoll::nested);
-    let any = fds.iter().any(|at| managed(at).is_some());
-    if any && fds.len() > MOST {
-        for at in fds.iter() {
-            if let Some((sock, _)) = managed(at) {
-                lanes::fall_back(sock, at.fd, Reason::Events);
-            }
-        }
-        return None;
-    }
-    any.then_some(fds)
+    fds.iter().any(|at| managed(at).is_some()).then_some(fds)
 }
 
 /// The socket that an entry waits to receive from, if it is one to look after.
 fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
-    if at.events & (POLLIN | POLLRDNORM) == 0 {
+    if at.events & READ == 0 {
         return None;
     }
     let sock = table::sock(at.fd)?;
@@ -355,33 +362,60 @@ pub(crate) fn sliced(
         fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
         return answer;
     }
-    in_slices(fds, until, mask, native)
-}
-
-fn in_slices(
-    fds: &mut [pollfd],
-    until: Until,
-    mask: *const sigset_t,
-    native: impl Fn(&mut [pollfd]) -> c_int,
-) -> c_int {
     let held = signals::Held::not();
-    let answer = in_turns(fds, until, (&held, mask), |fds| {
+    let mut native = |fds: &mut [pollfd]| {
         // A wait of the program's own, once.
         held.let_go();
         native(fds)
-    });
+    };
+    let answer = entries::with_room(fds.len(), |all| in_turns(fds, all, until, (&held, mask), &mut native));
     held.let_go();
-    answer
+    answer.unwrap_or_else(|| unsliced(fds, mask, native))
+}
+
+/// More entries than can be looked through: waits for all as the program said.
+#[cold]
+fn unsliced(fds: &mut [pollfd], mask: *const sigset_t, native: impl FnOnce(&mut [pollfd]) -> c_int) -> c_int {
+    let begin = |at: &pollfd| managed(at).is_some_and(|(sock, shared)| begin_unsliced(sock, shared, at.fd));
+    // Of all, not up to the first one.
+    let older = fds.iter().filter(|at| begin(at)).count() > 0;
+    queues::flush();
+    gather::flush();
+    let answer = if older {
+        let now = timespec_of(Duration::ZERO);
+        call::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, &raw const now, mask)
+    } else {
+        native(fds)
+    };
+    if older && answer >= 0 {
+        for at in fds.iter_mut() {
+            if managed(at).is_some_and(|(sock, shared)| elsewhere(sock, shared, at.fd, 0)) {
+                at.revents |= at.events & READ;
+            }
+        }
+    }
+    fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
+    if answer < 0 { answer } else { fds.iter().filter(|at| at.revents != 0).count() as c_int }
+}
+
+/// The calling thread is about to wait for `sock` and no lane of it: a socket with other receivers becomes plain. Whether its
+/// lanes still hold something, for which there is no wait.
+pub(crate) fn begin_unsliced(sock: &'static Sock, shared: &Shared, fd: c_int) -> bool {
+    if begin(sock, shared, fd) == Watch::Native {
+        return false;
+    }
+    lanes::fall_back(sock, fd, Reason::Events);
+    elsewhere(sock, shared, fd, 0)
 }
 
 fn in_turns(
     fds: &mut [pollfd],
+    all: &mut [pollfd],
     until: Until,
     (held, mask): (&signals::Held, *const sigset_t),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
 ) -> c_int {
-    // Behind the program's entries, the queues of the lanes.
-    let mut all = [pollfd { fd: -1, events: 0, revents: 0 }; MOST + QUEUES];
+    // Behind the program's entries in `all`, the queues of the lanes.
     let mut first = true;
     // What was found is gone: the next round waits for a slice.
     let mut in_vain = false;
@@ -394,7 +428,7 @@ fn in_turns(
             if let Watch::Sliced(lane) = begin(sock, shared, from.fd) {
                 any = true;
                 all[nth].fd = sock.fd_of(lane, from.fd);
-                count = queues::append(sock, shared, 1 << lane, &mut all, count);
+                count = queues::append(sock, shared, 1 << lane, all, count);
             }
         }
         queues::flush();
@@ -408,7 +442,9 @@ fn in_turns(
         let now = any && !in_vain && (slice.is_zero() || !first || has_leftovers(fds));
         let found = now && look(fds, copy);
         let mut answer = match (any, found || frames) {
-            (false, _) => native(fds),
+            (false, _) if first => native(fds),
+            // The socket is plain since an earlier turn, which has taken its time.
+            (false, _) => rest_of(fds, until, held.mask(mask)),
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), held.mask(mask)),
             // The C library's own: a thread can be cancelled in it.
             (true, false) => {
@@ -455,6 +491,15 @@ fn in_turns(
             fds.iter().for_each(|at| _ = identity::sock(at.fd));
         }
     }
+}
+
+/// Waits for the program's own descriptors until the end.
+#[cold]
+fn rest_of(fds: &mut [pollfd], until: Until, mask: *const sigset_t) -> c_int {
+    gather::flush();
+    let left = until.left().map(timespec_of);
+    let time = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    call::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask)
 }
 
 /// A pause before a wait, if one pays: see `pace.rs`. Descriptors that are none of our sockets end it.
@@ -539,7 +584,7 @@ fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
             mask |= uncovered(sock, shared, Some(own));
         }
         if in_memory(sock, shared, mask) != 0 || has_older(sock, shared, from.fd) {
-            to.revents |= from.events & (POLLIN | POLLRDNORM);
+            to.revents |= from.events & READ;
         }
     }
     copy.iter().filter(|at| at.revents != 0).count() as c_int
@@ -548,7 +593,6 @@ fn add_frames(fds: &[pollfd], copy: &mut [pollfd], wide: bool) -> c_int {
 /// A wait ends before its slice: says of entries that tell of nothing to receive that they can be read because of other lanes, if
 /// a look at these is overdue.
 fn add_elsewhere(fds: &[pollfd], copy: &mut [pollfd]) {
-    const READ: i16 = POLLIN | POLLRDNORM;
     let datagrams =
         fds.iter().zip(copy.iter()).any(|(from, to)| to.revents & READ != 0 && managed(from).is_some());
     for (from, to) in fds.iter().zip(copy.iter_mut()).filter(|(_, to)| to.revents & READ == 0) {

@@ -13,7 +13,7 @@ use super::{Epoll, Item};
 use crate::calls::call;
 use crate::look::in_memory;
 use crate::sock::{LANED, Member, Shared, Sock};
-use crate::wait::{self, Until, Watch};
+use crate::wait::{self, Until, Watch, timespec_of};
 use crate::{alone, gather, hold, identity, lanes, me, pace, queues, real, signals, table};
 
 /// The member of the calling thread, if it is the one receiver of the one UDP socket in the instance. It may wait from now on.
@@ -35,7 +35,7 @@ pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, ti
 
 #[inline(never)]
 fn wait_for_many(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
-    match with_sockets(epfd, count) {
+    match with_sockets(epfd, events, count) {
         Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), ptr::null(), || {
             call::epoll_wait(epfd, events, count, timeout)
         }),
@@ -70,7 +70,7 @@ fn pwait_for_many(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    match with_sockets(epfd, count) {
+    match with_sockets(epfd, events, count) {
         Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), mask, || {
             call::epoll_pwait(epfd, events, count, timeout, mask)
         }),
@@ -88,8 +88,10 @@ pub(crate) fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    match with_sockets(epfd, count) {
-        Some(epoll) => sliced(epoll, epfd, events, count, Until::after(timeout), mask, || {
+    // What is no time is for the kernel to refuse.
+    let until = |epoll| Until::after(timeout).map(|until| (epoll, until));
+    match with_sockets(epfd, events, count).and_then(until) {
+        Some((epoll, until)) => sliced(epoll, epfd, events, count, until, mask, || {
             call::epoll_pwait2(epfd, events, count, timeout, mask)
         }),
         None => {
@@ -99,11 +101,15 @@ pub(crate) fn epoll_pwait2(
     }
 }
 
+/// The largest array that the kernel takes.
+const MAX_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
+
 /// The instance behind `epfd`, if UDP sockets are in it that are not the kernel's alone.
 #[inline]
-fn with_sockets(epfd: c_int, count: c_int) -> Option<&'static Epoll> {
+fn with_sockets(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<&'static Epoll> {
     let epoll = table::epoll(epfd)?;
-    if epoll.count.load(Ordering::Acquire) == 0 || count <= 0 {
+    // What is no array is for the kernel to refuse.
+    if epoll.count.load(Ordering::Acquire) == 0 || !(1..=MAX_EVENTS).contains(&count) || events.is_null() {
         return None;
     }
     if epoll.is_kernels() {
@@ -176,8 +182,7 @@ fn in_turns(
                 return with_queues(epoll, epfd, events, count, time, mask);
             }
             gather::flush();
-            let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
-            call::epoll_pwait(epfd, events, count, ms, mask)
+            kernels(epfd, (events, count), Some(time), until, mask)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
         let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
@@ -194,9 +199,14 @@ fn in_turns(
             }
             true if slice.is_zero() => wait(slice),
             true => first_wait(slice),
-            false => {
+            false if first => {
                 gather::flush();
                 native()
+            }
+            // The sockets are plain since an earlier turn, which has taken its time.
+            false => {
+                gather::flush();
+                kernels(epfd, (events, count), until.left(), until, held.mask(mask))
             }
         };
         if any && answer > 0 && told.count == 0 {
@@ -225,6 +235,23 @@ fn in_turns(
         }
         in_vain = slice.is_zero();
     }
+}
+
+/// Waits on the instance itself, for a time that is as exact as the program's own.
+fn kernels(
+    epfd: c_int,
+    (events, count): (*mut epoll_event, c_int),
+    time: Option<Duration>,
+    until: Until,
+    mask: *const sigset_t,
+) -> c_int {
+    if until.is_exact() {
+        let time = time.map(timespec_of);
+        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        return call::epoll_pwait2(epfd, events, count, time, mask);
+    }
+    let ms = |time: Duration| c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+    call::epoll_pwait(epfd, events, count, time.map_or(-1, ms), mask)
 }
 
 /// The events of an entry that tell of something to receive, if it is to be told of that.

@@ -42,6 +42,10 @@ pub(crate) fn is_worth_a_look(shared: &Shared, member: &Member) -> bool {
 /// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for lanes.
 #[cold]
 pub(crate) fn consider(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    // Lanes take more of the stack than all else: another receive makes them.
+    if real::is_on_signal_stack() {
+        return;
+    }
     let errno = real::errno();
     let mut give_up = None;
     if let Some(guard) = mend::lock(sock, shared, false) {

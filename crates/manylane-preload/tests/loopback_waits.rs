@@ -1,0 +1,47 @@
+//! Waits with odd arguments, for many descriptors, or on small stacks, answer what they do without lanes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use support::{build, build_library, laned, library, plain};
+
+#[test]
+fn loopback_odd_arguments_are_answered_as_the_kernel_does() {
+    let program = build("waits");
+    let both = format!("{}:{}", library().display(), build_library("exact").display());
+    for (how, lanes) in [("lanes", 2), ("one", 0)] {
+        let without = plain(&program, &[how]);
+        let with = laned(&program, &[how], &[("MANYLANE_LANES", "8"), ("LD_PRELOAD", &both)]);
+        assert_eq!(with.output, without.output, "{how}");
+        assert!(with.lanes() >= lanes, "{how}: {} lanes", with.lanes());
+        assert_eq!(with.reasons(), [""; 0], "{how}");
+    }
+}
+
+#[test]
+fn loopback_waits_for_more_than_is_looked_through_make_a_socket_plain_and_lose_nothing() {
+    let program = build("wide");
+    for what in ["select", "high", "short", "poll"] {
+        for worker in ["0", "1"] {
+            let args = [what, worker];
+            assert_eq!(plain(&program, &args).output, "20 of 20\n", "{args:?}");
+            let with = laned(&program, &args, &[("MANYLANE_LANES", "8")]);
+            assert_eq!(with.output, "20 of 20\n", "{args:?}");
+            assert_eq!((with.reasons(), with.lanes()), (vec!["events"], 0), "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn loopback_waits_need_no_large_stack() {
+    let program = build("stacks");
+    for whose in ["thread", "handler"] {
+        let all = "20 20 20 20 20 of 20\n";
+        assert_eq!(plain(&program, &[whose]).output, all, "{whose}");
+        let with = laned(&program, &[whose], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(with.output, all, "{whose}");
+        assert_eq!(with.reasons(), [""; 0], "{whose}");
+        assert!(with.lanes() >= 2, "{whose}: {} lanes", with.lanes());
+    }
+}
