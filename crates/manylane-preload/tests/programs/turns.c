@@ -129,6 +129,23 @@ static void burst(void)
 		usleep(50);
 }
 
+/* Each worker gets one, and waits until all have: a scheduler with much else to
+ * do may give all datagrams of bursts to one that is awake.
+ */
+static void one_each(void)
+{
+	unsigned want = total, i;
+
+	hold = 1;
+	for (i = 0; held < WORKERS; i++, want++) {
+		send_one('h', i % FLOWS);
+		usleep(200);
+	}
+	hold = 0;
+	while (held || total < want)
+		usleep(50);
+}
+
 static void handler(int signal)
 {
 	(void)signal;
@@ -352,7 +369,7 @@ int main(int argc, char **argv)
 {
 	pthread_t threads[WORKERS];
 	socklen_t len = sizeof(address);
-	int i, ready, before = 0, early, is_queued, one_flow;
+	int i, ready, early, is_queued, one_flow;
 
 	if (argc < 2)
 		return 2;
@@ -375,14 +392,14 @@ int main(int argc, char **argv)
 	for (i = 0; i < WORKERS; i++)
 		pthread_create(&threads[i], NULL, worker,
 			       (void *)(unsigned long)i);
-	/* Until each has received so often that it has a queue of its own. One
-	 * whose queue gets none of the flows may never have. */
-	do {
+	/* Until each has received so often that it has a queue of its own. */
+	for (i = 0; i < 100; i++)
 		burst();
-		before++;
+	do {
+		one_each();
 		for (i = 0, ready = 0; i < WORKERS; i++)
 			ready += received[i] >= 50;
-	} while (before < 100 || (ready < WORKERS && before < 3000));
+	} while (ready < WORKERS);
 	if (is_queued) {
 		queued(argv[1]);
 	} else {
