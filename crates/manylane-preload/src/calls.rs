@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
     FILE, SYS_accept, SYS_accept4, SYS_bind, SYS_close, SYS_close_range, SYS_connect, SYS_dup, SYS_dup3,
-    SYS_epoll_create1, SYS_epoll_ctl, SYS_eventfd2, SYS_exit_group, SYS_fcntl, SYS_getsockopt,
-    SYS_inotify_init1, SYS_ioctl, SYS_memfd_create, SYS_nanosleep, SYS_openat, SYS_pipe2, SYS_ppoll,
-    SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, SYS_sendto,
-    SYS_setns, SYS_setsockopt, SYS_shutdown, SYS_socket, SYS_socketpair, SYS_timerfd_create, SYS_unshare,
-    SYS_write, SYS_writev, c_char, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr,
-    mode_t, msghdr, nfds_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec, timeval, uid_t,
+    SYS_epoll_create1, SYS_epoll_ctl, SYS_eventfd2, SYS_exit_group, SYS_fcntl, SYS_getpeername,
+    SYS_getsockname, SYS_getsockopt, SYS_inotify_init1, SYS_ioctl, SYS_memfd_create, SYS_nanosleep,
+    SYS_openat, SYS_pipe2, SYS_ppoll, SYS_read, SYS_readv, SYS_recvfrom, SYS_recvmmsg, SYS_recvmsg,
+    SYS_sendmmsg, SYS_sendmsg, SYS_sendto, SYS_setns, SYS_setsockopt, SYS_shutdown, SYS_socket,
+    SYS_socketpair, SYS_timerfd_create, SYS_unshare, SYS_write, SYS_writev, c_char, c_int, c_uint, c_ulong,
+    c_void, epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, pid_t, pollfd, sighandler_t,
+    sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, uid_t,
 };
 
 use crate::{descriptors, epoll, fresh, options, process, receive, select, send, signals, wait};
@@ -30,6 +30,10 @@ crate::interpose! {
     fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int, Some(SYS_connect)
         => descriptors::connect;
     fn shutdown(fd: c_int, how: c_int) -> c_int, Some(SYS_shutdown) => descriptors::shutdown;
+    fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_getsockname)
+        => descriptors::getsockname;
+    fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_getpeername)
+        => descriptors::getpeername;
     fn close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close;
     fn __close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close;
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, Some(SYS_close_range)

@@ -110,7 +110,9 @@ fn add(fd: c_int, new: c_int) {
 }
 
 pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    let Some(sock) = identity::sock(fd).filter(|_| me::is_ours()) else { return call::bind(fd, addr, len) };
+    let Some(sock) = identity::sock(fd).filter(|_| me::is_ours()) else {
+        return call::bind(hidden::seen(fd), addr, len);
+    };
     lanes::before_bind(sock, fd);
     let mut done = call::bind(fd, addr, len);
     // Lanes may be in the way, or in the same group, whose socket was closed past the library.
@@ -130,7 +132,7 @@ pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int
     if let Some(sock) = identity::sock(fd) {
         lanes::fall_back(sock, fd, Reason::Connect);
     }
-    call::connect(fd, addr, len)
+    call::connect(hidden::seen(fd), addr, len)
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
@@ -138,7 +140,15 @@ pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
     if let Some(sock) = identity::sock(fd) {
         lanes::fall_back(sock, fd, Reason::Shutdown);
     }
-    call::shutdown(fd, how)
+    call::shutdown(hidden::seen(fd), how)
+}
+
+pub(crate) fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    call::getsockname(hidden::seen(fd), addr, len)
+}
+
+pub(crate) fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    call::getpeername(hidden::seen(fd), addr, len)
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
@@ -215,19 +225,11 @@ pub(crate) fn closefrom(first: c_int) {
 }
 
 pub(crate) fn dup(fd: c_int) -> c_int {
-    if is_hidden(fd) {
-        return refuse(libc::EBADF);
-    }
-    let new = call::dup(fd);
+    let new = call::dup(hidden::seen(fd));
     if new >= 0 {
         add(fd, new);
     }
     new
-}
-
-/// Whether the program does not have this descriptor.
-fn is_hidden(fd: c_int) -> bool {
-    table::entry(fd) == Entry::Hidden && me::is_ours()
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
@@ -241,7 +243,7 @@ pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 /// The program puts a copy of `fd` at a number of its choice, by a call that does it.
 fn put(fd: c_int, to: c_int, by: impl Fn() -> c_int) -> c_int {
     gather::flush();
-    if is_hidden(fd) {
+    if hidden::seen(fd) != fd {
         return refuse(libc::EBADF);
     }
     if fd == to || !me::is_ours() {
@@ -288,10 +290,7 @@ pub(crate) fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
         let done = call::fcntl(fd, command, arg);
         return if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { fresh(done) } else { done };
     }
-    if entry == Entry::Hidden && hidden::is_programs_business(command) {
-        return refuse(libc::EBADF);
-    }
-    let done = call::fcntl(fd, command, arg);
+    let done = call::fcntl(hidden::seen(fd), command, arg);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add(fd, done),
         libc::F_SETFL if done >= 0 => {

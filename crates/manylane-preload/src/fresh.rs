@@ -4,6 +4,7 @@ use libc::{c_char, c_int, c_uint, mode_t, msghdr, sigset_t, sockaddr, socklen_t}
 
 use crate::calls::call;
 use crate::descriptors::remember;
+use crate::hidden;
 use crate::table::{self, Entry};
 
 /// `fd` is none of the library's business.
@@ -35,11 +36,11 @@ pub(crate) fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
 }
 
 pub(crate) fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    fresh(call::openat(folder, path, flags, mode))
+    fresh(call::openat(hidden::seen(folder), path, flags, mode))
 }
 
 pub(crate) fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    fresh(call::openat64(folder, path, flags, mode))
+    fresh(call::openat64(hidden::seen(folder), path, flags, mode))
 }
 
 pub(crate) fn open_2(path: *const c_char, flags: c_int) -> c_int {
@@ -51,11 +52,11 @@ pub(crate) fn open64_2(path: *const c_char, flags: c_int) -> c_int {
 }
 
 pub(crate) fn openat_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int {
-    fresh(call::__openat_2(folder, path, flags))
+    fresh(call::__openat_2(hidden::seen(folder), path, flags))
 }
 
 pub(crate) fn openat64_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int {
-    fresh(call::__openat64_2(folder, path, flags))
+    fresh(call::__openat64_2(hidden::seen(folder), path, flags))
 }
 
 pub(crate) fn creat(path: *const c_char, mode: mode_t) -> c_int {
@@ -83,11 +84,11 @@ pub(crate) fn socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut 
 }
 
 pub(crate) fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    fresh(call::accept(fd, addr, len))
+    fresh(call::accept(hidden::seen(fd), addr, len))
 }
 
 pub(crate) fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    fresh(call::accept4(fd, addr, len, flags))
+    fresh(call::accept4(hidden::seen(fd), addr, len, flags))
 }
 
 pub(crate) fn eventfd(count: c_uint, flags: c_int) -> c_int {
@@ -99,7 +100,7 @@ pub(crate) fn timerfd_create(clock: c_int, flags: c_int) -> c_int {
 }
 
 pub(crate) fn signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int {
-    let new = call::signalfd(fd, mask, flags);
+    let new = call::signalfd(hidden::seen(fd), mask, flags);
     if new == fd { new } else { fresh(new) }
 }
 

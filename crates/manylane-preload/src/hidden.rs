@@ -12,7 +12,7 @@ use crate::calls::call;
 use crate::lock::{self, Guard};
 use crate::sock::Sock;
 use crate::table::{self, Entry};
-use crate::{loan, open, report};
+use crate::{loan, me, open, report};
 
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
@@ -125,7 +125,28 @@ pub(crate) fn make_room(to: c_int) -> Room {
     Room::Made
 }
 
-/// Whether a program that goes through all numbers asks this of a descriptor to learn if it is open.
-pub(crate) fn is_programs_business(command: c_int) -> bool {
-    matches!(command, libc::F_GETFD | libc::F_GETFL | libc::F_SETFD | libc::F_SETFL | libc::F_DUPFD)
+/// A number that is never open; a negative one is none to poll(2).
+const NOT_OPEN: c_int = c_int::MAX;
+
+/// The number that the kernel is given for `fd` of a call of the program: of a descriptor that the program does not have, one
+/// that is not open, so that the call fails as it would without the library.
+#[inline]
+pub(crate) fn seen(fd: c_int) -> c_int {
+    if table::entry(fd) == Entry::Hidden { out_of_sight(fd) } else { fd }
+}
+
+#[cold]
+fn out_of_sight(fd: c_int) -> c_int {
+    // The child of a vfork may have put a file of its own there, which the table of the parent does not say.
+    if me::is_ours() { NOT_OPEN } else { fd }
+}
+
+/// The UDP socket behind `fd` of a call of the program; if it is none, the number for the kernel, as of [`seen`].
+#[inline]
+pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
+    match table::entry(fd) {
+        Entry::Sock(index) => Ok(Sock::at(index)),
+        Entry::Hidden => Err(out_of_sight(fd)),
+        _ => Err(fd),
+    }
 }

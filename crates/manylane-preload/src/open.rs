@@ -30,8 +30,7 @@ pub(crate) struct Bound {
 pub(crate) fn bound(fd: c_int) -> Option<Bound> {
     let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
     let mut len = size_of::<sockaddr_storage>() as socklen_t;
-    // SAFETY: the storage has room for `len` bytes, which the kernel does not exceed.
-    if unsafe { libc::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) } != 0 {
+    if call::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) != 0 {
         return None;
     }
     // SAFETY: zeroed before, and zeroes are a value of it.

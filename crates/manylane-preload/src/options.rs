@@ -12,7 +12,7 @@ use crate::look::ready;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
 use crate::sock::{LANED, PLAIN, Shared, Sock};
-use crate::{gather, hold, identity, lanes, me, mirror, queues, real, start};
+use crate::{gather, hidden, hold, identity, lanes, me, mirror, queues, real, start};
 
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -27,7 +27,9 @@ pub(crate) fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     gather::flush();
-    let Some(sock) = identity::sock(fd) else { return call::setsockopt(fd, level, name, value, len) };
+    let Some(sock) = identity::sock(fd) else {
+        return call::setsockopt(hidden::seen(fd), level, name, value, len);
+    };
     // What other threads have sent was sent before the option was in force.
     if start::gathers()
         && let Some(shared) = sock.shared()
@@ -144,7 +146,7 @@ pub(crate) fn getsockopt(
     let is_bounded = |shared: &Shared| shared.bounded.load(Ordering::Acquire) != 0;
     let (was_group, was_bounded) =
         shared.map_or((false, false), |shared| (is_group(shared), is_bounded(shared)));
-    let done = call::getsockopt(fd, level, name, value, len);
+    let done = call::getsockopt(hidden::seen(fd), level, name, value, len);
     let (Some(shared), 0) = (shared, done) else { return done };
     // SAFETY: the kernel has just written the length.
     let room = unsafe { *len } as usize;
@@ -169,7 +171,7 @@ pub(crate) fn getsockopt(
 
 pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     let Some((sock, shared)) = identity::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
-        return call::ioctl(fd, request, arg);
+        return call::ioctl(hidden::seen(fd), request, arg);
     };
     match request {
         libc::FIONBIO => {

@@ -61,7 +61,7 @@ pub(crate) fn unshare(what: c_int) -> c_int {
 
 pub(crate) fn setns(fd: c_int, kind: c_int) -> c_int {
     HAS_MOVED.store(true, Ordering::SeqCst);
-    call::setns(fd, kind)
+    call::setns(hidden::seen(fd), kind)
 }
 
 fn before_privileges_go() {
@@ -127,7 +127,7 @@ pub(crate) fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int {
 
 pub(crate) fn fexecve(fd: c_int, args: Args, env: Args) -> c_int {
     before_exec();
-    call::fexecve(fd, args, env)
+    call::fexecve(hidden::seen(fd), args, env)
 }
 
 pub(crate) fn posix_spawn(

@@ -18,8 +18,8 @@ use crate::deliver::Into;
 use crate::order::Call;
 use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
 use crate::{
-    alone, fresh, gather, identity, inherited, lanes, loan, me, overtake, pace, queues, real, report, rest,
-    signals, start, table,
+    alone, fresh, gather, hidden, identity, inherited, lanes, loan, me, overtake, pace, queues, real, report,
+    rest, signals, start, table,
 };
 
 #[inline]
@@ -108,9 +108,10 @@ pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
 
 #[inline(never)]
 fn read_by_lane(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    if len == 0 || table::sock(fd).is_none() {
+    let found = hidden::sock(fd);
+    if len == 0 || found.is_err() {
         gather::flush();
-        return call::read(fd, to, len);
+        return call::read(found.err().unwrap_or(fd), to, len);
     }
     // The program's own call on its own descriptor: that may be no socket any more.
     let op = |at, more| {
@@ -120,9 +121,10 @@ fn read_by_lane(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
 }
 
 pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
-    if table::sock(fd).is_none() || !(1..=1024).contains(&count) || is_empty(to, count as usize) {
+    let found = hidden::sock(fd);
+    if found.is_err() || !(1..=1024).contains(&count) || is_empty(to, count as usize) {
         gather::flush();
-        return call::readv(fd, to, count);
+        return call::readv(found.err().unwrap_or(fd), to, count);
     }
     let op = |at, more| {
         if at == fd && more == 0 {
@@ -193,9 +195,10 @@ pub(crate) fn recvmmsg(
             return answer;
         }
     }
-    if managed(fd).is_none() || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
+    let found = managed(fd);
+    if found.is_err() || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
         gather::flush();
-        let got = call::recvmmsg(fd, messages, count, flags, timeout);
+        let got = call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout);
         if got > 0 && table::sock(fd).is_none() {
             // SAFETY: the kernel has just filled these messages of the program's array.
             let all =
@@ -259,16 +262,16 @@ pub(crate) fn is_managed(shared: &Shared) -> bool {
     }
 }
 
-/// The socket that is received on, if the library has a say in it.
+/// The socket that is received on, if the library has a say in it; if not, the number for the kernel.
 #[inline]
-fn managed(fd: c_int) -> Option<(&'static Sock, &'static Shared)> {
-    let sock = table::sock(fd)?;
-    let shared = sock.shared()?;
+fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
+    let sock = hidden::sock(fd)?;
+    let Some(shared) = sock.shared() else { return Err(fd) };
     if is_managed(shared) {
-        return Some((sock, shared));
+        return Ok((sock, shared));
     }
     inherited::tell(shared, fd);
-    None
+    Err(fd)
 }
 
 /// Flags with which a receive is not counted as one that brings a datagram of that length, or is none that waits.
@@ -347,9 +350,12 @@ fn the_long_way(
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
-    let Some((sock, shared)) = managed(fd) else {
-        gather::flush();
-        return op(fd, 0);
+    let (sock, shared) = match managed(fd) {
+        Ok(found) => found,
+        Err(fd) => {
+            gather::flush();
+            return op(fd, 0);
+        }
     };
     if flags & (MSG_ERRQUEUE | MSG_OOB) != 0 {
         gather::flush();

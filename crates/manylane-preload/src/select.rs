@@ -13,8 +13,9 @@ use libc::{c_int, c_ulong, fd_set, pollfd, sigset_t, timespec, timeval};
 use crate::calls::call;
 use crate::receive::is_managed;
 use crate::sock::{Shared, Sock};
+use crate::start::refuse;
 use crate::wait::{self, Until, timespec_of};
-use crate::{entries, epoll, gather, queues, real, table};
+use crate::{entries, epoll, gather, hidden, queues, real, table};
 
 /// The bands that the kernel counts as readable and as writable.
 const RDBAND: i16 = 0x80;
@@ -88,6 +89,9 @@ impl Sets {
         mask: *const sigset_t,
         native: impl Fn() -> c_int,
     ) -> (c_int, Option<Duration>) {
+        if self.has_hidden() {
+            return (refuse(libc::EBADF), None);
+        }
         self.instances().for_each(epoll::nested);
         let until = if self.socks().next().is_some() { until() } else { None };
         let Some(until) = until else {
@@ -104,8 +108,7 @@ impl Sets {
             let answer = wait::sliced(&mut room[..used], until, mask, |_| native());
             if own.get() { answer } else { self.spread(answer, &room[..used]) }
         };
-        let is_short = self.count as usize <= libc::FD_SETSIZE;
-        let room = if is_short { self.entries() } else { usize::MAX };
+        let room = if self.is_short() { self.entries() } else { usize::MAX };
         let answer = entries::with_room(room, by_poll).unwrap_or_else(|| self.unsliced(mask, native));
         (answer, until.left().filter(|_| !own.get()))
     }
@@ -134,16 +137,35 @@ impl Sets {
         usize::try_from(self.count).unwrap_or(0).min(libc::FD_SETSIZE).div_ceil(c_ulong::BITS as usize)
     }
 
+    fn is_short(&self) -> bool {
+        self.count as usize <= libc::FD_SETSIZE
+    }
+
+    /// What is asked by any of the sets, in one word of theirs.
+    fn any(&self, nth: usize) -> c_ulong {
+        (0..GROUPS.len()).fold(0, |any, set| any | self.word(set, nth))
+    }
+
     /// Descriptors that something is asked of.
     fn entries(&self) -> usize {
-        let any = |nth| (0..GROUPS.len()).fold(0, |any, set| any | self.word(set, nth));
-        (0..self.words()).map(|nth| any(nth).count_ones() as usize).sum()
+        (0..self.words()).map(|nth| self.any(nth).count_ones() as usize).sum()
     }
 
     /// The sockets and instances in the first set.
     fn known(&self) -> impl Iterator<Item = c_int> {
         (0..self.count.min(table::end()))
             .filter(|fd| table::entry(*fd) != table::Entry::None && self.has(0, *fd))
+    }
+
+    /// Whether a set that is not longer than FD_SETSIZE names a descriptor that the program does not have.
+    fn has_hidden(&self) -> bool {
+        let bits = c_ulong::BITS as usize;
+        let is_hidden = |fd: usize| hidden::seen(fd as c_int) != fd as c_int;
+        self.is_short()
+            && (0..self.words()).any(|nth| {
+                let word = self.any(nth);
+                word != 0 && (0..bits).any(|bit| word >> bit & 1 != 0 && is_hidden(nth * bits + bit))
+            })
     }
 
     fn instances(&self) -> impl Iterator<Item = &'static epoll::Epoll> {

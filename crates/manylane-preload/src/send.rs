@@ -13,7 +13,7 @@ use crate::gather::Reply;
 use crate::receive::is_managed;
 use crate::sock::{LANED, Member, Sock};
 use crate::start::refuse;
-use crate::{alone, gather, identity, lanes, me, queues, report, start, table};
+use crate::{alone, gather, hidden, identity, lanes, me, queues, report, start};
 
 #[inline]
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -30,7 +30,7 @@ fn send_by_lane(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ss
     if let Some(sent) = alone_now(&at) {
         return sent;
     }
-    done(&at, call::send(fd, from, len, flags))
+    done(&at, call::send(at.of, from, len, flags))
 }
 
 #[inline]
@@ -150,7 +150,7 @@ fn write_by_lane(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     if let Some(sent) = alone_now(&at) {
         return sent;
     }
-    done(&at, call::write(fd, from, len))
+    done(&at, call::write(at.of, from, len))
 }
 
 pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
@@ -158,7 +158,7 @@ pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
     if let Some(sent) = alone_now(&at) {
         return sent;
     }
-    done(&at, call::writev(fd, from, count))
+    done(&at, call::writev(at.of, from, count))
 }
 
 /// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was kept. None: by the kernel, now.
@@ -219,7 +219,7 @@ struct Place {
     /// A lane's socket is never non-blocking: what the program set on its own is asked for with each call.
     more: c_int,
     member: Option<&'static Member>,
-    /// The program's descriptor, and the lane of the calling thread.
+    /// The program's descriptor, or one that is not open if it has none of that number; the lane of the calling thread.
     of: c_int,
     lane: Option<usize>,
     /// Bytes of a datagram that could be kept, had one of its length gone without an error.
@@ -239,6 +239,8 @@ impl Place {
 
 #[inline]
 fn place(fd: c_int) -> Place {
+    let found = hidden::sock(fd);
+    let fd = found.err().unwrap_or(fd);
     let proves = Cell::new(None);
     let own = Place {
         fd,
@@ -251,7 +253,7 @@ fn place(fd: c_int) -> Place {
         proves,
         owed: None,
     };
-    let Some(sock) = table::sock(fd) else { return own };
+    let Ok(sock) = found else { return own };
     let Some(shared) = sock.shared() else { return own };
     let own = Place { owed: gather::owed(shared), ..own };
     if !is_managed(shared) {

@@ -19,7 +19,9 @@ use crate::sock::{
     BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, POLLS, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
 use crate::table::{self, Entry};
-use crate::{alone, entries, epoll, gather, hold, identity, lanes, me, mend, pace, queues, rest, signals};
+use crate::{
+    alone, entries, epoll, gather, hidden, hold, identity, lanes, me, mend, pace, queues, rest, signals,
+};
 
 /// Beats of which two look at the clock where no datagram is to pay for that.
 const CLOCK_EVERY: u32 = 16;
@@ -334,7 +336,12 @@ fn ours<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
     fds.iter().filter_map(|at| epoll::is_nested_now(at.fd)).for_each(epoll::nested);
-    fds.iter().any(|at| managed(at).is_some()).then_some(fds)
+    fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
+}
+
+/// Whether an entry names a descriptor that the program does not have: it is told so, and the wait ends at once.
+fn is_hidden(at: &pollfd) -> bool {
+    hidden::seen(at.fd) != at.fd
 }
 
 /// The socket that an entry waits to receive from, if it is one to look after.
@@ -356,7 +363,7 @@ pub(crate) fn sliced(
 ) -> c_int {
     // Alone with every socket: the program's own call.
     let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).and_then(alone::Place::begin).is_some();
-    if fds.iter().filter_map(managed).all(alone) {
+    if !fds.iter().any(is_hidden) && fds.iter().filter_map(managed).all(alone) {
         gather::flush();
         let answer = native(fds);
         fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
@@ -423,7 +430,8 @@ fn in_turns(
         let mut any = false;
         let mut count = fds.len();
         for (nth, from) in fds.iter().enumerate() {
-            all[nth] = *from;
+            all[nth] = pollfd { fd: hidden::seen(from.fd), ..*from };
+            any |= is_hidden(from);
             let Some((sock, shared)) = managed(from) else { continue };
             if let Watch::Sliced(lane) = begin(sock, shared, from.fd) {
                 any = true;

@@ -33,6 +33,16 @@ fn loopback_ports_that_are_not_named_are_left_alone() {
     }
 }
 
+/// The library's own: the report's, and those of lanes.
+#[test]
+fn loopback_numbers_that_the_program_does_not_have_are_not_open() {
+    let program = build("hidden");
+    let without = plain(&program, &[]);
+    let with = laned_with_descriptor(&program, &[]);
+    assert_eq!(with.output, without.output);
+    assert_eq!((with.lanes(), with.reasons()), (2, vec![]));
+}
+
 /// Whatever a program does to descriptors that it does not know.
 #[test]
 fn loopback_the_report_reaches_a_program_that_is_started() {

@@ -16,11 +16,13 @@
 /* A descriptor that no script has. */
 #define MARKER 1022
 
+/* 0 if the program has no such descriptor, whoever else may have it. */
 static uint64_t inode(int fd)
 {
 	struct stat stat;
 	int saved = errno;
-	uint64_t number = fstat(fd, &stat) ? 0 : stat.st_ino;
+	bool is_open = fcntl(fd, F_GETFD) >= 0 && !fstat(fd, &stat);
+	uint64_t number = is_open ? stat.st_ino : 0;
 
 	errno = saved;
 	return number;
@@ -275,7 +277,7 @@ bool would_block(int fd)
 	long flags = syscall(SYS_fcntl, fd, F_GETFL, 0);
 	uint64_t number = inode(fd);
 	struct stat stat;
-	bool blocks = flags >= 0 && !(flags & O_NONBLOCK) &&
+	bool blocks = number && flags >= 0 && !(flags & O_NONBLOCK) &&
 		      !fstat(fd, &stat) && !S_ISREG(stat.st_mode);
 
 	for (uint32_t at = 0; at < all->timeouts; at++)

@@ -11,7 +11,7 @@ use crate::calls::call;
 use crate::lock::lock;
 use crate::sock::Sock;
 use crate::table::{self, Entry};
-use crate::{descriptors, hold, identity, lanes, me, real};
+use crate::{descriptors, hidden, hold, identity, lanes, me, real};
 
 pub(crate) fn epoll_create(size: c_int) -> c_int {
     created(call::epoll_create(size))
@@ -29,6 +29,7 @@ fn created(fd: c_int) -> c_int {
 }
 
 pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let (epfd, fd) = (hidden::seen(epfd), hidden::seen(fd));
     let entry = table::entry(fd);
     if entry == Entry::None {
         return call::epoll_ctl(epfd, op, fd, event);
@@ -45,10 +46,11 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     }
     let Some(epoll) = table::epoll(epfd) else {
         // An instance from before our time: who waits on it is not known.
-        if op == EPOLL_CTL_ADD {
+        let done = call::epoll_ctl(epfd, op, fd, event);
+        if done == 0 && op == EPOLL_CTL_ADD {
             lanes::fall_back(sock, fd, Reason::SharedEpoll);
         }
-        return call::epoll_ctl(epfd, op, fd, event);
+        return done;
     };
     // SAFETY: null, or the program's event, which the kernel would read here, too.
     let wanted = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));

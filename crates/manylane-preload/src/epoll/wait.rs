@@ -14,7 +14,7 @@ use crate::calls::call;
 use crate::look::in_memory;
 use crate::sock::{LANED, Member, Shared, Sock};
 use crate::wait::{self, Until, Watch, timespec_of};
-use crate::{alone, gather, hold, identity, lanes, me, pace, queues, real, signals, table};
+use crate::{alone, gather, hidden, hold, identity, lanes, me, pace, queues, real, signals, table};
 
 /// The member of the calling thread, if it is the one receiver of the one UDP socket in the instance. It may wait from now on.
 #[inline(always)]
@@ -41,7 +41,7 @@ fn wait_for_many(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c
         }),
         None => {
             gather::flush();
-            call::epoll_wait(epfd, events, count, timeout)
+            call::epoll_wait(hidden::seen(epfd), events, count, timeout)
         }
     }
 }
@@ -76,7 +76,7 @@ fn pwait_for_many(
         }),
         None => {
             gather::flush();
-            call::epoll_pwait(epfd, events, count, timeout, mask)
+            call::epoll_pwait(hidden::seen(epfd), events, count, timeout, mask)
         }
     }
 }
@@ -96,7 +96,7 @@ pub(crate) fn epoll_pwait2(
         }),
         None => {
             gather::flush();
-            call::epoll_pwait2(epfd, events, count, timeout, mask)
+            call::epoll_pwait2(hidden::seen(epfd), events, count, timeout, mask)
         }
     }
 }
