@@ -371,6 +371,26 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
     assert!(total.by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
 }
 
+/// What would leave by a queue that the device does not send by stays in its TX ring.
+#[test]
+fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
+    let name = "netns_xdp_queues_that_cannot_send_are_left_to_the_kernel";
+    let Some(testbed) = testbed(name, &quiet(4)) else { return };
+    let (a, b) = (testbed.host(0), testbed.host(1));
+    b.run(|| device::set_queues(b.device(0), 4, 2)).unwrap();
+    b.wait_for_carrier(0).unwrap();
+    let serving = echo(b, xdp(b, any_port(b), |_| ()));
+    let all = ping_all_queues(a, serving.addr) + ping_all_queues(a, serving.addr);
+    assert!(is_shared_out(&serving.handle, DEVICE, 2));
+    let total = serving.stop().unwrap().total();
+    assert_eq!(
+        (total.arrived(), total.delivered, total.sent, total.lost()),
+        (all, all, all, 0),
+        "{total:#?}"
+    );
+    assert!(total.by_xdp > 0 && total.by_xdp < all, "{total:#?}");
+}
+
 #[test]
 fn netns_xdp_a_device_that_changes_its_hardware_address_is_followed() {
     let name = "netns_xdp_a_device_that_changes_its_hardware_address_is_followed";

@@ -87,17 +87,36 @@ impl Channels {
     }
 }
 
-/// Receive queues that the device has in use (`ETHTOOL_GCHANNELS`). One where the driver does not say.
+/// Queues that a device has in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queues {
+    /// By which it receives.
+    pub receive: u32,
+    /// By which it sends; often the same ones.
+    pub send: u32,
+}
+
+/// Queues that the device has in use (`ETHTOOL_GCHANNELS`). One in each direction where the driver does not say.
 ///
 /// # Errors
 /// `ENODEV` when there is no such device.
-pub fn receive_queues(name: &str) -> io::Result<u32> {
+pub fn queues(name: &str) -> io::Result<Queues> {
     let mut channels = Channels::default();
     match channels.ask(name, Channels::GET) {
-        Ok(()) => Ok((channels.rx + channels.combined).max(1)),
-        Err(err) if err.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
-        Err(err) => Err(err),
+        Err(err) if err.raw_os_error() != Some(libc::EOPNOTSUPP) => Err(err),
+        _ => {
+            let Channels { rx, tx, combined, .. } = channels;
+            Ok(Queues { receive: (rx + combined).max(1), send: (tx + combined).max(1) })
+        }
     }
+}
+
+/// Receive queues among them.
+///
+/// # Errors
+/// As [`queues`].
+pub fn receive_queues(name: &str) -> io::Result<u32> {
+    Ok(queues(name)?.receive)
 }
 
 /// Sets how many queues the device uses in each direction (`ETHTOOL_SCHANNELS`), of a driver that counts them apart,

@@ -4,6 +4,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 
+use manylane_bpf::abi;
 use manylane_sys::device as sys;
 
 use super::device::Attach;
@@ -63,6 +64,12 @@ pub(super) fn may_serve(device: u32, attach: Attach, locals: &Locals) -> Result<
         ));
     }
     Ok(())
+}
+
+/// How many queues of a device XSKs can have: those by which they receive and also send, of which the driver keeps some to itself. The
+/// kernel says nothing of an XSK that cannot send: what is in its TX ring stays there.
+pub(super) fn usable(queues: sys::Queues, reserved: u32) -> u32 {
+    queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
 }
 
 /// Whether the kernel would take datagrams on a device only from where it would send to over the same one (`rp_filter` 1),
@@ -152,6 +159,15 @@ mod tests {
         assert!(loses_tags("eth0", "ixgbe", true).unwrap().contains("ethtool -K eth0 rxvlan off"));
         assert_eq!(loses_tags("eth0", "ixgbe", false), None);
         assert_eq!(loses_tags("eth0", "veth", true), None);
+    }
+
+    #[test]
+    fn queues_that_send_and_receive_are_usable() {
+        let usable = |receive, send, reserved| usable(sys::Queues { receive, send }, reserved);
+        assert_eq!((usable(4, 4, 0), usable(4, 2, 0), usable(1, 4, 0)), (4, 2, 1));
+        // virtio_net of two processors, which has two queues of four in use until the program comes.
+        assert_eq!(usable(4, 4, 2), 2);
+        assert_eq!(usable(2000, 2000, 0), abi::MAX_QUEUES);
     }
 
     #[test]

@@ -46,8 +46,10 @@ pub(crate) struct Device {
     pub(crate) index: u32,
     /// Its name when it was opened.
     pub(crate) name: String,
-    /// Receive queues that it has, as far as we have looked.
+    /// Queues of which XSKs can be made, as far as we have looked.
     queues: AtomicU32,
+    /// Queues that the driver counts as sending, but has taken for itself since the program is attached.
+    reserved: u32,
     /// It has left the namespace, for good: one that comes back is another device.
     is_gone: AtomicBool,
     /// Its own address, in the lower six bytes.
@@ -137,7 +139,7 @@ impl Device {
         let mac = sys::mac(&name).map_err(|err| {
             Error::with(ErrorKind::Unsupported, format!("{name}: XDP lanes need an Ethernet device"), err)
         })?;
-        let queues = sys::receive_queues(&name).map_err(asking)?.min(abi::MAX_QUEUES);
+        let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
         let is_virtual_pair = driver == "veth";
         let lost_tags = checks::loses_tags(&name, &driver, sys::strips_tags(&name).unwrap_or(false));
@@ -154,6 +156,10 @@ impl Device {
                 refused(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
             })?;
         attach_program(&mut program, index, (&name, &driver), attach, patience)?;
+        // virtio_net takes more queues for XDP, which receive as any other.
+        let now = sys::queues(&name).map_err(asking)?;
+        let reserved = now.send.saturating_sub(before.send);
+        let queues = checks::usable(now, reserved);
         let mut map = |map: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
             program.take_map(map).ok_or_else(missing)
@@ -182,10 +188,17 @@ impl Device {
         };
         maps.about.set(0, words, 0).map_err(wrong)?;
         lost_tags.iter().for_each(|what| log::warn!("engine xdp: {what}"));
+        if queues < now.receive {
+            log::warn!(
+                "engine xdp: {name} receives by {} queues and sends by {queues} of them: the others are left to the kernel ('ethtool -L', and docs/xdp.md on virtio_net)",
+                now.receive
+            );
+        }
         Ok(Self {
             index,
             name,
             queues: AtomicU32::new(queues),
+            reserved,
             is_gone: AtomicBool::new(false),
             mac: AtomicU64::new(as_number(mac)),
             is_virtual_pair,
@@ -244,7 +257,7 @@ impl Device {
         [a, b, c, d, e, f]
     }
 
-    /// Receive queues that it has, as far as we have looked.
+    /// Queues of which XSKs can be made, as far as we have looked.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.load(Ordering::Relaxed)
     }
@@ -269,8 +282,7 @@ impl Device {
 
     fn look(&self) -> io::Result<()> {
         let name = sys::name(self.index)?;
-        let queues = sys::receive_queues(&name)?.min(abi::MAX_QUEUES);
-        self.queues.store(queues, Ordering::Relaxed);
+        self.queues.store(checks::usable(sys::queues(&name)?, self.reserved), Ordering::Relaxed);
         let mac = sys::mac(&name)?;
         let mut maps = self.maps();
         if maps.words[..6] != mac {
