@@ -192,7 +192,7 @@ fn in_turns(
         };
         let mut told = Events { at: events, room: count, count: 0 };
         let left_out = any && first && epoll.left_out.swap(0, Ordering::Relaxed) != 0;
-        let answer = match any {
+        let mut answer = match any {
             true if left_out && elsewhere(epoll, &mut told, |_, _| true) => told.count,
             true if first && !due => {
                 pause(epoll, until, (held, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
@@ -209,9 +209,12 @@ fn in_turns(
                 kernels(epfd, (events, count), until.left(), until, held.mask(mask))
             }
         };
-        if any && answer > 0 && told.count == 0 {
-            told.count = answer;
-            beside(epoll, &mut told);
+        if any && answer > 0 {
+            if told.count == 0 {
+                told.count = answer;
+                beside(epoll, &mut told);
+            }
+            answer = told.count;
         }
         first = false;
         let errno = real::errno();
@@ -222,7 +225,7 @@ fn in_turns(
         }
         real::set_errno(errno);
         if !any || answer != 0 {
-            return answer.max(told.count);
+            return answer;
         }
         if !slice.is_zero() {
             for (item, sock) in epoll.items() {
