@@ -114,13 +114,12 @@ mod plain {
             let (data, taken) = (words(header_words(1) + 16), words(1));
             let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
             producer.record(&head(1, 16), b"0123456789abcdef");
-            // Not dropped: that is one more write.
-            std::mem::forget(producer);
-            (data, taken)
+            // The producer, too: dropping it is one more write.
+            (data, taken, producer)
         };
         let first = header_words(1);
         for (at, value) in [(AT_PUT, 17), (AT_PUT, u64::MAX), (AT_PUT, 2), (AT_PUT, 4)] {
-            let (data, taken) = fresh();
+            let (data, taken, _producer) = fresh();
             data[at].store(value, Ordering::Relaxed);
             assert!(
                 Consumer::new(data, taken).unwrap().take(&mut Vec::new()).is_err(),
@@ -130,7 +129,7 @@ mod plain {
         for sizes in
             [17_u64, u64::from(u32::MAX) << 32 | 17, 17 << 32 | 17, 15 << 32 | 16, 70_000 << 32 | 70_000]
         {
-            let (data, taken) = fresh();
+            let (data, taken, _producer) = fresh();
             data[first].store(sizes, Ordering::Relaxed);
             assert!(Consumer::new(data, taken).unwrap().take(&mut Vec::new()).is_err(), "sizes {sizes:#x}");
         }
@@ -144,7 +143,7 @@ mod plain {
             (AT_DEVICES, u64::MAX),
             (AT_DEVICES, 1 << 61),
         ] {
-            let (data, taken) = fresh();
+            let (data, taken, _producer) = fresh();
             data[at].store(value, Ordering::Relaxed);
             assert!(Consumer::new(data, taken).is_err(), "word {at} is {value}");
         }

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Tests under sanitizers: sanitize.sh [address] [thread]
+#
+# The unit tests and the loopback tier of the library, and the preload library with
+# the programs in C of its own tests. A sanitizer that this machine lacks is left
+# out, with the reason.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+cd "$root"
+sanitizers=("$@")
+[ ${#sanitizers[@]} -gt 0 ] || sanitizers=(address)
+target=$(uname -m)-unknown-linux-gnu
+# The tests of a tier take minutes; one that hangs ends here.
+limit=${TEST_TIMEOUT:-3600}
+export RUSTUP_TOOLCHAIN=nightly CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0
+# A skip because of a sanitizer is none that a CI has to allow.
+unset CI
+failed=()
+totals=()
+
+lacking() { # RUNTIME: prints what the machine lacks
+  if ! cargo --version >/dev/null 2>&1; then
+    echo "no nightly toolchain (rustup toolchain install nightly --component rust-src)"
+  elif [ ! -e "$1" ]; then
+    echo "no nightly toolchain with ${1##*/}"
+  elif [ ! -e "$(rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ]; then
+    echo "no nightly toolchain with rust-src (rustup component add rust-src --toolchain nightly)"
+  elif ! command -v clang >/dev/null; then
+    echo "no clang"
+  fi
+}
+
+# A program in C with the preload library cannot start a symbolizer, which would get that library, too.
+symbolize() {
+  local line
+  while IFS= read -r line; do
+    printf '%s\n' "$line"
+    if [[ $line =~ ^\ +#[0-9].*\(([^\ ]+)\+(0x[0-9a-f]+)\) ]]; then
+      addr2line -Cfpie "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}" | sed 's/^/        /' || true
+    fi
+  done
+}
+
+# Runs the tests of a tier. The reports go to files: no test sees those of the programs that it starts.
+tier() { # NAME ARGUMENTS...: of cargo test
+  local name="$MANYLANE_SANITIZER, $1" start=$SECONDS status=0
+  shift
+  say "$name"
+  rm -rf "$folder/reports"
+  mkdir -p "$folder/reports"
+  : >"$MANYLANE_SKIPS"
+  timeout --kill-after=10 "$limit" cargo test --locked --no-fail-fast --target "$target" "${standard_library[@]}" "$@" 2>&1 |
+    tee "$folder/test.log" || status=$?
+  sort -u "$MANYLANE_SKIPS"
+  if [ -n "$(ls "$folder/reports")" ]; then
+    grep -hv 'symbolizer at fd' "$folder"/reports/* | symbolize
+    status=1
+  fi
+  [ "$status" -eq 0 ] || failed+=("$name")
+  totals+=("$name: $(total "$folder/test.log" "$(grep -c . "$MANYLANE_SKIPS" || true)"), $((SECONDS - start)) s")
+}
+
+sanitize() { # SANITIZER
+  folder=$root/target/$1-sanitizer
+  standard_library=()
+  export CARGO_TARGET_DIR=$folder RUSTFLAGS=-Zsanitizer=$1
+  export MANYLANE_SANITIZER=$1 MANYLANE_SANITIZER_RUNTIME=$2 MANYLANE_SKIPS=$folder/skips.txt
+  export ASAN_OPTIONS=log_path=$folder/reports/asan
+  export TSAN_OPTIONS=log_path=$folder/reports/tsan:suppressions=$root/scripts/tsan.supp
+  # What the standard library's locks and channels order has to be seen.
+  [ "$1" != thread ] || standard_library=(-Zbuild-std)
+  tier "library" --package manylane-sys --package manylane --lib
+  tier "loopback" --package manylane-tests --test 'loopback_*'
+  tier "preload library" --package manylane-preload
+}
+
+for sanitizer in "${sanitizers[@]}"; do
+  case $sanitizer in
+  address) runtime=asan ;;
+  thread) runtime=tsan ;;
+  *) die "sanitize.sh: unknown sanitizer '$sanitizer': say address or thread" ;;
+  esac
+  runtime=$(rustc --print target-libdir --target "$target" 2>/dev/null || true)/librustc-nightly_rt.$runtime.a
+  why=$(lacking "$runtime")
+  if [ -n "$why" ]; then
+    totals+=("$sanitizer: left out, $why")
+  else
+    sanitize "$sanitizer" "$runtime"
+  fi
+done
+
+echo
+printf '%s\n' "${totals[@]}"
+[ ${#failed[@]} -eq 0 ] || die "failed: ${failed[*]}"
