@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build stress differential bench-build man install clean
+.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -70,6 +70,9 @@ stress: build ## random calls under manylane run for so many seconds: make stres
 
 differential: build ## random calls with manylane run and without, compared: make differential SECONDS=600 [SEED=n]
 	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/differential.py $(SECONDS) $(SEED)
+
+sanitize: setup ## test under AddressSanitizer and ThreadSanitizer, with a nightly toolchain: make sanitize [SANITIZERS=thread]
+	@scripts/sanitize.sh $(SANITIZERS)
 
 bench-build: ## build the benchmarks
 	$(CARGO) build --workspace --benches

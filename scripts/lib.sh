@@ -22,3 +22,17 @@ die() {
   exit 1
 }
 is_root() { [ "$(id -u)" -eq 0 ]; }
+
+# One line for all test programs of a log, in the words of each one's own summary. The
+# skips ran as tests that returned at once, so they are among the passed ones.
+total() { # LOG SKIPS
+  awk -v skips="$2" '
+    /^test result:/ {
+      for (i = 2; i < NF; i++) {
+        if ($(i + 1) ~ /^passed/) passed += $i
+        if ($(i + 1) ~ /^failed/) failed += $i
+      }
+    }
+    END { printf "%d passed, %d failed, %d skipped\n", passed - skips, failed, skips }
+  ' "$1"
+}

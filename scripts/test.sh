@@ -39,15 +39,5 @@ echo
 echo "skipped here: $skips"
 sort -u "$MANYLANE_SKIPS" | sed 's/^/  /'
 
-# One line for all test programs, in the words of each one's own summary. The
-# skips ran as tests that returned at once, so they are among the passed ones.
-awk -v skips="$skips" '
-  /^test result:/ {
-    for (i = 2; i < NF; i++) {
-      if ($(i + 1) ~ /^passed/) passed += $i
-      if ($(i + 1) ~ /^failed/) failed += $i
-    }
-  }
-  END { printf "total: %d passed, %d failed, %d skipped\n", passed - skips, failed, skips }
-' "$log" | tee "$root/target/test-total.txt"
+echo "total: $(total "$log" "$skips")" | tee "$root/target/test-total.txt"
 exit "$status"

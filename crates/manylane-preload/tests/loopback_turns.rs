@@ -6,7 +6,7 @@ mod support;
 
 use manylane_sys::shim::Reason;
 use manylane_testbed::skip;
-use support::{build, laned, plain};
+use support::{build, laned, plain, runs_without};
 
 /// Runs `turns WHAT`; the reasons that were counted, and the lanes at the end.
 fn turn(args: &[&str]) -> (Vec<&'static str>, usize) {
@@ -81,7 +81,11 @@ fn loopback_a_program_started_before_there_are_lanes_takes_none_away() {
 
 #[test]
 fn loopback_threads_that_wait_on_a_lane_can_be_cancelled() {
-    assert_eq!(turn(&["cancel"]), (vec![], 3));
+    let name = "loopback_threads_that_wait_on_a_lane_can_be_cancelled";
+    let why = "AddressSanitizer takes the frames that a cancelled thread left for ones in use";
+    if runs_without(&["address"], name, why) {
+        assert_eq!(turn(&["cancel"]), (vec![], 3));
+    }
 }
 
 #[test]

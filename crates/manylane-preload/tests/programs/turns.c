@@ -196,13 +196,15 @@ static void pass_on(void)
 	close(pair[1]);
 }
 
+/* Itself: not every program can have a preloaded library with a sanitizer. */
 static void start(void)
 {
-	char *args[] = { "true", NULL };
+	char *args[] = { "turns", "nothing", NULL };
 	pid_t pid;
 	int status = -1;
 
-	if (posix_spawnp(&pid, "true", NULL, NULL, args, environ) == 0)
+	if (posix_spawnp(&pid, "/proc/self/exe", NULL, NULL, args, environ) ==
+	    0)
 		waitpid(pid, &status, 0);
 	printf("started: %d\n", status);
 }
@@ -373,6 +375,8 @@ int main(int argc, char **argv)
 
 	if (argc < 2)
 		return 2;
+	if (!strcmp(argv[1], "nothing"))
+		return 0;
 	early = argc > 2 && !strcmp(argv[2], "early");
 	is_queued = argc > 2 && !strcmp(argv[2], "queued");
 	one_flow = !strcmp(argv[1], "connect");

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use manylane_sys::lend;
 use manylane_sys::shim::{FREE, NO_LANE, Reason, Receiver, ReportFile};
+use manylane_testbed::skip;
 
 /// Longest that a program may take, frozen or not.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -46,11 +47,36 @@ fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
         let fresh = program.with_extension(format!("{}.new", std::process::id()));
         let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         let source = sources.join(format!("{name}.c"));
-        let done = Command::new("cc").args(flags).arg(&fresh).args(more).arg(source).status();
+        let mut command = sanitizer().map_or_else(|| Command::new("cc"), |name| instrumenting(&name, to));
+        let done = command.args(flags).arg(&fresh).args(more).arg(source).status();
         assert!(done.expect("a C compiler called cc: make setup installs it").success());
         std::fs::rename(&fresh, &program).unwrap();
     }
     program
+}
+
+/// The sanitizer that the library was built with (`address`, `thread`), as `scripts/sanitize.sh` says.
+pub fn sanitizer() -> Option<String> {
+    std::env::var("MANYLANE_SANITIZER").ok()
+}
+
+/// Whether the test `name` can run; if not, because of one of these sanitizers, the skip is told with `why`.
+pub fn runs_without(sanitizers: &[&str], name: &str, why: &str) -> bool {
+    skip::need(name, !sanitizer().is_some_and(|ours| sanitizers.contains(&&*ours)), why)
+}
+
+/// A compiler for a program that brings the runtime of the sanitizer `name`, which a preloaded library cannot: Rust's
+/// own, since that of the compiler may be of another version. The programs' libraries find it there.
+fn instrumenting(name: &str, to: &str) -> Command {
+    let mut command = Command::new("clang");
+    // Past the driver, which would look for the runtime of clang.
+    command.args(["-g", "-DSANITIZED", "-Xclang", &format!("-fsanitize={name}")]);
+    if !to.ends_with(".so") {
+        let runtime = std::env::var("MANYLANE_SANITIZER_RUNTIME").expect("the path of the runtime");
+        command.arg(format!("-Wl,--whole-archive,{runtime},--no-whole-archive"));
+        command.args(["-rdynamic", "-lrt", "-lm", "-ldl", "-lresolv"]);
+    }
+    command
 }
 
 /// True if `program` exists and was built after the last change of any file in `sources`.
