@@ -70,7 +70,7 @@ enum mls_reason_id {
 	MLS_ONE_QUEUES = 24,   /* engine xdp */
 	MLS_ONE_FULL = 25,     /* no memory, or too many sockets */
 	MLS_REPLY_FAILED = 26, /* one that was kept to be sent with others */
-	MLS_REASONS_USED = 29,
+	MLS_REASONS_USED = 30,
 };
 
 /* A bound address; family 0 if there is none. */

@@ -13,7 +13,7 @@ use crate::lock::{Guard, lock};
 use crate::sock::Sock;
 use crate::start::refuse;
 use crate::table::{self, Entry};
-use crate::{epoll, gather, identity, lanes, me, options, real};
+use crate::{epoll, gather, identity, inside, lanes, me, options, real};
 
 /// Looks at a number that the library uses for a moment, and the time between two: as long as one waits for a lock.
 const LOOKS: u32 = 10_000;
@@ -129,8 +129,11 @@ pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
 
 pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     gather::flush();
-    if let Some(sock) = identity::sock(fd) {
-        lanes::fall_back(sock, fd, Reason::Connect);
+    if table::sock(fd).is_some() && inside::enter() {
+        if let Some(sock) = identity::sock(fd) {
+            lanes::fall_back(sock, fd, Reason::Connect);
+        }
+        inside::leave();
     }
     call::connect(hidden::seen(fd), addr, len)
 }
@@ -290,6 +293,15 @@ pub(crate) fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
         let done = call::fcntl(fd, command, arg);
         return if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { fresh(done) } else { done };
     }
+    if !inside::enter() {
+        return call::fcntl(fd, command, arg);
+    }
+    let done = fcntl_of_ours(fd, command, arg);
+    inside::leave();
+    done
+}
+
+fn fcntl_of_ours(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
     let done = call::fcntl(hidden::seen(fd), command, arg);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add(fd, done),

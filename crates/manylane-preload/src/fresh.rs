@@ -4,14 +4,15 @@ use libc::{c_char, c_int, c_uint, mode_t, msghdr, sigset_t, sockaddr, socklen_t}
 
 use crate::calls::call;
 use crate::descriptors::remember;
-use crate::hidden;
 use crate::table::{self, Entry};
+use crate::{hidden, inside};
 
 /// `fd` is none of the library's business.
 #[inline]
 pub(crate) fn fresh(fd: c_int) -> c_int {
-    if fd >= 0 && table::entry(fd) != Entry::None {
+    if fd >= 0 && table::entry(fd) != Entry::None && inside::enter() {
         remember(fd, Entry::None);
+        inside::leave();
     }
     fd
 }

@@ -37,7 +37,7 @@ use crate::memory::{self, Atomics};
 use crate::open::SLICE_MS;
 use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, calls, lanes, life, me, queues, real, report, start};
+use crate::{alone, calls, inside, lanes, life, me, queues, real, report, start};
 
 /// Longest reply that is kept: what fits a frame, and some.
 const LONGEST: usize = 2048;
@@ -194,6 +194,13 @@ pub(crate) fn before_receive(sock: &Sock) {
 
 #[cold]
 fn flush_now(pending: &Pending) {
+    if inside::enter() {
+        flush_as_insider(pending);
+        inside::leave();
+    }
+}
+
+fn flush_as_insider(pending: &Pending) {
     let index = pending.sock.replace(0) - 1;
     let sock = Sock::at(index);
     let errno = real::errno();
@@ -241,9 +248,16 @@ pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
 /// The process ends, or becomes another program: all that its threads have kept goes out, and nothing is kept any more.
 #[cold]
 pub(crate) fn the_end(for_good: bool) {
-    if !start::gathers() || !me::is_ours() {
+    if !start::gathers() || !inside::enter() {
         return;
     }
+    if me::is_ours() {
+        flush_everything(for_good);
+    }
+    inside::leave();
+}
+
+fn flush_everything(for_good: bool) {
     if for_good {
         start::gather_no_more();
     }

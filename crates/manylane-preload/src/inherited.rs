@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::sock::{PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{lanes, mirror, real, report, start};
+use crate::{inside, lanes, mirror, real, report, start};
 
 /// Looks at what there is; once, at start. Without a report nobody wants to know.
 pub(crate) fn find() {
@@ -38,8 +38,9 @@ fn note(fd: c_int) {
 /// A socket that is plain is received on.
 #[inline]
 pub(crate) fn tell(shared: &Shared, fd: c_int) {
-    if shared.inherited.load(Ordering::Relaxed) != 0 {
+    if shared.inherited.load(Ordering::Relaxed) != 0 && inside::enter() {
         tell_now(shared, fd);
+        inside::leave();
     }
 }
 

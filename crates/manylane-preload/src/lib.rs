@@ -30,11 +30,14 @@
 //! | `life.rs`, `mend.rs`, `points.rs` | who is alive; what the living do for the dead; where tests have somebody die |
 //! | `open.rs`, `hidden.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its number, its options, its steering |
 //! | `loan.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
+//! | `inside.rs`, `aside.rs`, `leftovers.rs`, `aftermath.rs` | standing aside before a seccomp filter |
 //! | `report.rs` | what the launcher reads |
 
 #![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
 
+mod aftermath;
 mod alone;
+mod aside;
 mod calls;
 mod deliver;
 mod descriptors;
@@ -47,7 +50,9 @@ mod hidden;
 mod hold;
 mod identity;
 mod inherited;
+mod inside;
 mod lanes;
+mod leftovers;
 mod life;
 mod loan;
 mod lock;

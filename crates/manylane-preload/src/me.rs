@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::lock::Quiet;
 use crate::sock::{BUSY, LEARN, MAX_MEMBERS, Member, SINGLE, Shared, Sock};
-use crate::{alone, entries, gather, identity, lanes, life, queues, report};
+use crate::{alone, entries, gather, identity, inside, lanes, life, queues, report};
 
 /// Sockets that a thread remembers its place in; others are looked up.
 const REMEMBERED: usize = 8;
@@ -74,6 +74,9 @@ impl Me {
     /// After a fork the child is somebody else.
     #[cold]
     fn renew(&self, epoch: u32) {
+        if !inside::enter() {
+            return;
+        }
         // SAFETY: gettid(2) takes nothing and touches no memory.
         let tid = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
         self.who.set(u64::from(std::process::id()) << 32 | u64::from(tid));
@@ -81,6 +84,7 @@ impl Me {
         self.peeked.set((0, 0));
         self.life.set(0);
         self.epoch.set(epoch);
+        inside::leave();
     }
 
     #[inline]
@@ -214,6 +218,13 @@ fn join<'a>(sock: &'static Sock, shared: &'a Shared, fd: c_int) -> Option<&'a Me
 
 /// A thread ends: its lanes are orphans from now on, out of steering, emptied by the others.
 extern "C" fn thread_ends(_: *mut c_void) {
+    if inside::enter() {
+        leave_all();
+        inside::leave();
+    }
+}
+
+fn leave_all() {
     queues::flush();
     gather::flush();
     entries::give_back();

@@ -12,7 +12,9 @@ use crate::look::ready;
 use crate::reach::uncovered;
 use crate::receive::is_managed;
 use crate::sock::{LANED, PLAIN, Shared, Sock};
-use crate::{gather, hidden, hold, identity, lanes, me, mirror, queues, real, start};
+use crate::{
+    aftermath, gather, hidden, hold, identity, inside, lanes, me, mirror, queues, real, start, table,
+};
 
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -170,6 +172,18 @@ pub(crate) fn getsockopt(
 }
 
 pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+    if table::sock(fd).is_none() {
+        return call::ioctl(hidden::seen(fd), request, arg);
+    }
+    if !inside::enter() {
+        return aftermath::ioctl(fd, request, arg);
+    }
+    let done = ioctl_of_ours(fd, request, arg);
+    inside::leave();
+    done
+}
+
+fn ioctl_of_ours(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     let Some((sock, shared)) = identity::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
         return call::ioctl(hidden::seen(fd), request, arg);
     };

@@ -20,7 +20,7 @@ use crate::reach::uncovered;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
-use crate::{gather, hold, identity, lanes, me, mend, pace, queues, real, rest, signals, start};
+use crate::{gather, hold, identity, inside, lanes, me, mend, pace, queues, real, rest, signals, start};
 
 /// What one try on one descriptor brought.
 enum Got {
@@ -46,8 +46,9 @@ pub(crate) struct Call<'a, Op> {
 }
 
 impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
-    /// The answer, and whether it came from a lane that is not the caller's.
-    pub(crate) fn run(&self) -> (isize, bool) {
+    /// The answer, and whether it came from a lane that is not the caller's. None: the library stands
+    /// aside.
+    pub(crate) fn run(&self) -> Option<(isize, bool)> {
         let answer = self.in_turns();
         self.signals.let_go();
         answer
@@ -74,11 +75,14 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         if self.is_interrupted() { self.signals.before_wait(look) } else { None }
     }
 
-    fn in_turns(&self) -> (isize, bool) {
+    fn in_turns(&self) -> Option<(isize, bool)> {
         let mut until = None;
         let mut rounds = Rounds::default();
         let mut again = false;
         loop {
+            if inside::is_due() {
+                return None;
+            }
             let nonblock =
                 self.flags & MSG_DONTWAIT != 0 || self.shared.nonblock.load(Ordering::Relaxed) != 0;
             if !nonblock {
@@ -90,10 +94,10 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
             match self.shared.mode() {
                 SINGLE | LEARN if queues::are_open(self.shared) => {
                     if let Some(answer) = self.with_queues(nonblock, &mut until) {
-                        return (answer, false);
+                        return Some((answer, false));
                     }
                 }
-                SINGLE if nonblock => return ((self.op)(self.fd, 0), false),
+                SINGLE if nonblock => return Some(((self.op)(self.fd, 0), false)),
                 SINGLE => {
                     // SeqCst, as where lanes are made: a mode that has changed is seen here, or this state there.
                     self.member.state.swap(UNBOUNDED, Ordering::SeqCst);
@@ -101,40 +105,49 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                         self.member.state.store(BUSY, Ordering::Release);
                         continue;
                     }
-                    let answer = (self.op)(self.fd, 0);
+                    let answer = inside::out(|| (self.op)(self.fd, 0));
+                    if inside::is_due() {
+                        // What ended it may be a bound of ours.
+                        let goes_on = answer < 0 && self.waits_on(&mut until);
+                        return (!goes_on).then_some((answer, false));
+                    }
                     self.member.state.store(BUSY, Ordering::Release);
                     let bounded = self.shared.bounded.load(Ordering::Acquire) != 0;
                     if answer >= 0 || !bounded || !self.waits_on(&mut until) {
-                        return (answer, false);
+                        return Some((answer, false));
                     }
                 }
-                LEARN if nonblock => return ((self.op)(self.fd, 0), false),
+                LEARN if nonblock => return Some(((self.op)(self.fd, 0), false)),
                 LEARN => match self.wait_on(0, &mut until) {
-                    Got::Answer(answer) => return (answer, false),
+                    Got::Answer(answer) => return Some((answer, false)),
                     Got::Nothing => mend::look(self.sock, self.shared),
                 },
                 LANED => {
                     if let Some(answer) = self.laned(nonblock, again, &mut until) {
-                        return answer;
+                        return Some(answer);
                     }
                 }
                 PLAIN => {
                     if let Some(answer) = self.empty_retired() {
-                        return (answer, true);
+                        return Some((answer, true));
                     }
                     if nonblock {
-                        return ((self.op)(self.fd, 0), false);
+                        return Some(((self.op)(self.fd, 0), false));
+                    }
+                    if self.shared.retired.load(Ordering::Acquire) == 0 && !queues::are_draining(self.shared)
+                    {
+                        return Some((inside::out(|| (self.op)(self.fd, 0)), false));
                     }
                     match self.wait_on(0, &mut until) {
-                        Got::Answer(answer) => return (answer, false),
+                        Got::Answer(answer) => return Some((answer, false)),
                         Got::Nothing => {}
                     }
                 }
-                _ => return ((self.op)(self.fd, 0), false),
+                _ => return Some(((self.op)(self.fd, 0), false)),
             }
             // A wait that brought nothing: the descriptor may be closed by now, past the library.
             if !identity::look(self.sock, self.fd) {
-                return ((self.op)(self.fd, 0), false);
+                return Some((inside::out(|| (self.op)(self.fd, 0)), false));
             }
             rounds.rest();
             again = true;
@@ -534,6 +547,21 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         }
         None
     }
+}
+
+/// Receives the next datagram that the lanes of a plain socket still hold, without waiting; none if
+/// they are empty.
+pub(crate) fn next_leftover<Op: Fn(c_int, c_int) -> isize>(
+    sock: &'static Sock,
+    shared: &Shared,
+    fd: c_int,
+    into: Into,
+    op: Op,
+) -> Option<isize> {
+    // A member's lane does not matter any more: none has one.
+    let member = me::known(sock, shared).unwrap_or(&shared.members[0]);
+    let signals = signals::Held::not();
+    Call { sock, shared, member, fd, flags: 0, into, op, was_held: Cell::new(false), signals }.empty_retired()
 }
 
 /// Waits of one call that brought nothing. Each is to last for a slice; where that is not so (a poll that tells of what cannot

@@ -9,16 +9,23 @@ use crate::calls::{self, call};
 use crate::epoll::Epoll;
 use crate::sock::{LANED, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, gather, hidden, identity, lanes, me, mend, real, report};
+use crate::{alone, gather, hidden, identity, inside, lanes, me, mend, real, report};
 
 type Args = *const *const c_char;
 
 /// Before a fork. What lanes there will be has to exist now: a socket that one process opens later is out of reach of
 /// the others, and what it held would be lost with its process.
 pub(crate) extern "C" fn before_fork() {
-    if !me::is_ours() {
+    if !inside::enter() {
         return;
     }
+    if me::is_ours() {
+        prepare();
+    }
+    inside::leave();
+}
+
+fn prepare() {
     gather::flush();
     // Lanes that live on in the child would keep the port for as long as that does.
     identity::sweep(None);
@@ -35,6 +42,10 @@ pub(crate) extern "C" fn before_fork() {
 
 /// In the child of a fork: what threads of the parent remembered is not the child's.
 pub(crate) extern "C" fn in_child() {
+    if inside::is_due() {
+        return;
+    }
+    inside::in_child();
     me::start();
     Epoll::in_child();
     Sock::in_child();

@@ -31,7 +31,7 @@ use crate::deliver::{Into, Parcel};
 use crate::frames::{self, Out};
 use crate::loan::{CLOSED, DRAINING, Loan, OPEN};
 use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
-use crate::{life, loan, me, points, real, report, start};
+use crate::{inside, life, loan, me, points, real, report, start};
 
 /// A companion has its turn each so many receives, should the queues never be empty.
 pub(crate) const TURN: u32 = 16;
@@ -331,6 +331,13 @@ pub(crate) fn flush() {
 
 #[cold]
 fn flush_now(pending: &Pending) {
+    if inside::enter() {
+        flush_as_insider(pending);
+        inside::leave();
+    }
+}
+
+fn flush_as_insider(pending: &Pending) {
     let errno = real::errno();
     let mask = pending.mask.replace(0);
     pending.count.set(0);

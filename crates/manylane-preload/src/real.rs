@@ -72,9 +72,11 @@ pub(crate) fn is_on_signal_stack() -> bool {
 
 /// One list makes prototypes, lookups and exports: `fn NAME(ARGS) -> RETURN, SYSCALL = OURS;` with `SYSCALL` the number
 /// to use before the C library's function was found, or where it has none.
+/// `[short]` marks a function that never waits, but may make system calls of the library's own
+/// (`inside.rs`). `| AFTER` takes its place while there are leftovers (`aftermath.rs`).
 #[macro_export]
 macro_rules! interpose {
-    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path;)*) => {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
         /// Addresses of the C library's functions.
         #[allow(non_snake_case, reason = "as the C library calls them")]
         struct Table { $($name: AtomicPtr<c_void>,)* }
@@ -140,11 +142,39 @@ macro_rules! interpose {
                 #[allow(non_snake_case, reason = "as the C library calls them")]
                 pub(super) extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
                     if !$crate::start::is_ready() {
+                        $crate::leftovers_first!([$($after)?] ($($arg),*));
                         return call::$name($($arg),*);
                     }
-                    $ours($($arg),*)
+                    $crate::within!($($short)?, $ours($($arg),*), self::$name($($arg),*))
                 }
             )*
+        }
+    };
+}
+
+/// Calls a function of the library; `again` if the library stands aside.
+#[macro_export]
+macro_rules! within {
+    (, $ours:expr, $again:expr) => {
+        $ours
+    };
+    (short, $ours:expr, $again:expr) => {{
+        if !$crate::inside::enter() {
+            return $again;
+        }
+        let answer = $ours;
+        $crate::inside::leave();
+        answer
+    }};
+}
+
+/// Calls the function that takes the place of the program's own while there are leftovers.
+#[macro_export]
+macro_rules! leftovers_first {
+    ([] $args:tt) => {};
+    ([$after:path] ($($arg:ident),*)) => {
+        if $crate::aftermath::are_there() {
+            return $after($($arg),*);
         }
     };
 }

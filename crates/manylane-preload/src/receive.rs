@@ -18,8 +18,8 @@ use crate::deliver::Into;
 use crate::order::Call;
 use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
 use crate::{
-    alone, fresh, gather, hidden, identity, inherited, lanes, loan, me, overtake, pace, queues, real, report,
-    rest, signals, start, table,
+    aftermath, alone, fresh, gather, hidden, identity, inherited, inside, lanes, loan, me, overtake, pace,
+    queues, real, report, rest, signals, start, table,
 };
 
 #[inline]
@@ -196,7 +196,7 @@ pub(crate) fn recvmmsg(
         }
     }
     let found = managed(fd);
-    if found.is_err() || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
+    if found.is_err() && !aftermath::are_there() || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
         gather::flush();
         let got = call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout);
         if got > 0 && table::sock(fd).is_none() {
@@ -351,18 +351,35 @@ fn the_long_way(
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
     let (sock, shared) = match managed(fd) {
-        Ok(found) => found,
-        Err(fd) => {
+        Ok(found) if flags & (MSG_ERRQUEUE | MSG_OOB) == 0 => found,
+        found => {
             gather::flush();
-            return op(fd, 0);
+            return aftermath::receive(fd, flags, &into, || op(found.err().unwrap_or(fd), 0));
         }
     };
-    if flags & (MSG_ERRQUEUE | MSG_OOB) != 0 {
-        gather::flush();
-        return op(fd, 0);
+    if inside::enter() {
+        match managed_receive(sock, shared, (fd, flags, into), &op, size) {
+            Some(answer) => {
+                inside::leave();
+                return answer;
+            }
+            None => inside::step_aside(),
+        }
     }
+    aftermath::receive(fd, flags, &into, || op(fd, 0))
+}
+
+/// Receives on a socket that the library has a say in. None: it stands aside.
+#[inline]
+fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
+    sock: &'static Sock,
+    shared: &Shared,
+    (fd, flags, into): (c_int, c_int, Into),
+    op: &Op,
+    size: impl Fn(isize) -> (u64, isize),
+) -> Option<isize> {
     gather::before_receive(sock);
-    let Some(member) = me::member(sock, shared, fd) else { return op(fd, 0) };
+    let Some(member) = me::member(sock, shared, fd) else { return Some(inside::out(|| op(fd, 0))) };
     rest::after_work(sock, shared, member);
     lanes::beat(member);
     let call = Call {
@@ -378,9 +395,12 @@ fn the_long_way(
     };
     let overtaking =
         if start::newest_wins() { overtake::receive(sock, shared, member, fd, flags, &into) } else { None };
-    let (answer, helped) = overtaking.map_or_else(|| call.run(), |answer| (answer, false));
+    let (answer, helped) = overtaking.map_or_else(|| call.run(), |answer| Some((answer, false)))?;
+    if inside::is_due() {
+        return Some(answer);
+    }
     if answer < 0 && is_gone(sock, fd) {
-        return (call.op)(fd, 0);
+        return Some(inside::out(|| op(fd, 0)));
     }
     if answer >= 0 && flags & MSG_PEEK == 0 {
         let (datagrams, bytes) = size(answer);
@@ -417,5 +437,5 @@ fn the_long_way(
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
     }
-    answer
+    Some(answer)
 }

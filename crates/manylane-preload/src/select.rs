@@ -15,7 +15,7 @@ use crate::receive::is_managed;
 use crate::sock::{Shared, Sock};
 use crate::start::refuse;
 use crate::wait::{self, Until, timespec_of};
-use crate::{entries, epoll, gather, hidden, queues, real, table};
+use crate::{aftermath, entries, epoll, gather, hidden, inside, queues, real, table};
 
 /// The bands that the kernel counts as readable and as writable.
 const RDBAND: i16 = 0x80;
@@ -35,6 +35,11 @@ pub(crate) fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    if aftermath::are_there() {
+        let mut over = aftermath::now();
+        let mut time = |now| if now { &raw mut over } else { timeout };
+        return aftermath::select(count, read, |now| call::select(count, read, write, except, time(now)));
+    }
     let sets = Sets { count, all: [read, write, except] };
     let native = || call::select(count, read, write, except, timeout);
     let until = || {
@@ -49,7 +54,8 @@ pub(crate) fn select(
         timeout.tv_sec = left.as_secs() as i64;
         timeout.tv_usec = i64::from(left.subsec_micros());
     }
-    answer
+    // With what is left of the time.
+    answer.unwrap_or_else(|| select(count, read, write, except, timeout))
 }
 
 pub(crate) fn pselect(
@@ -60,9 +66,19 @@ pub(crate) fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if aftermath::are_there() {
+        let time = |now| if now { &raw const aftermath::NOW } else { timeout };
+        let own = |now| call::pselect(count, read, write, except, time(now), mask);
+        return aftermath::select(count, read, own);
+    }
     let sets = Sets { count, all: [read, write, except] };
     let native = || call::pselect(count, read, write, except, timeout, mask);
-    sets.wait(|| Until::after(timeout), mask, native).0
+    let (answer, left) = sets.wait(|| Until::after(timeout), mask, native);
+    answer.unwrap_or_else(|| {
+        let left = left.map(timespec_of);
+        let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        pselect(count, read, write, except, left, mask)
+    })
 }
 
 /// Whole seconds in the microseconds count as seconds. What is negative stays so, for the kernel to refuse.
@@ -82,34 +98,39 @@ struct Sets {
 }
 
 impl Sets {
-    /// The answer; where it is not the kernel's own, also the time that was left.
+    /// The answer; where it is not the kernel's own, also the time that was left. No answer: what is
+    /// left of the wait is for the program's own call.
     fn wait(
         &self,
         until: impl FnOnce() -> Option<Until>,
         mask: *const sigset_t,
         native: impl Fn() -> c_int,
-    ) -> (c_int, Option<Duration>) {
+    ) -> (Option<c_int>, Option<Duration>) {
         if self.has_hidden() {
-            return (refuse(libc::EBADF), None);
+            return (Some(refuse(libc::EBADF)), None);
         }
         self.instances().for_each(epoll::nested);
         let until = if self.socks().next().is_some() { until() } else { None };
         let Some(until) = until else {
             gather::flush();
-            return (native(), None);
+            return (Some(native()), None);
         };
+        if !inside::enter() {
+            return (None, until.left());
+        }
         let own = Cell::new(false);
         let native = || {
             own.set(true);
-            native()
+            inside::out(&native)
         };
         let by_poll = |room: &mut [pollfd]| {
             let used = self.collect(room);
-            let answer = wait::sliced(&mut room[..used], until, mask, |_| native());
-            if own.get() { answer } else { self.spread(answer, &room[..used]) }
+            let answer = wait::sliced(&mut room[..used], until, mask, |_| native())?;
+            Some(if own.get() { answer } else { self.spread(answer, &room[..used]) })
         };
         let room = if self.is_short() { self.entries() } else { usize::MAX };
-        let answer = entries::with_room(room, by_poll).unwrap_or_else(|| self.unsliced(mask, native));
+        let answer = entries::with_room(room, by_poll).unwrap_or_else(|| Some(self.unsliced(mask, native)));
+        inside::leave();
         (answer, until.left().filter(|_| !own.get()))
     }
 

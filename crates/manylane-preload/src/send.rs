@@ -13,7 +13,7 @@ use crate::gather::Reply;
 use crate::receive::is_managed;
 use crate::sock::{LANED, Member, Sock};
 use crate::start::refuse;
-use crate::{alone, gather, hidden, identity, lanes, me, queues, report, start};
+use crate::{alone, gather, hidden, identity, inside, lanes, me, queues, report, start, table};
 
 #[inline]
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -163,6 +163,15 @@ pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
 
 /// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was kept. None: by the kernel, now.
 fn with_others(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
+    if !inside::enter() {
+        return None;
+    }
+    let sent = with_others_now(at, out, flags);
+    inside::leave();
+    sent
+}
+
+fn with_others_now(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
     if let Some(errno) = at.owed {
         return alone_now(at).or(Some(refuse(errno) as isize));
     }
@@ -194,7 +203,13 @@ fn alone_now(at: &Place) -> Option<isize> {
 #[inline]
 fn by_frames(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
     let (sock, member) = at.sock.zip(at.member)?;
-    queues::send(sock, sock.shared()?, member, out, flags)
+    let shared = sock.shared()?;
+    if !inside::enter() {
+        return None;
+    }
+    let sent = queues::send(sock, shared, member, out, flags);
+    inside::leave();
+    sent
 }
 
 /// Sends the first of several messages as frames, up to one that cannot go that way; how many.
@@ -286,8 +301,11 @@ fn done(at: &Place, sent: isize) -> isize {
 /// A message that carries descriptors to somebody else: sockets of ours among them become plain.
 fn give_away(message: *const msghdr) {
     for_each_descriptor(message, |fd| {
-        if let Some(sock) = identity::sock(fd) {
-            lanes::fall_back(sock, fd, Reason::Passed);
+        if table::sock(fd).is_some() && inside::enter() {
+            if let Some(sock) = identity::sock(fd) {
+                lanes::fall_back(sock, fd, Reason::Passed);
+            }
+            inside::leave();
         }
     });
 }

@@ -24,6 +24,7 @@ use manylane_sys::lend::QUEUES;
 
 use crate::gather::Outbox;
 use crate::hold::Hold;
+use crate::leftovers::Leftovers;
 use crate::loan::Loan;
 use crate::memory::{self, Atomics};
 use crate::{identity, start};
@@ -252,6 +253,8 @@ pub(crate) struct Sock {
     holds: AtomicPtr<Hold>,
     /// As many, or null: `gather.rs`.
     outboxes: AtomicPtr<Outbox>,
+    /// Datagrams left in its lanes when the library stood aside, or null: `aside.rs`.
+    leftovers: AtomicPtr<Leftovers>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
 }
@@ -395,6 +398,17 @@ impl Sock {
     /// `outboxes` are as many as there may be lanes.
     pub(crate) fn set_outboxes(&self, outboxes: &'static [Outbox]) {
         self.outboxes.store(outboxes.as_ptr().cast_mut(), Ordering::Release);
+    }
+
+    /// Datagrams left in its lanes when the library stood aside.
+    pub(crate) fn leftovers(&self) -> Option<&'static Leftovers> {
+        // SAFETY: null, or what `set_leftovers` was given, which is never unmapped.
+        unsafe { self.leftovers.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Once: no slot is given back or taken after that.
+    pub(crate) fn set_leftovers(&self, leftovers: &'static Leftovers) {
+        self.leftovers.store(ptr::from_ref(leftovers).cast_mut(), Ordering::Release);
     }
 
     /// The descriptor of a lane, where the program's own is `fd`.

@@ -10,7 +10,7 @@ use manylane_sys::barrier;
 use crate::epoll::Epoll;
 use crate::settings::Settings;
 use crate::sock::Sock;
-use crate::{calls, gather, inherited, life, me, points, process, report, syscall};
+use crate::{calls, gather, inherited, inside, life, me, points, process, report, syscall};
 
 static READY: AtomicBool = AtomicBool::new(false);
 /// Replies of kernel sockets are put together: not yet, yes, no more.
@@ -26,6 +26,11 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 #[inline]
 pub(crate) fn is_ready() -> bool {
     READY.load(Ordering::Acquire)
+}
+
+/// From now on calls are the C library's own, for good: `aside.rs`.
+pub(crate) fn stand_aside() {
+    READY.store(false, Ordering::Release);
 }
 
 /// What the environment asked for.
@@ -97,6 +102,7 @@ extern "C" fn start() {
     _ = SETTINGS.set(settings);
     report::start();
     life::start();
+    inside::start();
     points::start();
     me::start();
     // Now, while there is one thread.

@@ -1,4 +1,5 @@
-//! syscall(2): what closes descriptors by its number (libuv does) is seen, all else goes on as it came.
+//! syscall(2): what closes descriptors by its number (libuv does) and what forbids system calls
+//! (libseccomp does) is seen, all else goes on as it came.
 //!
 //! The C library's function takes whatever its caller gives, and so does this one: as the C library's own, it reads registers and
 //! a word of the caller's stack that may hold no argument, and hands them on. The calling conventions of x86-64 and arm64 pass
@@ -81,9 +82,9 @@ unsafe fn bare(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
 /// What the program calls.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod exports {
-    use libc::{c_int, c_long, c_uint};
+    use libc::{c_int, c_long, c_uint, c_ulong};
 
-    use crate::{descriptors, start};
+    use crate::{aftermath, aside, descriptors, start};
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(super) extern "C-unwind" fn syscall(
@@ -103,6 +104,14 @@ mod exports {
             }
             libc::SYS_close_range if start::is_ready() => {
                 descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into()
+            }
+            libc::SYS_close if aftermath::are_there() => aftermath::close(a as c_int).into(),
+            libc::SYS_prctl => {
+                aside::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong).into()
+            }
+            libc::SYS_seccomp if start::is_ready() => {
+                aside::seccomp(a, b, c);
+                own()
             }
             _ => own(),
         }

@@ -20,7 +20,8 @@ use crate::sock::{
 };
 use crate::table::{self, Entry};
 use crate::{
-    alone, entries, epoll, gather, hidden, hold, identity, lanes, me, mend, pace, queues, rest, signals,
+    aftermath, alone, entries, epoll, gather, hidden, hold, identity, inside, lanes, me, mend, pace, queues,
+    rest, signals,
 };
 
 /// Beats of which two look at the clock where no datagram is to pay for that.
@@ -197,6 +198,18 @@ impl Until {
         self.left().map_or(slice, |left| left.min(slice))
     }
 
+    /// What is left, in milliseconds as poll(2) counts them, rounded up: a wait must not end early.
+    pub(crate) fn ms(&self) -> c_int {
+        let ms = |left: Duration| c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+        self.left().map_or(-1, ms)
+    }
+
+    /// What is left, as ppoll(2) takes it.
+    pub(crate) fn with_time<T>(&self, wait: impl FnOnce(*const timespec) -> T) -> T {
+        let left = self.left().map(timespec_of);
+        wait(left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
+    }
+
     /// What is left; none without a bound.
     pub(crate) fn left(&self) -> Option<Duration> {
         self.end.map(|end| end.saturating_duration_since(Instant::now()))
@@ -263,10 +276,16 @@ fn poll_many(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     if let Some(answer) = straight(fds, count, || call::poll(fds, count, timeout)) {
         return answer;
     }
+    if aftermath::are_there() {
+        return aftermath::poll(fds, count, |now| call::poll(fds, count, if now { 0 } else { timeout }));
+    }
     match ours(fds, count) {
-        Some(slice) => sliced(slice, Until::after_ms(timeout), std::ptr::null(), |slice| {
-            call::poll(slice.as_mut_ptr(), count, timeout)
-        }),
+        Some(slice) => {
+            let until = Until::after_ms(timeout);
+            let native = |slice: &mut [pollfd]| call::poll(slice.as_mut_ptr(), count, timeout);
+            sliced(slice, until, std::ptr::null(), native)
+                .unwrap_or_else(|| poll_many(fds, count, until.ms()))
+        }
         None => {
             gather::flush();
             call::poll(fds, count, timeout)
@@ -301,11 +320,17 @@ fn ppoll_many(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *
     if let Some(answer) = straight(fds, count, || call::ppoll(fds, count, timeout, mask)) {
         return answer;
     }
+    if aftermath::are_there() {
+        let time = |now| if now { &raw const aftermath::NOW } else { timeout };
+        return aftermath::poll(fds, count, |now| call::ppoll(fds, count, time(now), mask));
+    }
     // What is no time is for the kernel to refuse.
     let until = |slice| Until::after(timeout).map(|until| (until, slice));
     match ours(fds, count).and_then(until) {
         Some((until, slice)) => {
-            sliced(slice, until, mask, |slice| call::ppoll(slice.as_mut_ptr(), count, timeout, mask))
+            let native = |slice: &mut [pollfd]| call::ppoll(slice.as_mut_ptr(), count, timeout, mask);
+            sliced(slice, until, mask, native)
+                .unwrap_or_else(|| until.with_time(|left| ppoll_many(fds, count, left, mask)))
         }
         None => {
             gather::flush();
@@ -354,30 +379,50 @@ fn managed(at: &pollfd) -> Option<(&'static Sock, &'static Shared)> {
     is_managed(shared).then_some((sock, shared))
 }
 
-/// poll(2) over descriptors of which some are sockets to look after; `native` is the program's own call.
+/// poll(2) over descriptors of which some are sockets to look after; `native` is the program's own
+/// call. None: what is left of the wait is for that (the sockets are plain since an earlier turn, or
+/// the library stands aside).
 pub(crate) fn sliced(
     fds: &mut [pollfd],
     until: Until,
     mask: *const sigset_t,
     native: impl Fn(&mut [pollfd]) -> c_int,
-) -> c_int {
+) -> Option<c_int> {
     // Alone with every socket: the program's own call.
     let alone = |(sock, _): (&'static Sock, _)| alone::of(sock).and_then(alone::Place::begin).is_some();
     if !fds.iter().any(is_hidden) && fds.iter().filter_map(managed).all(alone) {
         gather::flush();
-        let answer = native(fds);
+        let answer = inside::out(|| native(fds));
         fds.iter().filter_map(managed).for_each(|(sock, shared)| end(sock, shared));
-        return answer;
+        return Some(answer);
     }
+    if !inside::enter() {
+        return None;
+    }
+    let answer = in_slices(fds, until, mask, native);
+    if answer.is_some() {
+        inside::leave()
+    } else {
+        inside::step_aside()
+    }
+    answer
+}
+
+fn in_slices(
+    fds: &mut [pollfd],
+    until: Until,
+    mask: *const sigset_t,
+    native: impl Fn(&mut [pollfd]) -> c_int,
+) -> Option<c_int> {
     let held = signals::Held::not();
     let mut native = |fds: &mut [pollfd]| {
         // A wait of the program's own, once.
         held.let_go();
-        native(fds)
+        inside::out(|| native(fds))
     };
     let answer = entries::with_room(fds.len(), |all| in_turns(fds, all, until, (&held, mask), &mut native));
     held.let_go();
-    answer.unwrap_or_else(|| unsliced(fds, mask, native))
+    answer.unwrap_or_else(|| Some(unsliced(fds, mask, native)))
 }
 
 /// More entries than can be looked through: waits for all as the program said.
@@ -421,12 +466,15 @@ fn in_turns(
     until: Until,
     (held, mask): (&signals::Held, *const sigset_t),
     mut native: impl FnMut(&mut [pollfd]) -> c_int,
-) -> c_int {
+) -> Option<c_int> {
     // Behind the program's entries in `all`, the queues of the lanes.
     let mut first = true;
     // What was found is gone: the next round waits for a slice.
     let mut in_vain = false;
     loop {
+        if inside::is_due() {
+            return None;
+        }
         let mut any = false;
         let mut count = fds.len();
         for (nth, from) in fds.iter().enumerate() {
@@ -452,7 +500,7 @@ fn in_turns(
         let mut answer = match (any, found || frames) {
             (false, _) if first => native(fds),
             // The socket is plain since an earlier turn, which has taken its time.
-            (false, _) => rest_of(fds, until, held.mask(mask)),
+            (false, _) => return None,
             (true, true) => calls::ppoll_raw(copy, Some(timespec_of(Duration::ZERO)), held.mask(mask)),
             // The C library's own: a thread can be cancelled in it.
             (true, false) => {
@@ -479,7 +527,7 @@ fn in_turns(
             }
         }
         if !any || answer < 0 {
-            return answer;
+            return Some(answer);
         }
         if answer > 0 {
             add_elsewhere(fds, copy);
@@ -489,25 +537,16 @@ fn in_turns(
         in_vain = found && answer == 0;
         if answer > 0 || (late && look(fds, copy)) {
             add_frames(fds, copy, late);
-            return hand_over(fds, copy);
+            return Some(hand_over(fds, copy));
         }
         if late {
             fds.iter_mut().for_each(|at| at.revents = 0);
-            return 0;
+            return Some(0);
         }
         if !slice.is_zero() {
             fds.iter().for_each(|at| _ = identity::sock(at.fd));
         }
     }
-}
-
-/// Waits for the program's own descriptors until the end.
-#[cold]
-fn rest_of(fds: &mut [pollfd], until: Until, mask: *const sigset_t) -> c_int {
-    gather::flush();
-    let left = until.left().map(timespec_of);
-    let time = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    call::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, time, mask)
 }
 
 /// A pause before a wait, if one pays: see `pace.rs`. Descriptors that are none of our sockets end it.

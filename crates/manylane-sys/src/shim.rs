@@ -71,11 +71,12 @@ pub enum Reason {
     ReplyFailed = 26,
     Namespace = 27,
     Inherited = 28,
+    Seccomp = 29,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Connect,
         Self::Reuseport,
         Self::Option,
@@ -105,6 +106,7 @@ impl Reason {
         Self::ReplyFailed,
         Self::Namespace,
         Self::Inherited,
+        Self::Seccomp,
     ];
 
     /// One word, for tables and documents.
@@ -177,6 +179,7 @@ impl Reason {
                 ("namespace", "its receivers are in another network namespace than the socket")
             }
             Self::Inherited => ("inherited", "the socket was bound before the program was started"),
+            Self::Seccomp => ("seccomp", "the program forbade itself system calls (seccomp)"),
         }
     }
 }

@@ -103,6 +103,21 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     }
 }
 
+/// The program has changed an entry of an instance, or taken one out, after the library stood aside:
+/// leftovers are told of as the entry now says.
+pub(crate) fn changed_plainly(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
+    let Some((epoll, sock)) = table::epoll(epfd).zip(table::sock(fd)) else { return };
+    let Some(item) = epoll.item(sock, fd) else { return };
+    // SAFETY: null, or the program's event, which the kernel has just read.
+    match unsafe { event.as_ref() } {
+        Some(event) if op == EPOLL_CTL_MOD => {
+            item.events.store(event.events, Ordering::Relaxed);
+            item.data.store(event.u64, Ordering::Relaxed);
+        }
+        _ => item.sock.store(0, Ordering::Release),
+    }
+}
+
 /// An instance is waited for as a descriptor, with others, in a wait without a bound: it has to watch the programs' own sockets.
 #[cold]
 pub(crate) fn nested(epoll: &'static Epoll) {

@@ -29,7 +29,9 @@ use crate::receive::is_managed;
 use crate::sock::{PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
 
-pub(crate) use change::{epoll_create, epoll_create1, epoll_ctl, fallen, is_nested_now, nested};
+pub(crate) use change::{
+    changed_plainly, epoll_create, epoll_create1, epoll_ctl, fallen, is_nested_now, nested,
+};
 pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.

@@ -11,10 +11,13 @@ use manylane_sys::shim::Reason;
 use super::change::move_to;
 use super::{Epoll, Item};
 use crate::calls::call;
+use crate::leftovers::Leftovers;
 use crate::look::in_memory;
 use crate::sock::{LANED, Member, Shared, Sock};
 use crate::wait::{self, Until, Watch, timespec_of};
-use crate::{alone, gather, hidden, hold, identity, lanes, me, pace, queues, real, signals, table};
+use crate::{
+    aftermath, alone, gather, hidden, hold, identity, inside, lanes, me, pace, queues, real, signals, table,
+};
 
 /// The member of the calling thread, if it is the one receiver of the one UDP socket in the instance. It may wait from now on.
 #[inline(always)]
@@ -35,10 +38,18 @@ pub(crate) fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, ti
 
 #[inline(never)]
 fn wait_for_many(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int {
+    if aftermath::are_there() {
+        let time = |now| if now { 0 } else { timeout };
+        return with_leftovers(epfd, events, count, |now| call::epoll_wait(epfd, events, count, time(now)));
+    }
     match with_sockets(epfd, events, count) {
-        Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), ptr::null(), || {
-            call::epoll_wait(epfd, events, count, timeout)
-        }),
+        Some(epoll) => {
+            let until = Until::after_ms(timeout);
+            sliced(epoll, epfd, events, count, until, ptr::null(), || {
+                call::epoll_wait(epfd, events, count, timeout)
+            })
+            .unwrap_or_else(|| wait_for_many(epfd, events, count, until.ms()))
+        }
         None => {
             gather::flush();
             call::epoll_wait(hidden::seen(epfd), events, count, timeout)
@@ -70,10 +81,19 @@ fn pwait_for_many(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
+    if aftermath::are_there() {
+        let time = |now| if now { 0 } else { timeout };
+        let own = |now| call::epoll_pwait(epfd, events, count, time(now), mask);
+        return with_leftovers(epfd, events, count, own);
+    }
     match with_sockets(epfd, events, count) {
-        Some(epoll) => sliced(epoll, epfd, events, count, Until::after_ms(timeout), mask, || {
-            call::epoll_pwait(epfd, events, count, timeout, mask)
-        }),
+        Some(epoll) => {
+            let until = Until::after_ms(timeout);
+            sliced(epoll, epfd, events, count, until, mask, || {
+                call::epoll_pwait(epfd, events, count, timeout, mask)
+            })
+            .unwrap_or_else(|| pwait_for_many(epfd, events, count, until.ms(), mask))
+        }
         None => {
             gather::flush();
             call::epoll_pwait(hidden::seen(epfd), events, count, timeout, mask)
@@ -88,12 +108,18 @@ pub(crate) fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if aftermath::are_there() {
+        let time = |now| if now { &raw const aftermath::NOW } else { timeout };
+        let own = |now| call::epoll_pwait2(epfd, events, count, time(now), mask);
+        return with_leftovers(epfd, events, count, own);
+    }
     // What is no time is for the kernel to refuse.
     let until = |epoll| Until::after(timeout).map(|until| (epoll, until));
     match with_sockets(epfd, events, count).and_then(until) {
         Some((epoll, until)) => sliced(epoll, epfd, events, count, until, mask, || {
             call::epoll_pwait2(epfd, events, count, timeout, mask)
-        }),
+        })
+        .unwrap_or_else(|| until.with_time(|left| epoll_pwait2(epfd, events, count, left, mask))),
         None => {
             gather::flush();
             call::epoll_pwait2(hidden::seen(epfd), events, count, timeout, mask)
@@ -120,7 +146,9 @@ fn with_sockets(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<&
     Some(epoll)
 }
 
-/// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call.
+/// epoll_wait(2) on an instance with UDP sockets in it; `native` is the program's own call. None: what
+/// is left of the wait is for that (the sockets are plain since an earlier turn, or the library stands
+/// aside).
 fn sliced(
     epoll: &'static Epoll,
     epfd: c_int,
@@ -129,7 +157,7 @@ fn sliced(
     until: Until,
     mask: *const sigset_t,
     native: impl Fn() -> c_int,
-) -> c_int {
+) -> Option<c_int> {
     // Alone with every socket: the program's own call.
     if epoll.items().all(|(_, sock)| alone::of(sock).and_then(alone::Place::begin).is_some()) {
         gather::flush();
@@ -142,16 +170,24 @@ fn sliced(
                 epoll.note(epfd, sock);
             }
         }
-        return answer;
+        return Some(answer);
+    }
+    if !inside::enter() {
+        return None;
     }
     claim(epoll);
     let held = signals::Held::not();
     let answer = in_turns(epoll, epfd, events, count, until, (&held, mask), || {
         // A wait of the program's own, once.
         held.let_go();
-        native()
+        inside::out(&native)
     });
     held.let_go();
+    if answer.is_some() {
+        inside::leave()
+    } else {
+        inside::step_aside()
+    }
     answer
 }
 
@@ -163,11 +199,14 @@ fn in_turns(
     until: Until,
     (held, mask): (&signals::Held, *const sigset_t),
     mut native: impl FnMut() -> c_int,
-) -> c_int {
+) -> Option<c_int> {
     // Something may be there that the kernel does not tell of again (EPOLLET): then the next round waits for a slice.
     let mut in_vain = false;
     let mut first = true;
     loop {
+        if inside::is_due() {
+            return None;
+        }
         let any = begin(epoll, epfd);
         let due = any
             && !in_vain
@@ -182,7 +221,7 @@ fn in_turns(
                 return with_queues(epoll, epfd, events, count, time, mask);
             }
             gather::flush();
-            kernels(epfd, (events, count), Some(time), until, mask)
+            kernels(epfd, (events, count), time, until, mask)
         };
         let slice = if due { Duration::ZERO } else { until.slice() };
         let look = || Some(wait(Duration::ZERO)).filter(|answer| *answer != 0);
@@ -204,10 +243,7 @@ fn in_turns(
                 native()
             }
             // The sockets are plain since an earlier turn, which has taken its time.
-            false => {
-                gather::flush();
-                kernels(epfd, (events, count), until.left(), until, held.mask(mask))
-            }
+            false => return None,
         };
         if any && answer > 0 {
             if told.count == 0 {
@@ -225,7 +261,7 @@ fn in_turns(
         }
         real::set_errno(errno);
         if !any || answer != 0 {
-            return answer;
+            return Some(answer);
         }
         if !slice.is_zero() {
             for (item, sock) in epoll.items() {
@@ -234,7 +270,7 @@ fn in_turns(
         }
         // After a slice, and before the program is told that there is nothing.
         if elsewhere(epoll, &mut told, |_, _| true) || until.left() == Some(Duration::ZERO) {
-            return told.count;
+            return Some(told.count);
         }
         in_vain = slice.is_zero();
     }
@@ -244,17 +280,15 @@ fn in_turns(
 fn kernels(
     epfd: c_int,
     (events, count): (*mut epoll_event, c_int),
-    time: Option<Duration>,
+    time: Duration,
     until: Until,
     mask: *const sigset_t,
 ) -> c_int {
     if until.is_exact() {
-        let time = time.map(timespec_of);
-        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-        return call::epoll_pwait2(epfd, events, count, time, mask);
+        return call::epoll_pwait2(epfd, events, count, &timespec_of(time), mask);
     }
-    let ms = |time: Duration| c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
-    call::epoll_pwait(epfd, events, count, time.map_or(-1, ms), mask)
+    let ms = c_int::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
+    call::epoll_pwait(epfd, events, count, ms, mask)
 }
 
 /// The events of an entry that tell of something to receive, if it is to be told of that.
@@ -318,6 +352,22 @@ fn with_queues(
         if wanted_of(item) != 0 && has_frames(item, sock) {
             told.add(item);
         }
+    }
+    told.count
+}
+
+/// Waits by the program's own call, which does not wait (`true`) if there are leftovers.
+#[cold]
+fn with_leftovers(epfd: c_int, events: *mut epoll_event, count: c_int, own: impl Fn(bool) -> c_int) -> c_int {
+    let has_some = |sock: &Sock| sock.leftovers().is_some_and(Leftovers::has_some);
+    let items = |epoll: &'static Epoll| {
+        epoll.items().filter(move |(item, sock)| wanted_of(item) != 0 && has_some(sock))
+    };
+    let epoll = table::epoll(epfd).filter(|_| count > 0 && !events.is_null());
+    let Some(epoll) = epoll.filter(|epoll| items(epoll).next().is_some()) else { return own(false) };
+    let mut told = Events { at: events, room: count, count: own(true) };
+    if told.count >= 0 {
+        items(epoll).for_each(|(item, _)| told.add(item));
     }
     told.count
 }

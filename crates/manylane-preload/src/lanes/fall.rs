@@ -9,12 +9,21 @@ use manylane_sys::shim::Reason;
 use super::{bound_waits, keep, keep_as, lanes_mask, local_addr, steer_to, unbound_waits};
 use crate::lock::Guard;
 use crate::sock::{BLOCKS, LANED, LEARN, PLAIN, Shared, Sock, UNBOUND};
-use crate::{alone, epoll, gather, hold, identity, loan, mend, mirror, open, points, queues, real, report};
+use crate::{
+    alone, epoll, gather, hold, identity, inside, loan, mend, mirror, open, points, queues, real, report,
+};
 
 /// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
 /// whoever receives next. When this returns, the program's own socket is the only one that gets anything.
 #[cold]
 pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
+    if inside::enter() {
+        fall_back_now(sock, fd, reason);
+        inside::leave();
+    }
+}
+
+fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
     let errno = real::errno();
     _ = sock.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
     let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
