@@ -106,7 +106,7 @@ mod exports {
                 descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into()
             }
             libc::SYS_close if aftermath::are_there() => aftermath::close(a as c_int).into(),
-            libc::SYS_prctl => {
+            libc::SYS_prctl if start::is_ready() => {
                 aside::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong).into()
             }
             libc::SYS_seccomp if start::is_ready() => {

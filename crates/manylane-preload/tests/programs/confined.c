@@ -183,6 +183,10 @@ static void confine(const int *calls, int count, int by_call, int flags)
 			      &program) :
 		      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
 		fail("filter");
+	/* The same once more, in another way. */
+	if (by_call &&
+	    syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+		fail("second filter");
 }
 
 /* What the server goes on to call, and no more. */
@@ -194,6 +198,8 @@ static void forbid_the_rest(int by_call, int flags)
 	calls[count++] = SYS_sendto;
 	calls[count++] = SYS_write;
 	calls[count++] = SYS_exit_group;
+	if (by_call)
+		calls[count++] = SYS_prctl;
 	if (!strcmp(way, "poll"))
 #ifdef SYS_poll
 		calls[count++] = SYS_poll;
