@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{
-    EPOLL_CTL_ADD, FILE, MSG_ERRQUEUE, MSG_OOB, POLLIN, POLLRDNORM, c_int, c_uint, c_ulong, c_void,
-    epoll_event, fd_set, nfds_t, pollfd, timespec, timeval,
+    EPOLL_CTL_ADD, FILE, MSG_ERRQUEUE, POLLIN, POLLRDNORM, c_int, c_uint, c_ulong, c_void, epoll_event,
+    fd_set, nfds_t, pollfd, timespec, timeval,
 };
 
 use crate::calls::call;
@@ -45,7 +45,7 @@ pub(crate) fn receive(fd: c_int, flags: c_int, into: &Into, own: impl FnOnce() -
 
 #[cold]
 fn take(fd: c_int, flags: c_int, into: &Into) -> Option<isize> {
-    if flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || !into.is_ordinary() {
+    if flags & MSG_ERRQUEUE != 0 || into.is_refused(0, flags) {
         return None;
     }
     let left = of(fd)?;

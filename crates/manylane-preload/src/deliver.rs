@@ -5,10 +5,15 @@
 
 use std::ptr;
 
-use libc::{MSG_CMSG_CLOEXEC, MSG_TRUNC, c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
+use libc::{EFAULT, EINVAL, MSG_CMSG_CLOEXEC, MSG_TRUNC};
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
+
+use crate::real;
 
 /// Pieces that the kernel takes for one message.
 const PIECES: usize = 1024;
+/// Of the kernel alone, in calls of programs of 32 bits.
+const MSG_CMSG_COMPAT: c_int = 1 << 31;
 
 /// Where a call of the program wants what it receives.
 #[derive(Clone, Copy)]
@@ -70,33 +75,31 @@ impl Into {
         matches!(self, Self::Messages { .. })
     }
 
-    /// Whether the call is one that the kernel would not refuse by a look at its arguments.
-    pub(crate) fn is_ordinary(&self) -> bool {
+    /// Whether the kernel refuses the call by its arguments alone, and takes no datagram for it: for the kernel to say why. `nth`: of
+    /// several messages, the one that comes next.
+    pub(crate) fn is_refused(&self, nth: usize, flags: c_int) -> bool {
         match *self {
-            Self::Bytes { to, len, from, fromlen } => {
-                // SAFETY: the program's length, which the kernel would read.
-                let is_length = || !fromlen.is_null() && unsafe { *fromlen } <= c_int::MAX as u32;
-                (!to.is_null() || len == 0) && (from.is_null() || is_length())
+            Self::Bytes { .. } => false,
+            Self::Pieces { to, count } => are_refused(to, count),
+            Self::Message(message) => is_header_refused(message, flags),
+            Self::Messages { to, .. } => {
+                // SAFETY: the address of a part of the program's array of at least so many messages.
+                to.is_null()
+                    || is_header_refused(unsafe { &raw const (*to.wrapping_add(nth)).msg_hdr }, flags)
             }
-            Self::Pieces { count, .. } => count <= PIECES,
-            // SAFETY: null, or the program's message, which the kernel would read.
-            Self::Message(message) => unsafe { message.as_ref() }.is_some_and(|message| {
-                let named = message.msg_name.is_null() || message.msg_namelen <= c_int::MAX as u32;
-                named && message.msg_iovlen <= PIECES
-            }),
-            Self::Messages { .. } => true,
         }
     }
 
-    /// Puts the datagram number `nth` of the call where the program wants it; what the call would return for it.
+    /// Puts the datagram number `nth` of the call where the program wants it; what the call would return for it, or -1 where the
+    /// kernel would have taken the datagram and lost it over what it finds then.
     ///
     /// The pointers are the program's, in its own call: the kernel would write to the same places.
     pub(crate) fn put(&self, nth: usize, parcel: &Parcel<'_>, flags: c_int) -> isize {
         let kept = match *self {
             Self::Bytes { to, len, from, fromlen } => {
-                put_address(from, fromlen, parcel.name);
-                // SAFETY: the program's buffer of `len` bytes, which the kernel would write to.
-                unsafe { parcel.copy(0, to.cast(), len) }
+                let piece = iovec { iov_base: to, iov_len: len };
+                scatter(parcel, &raw const piece, 1)
+                    .and_then(|kept| put_address(from, fromlen, parcel.name).map(|()| kept))
             }
             Self::Pieces { to, count } => scatter(parcel, to, count),
             Self::Message(message) => put_message(message, parcel, flags),
@@ -104,45 +107,76 @@ impl Into {
                 let message = to.wrapping_add(nth);
                 // SAFETY: the program's array of at least so many messages.
                 let kept = unsafe { put_message(&raw mut (*message).msg_hdr, parcel, flags) };
-                let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
-                // SAFETY: as above.
-                unsafe { (*message).msg_len = len as u32 };
+                if let Ok(kept) = kept {
+                    let len = if flags & MSG_TRUNC == 0 { kept } else { parcel.len() };
+                    // SAFETY: as above.
+                    unsafe { (*message).msg_len = len as u32 };
+                }
                 kept
             }
         };
-        if flags & MSG_TRUNC == 0 { kept as isize } else { parcel.len() as isize }
+        match kept {
+            Ok(kept) if flags & MSG_TRUNC == 0 => kept as isize,
+            Ok(_) => parcel.len() as isize,
+            Err(errno) => {
+                real::set_errno(errno);
+                -1
+            }
+        }
     }
 }
 
+/// Whether recvmsg(2) refuses a message as the program gives it.
+fn is_header_refused(message: *const msghdr, flags: c_int) -> bool {
+    // SAFETY: null, or the program's message, which the kernel would read.
+    let Some(message) = (unsafe { message.as_ref() }) else { return true };
+    let name = c_int::try_from(message.msg_namelen);
+    flags & MSG_CMSG_COMPAT != 0
+        || !message.msg_name.is_null() && name.is_err()
+        || are_refused(message.msg_iov, message.msg_iovlen)
+}
+
+/// Whether the kernel takes an array of pieces for none.
+fn are_refused(pieces: *const iovec, count: usize) -> bool {
+    // SAFETY: not null, and the program's array of `count` pieces, which the kernel would read.
+    let is_long = |nth| unsafe { (*pieces.wrapping_add(nth)).iov_len > isize::MAX as usize };
+    count > PIECES || count > 0 && (pieces.is_null() || (0..count).any(is_long))
+}
+
 /// The sender's address, as much of it as there is room for.
-fn put_address(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) {
-    if to.is_null() || len.is_null() {
-        return;
+fn put_address(to: *mut sockaddr, len: *mut socklen_t, name: &[u8]) -> Result<(), c_int> {
+    if to.is_null() {
+        return Ok(());
+    }
+    if len.is_null() {
+        return Err(EFAULT);
     }
     // SAFETY: the program's length, which the kernel would read here, too.
     let room = unsafe { *len };
+    if c_int::try_from(room).is_err() {
+        return Err(EINVAL);
+    }
     // SAFETY: the program's room for an address, of the length that it gives; its length, as above.
     unsafe {
         ptr::copy_nonoverlapping(name.as_ptr(), to.cast::<u8>(), name.len().min(room as usize));
         *len = name.len() as socklen_t;
     }
+    Ok(())
 }
 
 /// Fills one message, and says how much of the payload it took.
-fn put_message(message: *mut msghdr, parcel: &Parcel<'_>, flags: c_int) -> usize {
+fn put_message(message: *mut msghdr, parcel: &Parcel<'_>, flags: c_int) -> Result<usize, c_int> {
     // SAFETY: the program's message, which the kernel would read and write here; nobody else of ours has a reference to it.
-    let Some(message) = (unsafe { message.as_mut() }) else { return 0 };
-    if !message.msg_name.is_null() {
-        put_address(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name);
-    }
-    let kept = scatter(parcel, message.msg_iov, message.msg_iovlen);
+    let Some(message) = (unsafe { message.as_mut() }) else { return Err(EFAULT) };
+    let kept = scatter(parcel, message.msg_iov, message.msg_iovlen)?;
+    put_address(message.msg_name.cast(), &raw mut message.msg_namelen, parcel.name)?;
     message.msg_controllen = 0;
     message.msg_flags = flags & MSG_CMSG_CLOEXEC | if kept < parcel.len() { MSG_TRUNC } else { 0 };
-    kept
+    Ok(kept)
 }
 
 /// Copies into the program's pieces, and says how much they took.
-fn scatter(parcel: &Parcel<'_>, to: *const iovec, count: usize) -> usize {
+fn scatter(parcel: &Parcel<'_>, to: *const iovec, count: usize) -> Result<usize, c_int> {
     let mut done = 0;
     for nth in 0..count {
         if done == parcel.len() {
@@ -150,13 +184,17 @@ fn scatter(parcel: &Parcel<'_>, to: *const iovec, count: usize) -> usize {
         }
         // SAFETY: the program's array of `count` pieces.
         let piece = unsafe { &*to.wrapping_add(nth) };
+        if piece.iov_base.is_null() && piece.iov_len > 0 {
+            return Err(EFAULT);
+        }
         // SAFETY: the program's memory of that length, which the kernel would write to.
         done += unsafe { parcel.copy(done, piece.iov_base.cast(), piece.iov_len) };
     }
-    done
+    Ok(done)
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -177,7 +215,7 @@ mod tests {
                         iovec { iov_base: one.as_mut_ptr().cast(), iov_len: first },
                         iovec { iov_base: two.as_mut_ptr().cast(), iov_len: room - first },
                     ];
-                    let kept = scatter(&parcel, pieces.as_ptr(), 2);
+                    let kept = scatter(&parcel, pieces.as_ptr(), 2).unwrap();
                     assert_eq!(kept, room.min(whole.len()));
                     assert_eq!(bytes[..kept], whole[..kept]);
                     assert!(bytes[kept..].iter().all(|byte| *byte == 255));

@@ -75,7 +75,7 @@ impl Out {
         Some(Self { to, tolen, pieces: message.msg_iov, count: message.msg_iovlen })
     }
 
-    /// Bytes of the payload; none if it has too many pieces.
+    /// Bytes of the payload; none if it has too many pieces, or one that is nowhere.
     pub(crate) fn len(&self) -> Option<usize> {
         if self.count > PIECES || (self.count > 0 && self.pieces.is_null()) {
             return None;
@@ -83,7 +83,8 @@ impl Out {
         (0..self.count).try_fold(0_usize, |sum, nth| {
             // SAFETY: the program's array of `count` pieces.
             let piece = unsafe { &*self.pieces.wrapping_add(nth) };
-            sum.checked_add(piece.iov_len)
+            let is_somewhere = piece.iov_len == 0 || !piece.iov_base.is_null();
+            sum.checked_add(piece.iov_len).filter(|_| is_somewhere)
         })
     }
 

@@ -183,7 +183,7 @@ pub(crate) const HOLDS: u64 = 1;
 /// What a socket that became plain still holds.
 #[cold]
 pub(crate) fn drain(sock: &Sock, shared: &Shared, fd: c_int, flags: c_int, into: &Into) -> Option<isize> {
-    if !has_leftovers(sock, shared, fd) || !into.is_ordinary() {
+    if !has_leftovers(sock, shared, fd) {
         return None;
     }
     let (lane, answer) = sock
@@ -287,9 +287,15 @@ impl Hold {
         let mut answer = None;
         // As the kernel does it: who peeks for several gets the same one several times.
         for nth in 0..into.room() {
+            if nth > 0 && into.is_refused(nth, flags) {
+                break;
+            }
             let Some(slot) = self.claim(flags & MSG_PEEK == 0) else { break };
             let got = into.put(nth, &self.parcel(slot), flags);
             self.word.fetch_sub(CLAIM, Ordering::Release);
+            if got < 0 {
+                return answer.or(Some(got));
+            }
             answer = Some(if into.is_many() { nth as isize + 1 } else { got });
         }
         answer

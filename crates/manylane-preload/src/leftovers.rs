@@ -167,6 +167,9 @@ impl Leftovers {
         let mut answer = None;
         // As the kernel does it: who peeks for several gets the same one several times.
         for nth in 0..into.room() {
+            if nth > 0 && into.is_refused(nth, flags) {
+                break;
+            }
             let Some(next) = self.claim(flags & MSG_PEEK == 0) else { break };
             let message = match *into {
                 Into::Message(message) => message,
@@ -177,6 +180,9 @@ impl Leftovers {
             // SAFETY: null, or the program's message, which the kernel would read here, too.
             let room = unsafe { message.as_ref() }.map_or(0, |message| message.msg_controllen);
             let got = into.put(nth, &next.parcel, flags);
+            if got < 0 {
+                return answer.or(Some(got));
+            }
             put_control(message, room, next.control);
             answer = Some(if into.is_many() { nth as isize + 1 } else { got });
         }

@@ -193,7 +193,7 @@ fn ioctl_of_ours(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
             nonblocking(fd, shared);
             done
         }
-        libc::FIONREAD if is_managed(shared) => {
+        libc::FIONREAD if is_managed(shared) && !arg.is_null() => {
             let own = me::known(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
             let mask = if queues::are_draining(shared) { u64::MAX } else { 1 << own.max(0) };
             if let Some(len) = queues::measure(sock, shared, mask) {

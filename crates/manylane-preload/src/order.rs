@@ -230,9 +230,6 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
     /// One try on what was taken ahead of a lane, and for its owner on what there is to take. No answer: the kernel is to be
     /// asked for one. `sleeps`: where this brings nothing, the caller sleeps.
     fn try_hold(&self, hold: &Hold, lane: usize, sleeps: bool) -> Option<Got> {
-        if !self.into.is_ordinary() {
-            return None;
-        }
         let take = || {
             let answer = hold.take(self.flags, &self.into)?;
             self.was_held.set(true);
@@ -423,7 +420,7 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         {
             return Some((answer, false));
         }
-        // What is held is not for a call that the kernel refuses, or others have taken it meanwhile.
+        // Others may have taken meanwhile what was held.
         gather::flush();
         if pace::pays(self.shared)
             && let Some(answer) = self.pause(own, until)

@@ -68,7 +68,7 @@ pub(crate) fn receive(
         }
         return None;
     }
-    if !unlooked.is_multiple_of(EVERY) || !into.is_ordinary() {
+    if !unlooked.is_multiple_of(EVERY) {
         return None;
     }
     let errno = real::errno();

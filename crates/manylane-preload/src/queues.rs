@@ -173,19 +173,23 @@ fn take(
     let most = if peeks { 1 } else { into.room() };
     let (mut done, mut broken) = (0, 0);
     let mut answer = 0;
-    while done < most && broken < BROKEN {
+    while done < most && broken < BROKEN && (done == 0 || !into.is_refused(done, flags)) {
         let Some(frame) = held.first() else { break };
         match frames::judge(frame, queue.terms().is_virtual_pair) {
             Some((peer, payload)) => {
                 let (name, len) = frames::address(peer, loan.is_v6);
                 let parcel = Parcel { name: &name[..len], payload: [payload, &[]] };
                 answer = into.put(done, &parcel, flags);
-                done += 1;
                 if peeks {
+                    done += 1;
                     points::pass("peeked");
                     break;
                 }
                 held.pass();
+                if answer < 0 {
+                    break;
+                }
+                done += 1;
             }
             None => {
                 broken += 1;
@@ -194,8 +198,8 @@ fn take(
         }
     }
     drop(held);
-    if done == 0 {
-        return None;
+    if done == 0 || peeks && answer < 0 {
+        return (answer < 0).then_some(answer);
     }
     if peeks {
         me::peek(sock, lane | (number + 1) << 8);

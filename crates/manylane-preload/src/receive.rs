@@ -8,9 +8,7 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use libc::{
-    EAGAIN, EBADF, EINTR, ENOTSOCK, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITFORONE,
-};
+use libc::{EAGAIN, EBADF, EINTR, ENOTSOCK, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_PEEK, MSG_TRUNC, MSG_WAITFORONE};
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::calls::call;
@@ -109,7 +107,7 @@ pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
 #[inline(never)]
 fn read_by_lane(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     let found = hidden::sock(fd);
-    if len == 0 || found.is_err() {
+    if len == 0 || len > isize::MAX as usize || found.is_err() {
         gather::flush();
         return call::read(found.err().unwrap_or(fd), to, len);
     }
@@ -196,7 +194,8 @@ pub(crate) fn recvmmsg(
         }
     }
     let found = managed(fd);
-    if found.is_err() && !aftermath::are_there() || flags & (MSG_ERRQUEUE | MSG_OOB) != 0 || count == 0 {
+    let is_kernels = flags & MSG_ERRQUEUE != 0 || count == 0 || is_no_time(timeout);
+    if found.is_err() && !aftermath::are_there() || is_kernels {
         gather::flush();
         let got = call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout);
         if got > 0 && table::sock(fd).is_none() {
@@ -210,8 +209,10 @@ pub(crate) fn recvmmsg(
     // The kernel looks at the time only after a datagram; so does this.
     // SAFETY: null, or the program's timespec, which the kernel would read here, too.
     let limit = unsafe { timeout.as_ref() };
+    let is_over = limit.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0);
+    let count = if is_over { 1 } else { count };
     let limit = limit
-        .map(|time| Instant::now() + Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.max(0) as u32));
+        .and_then(|time| Instant::now().checked_add(Duration::new(time.tv_sec as u64, time.tv_nsec as u32)));
     let mut done: c_uint = 0;
     loop {
         let fill = done;
@@ -230,7 +231,12 @@ pub(crate) fn recvmmsg(
             return if done > 0 { done as c_int } else { -1 };
         }
         done += got as c_uint;
-        let late = limit.is_some_and(|limit| Instant::now() >= limit);
+        let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+        // SAFETY: null, or the program's timespec, in which the kernel would write what is left, too.
+        if let (Some(left), Some(timeout)) = (left, unsafe { timeout.as_mut() }) {
+            (timeout.tv_sec, timeout.tv_nsec) = (left.as_secs() as i64, left.subsec_nanos().into());
+        }
+        let late = left.is_some_and(|left| left.is_zero());
         // Without a wait, what one lane had is an answer; a further call looks at the others.
         let nonblock =
             (flags & MSG_DONTWAIT) != 0 || table::sock(fd).and_then(Sock::shared).is_some_and(is_nonblocking);
@@ -238,6 +244,13 @@ pub(crate) fn recvmmsg(
             return done as c_int;
         }
     }
+}
+
+/// Whether a timeout is none that the kernel takes.
+fn is_no_time(timeout: *const timespec) -> bool {
+    // SAFETY: null, or the program's timespec, which the kernel would read here, too.
+    let timeout = unsafe { timeout.as_ref() };
+    timeout.is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec))
 }
 
 /// Datagrams and bytes of `got` messages behind the first `fill`.
@@ -275,7 +288,7 @@ fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
 }
 
 /// Flags with which a receive is not counted as one that brings a datagram of that length, or is none that waits.
-const SPECIAL: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE | MSG_OOB;
+const SPECIAL: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE;
 
 /// The one receiver of a socket makes the program's own call now. Not with flags that want more care.
 #[inline(always)]
@@ -351,7 +364,7 @@ fn the_long_way(
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
     let (sock, shared) = match managed(fd) {
-        Ok(found) if flags & (MSG_ERRQUEUE | MSG_OOB) == 0 => found,
+        Ok(found) if flags & MSG_ERRQUEUE == 0 && !into.is_refused(0, flags) => found,
         found => {
             gather::flush();
             return aftermath::receive(fd, flags, &into, || op(found.err().unwrap_or(fd), 0));

@@ -110,7 +110,7 @@ fn sendmsg_by_lane(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
 
 pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     let at = place(fd);
-    if at.member.is_none() {
+    if at.member.is_none() && !messages.is_null() {
         for nth in 0..count.min(1024) as usize {
             // SAFETY: the program's array of `count` messages.
             give_away(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
@@ -119,7 +119,8 @@ pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: 
     if let Some(sent) = alone_now(&at) {
         return sent as c_int;
     }
-    let first = if at.frames { many_by_frames(&at, messages, count, flags) } else { 0 };
+    let first =
+        if at.frames && !messages.is_null() { many_by_frames(&at, messages, count, flags) } else { 0 };
     let mut sent = first as c_int;
     if first < count || count == 0 {
         queues::flush();

@@ -33,6 +33,22 @@ fn loopback_ports_that_are_not_named_are_left_alone() {
     }
 }
 
+/// One datagram at a time, and with datagrams taken ahead: there a buffer that is not mapped is none that the library can tell.
+#[test]
+fn loopback_odd_arguments_are_answered_as_without_lanes() {
+    let program = build("arguments");
+    for (batch, args) in [("1", &["unmapped"][..]), ("32", &[])] {
+        let without = plain(&program, args);
+        let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_LINGER", "0")];
+        let with = laned(&program, args, &vars);
+        assert_eq!(with.output, without.output, "batch {batch}");
+        assert_eq!(with.reasons(), ["reuseport"], "batch {batch}");
+        // Four rows of the table receive two messages with one call, for eight flows each.
+        let together = with.received() - with.calls();
+        assert!(if batch == "1" { together == 32 } else { together > 200 }, "batch {batch}: {together}");
+    }
+}
+
 /// The library's own: the report's, and those of lanes.
 #[test]
 fn loopback_numbers_that_the_program_does_not_have_are_not_open() {
