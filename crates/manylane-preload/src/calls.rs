@@ -33,9 +33,9 @@ crate::interpose! {
         => descriptors::connect;
     fn shutdown(fd: c_int, how: c_int) -> c_int, Some(SYS_shutdown) => descriptors::shutdown [short];
     fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_getsockname)
-        => descriptors::getsockname;
+        => descriptors::getsockname [short];
     fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_getpeername)
-        => descriptors::getpeername;
+        => descriptors::getpeername [short];
     fn close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | aftermath::close;
     fn __close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | aftermath::close;
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, Some(SYS_close_range)
@@ -144,7 +144,16 @@ crate::interpose! {
 
     fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int, None
         => signals::sigaction [short];
+    fn __sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int, None
+        => signals::sigaction [short];
     fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::signal [short];
+    fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::bsd_signal [short];
+    fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::ssignal [short];
+    fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::sysv_signal [short];
+    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::sysv_signal_too [short];
+    fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::sigset [short];
+    fn sigignore(signal: c_int) -> c_int, None => signals::sigignore [short];
+    fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int, None => signals::siginterrupt [short];
 
     fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, Some(SYS_prctl) => aside::prctl;
 

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use libc::{c_int, sighandler_t, sigset_t};
 
 use crate::calls::call;
-use crate::lanes;
+use crate::{lanes, real};
 
 const SIGNALS: usize = 65;
 /// What is known of a signal: no handler, one that restarts calls, one that interrupts them.
@@ -150,10 +150,58 @@ pub(crate) fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     done
 }
 
-pub(crate) fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    let before = call::signal(signal, handler);
+/// A call of the C library has changed what is done about a signal, and has its own idea of how: after siginterrupt(3), signal(2)
+/// installs handlers that interrupt, too.
+fn look(signal: c_int) {
+    let errno = real::errno();
+    let mut now = MaybeUninit::<libc::sigaction>::uninit();
+    if call::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0 {
+        // SAFETY: the call has succeeded, and has written it.
+        let now = unsafe { now.assume_init() };
+        note(signal, now.sa_sigaction, now.sa_flags & libc::SA_RESTART != 0);
+    }
+    real::set_errno(errno);
+}
+
+fn installed(signal: c_int, before: sighandler_t) -> sighandler_t {
     if before != libc::SIG_ERR {
-        note(signal, handler, true);
+        look(signal);
     }
     before
+}
+
+pub(crate) fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    installed(signal, call::signal(signal, handler))
+}
+
+pub(crate) fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    installed(signal, call::bsd_signal(signal, handler))
+}
+
+pub(crate) fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    installed(signal, call::ssignal(signal, handler))
+}
+
+pub(crate) fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    installed(signal, call::sysv_signal(signal, handler))
+}
+
+pub(crate) fn sysv_signal_too(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    installed(signal, call::__sysv_signal(signal, handler))
+}
+
+pub(crate) fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    installed(signal, call::sigset(signal, handler))
+}
+
+pub(crate) fn sigignore(signal: c_int) -> c_int {
+    let done = call::sigignore(signal);
+    look(signal);
+    done
+}
+
+pub(crate) fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    let done = call::siginterrupt(signal, interrupts);
+    look(signal);
+    done
 }

@@ -59,6 +59,34 @@ fn loopback_numbers_that_the_program_does_not_have_are_not_open() {
     assert_eq!((with.lanes(), with.reasons()), (2, vec![]));
 }
 
+/// However it was said that a handler interrupts calls, and whoever else says that it does not.
+#[test]
+fn loopback_handlers_interrupt_where_any_call_says_so() {
+    let program = build("handlers");
+    for (what, reasons) in [
+        ("signal", &[][..]),
+        ("bsd_signal", &[]),
+        ("ssignal", &[]),
+        ("siginterrupt", &[]),
+        ("siginterrupt ahead", &[]),
+        ("siginterrupt off", &[]),
+        ("sigset", &[]),
+        ("sysv_signal", &[]),
+        ("sigignore", &[]),
+        ("both", &["signals"]),
+    ] {
+        let without = plain(&program, &[what]);
+        let with = laned(&program, &[what], &[("MANYLANE_LANES", "8")]);
+        assert_eq!(
+            (with.output.as_str(), with.reasons()),
+            (without.output.as_str(), reasons.to_vec()),
+            "{what}"
+        );
+        let lanes = if reasons.is_empty() { 2 } else { 0 };
+        assert_eq!(with.lanes(), lanes, "{what}");
+    }
+}
+
 /// Whatever a program does to descriptors that it does not know.
 #[test]
 fn loopback_the_report_reaches_a_program_that_is_started() {
