@@ -39,7 +39,7 @@ TRIES = 20
 PATIENCE = 300
 
 # Not in it, for they are known to differ: EPOLLONESHOT while lanes are being emptied; connect(2) with AF_UNSPEC, which gives a
-# port back that lanes keep; closing by syscall(2); tables of descriptors that threads do not share (CLOSE_RANGE_UNSHARE);
+# port back that lanes keep; tables of descriptors that threads do not share (CLOSE_RANGE_UNSHARE);
 # a socket that is passed on (SCM_RIGHTS) while its lanes hold something.
 #
 # What {NAME} in a call may be: one of these, each as likely. Sockets that are received on are s0 to s2, bound to a0 to a2;
@@ -139,7 +139,7 @@ CALLS = {
             "fcntl {fd} F_GETFD 0",
         ],
     ),
-    "close": (4, ["close {fd}"]),
+    "close": (4, ["close {fd}", "rawclose {fd}"]),
     "range": (1, ["close_range {fd} 1023 0", "close_range {fd} 0xffffffff 4"]),
     "again": (5, ["socket {rx} {family} SOCK_DGRAM 0", "socket {rx} {family} SOCK_DGRAM|SOCK_NONBLOCK 0", "bind {rx} {to} {family} {bit}"]),
     "others": (
