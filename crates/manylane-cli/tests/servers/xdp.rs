@@ -374,7 +374,8 @@ fn netns_xdp_calls_that_fall_back() {
 
 #[test]
 fn netns_xdp_calls_that_close() {
-    calls("netns_xdp_calls_that_close", "closes", &["full"], &[(7021, 101), (7034, 10), (7035, 10)]);
+    let frames = [(7021, 101), (7033, 101), (7034, 10), (7035, 10)];
+    calls("netns_xdp_calls_that_close", "closes", &["full"], &frames);
 }
 
 #[test]
