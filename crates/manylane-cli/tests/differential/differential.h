@@ -57,6 +57,8 @@ struct shared {
 	size_t next; /* line of the script */
 	bool is_pair;
 	size_t beside[ACTORS]; /* the line that an actor makes beside others */
+	_Atomic pid_t
+		began[ACTORS]; /* the thread that makes it, once it does */
 	bool has_forked;
 	uint32_t payloads;
 	struct sockaddr_storage address[ADDRESSES];

@@ -39,6 +39,10 @@ static struct receive begin(struct step *step, int room, int flags)
 						0 };
 
 	one.queue = queue_of(one.fd);
+	/* It may wait in one lane for a slice while another one has something. */
+	if (log_here && one.queue && one.queue->queued &&
+	    !one.queue->is_unnamed)
+		one.queue->is_mixed = true;
 	one.is_ordered = is_ordered(one.queue);
 	if (one.room > ROOM - 8)
 		one.room = ROOM - 8;
