@@ -71,7 +71,7 @@ stress: build ## random calls under manylane run for so many seconds: make stres
 differential: build ## random calls with manylane run and without, compared: make differential SECONDS=600 [SEED=n]
 	@MANYLANE=$(TARGET_DIR)/debug/manylane scripts/differential.py $(SECONDS) $(SEED)
 
-sanitize: setup ## test under AddressSanitizer and ThreadSanitizer, with a nightly toolchain: make sanitize [SANITIZERS=thread]
+sanitize: setup ## test under AddressSanitizer, with a nightly toolchain: make sanitize [SANITIZERS="address thread"]
 	@scripts/sanitize.sh $(SANITIZERS)
 
 bench-build: ## build the benchmarks
