@@ -56,6 +56,9 @@ pub(crate) struct Device {
     mac: AtomicU64,
     /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
     pub(crate) is_virtual_pair: bool,
+    /// Checksums that are left to it by TX metadata are finished. Not on virtio_net: the kernel makes its skbs without
+    /// copying, and did not read the metadata on that way (seen on Linux 6.12).
+    pub(crate) finishes_checksums: bool,
     /// Why XDP sees no VLAN tags, if it does not.
     lost_tags: Option<String>,
     /// The program is in the driver.
@@ -202,6 +205,7 @@ impl Device {
             is_gone: AtomicBool::new(false),
             mac: AtomicU64::new(as_number(mac)),
             is_virtual_pair,
+            finishes_checksums: driver != "virtio_net",
             lost_tags,
             is_native: attach == Attach::Native,
             maps: Mutex::new(maps),

@@ -449,11 +449,11 @@ impl XdpIo {
         // Once a batch, wherever it came from: what is sent goes by the routes of now.
         self.reader.refresh();
         let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
-        let device = queue.device.index;
+        let (device, finishes) = (queue.device.index, queue.device.finishes_checksums);
         self.tap.sends_by(device, queue.number);
         let (payloads, sender) = queue.xsk.split();
         let frames = self.current.map(|_| Frames { payloads, read: &self.read, ecn: self.ecn });
-        (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, device, self.bound)))
+        (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, (device, finishes), self.bound)))
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct XdpOut<'a> {
     tap: &'a mut Tap,
     /// Index of the device that the queue belongs to.
     device: u32,
+    /// Whether that device heeds checksums that are left to it.
+    finishes: bool,
     bound: SocketAddr,
     /// In the TX ring, and the kernel has not been told.
     queued: bool,
@@ -50,10 +52,10 @@ impl<'a> XdpOut<'a> {
         sender: Sender<'a>,
         reader: &'a mut Reader,
         tap: &'a mut Tap,
-        device: u32,
+        (device, finishes): (u32, bool),
         bound: SocketAddr,
     ) -> Self {
-        Self { sender, reader, tap, device, bound, queued: false, left: 0 }
+        Self { sender, reader, tap, device, finishes, bound, queued: false, left: 0 }
     }
 
     /// Answers a frame of the batch with the first `len` bytes of its own payload, in place.
@@ -230,7 +232,7 @@ impl<'a> XdpOut<'a> {
     /// Whether the device is to compute the checksum of a datagram with so long a payload.
     #[inline]
     fn is_by_device(&self, len: usize) -> bool {
-        len >= LONG && self.sender.offers_checksums()
+        len >= LONG && self.finishes && self.sender.offers_checksums()
     }
 
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
