@@ -8,7 +8,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(TARGET_DIR)/release/manylane
 LIBRARY := $(TARGET_DIR)/release/libmanylane_preload.so
 C_FILES := $(wildcard bpf/*.c bpf/*.h abi/*.h crates/*/tests/*/*.c crates/*/tests/*/*.h)
-SCRIPTS := $(wildcard scripts/*.sh) .ci/run
+SCRIPTS := $(wildcard scripts/*.sh tests/vm/*.sh) .ci/run
 
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
@@ -19,7 +19,7 @@ export RUSTUP_TOOLCHAIN := $(TOOLCHAIN)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test build release lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
+.PHONY: help setup demo test test-vm build release lint fmt fmt-check doc deny fuzz fuzz-build stress differential sanitize bench-build man install clean
 
 help: ## print this list
 	@echo "make demo and make test do all the set-up themselves; the rest is for work on Manylane."
@@ -30,6 +30,10 @@ demo: setup release ## install what is missing, build, compare one shared socket
 
 test: setup ## install what is missing, run every test that this user may run, list what was skipped
 	@scripts/test.sh
+
+test-vm: build ## tests on another kernel, in a virtual machine: make test-vm [KERNEL=5.10] [ONLY=bond]
+	@scripts/setup.sh vm
+	@MANYLANE=$(TARGET_DIR)/debug/manylane tests/vm/run.sh
 
 setup: ## install what the build needs and is missing (packages of Debian or Ubuntu, nothing else)
 	@scripts/setup.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Makes sure that the tools of a build are there: setup.sh [fuzz] [ci]
+# Makes sure that the tools of a build are there: setup.sh [fuzz] [ci] [vm]
 #
 # Only packages of Debian or Ubuntu are installed, only those that are missing,
 # and only by root or with a sudo that asks for no password. Nothing is said
@@ -55,7 +55,14 @@ for extra in "$@"; do
     need python3 test -x /usr/bin/python3
     need nodejs test -x /usr/bin/node
     ;;
-  *) die "setup.sh: unknown argument '$extra': say fuzz, ci, or nothing" ;;
+  vm)
+    need qemu-system-x86 command -v qemu-system-x86_64
+    # shellcheck disable=SC2016 # for that shell
+    need busybox-static sh -c 'command -v busybox && ! ldd "$(command -v busybox)"'
+    need iproute2 command -v ip
+    need ethtool command -v ethtool
+    ;;
+  *) die "setup.sh: unknown argument '$extra': say fuzz, ci, vm, or nothing" ;;
   esac
 done
 

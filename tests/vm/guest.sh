@@ -1,0 +1,325 @@
+#!/bin/busybox sh
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=dash disable=SC2030,SC2031,SC2086 # checks run in subshells; lists of words
+#
+# First process of the virtual machine that run.sh starts: what is checked
+# there. eth0 and eth1 are virtio_net, each with a tap of the host's at its other
+# end; eth1's host cannot be asked to finish checksums; eth2 is a vmxnet3
+# without anything behind it. The namespace 'far' is the far end of veth pairs.
+
+/bin/busybox --install -s /bin
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmpfs /run
+stty -F /dev/ttyS1 raw -echo
+exec <>/dev/ttyS1 3>/dev/ttyS1 >/dev/ttyS1 2>&1
+
+# Debian's busybox prefers its own.
+ip() { /usr/sbin/ip "$@"; }
+
+# check NAME COMMAND...
+check() {
+  name=$1
+  shift
+  case $name in *"$ONLY"*) ;; *) return 0 ;; esac
+  # Not in a condition, where -e would not count.
+  (
+    set -e
+    server=
+    trap tidy EXIT
+    "$@"
+  ) >/tmp/said 2>&1
+  status=$?
+  if [ $status -eq 0 ]; then
+    echo "PASS $name"
+  elif [ $status -eq 77 ]; then
+    echo "SKIP $name: $(tail -n 1 /tmp/said)"
+  else
+    echo "FAIL $name: $(tail -n 4 /tmp/said | tr '\r\n' '  ')"
+  fi
+}
+
+tidy() {
+  status=$?
+  set +e
+  [ -z "$server" ] || {
+    kill "$server"
+    wait "$server"
+    [ $status -eq 77 ] || echo "counted:" "$(cat /tmp/*.json | sed -n '/"rows"/,$s/.*"\([a-z_]*\)": \([1-9][0-9]*\).*/\1=\2/p' | xargs)"
+  }
+  {
+    for device in upper0 bond0 p0 part0 part1; do ip link delete $device; done
+    ip -n far link delete bond0
+  } 2>/dev/null
+  exit $status
+}
+
+is() { # WHAT FOUND EXPECTED
+  [ "$2" = "$3" ] || {
+    echo "$1: found '$2', expected '$3'"
+    exit 1
+  }
+}
+
+soon() { # COMMAND...: until it succeeds
+  tries=0
+  until "$@" >/dev/null 2>&1; do
+    tries=$((tries + 1))
+    [ $tries -lt 400 ] || {
+      echo "not within 20 seconds: $*"
+      exit 1
+    }
+    sleep 0.05
+  done
+}
+
+# What the host answers to a line of ours.
+host() {
+  echo "HOST $*" >&3
+  IFS= read -r answer
+  echo "$answer"
+}
+
+# 'manylane send' in the namespace, or on the host: how many were asked, answered, answered wrongly and twice.
+SCHEDULE="--rate 500 --flows 16 --timeout 5s"
+far() { # ADDRESS COUNT
+  ip netns exec far manylane send "$1" --count "$2" $SCHEDULE --expect echo --json |
+    sed -n 's/.*"\(asked\|answered\|wrong\|duplicates\)": \([0-9]*\).*/\2/p' | xargs
+}
+from_host() { # ADDRESS COUNT EXPECTED [OPTION...]
+  to=$1 count=$2 expected=$3
+  shift 3
+  host send "$to" --count "$count" $SCHEDULE --expect "$expected" "$@"
+}
+
+serve() { # ADDRESS OPTION...: manylane echo, listening
+  rm -f /tmp/*.json /tmp/*.err
+  manylane echo "$@" --stats 0 --json >/tmp/echo.json 2>/tmp/echo.err </dev/null 3>&- &
+  server=$!
+  soon grep -qE "^listening|rror" /tmp/echo.err
+  grep -q ^listening /tmp/echo.err || {
+    cat /tmp/echo.err
+    exit 1
+  }
+}
+stop() {
+  kill "$server"
+  wait "$server"
+  server=
+
+}
+# The last count of that name is the total.
+total() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" /tmp/echo.json | tail -n 1; }
+counted() { # NAME=VALUE...
+  for pair in "$@"; do
+    is "${pair%=*}" "$(total "${pair%=*}")" "${pair#*=}"
+  done
+}
+no_losses() { counted lost=0 kernel_dropped=0 bad_checksum=0 malformed=0 xsk_dropped=0; }
+
+refused() { # TEXT OPTION...: by 'manylane echo', with that in its message
+  text=$1
+  shift
+  status=0
+  timeout 20 manylane echo "$@" --stats 0 >/tmp/refused 2>&1 </dev/null 3>&- || status=$?
+  cat /tmp/refused
+  is status $status 1
+  grep -qF "$text" /tmp/refused
+}
+
+pair() { # NAME [FAR]: a veth pair to the namespace, NAME at both ends
+  ip link add "$1" numrxqueues 2 numtxqueues 2 type veth peer name "$1" netns far numrxqueues 2 numtxqueues 2
+  ip link set "$1" up
+  ip -n far link set "$1" up
+}
+
+bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the far end
+  for at in "" "-n far"; do
+    ip $at link add bond0 type bond mode "$1" miimon 100
+  done
+  for one in part0 part1; do
+    pair $one
+    for at in "" "-n far"; do
+      ip $at link set $one down
+      ip $at link set $one master bond0
+    done
+  done
+  ip link set bond0 up
+  ip -n far link set bond0 up
+  ip address add 10.1.0.1/24 dev bond0
+  ip -n far address add 10.1.0.2/24 dev bond0
+  ip netns exec far ethtool -K bond0 tx off >/dev/null
+  soon ip netns exec far ping -c 1 -W 1 10.1.0.1
+
+  refused "bond0 is made of other devices (part0, part1)" 10.1.0.1:7 --engine xdp
+  refused "part0 is a part of bond0" 10.1.0.1:7 --engine xdp --xdp-device part0
+  # Not by default either: a server's devices are chosen by the same rule.
+  status=0
+  manylane run --engine xdp --interfaces bond0 -- server 7 block 2 10.1.0.1 0 >/tmp/refused 2>&1 || status=$?
+  cat /tmp/refused
+  is status $status 125
+  grep -qF "bond0 is made of other devices" /tmp/refused
+
+  serve 10.1.0.1:7 --engine xdp --xdp-generic --xdp-device bond0
+  is answered "$(far 10.1.0.1:7 200)" "200 200 0 0"
+  stop
+  counted by_xdp=200 delivered=200
+  no_losses
+}
+
+part_of() { # KIND OPTION...
+  kind=$1
+  shift
+  pair p0
+  ip link add upper0 type "$kind" "$@"
+  ip link set p0 down
+  ip link set p0 master upper0
+  ip link set upper0 up
+  ip link set p0 up
+  refused "p0 is a part of upper0" 0.0.0.0:7 --engine xdp --xdp-device p0
+  refused "upper0" 0.0.0.0:7 --engine xdp --xdp-device upper0
+}
+
+# A device that becomes a part of a VRF under a socket of none: the kernel would not take its datagrams either.
+into_a_vrf() {
+  pair p0
+  ip address add 10.2.0.1/24 dev p0
+  ip -n far address add 10.2.0.2/24 dev p0
+  ip link add upper0 type vrf table 10
+  ip link set upper0 up
+  serve 10.2.0.1:7 --engine xdp --xdp-device p0
+  is answered "$(far 10.2.0.1:7 100)" "100 100 0 0"
+  ip link set p0 master upper0
+  soon left_alone p0
+  is "answered in the VRF" "$(far 10.2.0.1:7 50)" "50 0 0 0"
+  stop
+  counted by_xdp=100 delivered=100
+  no_losses
+}
+left_alone() { ! ip link show dev "$1" | grep -q xdp; }
+
+vlan() {
+  pair p0
+  ip link add p0.5 link p0 type vlan id 5
+  ip -n far link add p0.5 link p0 type vlan id 5
+  ip link set p0.5 up
+  ip -n far link set p0.5 up
+  ip address add 10.3.0.1/24 dev p0.5
+  ip -n far address add 10.3.0.2/24 dev p0.5
+  refused "p0.5: its driver takes no XDP program" 10.3.0.1:7 --engine xdp
+  # The tag in the frame: the VLAN's device gets it, or who names the VLAN.
+  ip netns exec far ethtool -K p0 txvlan off >/dev/null
+  serve 10.3.0.1:7 --engine xdp --xdp-device p0
+  is answered "$(far 10.3.0.1:7 100)" "100 100 0 0"
+  stop
+  counted by_xdp=0 delivered=100
+  no_losses
+  serve 10.3.0.1:7 --engine xdp --xdp-device p0 --xdp-vlan 5
+  is "answered with the tag" "$(far 10.3.0.1:7 100)" "100 100 0 0"
+  stop
+  counted by_xdp=100 delivered=100
+  no_losses
+}
+
+tags_taken_off() {
+  ip address add 10.4.0.1/24 dev eth2
+  ip link set eth2 up
+  is rxvlan "$(ethtool -k eth2 | sed -n 's/^rx-vlan-offload: //p')" on
+  refused "its driver takes VLAN tags off" 10.4.0.1:7 --engine xdp --xdp-generic --xdp-device eth2 --xdp-vlan 5
+  serve 10.4.0.1:7 --engine xdp --xdp-generic --xdp-device eth2
+  stop
+  grep -q "its driver takes VLAN tags off" /tmp/echo.err
+  ethtool -K eth2 rxvlan off
+  serve 10.4.0.1:7 --engine xdp --xdp-generic --xdp-device eth2 --xdp-vlan 5
+  stop
+  is "lines on standard error" "$(grep -c "VLAN tags off" /tmp/echo.err)" 0
+}
+
+# Of queues that the driver keeps to itself, a lane would get datagrams and could not answer: they are left to the kernel.
+virtio() { # QUEUES LEFT
+  ethtool -L eth0 combined "$1"
+  is "unfinished by the host before" "$(host unfinished tap0)" on
+  serve 10.77.0.2:7 --engine xdp --lanes "$1"
+  is "unfinished by the host meanwhile" "$(host unfinished tap0)" off
+  is "queues while the program is attached" "$(find /sys/class/net/eth0/queues/ -name "rx-*" | wc -l)" $(($1 + $2))
+  for size in 0 64 65 512 1472; do
+    is "answered of $size bytes" "$(from_host 10.77.0.2:7 500 echo --size $size)" "500 500 0 0"
+  done
+  stop
+  counted delivered=2500 sent=2500
+  no_losses
+  if [ "$2" -eq 0 ]; then counted by_xdp=2500; else grep "left to the kernel" /tmp/echo.err; fi
+  is "queues with frames for lanes" "$(ethtool -S eth0 | grep -cE 'rx_?(queue_)?[0-9]+_xdp_redirects: [1-9]')" "$1"
+  is "unfinished by the host afterwards" "$(host unfinished tap0)" on
+}
+
+# Behind the driver frames are as the host left them: their datagrams are the kernel's.
+virtio_generic() {
+  serve 10.77.0.2:7 --engine xdp --xdp-generic
+  is "unfinished by the host" "$(host unfinished tap0)" on
+  is answered "$(from_host 10.77.0.2:7 500 echo)" "500 500 0 0"
+  stop
+  counted by_xdp=0 delivered=500
+  no_losses
+}
+
+virtio_run() {
+  rm -f /tmp/*.json
+  manylane run --engine xdp --json /tmp/run.json -- server 7 block 2 10.77.0.2 0 >/tmp/run.err 2>&1 3>&- &
+  server=$!
+  (soon is_bound 0007) || lacks "this kernel does not have it"
+  is "unfinished by the host" "$(host unfinished tap0)" off
+  is answered "$(from_host 10.77.0.2:7 500 text:hi! --payload text:hi)" "500 500 0 0"
+  stop
+  is received "$(summed received)" 500
+  [ "$(summed received_by_xdp)" -gt 0 ] || lacks "making the rings: Device or resource busy"
+}
+lacks() { # TEXT: what this kernel cannot lend queues without
+  cat /tmp/run.err
+  ! grep -F "$1" /tmp/run.err || exit 77
+  exit 1
+}
+is_bound() { grep -q ":$1 " /proc/net/udp; }
+summed() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" /tmp/run.json | awk '{ sum += $1 } END { print sum + 0 }'; }
+
+virtio_without_offloads() {
+  refused "ctrl_guest_offloads" 10.77.1.2:7 --engine xdp
+  serve 10.77.1.2:7 --xdp-device eth1
+  is answered "$(from_host 10.77.1.2:7 500 echo)" "500 500 0 0"
+  stop
+  counted by_xdp=0 delivered=500
+  no_losses
+}
+
+echo /bin/modprobe >/proc/sys/kernel/modprobe
+# An emulated processor may pause for long: what goes through sockets is not to be lost by that.
+echo 8388608 | tee /proc/sys/net/core/rmem_max >/proc/sys/net/core/rmem_default
+for module in virtio_pci virtio_net vmxnet3 veth "bonding max_bonds=0" 8021q vrf team bridge; do
+  modprobe $module || echo "SKIP the kernel has no $module"
+done
+ip link set lo up
+ip netns add far
+ip -n far link set lo up
+for number in 0 1; do
+  ip address add 10.77.$number.2/24 dev eth$number
+  ip link set eth$number up
+done
+
+check "virtio_net with queues to spare for the driver" virtio 2 2
+check "virtio_net with all its queues in use" virtio 4 0
+check "virtio_net, generic XDP" virtio_generic
+check "virtio_net, a server under manylane run" virtio_run
+check "virtio_net whose host cannot be asked to finish checksums" virtio_without_offloads
+check "bond, balance-xor" bond balance-xor
+check "bond, active-backup" bond active-backup
+check "part of a bridge" part_of bridge
+check "part of a team" part_of team
+check "part of a VRF" part_of vrf table 10
+check "a device that joins a VRF" into_a_vrf
+check "VLAN device on veth" vlan
+check "tags that the driver takes off" tags_taken_off
+dmesg | grep -E "] (BUG:|WARNING: |Call Trace|general protection)" && echo "FAIL the kernel complains"
+echo DONE
+poweroff -f
