@@ -236,21 +236,22 @@ pub(crate) fn dup(fd: c_int) -> c_int {
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
-    put(fd, to, || call::dup2(fd, to))
+    put(fd, to, call::dup2)
 }
 
 pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    put(fd, to, || call::dup3(fd, to, flags))
+    put(fd, to, |fd, to| call::dup3(fd, to, flags))
 }
 
 /// The program puts a copy of `fd` at a number of its choice, by a call that does it.
-fn put(fd: c_int, to: c_int, by: impl Fn() -> c_int) -> c_int {
+fn put(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
     gather::flush();
-    if hidden::seen(fd) != fd {
-        return refuse(libc::EBADF);
+    let seen = hidden::seen(fd);
+    if seen != fd {
+        return by(seen, if fd == to { seen } else { to });
     }
     if fd == to || !me::is_ours() {
-        return by();
+        return by(fd, to);
     }
     for _ in 0..LOOKS {
         let numbers = hidden::lock();
@@ -268,7 +269,7 @@ fn put(fd: c_int, to: c_int, by: impl Fn() -> c_int) -> c_int {
             }
         }
         let guard = hold_still(to);
-        let new = by();
+        let new = by(fd, to);
         if new < 0 {
             if moved {
                 let errno = real::errno();

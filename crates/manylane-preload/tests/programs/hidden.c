@@ -198,7 +198,9 @@ static const char *make_call(int nth, int fd, long *answer)
 		CALL(47, by_pselect(fd));
 		CALL(48, signalfd(fd, &none, 0));
 		CALL(49, setns(fd, CLONE_NEWNET));
-		CALL(50, openat(fd, "nothing", O_RDONLY));
+		CALL(50, dup3(fd, 3000, 1));
+		CALL(51, dup3(fd, fd, 0));
+		CALL(52, openat(fd, "nothing", O_RDONLY));
 	}
 	number = errno;
 	close(epoll);
