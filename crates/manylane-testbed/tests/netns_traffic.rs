@@ -28,10 +28,10 @@ impl Seen {
     }
 }
 
-/// A plain receiver at `ip` that ends when nothing came for half a second.
-fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>) -> (u16, thread::JoinHandle<Seen>) {
+/// A plain receiver at `ip` that ends when `count` datagrams came and no more came for a moment, or none for long.
+fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, thread::JoinHandle<Seen>) {
     let socket = host.run(|| UdpSocket::bind((ip, 0)).unwrap());
-    socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     // Room for all of it: this is about the sender, however slow the machine is today.
     let room = sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, 1 << 28).unwrap();
     assert!(room >= 1 << 28, "a receive buffer of {room} bytes");
@@ -40,7 +40,7 @@ fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>) -> (u16, thread::JoinHandl
         let mut seen = Seen::default();
         let mut buffer = vec![0; 65_536];
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(20) {
+        while start.elapsed() < Duration::from_secs(60) {
             let (length, peer) = match socket.recv_from(&mut buffer) {
                 Ok(received) => received,
                 // Stopped or frozen for a moment.
@@ -49,6 +49,9 @@ fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>) -> (u16, thread::JoinHandl
             };
             *seen.flows.entry(peer.port()).or_default() += 1;
             seen.wrong += u64::from(buffer[..length] != payload[..]);
+            if seen.total() == count {
+                socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            }
         }
         seen
     });
@@ -58,7 +61,7 @@ fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>) -> (u16, thread::JoinHandl
 fn live(testbed: &Testbed, ipv6: bool, size: usize, flows: u16, pps: f64, count: u64) -> (Sent, Seen) {
     let (from, to) = (testbed.host(0), testbed.host(1));
     let mut traffic = Traffic { flows, pps: Some(pps), ..Traffic::new((to.ip(0, ipv6), 1).into(), size) };
-    let (port, receiver) = receive(to, to.ip(0, ipv6), traffic.datagram().into_owned());
+    let (port, receiver) = receive(to, to.ip(0, ipv6), traffic.datagram().into_owned(), count);
     traffic.target.set_port(port);
     let sent = LiveSender::new(from, to, 0, &traffic).unwrap().send(Until::Count(count)).unwrap();
     (sent, receiver.join().unwrap())
@@ -205,7 +208,7 @@ fn netns_the_portable_sender_counts_what_leaves() {
             payload: Some(b"portable".to_vec()),
             ..Traffic::new((to.ip(0, ipv6), 1).into(), 0)
         };
-        let (port, receiver) = receive(to, to.ip(0, ipv6), traffic.datagram().into_owned());
+        let (port, receiver) = receive(to, to.ip(0, ipv6), traffic.datagram().into_owned(), 4_000);
         traffic.target.set_port(port);
         let sent = from.run(|| portable::send(&traffic, Until::Count(4_000))).unwrap();
         let seen = receiver.join().unwrap();

@@ -391,8 +391,10 @@ static void step_epoll_ctl(struct step *step)
 	struct epoll_event event = { .events = (uint32_t)ARG(3),
 				     .data.u64 = (uint64_t)step->arg[2].slot |
 						 (uint64_t)ARG(3) << 32 };
+	long done = epoll_ctl(FD, (int)ARG(1), (int)ARG(2), &event);
 
-	say_result(epoll_ctl(FD, (int)ARG(1), (int)ARG(2), &event));
+	say_result(done);
+	all->has_watched |= !done && queue_of((int)ARG(2));
 }
 
 static int by_data(const void *one, const void *other)
@@ -416,6 +418,10 @@ static void step_epoll_wait(struct step *step)
 		done = epoll_pwait(FD, events, most, (int)ARG(2), NULL);
 	else
 		done = epoll_pwait2(FD, events, most, &time, NULL);
+	if (done >= 0 && all->has_left_watched) {
+		say(" = some");
+		return;
+	}
 	say_result(done);
 	if (done > 1)
 		qsort(events, (size_t)done, sizeof(*events), by_data);

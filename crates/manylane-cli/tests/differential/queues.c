@@ -247,9 +247,13 @@ void waited(void)
 	}
 }
 
-/* A process may have closed what others still have. */
+/*
+ * A process may have closed what others still have, and what the kernel goes on
+ * to watch for its instances, by whichever lane.
+ */
 void closed(void)
 {
+	all->has_left_watched |= all->has_forked && all->has_watched;
 	for (uint32_t at = 1; at < all->ports && all->has_forked; at++) {
 		all->queue[at].is_unordered = true;
 		all->queue[at].some_left = true;
