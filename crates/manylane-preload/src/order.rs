@@ -17,10 +17,13 @@ use crate::hold::{Filled, Hold};
 use crate::look::{in_memory, lane_polls};
 use crate::open::SLICE_MS;
 use crate::reach::uncovered;
+use crate::receive::is_managed;
 use crate::sock::{
     BLOCKS, BUSY, LANED, LEARN, MAX_LANES, Member, PLAIN, SINGLE, Shared, Sock, UNBOUNDED, WAITS_ON,
 };
-use crate::{gather, hold, identity, inside, lanes, me, mend, pace, queues, real, rest, signals, start};
+use crate::{
+    gather, hold, identity, inside, lanes, me, mend, mirror, pace, queues, real, rest, signals, start,
+};
 
 /// What one try on one descriptor brought.
 enum Got {
@@ -128,6 +131,9 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
                     }
                 }
                 PLAIN => {
+                    if let Some(answer) = self.pending_error() {
+                        return Some((answer, false));
+                    }
                     if let Some(answer) = self.empty_retired() {
                         return Some((answer, true));
                     }
@@ -509,6 +515,19 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         self.member.helps.store(0, Ordering::Relaxed);
         real::set_errno(errno);
         Got::Nothing
+    }
+
+    /// Mode PLAIN, while lanes still hold something: the kernel tells of an error of the socket before all that is queued.
+    fn pending_error(&self) -> Option<isize> {
+        let error = if is_managed(self.shared) {
+            mirror::number(self.fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0)
+        } else {
+            0
+        };
+        (error != 0).then(|| {
+            real::set_errno(error);
+            -1
+        })
     }
 
     /// Mode PLAIN: what lanes still hold goes first; it is older.

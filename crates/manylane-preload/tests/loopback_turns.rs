@@ -62,6 +62,11 @@ fn loopback_what_is_queued_outlives_every_reason_and_keeps_its_order() {
 }
 
 #[test]
+fn loopback_two_descriptors_of_a_socket_in_one_instance_are_the_kernels() {
+    assert_eq!(turn(&["twice"]), (vec!["events"], 0));
+}
+
+#[test]
 fn loopback_what_a_lane_can_have_it_has() {
     for what in ["timestamp", "device"] {
         assert_eq!(turn(&[what]), (vec![], 3), "{what}");

@@ -60,7 +60,8 @@ struct shared {
 	_Atomic pid_t
 		began[ACTORS]; /* the thread that makes it, once it does */
 	bool has_forked;
-	bool has_watched;      /* a socket by an epoll instance */
+	bool has_watched; /* a socket by an epoll instance */
+	int changed_by;	  /* processes that changed instances since a fork */
 	bool has_left_watched; /* such a socket may be closed, but elsewhere */
 	uint32_t payloads;
 	struct sockaddr_storage address[ADDRESSES];

@@ -67,6 +67,10 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         if epoll.nested.load(Ordering::Acquire) != 0 {
             lanes::fall_back(sock, fd, Reason::NestedEpoll);
         }
+        // A lane has one descriptor: an instance cannot watch it twice, as it watches two descriptors of a socket.
+        if op == EPOLL_CTL_ADD && epoll.has_other(sock, fd) {
+            lanes::fall_back(sock, fd, Reason::Events);
+        }
     }
     sock.watched.store(1, Ordering::Release);
     let Some(guard) = lock(&epoll.lock, true) else { return call::epoll_ctl(epfd, op, fd, event) };

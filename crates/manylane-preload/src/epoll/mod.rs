@@ -183,6 +183,11 @@ impl Epoll {
             .map(|(item, _)| item)
     }
 
+    /// Whether the socket is in it by another descriptor, too.
+    fn has_other(&self, sock: &Sock, fd: c_int) -> bool {
+        self.items().any(|(item, at)| ptr::eq(at, sock) && item.fd.load(Ordering::Relaxed) != fd)
+    }
+
     fn forget(&self, item: &Item, _guard: &Guard<'_>) {
         if item.sock.swap(0, Ordering::AcqRel) != 0 {
             self.count.fetch_sub(1, Ordering::AcqRel);

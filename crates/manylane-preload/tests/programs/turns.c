@@ -226,6 +226,10 @@ static void epolls(const char *what)
 
 	if (!strcmp(what, "events"))
 		event.events |= EPOLLONESHOT;
+	/* As many as the library keeps for an instance. */
+	for (i = 0; !strcmp(what, "full") && i < 32; i++)
+		epoll_ctl(epoll, EPOLL_CTL_ADD, socket(AF_INET, SOCK_DGRAM, 0),
+			  &event);
 	epoll_ctl(epoll, EPOLL_CTL_ADD, server, &event);
 	if (!strcmp(what, "nested-epoll"))
 		printf("nested: %d\n",
@@ -236,8 +240,7 @@ static void epolls(const char *what)
 			       (void *)(long)epoll);
 		pthread_join(other, NULL);
 	}
-	/* More of them than the library keeps for an instance. */
-	for (i = 0; !strcmp(what, "full") && i < 40; i++)
+	if (!strcmp(what, "twice"))
 		epoll_ctl(epoll, EPOLL_CTL_ADD, dup(server), &event);
 }
 
@@ -316,7 +319,7 @@ static void turn(const char *what)
 	} else if (!strcmp(what, "shutdown")) {
 		printf("shutdown: %d\n", shutdown(server, SHUT_RDWR));
 	} else if (strstr(what, "epoll") || !strcmp(what, "events") ||
-		   !strcmp(what, "full")) {
+		   !strcmp(what, "full") || !strcmp(what, "twice")) {
 		epolls(what);
 	} else if (!strcmp(what, "user")) {
 		printf("user: %d\n", setuid(65534));
