@@ -380,8 +380,8 @@ fn hear(connection: &OwnedFd, until: Instant) -> io::Result<String> {
             Ok((0, _)) => break,
             Ok((len, _)) => text.extend(&part[..len]),
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            // It was closed with a question of ours unread; what it said before is still there, behind this error.
-            Err(err) if err.kind() == io::ErrorKind::ConnectionReset && text.is_empty() => {}
+            // It was closed with a question of ours unread. That is told once, before or after what it said.
+            Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {}
             Err(err) => return Err(err),
         }
         if text.len() > LONGEST_ANSWER {
@@ -489,6 +489,23 @@ mod tests {
         assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(connection);
         talker.join().unwrap();
+    }
+
+    #[test]
+    fn loopback_a_refusal_is_heard_whenever_the_door_closes() {
+        let name = name(1, 700_000 + std::process::id());
+        let listener = local::listen(&name).unwrap();
+        // The question, unread, may come before the refusal is heard, and the end at any moment after that.
+        for _ in 0..300 {
+            let connection = local::connect(&name, PATIENCE).unwrap();
+            let theirs = local::accept(listener.as_fd()).unwrap();
+            local::send(connection.as_fd(), b"a question", &[]).unwrap();
+            local::send(theirs.as_fd(), b"refused for a reason", &[]).unwrap();
+            let closer = thread::spawn(move || drop(theirs));
+            let heard = hear(&connection, Instant::now() + LONGEST_TALK);
+            assert_eq!(heard.unwrap(), "refused for a reason");
+            closer.join().unwrap();
+        }
     }
 
     #[test]
