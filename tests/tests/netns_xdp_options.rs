@@ -162,7 +162,9 @@ fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Resu
 
 /// The reason for engine `mmsg`, which works.
 fn fallback(a: &Host, b: &Host, socket: Socket) -> String {
-    assert_eq!((socket.engine(), socket.xdp_queues().len()), (Engine::Mmsg, 0));
+    // Which of the engines for kernel sockets is a matter of their speed.
+    assert_ne!(socket.engine(), Engine::Xdp);
+    assert_eq!(socket.xdp_queues().len(), 0);
     let why = socket.fallback().unwrap().to_owned();
     let serving = echo(b, socket);
     let client = client(a, a.ip4(0).into(), serving.addr);
@@ -242,7 +244,7 @@ fn child_is_auto_without_privileges() {
     set_capabilities(None, sets).unwrap();
     let mut builder = Builder::new("0.0.0.0:0").unwrap();
     let socket = builder.lanes(2).xdp_devices(["link0"]).open().unwrap();
-    assert_eq!(socket.engine(), Engine::Mmsg);
+    assert_ne!(socket.engine(), Engine::Xdp);
     let why = socket.fallback().unwrap();
     assert!(why.contains("CAP_NET_ADMIN"), "{why}");
     // Who insists hears the same.
