@@ -6,7 +6,7 @@ mod faults_support;
 
 use std::thread;
 
-use faults_support::{Child, LONELY, Resource, descriptors, fill_gaps, is, limit, status};
+use faults_support::{Child, Resource, descriptors, fill_gaps, is, limit, lonely, status};
 use manylane::{Builder, Engine, Error, ErrorKind, Placement, SteeringBy};
 use manylane_testbed::skip;
 use manylane_tests::{Client, Hands, Serving, backends, need_uring};
@@ -224,7 +224,7 @@ fn netns_fault_too_few_threads_is_a_limit() {
     if !skip::need_root("netns_fault_too_few_threads_is_a_limit") {
         return;
     }
-    Child::run("child_has_few_threads", Some(LONELY));
+    Child::run("child_has_few_threads", Some(lonely()));
 }
 
 #[test]

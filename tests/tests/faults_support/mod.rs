@@ -24,9 +24,13 @@ pub(crate) use rustix::process::{Resource, Signal};
 /// This program. By this link a user who may not see the folder of the program can run it all the same.
 const SELF: &str = "/proc/self/exe";
 const ROLE: &str = "MANYLANE_TEST_CHILD";
-/// A user without any privilege, and one that no other process of the machine has.
+/// A user without any privilege.
 pub(crate) const NOBODY: u32 = 65_534;
-pub(crate) const LONELY: u32 = 1_987_654_321;
+
+/// A user that has no other process, also where tests run beside other tests.
+pub(crate) fn lonely() -> u32 {
+    1_900_000_000 + std::process::id()
+}
 
 /// Whether this process is the child `name`. Every child asks this first.
 pub(crate) fn is(name: &str) -> bool {
