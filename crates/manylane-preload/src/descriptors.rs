@@ -42,7 +42,10 @@ pub(crate) fn remember(fd: c_int, entry: Entry) {
 /// `fd` means `entry` now; what it meant `before`, if the table has room for it.
 fn replaced(fd: c_int, entry: Entry, before: Option<Entry>) {
     match before {
-        Some(Entry::Hidden) => lanes::lost(fd),
+        Some(Entry::Hidden) => {
+            hidden::lost(fd);
+            lanes::lost(fd);
+        }
         Some(before) => forget(before),
         None => forget(entry),
     }

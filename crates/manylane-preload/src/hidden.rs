@@ -4,7 +4,7 @@
 //! waited for, and queues stay. So that neither side takes the other's file away, a number is taken, and marked in the table,
 //! under a lock that dup2 has, too.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::{c_int, c_ulong};
 
@@ -68,6 +68,33 @@ pub(crate) fn close(fd: c_int) {
     }
 }
 
+static READABLE: AtomicI32 = AtomicI32::new(-1);
+
+/// A descriptor that is always readable, the same for all uses; none if there is no room for one.
+pub(crate) fn readable() -> Option<c_int> {
+    if let Some(fd) = readable_if_any() {
+        return Some(fd);
+    }
+    let new = take(|| call::eventfd(1, libc::EFD_CLOEXEC));
+    match READABLE.compare_exchange(-1, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => (new >= 0).then_some(new),
+        Err(other) => {
+            close(new);
+            Some(other)
+        }
+    }
+}
+
+/// The same, if there has been a use of it.
+pub(crate) fn readable_if_any() -> Option<c_int> {
+    Some(READABLE.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
+}
+
+/// The program has the number `fd` now.
+pub(crate) fn lost(fd: c_int) {
+    _ = READABLE.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
+}
+
 /// A descriptor of our own for a socket of the program, which may close its own, and use their numbers for something else, while
 /// this is used.
 pub(crate) struct Kept(c_int);
@@ -110,7 +137,7 @@ pub(crate) fn make_room(to: c_int) -> Room {
     if loan::has(to) {
         return Room::Never;
     }
-    if report::has(to) {
+    if report::has(to) || READABLE.load(Ordering::Relaxed) == to {
         return Room::Given;
     }
     let lanes = Sock::in_use().flat_map(|sock| sock.lane_fds().map(move |(lane, fd)| (sock, lane, fd)));

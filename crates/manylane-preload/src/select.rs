@@ -109,7 +109,7 @@ impl Sets {
         if self.has_hidden() {
             return (Some(refuse(libc::EBADF)), None);
         }
-        self.instances().for_each(epoll::nested);
+        self.known().for_each(epoll::waited_for);
         let until = if self.socks().next().is_some() { until() } else { None };
         let Some(until) = until else {
             gather::flush();
@@ -187,10 +187,6 @@ impl Sets {
                 let word = self.any(nth);
                 word != 0 && (0..bits).any(|bit| word >> bit & 1 != 0 && is_hidden(nth * bits + bit))
             })
-    }
-
-    fn instances(&self) -> impl Iterator<Item = &'static epoll::Epoll> {
-        self.known().filter_map(epoll::is_nested_now)
     }
 
     /// The sockets in the first set that are to be looked after.

@@ -360,7 +360,7 @@ fn ours<'a>(fds: *mut pollfd, count: nfds_t) -> Option<&'a mut [pollfd]> {
     }
     // SAFETY: the program's array of `count`, which the kernel would read and write here, too.
     let fds = unsafe { std::slice::from_raw_parts_mut(fds, count as usize) };
-    fds.iter().filter_map(|at| epoll::is_nested_now(at.fd)).for_each(epoll::nested);
+    fds.iter().for_each(|at| epoll::waited_for(at.fd));
     fds.iter().any(|at| managed(at).is_some() || is_hidden(at)).then_some(fds)
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT, c_int, epoll_event};
 use manylane_sys::shim::Reason;
 
-use super::{Epoll, Item};
+use super::{Epoll, Item, nested};
 use crate::calls::call;
 use crate::lock::lock;
 use crate::sock::Sock;
@@ -34,8 +34,11 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
     if entry == Entry::None {
         return call::epoll_ctl(epfd, op, fd, event);
     }
-    if let (Entry::Epoll(inner), EPOLL_CTL_ADD) = (entry, op) {
-        nested(Epoll::at(inner));
+    if let (Entry::Epoll(_), EPOLL_CTL_ADD) = (entry, op) {
+        if let Some(outer) = table::epoll(epfd) {
+            outer.outer.store(1, Ordering::Relaxed);
+        }
+        nested::waited_for(fd);
     }
     let (Entry::Sock(index), true) = (entry, me::is_ours()) else {
         return call::epoll_ctl(epfd, op, fd, event);
@@ -73,6 +76,22 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         }
     }
     sock.watched.store(1, Ordering::Release);
+    if epoll.nested.load(Ordering::Acquire) == 0 {
+        return change((epoll, epfd), op, (sock, fd), (event, wanted));
+    }
+    nested::take_out(epoll, epfd);
+    let done = change((epoll, epfd), op, (sock, fd), (event, wanted));
+    nested::refresh(epoll, epfd);
+    done
+}
+
+/// Makes the program's call, and keeps in mind what it changes.
+fn change(
+    (epoll, epfd): (&Epoll, c_int),
+    op: c_int,
+    (sock, fd): (&'static Sock, c_int),
+    (event, wanted): (*mut epoll_event, Option<(u32, u64)>),
+) -> c_int {
     let Some(guard) = lock(&epoll.lock, true) else { return call::epoll_ctl(epfd, op, fd, event) };
     match (op, epoll.item(sock, fd)) {
         (EPOLL_CTL_ADD, None) => {
@@ -93,6 +112,7 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
                 (0, Some((events, data))) => {
                     item.events.store(events, Ordering::Relaxed);
                     item.data.store(data, Ordering::Relaxed);
+                    item.told.store(0, Ordering::Relaxed);
                 }
                 _ => {}
             }
@@ -120,22 +140,6 @@ pub(crate) fn changed_plainly(epfd: c_int, op: c_int, fd: c_int, event: *const e
         }
         _ => item.sock.store(0, Ordering::Release),
     }
-}
-
-/// An instance is waited for as a descriptor, with others, in a wait without a bound: it has to watch the programs' own sockets.
-#[cold]
-pub(crate) fn nested(epoll: &'static Epoll) {
-    epoll.nested.store(1, Ordering::Release);
-    for (item, sock) in epoll.items() {
-        lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
-    }
-}
-
-/// Whether a wait for the instance behind `fd` as a descriptor would change anything.
-#[inline]
-pub(crate) fn is_nested_now(fd: c_int) -> Option<&'static Epoll> {
-    let epoll = table::epoll(fd)?;
-    (epoll.nested.load(Ordering::Acquire) == 0).then_some(epoll)
 }
 
 /// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
@@ -170,6 +174,7 @@ fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> boo
     item.lane.store(0, Ordering::Relaxed);
     item.events.store(events, Ordering::Relaxed);
     item.data.store(data, Ordering::Relaxed);
+    item.told.store(0, Ordering::Relaxed);
     item.sock.store(sock.index() + 1, Ordering::Release);
     epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
     epoll.changes();

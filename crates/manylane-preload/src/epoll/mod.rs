@@ -10,16 +10,18 @@
 //! |---|---|
 //! | `change.rs` | instances that are made, entries that are added, changed and moved from lane to lane |
 //! | `wait.rs` | waiting on an instance, and telling what is there |
+//! | `nested.rs` | instances that are waited for as descriptors |
 //!
 //! Here is what an instance is.
 
 mod change;
+mod nested;
 mod wait;
 
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
-use libc::{EPOLL_CTL_DEL, EPOLLET, c_int};
+use libc::{EPOLL_CTL_DEL, EPOLLET, EPOLLIN, EPOLLRDNORM, c_int};
 
 use crate::alone;
 use crate::calls::call;
@@ -29,14 +31,18 @@ use crate::receive::is_managed;
 use crate::sock::{PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
 
-pub(crate) use change::{
-    changed_plainly, epoll_create, epoll_create1, epoll_ctl, fallen, is_nested_now, nested,
-};
+pub(crate) use change::{changed_plainly, epoll_create, epoll_create1, epoll_ctl, fallen};
+pub(crate) use nested::waited_for;
 pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.
 const MAX_EPOLLS: usize = 1024;
 const MAX_ITEMS: usize = 32;
+
+/// An instance is waited for as a descriptor.
+const NESTED: u32 = 1;
+/// It is, and all sockets in it are the kernel's: there are no leftovers.
+const SETTLED: u32 = 2;
 
 /// A UDP socket in an epoll instance.
 #[repr(C)]
@@ -50,6 +56,8 @@ struct Item {
     lane: AtomicU32,
     events: AtomicU32,
     data: AtomicU64,
+    /// Its edge has told of leftovers.
+    told: AtomicU32,
 }
 
 /// An epoll instance.
@@ -64,8 +72,12 @@ pub(crate) struct Epoll {
     top: AtomicU32,
     /// The descriptor by which its one receiver goes straight through, and one: `alone.rs`.
     noted: AtomicI32,
-    /// It is in another one.
+    /// It is waited for as a descriptor: 0, [`NESTED`], [`SETTLED`].
     nested: AtomicU32,
+    /// There is a stand-in for leftovers in it.
+    stand_in: AtomicU32,
+    /// Other instances are in it.
+    outer: AtomicU32,
     /// Waits with queues, to give the kernel its turn.
     looks: AtomicU32,
     /// An answer had no room for what other lanes may have: the next one looks there first.
@@ -113,6 +125,8 @@ impl Epoll {
         epoll.top.store(0, Ordering::Relaxed);
         epoll.noted.store(0, Ordering::Relaxed);
         epoll.nested.store(0, Ordering::Relaxed);
+        epoll.stand_in.store(0, Ordering::Relaxed);
+        epoll.outer.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.left_out.store(0, Ordering::Relaxed);
         epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
@@ -220,6 +234,13 @@ impl Epoll {
     }
 }
 
+impl Item {
+    /// The events that tell of something to receive, if it is to be told of that.
+    fn wanted(&self) -> u32 {
+        self.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32
+    }
+}
+
 /// Whether some instance of this process tells of edges of a socket.
 pub(crate) fn has_edges(sock: &Sock) -> bool {
     let used = Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1);
@@ -245,6 +266,10 @@ pub(crate) fn forget_sock(sock: &Sock) {
                 call::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), ptr::null_mut());
             }
             epoll.forget(item, &guard);
+        }
+        drop(guard);
+        if let (Some(epfd), true) = (epfd, epoll.stand_in.load(Ordering::Acquire) != 0) {
+            nested::refresh(epoll, epfd);
         }
     }
 }

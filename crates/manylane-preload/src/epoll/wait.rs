@@ -4,12 +4,12 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use libc::{EPOLLIN, EPOLLRDNORM, c_int, epoll_event, pollfd, sigset_t, timespec};
+use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
 use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use super::change::move_to;
-use super::{Epoll, Item};
+use super::{Epoll, Item, NESTED, nested};
 use crate::calls::call;
 use crate::leftovers::Leftovers;
 use crate::look::in_memory;
@@ -134,10 +134,14 @@ const MAX_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 #[inline]
 fn with_sockets(epfd: c_int, events: *mut epoll_event, count: c_int) -> Option<&'static Epoll> {
     let epoll = table::epoll(epfd)?;
+    if epoll.outer.load(Ordering::Relaxed) != 0 {
+        nested::refresh_all();
+    }
     // What is no array is for the kernel to refuse.
     if epoll.count.load(Ordering::Acquire) == 0 || !(1..=MAX_EVENTS).contains(&count) || events.is_null() {
         return None;
     }
+    nested::take_out(epoll, epfd);
     if epoll.is_kernels() {
         // Others may come into it while this thread waits.
         claim(epoll);
@@ -183,12 +187,25 @@ fn sliced(
         inside::out(&native)
     });
     held.let_go();
+    if epoll.nested.load(Ordering::Relaxed) == NESTED {
+        let told = Events { at: events, room: count, count: answer.unwrap_or(0).max(0) };
+        leave_nested(epoll, epfd, told);
+    }
     if answer.is_some() {
         inside::leave()
     } else {
         inside::step_aside()
     }
     answer
+}
+
+/// After a wait on an instance that is waited for as a descriptor, too: leftovers that remain are told of there.
+#[cold]
+fn leave_nested(epoll: &'static Epoll, epfd: c_int, mut told: Events) {
+    for (item, _) in epoll.items().filter(|(item, _)| told.tell(item)) {
+        item.told.store(1, Ordering::Relaxed);
+    }
+    nested::refresh(epoll, epfd);
 }
 
 fn in_turns(
@@ -291,11 +308,6 @@ fn kernels(
     call::epoll_pwait(epfd, events, count, ms, mask)
 }
 
-/// The events of an entry that tell of something to receive, if it is to be told of that.
-fn wanted_of(item: &Item) -> u32 {
-    item.events.load(Ordering::Relaxed) & (EPOLLIN | EPOLLRDNORM) as u32
-}
-
 /// Whether something was taken ahead of the lane that an entry watches.
 fn holds(item: &Item, sock: &Sock) -> bool {
     hold::ready(sock, 1 << item.lane.load(Ordering::Relaxed)) != 0
@@ -322,13 +334,13 @@ fn with_queues(
         let lane = item.lane.load(Ordering::Relaxed);
         sock.shared().is_some_and(|shared| in_memory(sock, shared, 1 << lane) != 0)
     };
-    for (item, sock) in epoll.items().filter(|(item, _)| wanted_of(item) != 0) {
+    for (item, sock) in epoll.items().filter(|(item, _)| item.wanted() != 0) {
         let lane = item.lane.load(Ordering::Relaxed);
         if let Some(shared) = sock.shared() {
             used = queues::append(sock, shared, 1 << lane, &mut fds, used);
         }
     }
-    let frames = || epoll.items().any(|(item, sock)| wanted_of(item) != 0 && has_frames(item, sock));
+    let frames = || epoll.items().any(|(item, sock)| item.wanted() != 0 && has_frames(item, sock));
     let mut found = 0;
     let looks = epoll.looks.fetch_add(1, Ordering::Relaxed);
     let some = frames();
@@ -349,7 +361,7 @@ fn with_queues(
     }
     let mut told = Events { at: events, room: count, count: found };
     for (item, sock) in epoll.items_in_turn(looks) {
-        if wanted_of(item) != 0 && has_frames(item, sock) {
+        if item.wanted() != 0 && has_frames(item, sock) {
             told.add(item);
         }
     }
@@ -361,7 +373,7 @@ fn with_queues(
 fn with_leftovers(epfd: c_int, events: *mut epoll_event, count: c_int, own: impl Fn(bool) -> c_int) -> c_int {
     let has_some = |sock: &Sock| sock.leftovers().is_some_and(Leftovers::has_some);
     let items = |epoll: &'static Epoll| {
-        epoll.items().filter(move |(item, sock)| wanted_of(item) != 0 && has_some(sock))
+        epoll.items().filter(move |(item, sock)| item.wanted() != 0 && has_some(sock))
     };
     let epoll = table::epoll(epfd).filter(|_| count > 0 && !events.is_null());
     let Some(epoll) = epoll.filter(|epoll| items(epoll).next().is_some()) else { return own(false) };
@@ -411,7 +423,7 @@ fn begin(epoll: &Epoll, epfd: c_int) -> bool {
     let mut any = false;
     for (item, sock) in epoll.items() {
         let Some(shared) = sock.shared() else { continue };
-        if wanted_of(item) == 0 {
+        if item.wanted() == 0 {
             // It does not wait for what comes to its lane, which others have to take. Its wait has a bound all the same.
             any |= shared.mode() == LANED;
             continue;
@@ -449,7 +461,7 @@ impl Events {
 
     /// Whether an entry is told of something to receive.
     fn tell(&mut self, item: &Item) -> bool {
-        self.of(item).is_some_and(|event| event.events & wanted_of(item) != 0)
+        self.of(item).is_some_and(|event| event.events & item.wanted() != 0)
     }
 
     fn have_room(&mut self, item: &Item) -> bool {
@@ -458,7 +470,7 @@ impl Events {
 
     /// Tells of an entry that there is something to receive, if there is room.
     fn add(&mut self, item: &Item) {
-        let wanted = wanted_of(item);
+        let wanted = item.wanted();
         if let Some(event) = self.of(item) {
             event.events |= wanted;
         } else if self.count < self.room {
@@ -475,7 +487,7 @@ fn elsewhere(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shar
     let mut any = false;
     for (item, sock) in epoll.items_in_turn(epoll.turns.fetch_add(1, Ordering::Relaxed)) {
         let Some(shared) = sock.shared() else { continue };
-        if wanted_of(item) == 0 || told.tell(item) || !due(sock, shared) {
+        if item.wanted() == 0 || told.tell(item) || !due(sock, shared) {
             continue;
         }
         if !told.have_room(item) {
@@ -493,7 +505,7 @@ fn elsewhere(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shar
 
 /// A wait ends before its slice: tells of other lanes, too, where a look at them is overdue, or had something the last time.
 fn beside(epoll: &Epoll, told: &mut Events) {
-    let mut items = epoll.items().filter(|(item, _)| wanted_of(item) != 0);
+    let mut items = epoll.items().filter(|(item, _)| item.wanted() != 0);
     let datagrams = items.any(|(item, _)| told.tell(item));
     elsewhere(epoll, told, |sock, shared| {
         wait::is_look_due(sock, shared) || wait::is_look_overdue(sock, shared, datagrams)

@@ -1,0 +1,160 @@
+//! Instances that are waited for as descriptors: by poll(2), by select(2), or by another instance.
+//!
+//! The kernel answers such a wait by what the instance watches, so sockets in it become plain. It knows nothing of what was in
+//! their lanes, or was taken ahead of them: while there are such leftovers, the instance also watches a *stand-in*, a descriptor
+//! of the library's that is always readable, with the data of a socket's entry. It is out of the instance while the library itself
+//! waits on that, and in once leftovers remain after that.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, c_int, epoll_event};
+use manylane_sys::shim::Reason;
+
+use super::{Epoll, Item, NESTED, SETTLED};
+use crate::calls::call;
+use crate::lock::lock;
+use crate::receive::is_managed;
+use crate::sock::Sock;
+use crate::table::{self, Entry};
+use crate::{hidden, inside, lanes, me, queues, real, wait};
+
+/// Some instance may have a stand-in.
+static STAND_INS: AtomicBool = AtomicBool::new(false);
+
+/// If `fd` is an instance: it is about to be waited for as a descriptor.
+#[inline]
+pub(crate) fn waited_for(fd: c_int) {
+    if let Some(epoll) = table::epoll(fd)
+        && epoll.nested.load(Ordering::Acquire) != SETTLED
+    {
+        nested(epoll, fd);
+    }
+}
+
+/// Makes the sockets in an instance plain, and has leftovers of theirs told of.
+#[cold]
+fn nested(epoll: &'static Epoll, epfd: c_int) {
+    if epoll.nested.compare_exchange(0, NESTED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        for (item, sock) in epoll.items() {
+            lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
+        }
+    }
+    refresh(epoll, epfd);
+}
+
+/// True if leftovers of a socket would have to be told of: not if an edge has told of them.
+fn is_to_tell(item: &Item) -> bool {
+    let is_edge = item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0;
+    item.wanted() != 0 && !(is_edge && item.told.load(Ordering::Relaxed) != 0)
+}
+
+/// True if the socket of an item has leftovers to tell of. What is found empty is done with.
+fn has_leftovers(item: &Item, sock: &'static Sock) -> bool {
+    let Some(shared) = sock.shared().filter(|shared| is_to_tell(item) && is_managed(shared)) else {
+        return false;
+    };
+    let lane = item.lane.load(Ordering::Relaxed) as usize;
+    wait::elsewhere(sock, shared, item.fd.load(Ordering::Relaxed), lane)
+}
+
+/// The same, as far as it can be known with the instance's lock.
+fn may_have_leftovers(item: &Item, sock: &'static Sock) -> bool {
+    is_to_tell(item)
+        && sock.shared().is_some_and(|shared| {
+            shared.retired.load(Ordering::Acquire) != 0 || queues::has_leftovers(sock, shared)
+        })
+}
+
+/// Puts a stand-in into a nested instance if there are leftovers, or takes it out.
+pub(super) fn refresh(epoll: &'static Epoll, epfd: c_int) {
+    if !me::is_ours() || !inside::enter() {
+        return;
+    }
+    let errno = real::errno();
+    let left = epoll.items().find(|(item, sock)| has_leftovers(item, sock));
+    // Before the lock: numbers have one, too.
+    let fd = left.and_then(|_| hidden::readable());
+    if let Some(_guard) = lock(&epoll.lock, true)
+        && table::entry(epfd) == Entry::Epoll(epoll.index())
+    {
+        let is_managed = |sock: &Sock| sock.shared().is_some_and(is_managed);
+        let settled = !epoll.items().any(|(_, sock)| is_managed(sock));
+        epoll.nested.store(if settled { SETTLED } else { NESTED }, Ordering::Release);
+        match (left, fd) {
+            // Another thread that changes the item meanwhile comes here after that.
+            (Some((item, sock)), Some(fd)) if item.sock.load(Ordering::Acquire) == sock.index() + 1 => {
+                put_in(epoll, epfd, item, fd);
+            }
+            // Leftovers that another thread has found meanwhile are there.
+            (None, _) if !epoll.items().any(|(item, sock)| may_have_leftovers(item, sock)) => {
+                remove(epoll, epfd);
+            }
+            _ => {}
+        }
+    }
+    real::set_errno(errno);
+    inside::leave();
+}
+
+fn put_in(epoll: &Epoll, epfd: c_int, item: &Item, fd: c_int) {
+    let mut event = epoll_event { events: EPOLLIN as u32, u64: item.data.load(Ordering::Relaxed) };
+    // It may be in on behalf of another socket, or of another process.
+    if call::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &raw mut event) == 0
+        || real::errno() == libc::EEXIST && call::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &raw mut event) == 0
+    {
+        epoll.stand_in.store(1, Ordering::Release);
+        STAND_INS.store(true, Ordering::Release);
+    }
+}
+
+fn remove(epoll: &Epoll, epfd: c_int) {
+    if epoll.stand_in.swap(0, Ordering::AcqRel) != 0
+        && let Some(fd) = hidden::readable_if_any()
+    {
+        call::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, std::ptr::null_mut());
+    }
+}
+
+/// Before what is in an instance is waited for or changed.
+#[inline]
+pub(super) fn take_out(epoll: &Epoll, epfd: c_int) {
+    if epoll.stand_in.load(Ordering::Acquire) != 0 {
+        take_out_now(epoll, epfd);
+    }
+}
+
+#[cold]
+fn take_out_now(epoll: &Epoll, epfd: c_int) {
+    if !me::is_ours() || !inside::enter() {
+        return;
+    }
+    let errno = real::errno();
+    if let Some(_guard) = lock(&epoll.lock, true)
+        && table::entry(epfd) == Entry::Epoll(epoll.index())
+    {
+        remove(epoll, epfd);
+    }
+    real::set_errno(errno);
+    inside::leave();
+}
+
+/// Before a wait on an instance that has others in it: these do not tell of what was received meanwhile.
+#[inline]
+pub(super) fn refresh_all() {
+    if STAND_INS.load(Ordering::Relaxed) {
+        refresh_those_with_stand_ins();
+    }
+}
+
+#[cold]
+fn refresh_those_with_stand_ins() {
+    STAND_INS.store(false, Ordering::Release);
+    let has_one = |epoll: &&Epoll| {
+        epoll.used.load(Ordering::Acquire) == 1 && epoll.stand_in.load(Ordering::Acquire) != 0
+    };
+    for epoll in Epoll::all().iter().filter(has_one) {
+        if let Some(epfd) = epoll.any_fd() {
+            refresh(epoll, epfd);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Instances that are waited for as descriptors tell of what is still in lanes, once for each look at them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use manylane_sys::shim::Reason;
+use support::{build, laned, plain};
+
+const WAYS: [&str; 5] = ["poll", "ppoll", "select", "pselect", "epoll"];
+const VARS: [&[(&str, &str)]; 3] = [
+    &[("MANYLANE_LANES", "8")],
+    &[("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", "0")],
+    &[("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32")],
+];
+
+/// Runs `nested WAY WHAT` each way: what it prints without the library, and with it.
+fn told(what: &str, expected: &str) {
+    let program = build("nested");
+    for way in WAYS {
+        let args = [way, what];
+        assert_eq!(plain(&program, &args).output, expected, "{args:?}");
+        let mut from_lanes = 0;
+        for vars in VARS {
+            let with = laned(&program, &args, vars);
+            assert_eq!(with.output, expected, "{args:?} with {vars:?}");
+            assert_eq!(with.count(Reason::NestedEpoll), 1, "{args:?} with {vars:?}");
+            from_lanes += with.helped();
+        }
+        assert!(from_lanes > 0, "{args:?}");
+    }
+}
+
+const ONE_BY_ONE: &str = "told 28 times, received 28\nthen 0, 0, 0\nlater 1, 1\n";
+
+#[test]
+fn loopback_leftovers_in_nested_instances_are_told_of() {
+    told("level", ONE_BY_ONE);
+    told("one", ONE_BY_ONE);
+}
+
+#[test]
+fn loopback_leftovers_in_nested_instances_are_told_of_as_an_edge() {
+    told("edge", "told 1 times, received 28\nthen 0, 0, 0\nlater 1, 1\n");
+}
+
+#[test]
+fn loopback_leftovers_that_come_into_nested_instances_are_told_of() {
+    told("late", &format!("before: 0\n{ONE_BY_ONE}"));
+    told("blocked", &format!("a blocked wait: 1\n{ONE_BY_ONE}"));
+}

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Instances that are waited for as descriptors while lanes hold datagrams:
+ *
+ *	nested WAY [edge|late|blocked|one]
+ *
+ * Four threads receive on a socket by turns until each may have a lane, and
+ * stay away then. FLOWS flows send, and the main thread waits without a bound
+ * for the instance that the socket is in: by WAY, which is poll, ppoll, select,
+ * pselect or epoll (another instance). It takes one datagram each time, or all
+ * of them with edge. late: the instance is waited for before the socket is in
+ * it. blocked: another thread waits while the socket comes into it. one: the
+ * instance is asked for one event at a time.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <unistd.h>
+
+#include "loopback.h"
+
+#define FLOWS 16
+#define WORKERS 4
+#define ROUNDS 10
+#define DATA 0x123456789abcdefULL
+#define OUTER 0xfedcba987654321ULL
+
+static int server, inner, outer = -1, clients[FLOWS];
+static struct sockaddr_in address;
+static sem_t turns[WORKERS], done;
+static int share;
+
+static void check(int fine, const char *what)
+{
+	if (!fine) {
+		perror(what);
+		exit(1);
+	}
+}
+
+static int receive(void)
+{
+	char data[64];
+	ssize_t len = recv(server, data, sizeof(data), MSG_DONTWAIT);
+
+	check(len == 1 || (len < 0 && errno == EAGAIN), "recv");
+	return len == 1;
+}
+
+static void *worker(void *turn)
+{
+	int left;
+
+	for (;;) {
+		sem_wait(turn);
+		for (left = share; left; left -= receive())
+			;
+		sem_post(&done);
+	}
+	return NULL;
+}
+
+static void send_all(void)
+{
+	int i;
+
+	for (i = 0; i < FLOWS; i++)
+		check(sendto(clients[i], "x", 1, 0, (void *)&address,
+			     sizeof(address)) == 1,
+		      "sendto");
+}
+
+static void all_in_turn(int datagrams)
+{
+	int i;
+
+	share = datagrams;
+	for (i = 0; i < WORKERS; i++) {
+		sem_post(&turns[i]);
+		sem_wait(&done);
+	}
+}
+
+/* Whether the instance is told of within `ms` milliseconds; -1: without a bound. */
+static int wait_for(const char *way, int ms)
+{
+	struct timespec time = { 0, 0 };
+	struct timeval short_time = { 0, 0 };
+	struct pollfd at = { .fd = inner, .events = POLLIN };
+	struct epoll_event event;
+	fd_set set;
+	int found;
+
+	FD_ZERO(&set);
+	FD_SET(inner, &set);
+	if (!strcmp(way, "poll"))
+		found = poll(&at, 1, ms);
+	else if (!strcmp(way, "ppoll"))
+		found = ppoll(&at, 1, ms ? NULL : &time, NULL);
+	else if (!strcmp(way, "select"))
+		found = select(inner + 1, &set, NULL, NULL,
+			       ms ? NULL : &short_time);
+	else if (!strcmp(way, "pselect"))
+		found = pselect(inner + 1, &set, NULL, NULL, ms ? NULL : &time,
+				NULL);
+	else {
+		found = epoll_wait(outer, &event, 1, ms);
+		check(found < 1 || event.data.u64 == OUTER, "data");
+	}
+	check(found >= 0, "wait");
+	return found;
+}
+
+static void *blocked(void *way)
+{
+	printf("a blocked wait: %d\n", wait_for(way, -1));
+	return NULL;
+}
+
+static void add(const char *what)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = DATA };
+
+	if (!strcmp(what, "edge"))
+		event.events |= EPOLLET;
+	check(!epoll_ctl(inner, EPOLL_CTL_ADD, server, &event), "epoll_ctl");
+}
+
+int main(int argc, char **argv)
+{
+	const char *way = argc > 1 ? argv[1] : "",
+		   *what = argc > 2 ? argv[2] : "";
+	int received = 0, told = 0, round, i, got;
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = OUTER };
+	struct epoll_event events[8];
+	int room = strcmp(what, "one") ? 8 : 1;
+	pthread_t thread;
+
+	/* A wait that is never told ends the test. */
+	alarm(30);
+	setvbuf(stdout, NULL, _IONBF, 0);
+	server = loopback_server(0, &address);
+	inner = epoll_create1(EPOLL_CLOEXEC);
+	sem_init(&done, 0, 0);
+	for (i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (i = 0; i < WORKERS; i++) {
+		sem_init(&turns[i], 0, 0);
+		pthread_create(&thread, NULL, worker, &turns[i]);
+	}
+	if (strcmp(what, "late") && strcmp(what, "blocked"))
+		add(what);
+	for (round = 0; round < ROUNDS; round++) {
+		send_all();
+		all_in_turn(FLOWS / WORKERS);
+	}
+	/* Some may be taken ahead by those that take one. */
+	send_all();
+	send_all();
+	all_in_turn(1);
+
+	if (!strcmp(way, "epoll")) {
+		outer = epoll_create1(EPOLL_CLOEXEC);
+		check(!epoll_ctl(outer, EPOLL_CTL_ADD, inner, &event), "outer");
+	}
+	if (!strcmp(what, "late")) {
+		printf("before: %d\n", wait_for(way, 0));
+		add(what);
+	} else if (!strcmp(what, "blocked")) {
+		pthread_create(&thread, NULL, blocked, (void *)way);
+		add(what);
+		pthread_join(thread, NULL);
+	}
+	while (received < 2 * FLOWS - WORKERS) {
+		told += wait_for(way, -1);
+		/* Each time, until it is looked what there is. */
+		check(wait_for(way, 0) == 1, "told again");
+		got = epoll_wait(inner, events, room, -1);
+		if (got != 1 || events[0].events != EPOLLIN ||
+		    events[0].data.u64 != DATA) {
+			printf("%d events\n", got);
+			return 1;
+		}
+		do {
+			got = receive();
+			received += got;
+		} while (got && !strcmp(what, "edge"));
+	}
+	printf("told %d times, received %d\n", told, received);
+	printf("then %d, %d, %d\n", wait_for(way, 0),
+	       epoll_wait(inner, events, room, 0), receive());
+	send_all();
+	printf("later %d, ", wait_for(way, -1));
+	printf("%d\n", epoll_wait(inner, events, room, 0));
+	return 0;
+}
