@@ -12,7 +12,7 @@ use libc::{c_int, pollfd, sockaddr, sockaddr_storage, socklen_t, timespec};
 use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
-use crate::steer::{self, Program};
+use crate::steer;
 use crate::table::{self, Entry};
 use crate::{hidden, identity, mirror, process};
 
@@ -116,7 +116,7 @@ pub(crate) fn lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Reason> 
         && mirror::set_number(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
     // Bound to one address of the machine, a socket gets nothing that others get, too.
     if wildcard {
-        ready &= attach(lane, libc::SO_ATTACH_FILTER, &steer::unicast_only());
+        ready &= steer::unicast_only().is_some_and(|only| attach(lane, libc::SO_ATTACH_FILTER, only.code()));
     }
     if ready && call::bind(lane, bound.at(), bound.len) == 0 {
         in_group();
@@ -142,7 +142,7 @@ const SO_DETACH_REUSEPORT_BPF: c_int = 68;
 /// bound; bound without asking, the socket is as exclusive as ever. Whether it could be done.
 pub(crate) fn steer_ahead(fd: c_int) -> bool {
     let ask = |value| mirror::set_number(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, value);
-    let done = ask(1) && attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::first());
+    let done = ask(1) && attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::FIRST);
     // Otherwise it would be bound beside others.
     ask(0) && done
 }
@@ -197,8 +197,7 @@ fn count_free(limit: usize, enough: usize) -> usize {
 }
 
 /// Attaches a classic program to a socket, as its filter or as its group's steering.
-pub(crate) fn attach(fd: c_int, option: c_int, program: &Program) -> bool {
-    let code = program.code();
+pub(crate) fn attach(fd: c_int, option: c_int, code: &[libc::sock_filter]) -> bool {
     let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
     let len = size_of::<libc::sock_fprog>() as socklen_t;
     call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
@@ -207,7 +206,7 @@ pub(crate) fn attach(fd: c_int, option: c_int, program: &Program) -> bool {
 /// Takes a lane out of the table of ports, for good: it keeps what it holds, and gets nothing more. It is connected
 /// to where nothing comes from; where no route leads there, its filter has to do.
 pub(crate) fn cut_off(lane: c_int) {
-    attach(lane, libc::SO_ATTACH_FILTER, &steer::nothing());
+    attach(lane, libc::SO_ATTACH_FILTER, &steer::NOTHING);
     if let Some(bound) = bound(lane) {
         let nowhere = bound.nowhere();
         call::connect(lane, nowhere.at(), nowhere.len);

@@ -4,6 +4,8 @@
 //! program's own socket first; no socket of a group closes before the last one does, so that indices stay. An index
 //! that does not exist would mean the kernel's own hash.
 
+use std::ptr;
+
 use libc::sock_filter;
 
 /// The rule that picks the lane of a datagram.
@@ -67,17 +69,34 @@ fn jeq(k: u32, jt: u8, jf: u8) -> sock_filter {
 }
 
 /// Longest program that is made here: the hash of a flow, and two instructions for each lane.
-pub(crate) const LONGEST: usize = 256;
+const LONGEST: usize = 256;
+const SIZE: usize = LONGEST * size_of::<sock_filter>();
 
-/// A program being put together, without the heap: steering changes while a thread ends or a signal is handled.
+/// A program being put together, without the heap, and in a mapping: steering changes while a thread ends or a signal is
+/// handled, which may be on a small stack.
 pub(crate) struct Program {
-    code: [sock_filter; LONGEST],
+    code: &'static mut [sock_filter],
     len: usize,
 }
 
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of that size from `new`, which ends with this.
+        unsafe { libc::munmap(self.code.as_mut_ptr().cast(), SIZE) };
+    }
+}
+
 impl Program {
-    fn new() -> Self {
-        Self { code: [op(RET_K, 0); LONGEST], len: 0 }
+    /// None without memory.
+    fn new() -> Option<Self> {
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let at = unsafe { libc::mmap(ptr::null_mut(), SIZE, rights, kind, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return None;
+        }
+        // SAFETY: a mapping of so many, which are plain numbers, and nothing else refers to it.
+        Some(Self { code: unsafe { std::slice::from_raw_parts_mut(at.cast(), LONGEST) }, len: 0 })
     }
 
     fn push(&mut self, insn: sock_filter) {
@@ -142,34 +161,36 @@ impl Program {
     }
 }
 
-/// Steers to the lanes whose bits are set; to lane 0 if none is.
-pub(crate) fn program(policy: Policy, lanes: u64) -> Program {
-    let mut to = Program::new();
-    let count = lanes.count_ones();
-    if count > 1 {
-        match policy {
-            Policy::Flow => to.flow(),
-            Policy::Cpu => to.push(op(LD_W_ABS, AD_CPU)),
-            Policy::Random => to.push(op(LD_W_ABS, AD_RANDOM)),
-        }
-        to.push(op(MOD_K, count));
-        let mut left = lanes;
-        for at in 0..count - 1 {
-            to.push(jeq(at, 0, 1));
-            to.push(op(RET_K, left.trailing_zeros()));
-            left &= left - 1;
-        }
-        to.push(op(RET_K, left.trailing_zeros()));
-    } else {
-        to.push(op(RET_K, if lanes == 0 { 0 } else { lanes.trailing_zeros() }));
+/// Steers to the lanes whose bits are set, of which there are several. None without memory.
+pub(crate) fn program(policy: Policy, lanes: u64) -> Option<Program> {
+    let mut to = Program::new()?;
+    match policy {
+        Policy::Flow => to.flow(),
+        Policy::Cpu => to.push(op(LD_W_ABS, AD_CPU)),
+        Policy::Random => to.push(op(LD_W_ABS, AD_RANDOM)),
     }
-    to
+    let count = lanes.count_ones();
+    to.push(op(MOD_K, count));
+    let mut left = lanes;
+    for at in 1..count {
+        to.push(jeq(at - 1, 0, 1));
+        to.push(op(RET_K, left.trailing_zeros()));
+        left &= left - 1;
+    }
+    to.push(op(RET_K, left.trailing_zeros()));
+    Some(to)
+}
+
+/// Steers to the one lane whose bit is set; to lane 0 if none is.
+pub(crate) fn only(lanes: u64) -> [sock_filter; 1] {
+    [op(RET_K, if lanes == 0 { 0 } else { lanes.trailing_zeros() })]
 }
 
 /// What a lane beside the program's own socket refuses: broadcasts and multicasts, of which the kernel gives every
 /// socket of a group a copy. The first one gets them, and the program gets them once.
-pub(crate) fn unicast_only() -> Program {
-    let mut to = Program::new();
+/// None without memory.
+pub(crate) fn unicast_only() -> Option<Program> {
+    let mut to = Program::new()?;
     // The packet type of what a device took, or looped back.
     to.push(op(LD_W_ABS, AD_PKTTYPE));
     to.push(op(AND_K, 7));
@@ -201,20 +222,14 @@ pub(crate) fn unicast_only() -> Program {
     for at in [multicast, everybody, loopback, v6_multicast] {
         to.code[at].jt = (refuse - at - 1) as u8;
     }
-    to
+    Some(to)
 }
 
 /// Refuses everything: the filter of a lane that only hands out what it still holds.
-pub(crate) fn nothing() -> Program {
-    let mut to = Program::new();
-    to.push(op(RET_K, 0));
-    to
-}
+pub(crate) static NOTHING: [sock_filter; 1] = [sock_filter { code: RET_K, jt: 0, jf: 0, k: 0 }];
 
 /// The first socket of a group gets everything.
-pub(crate) fn first() -> Program {
-    nothing()
-}
+pub(crate) static FIRST: [sock_filter; 1] = NOTHING;
 
 #[cfg(test)]
 mod tests {
@@ -277,7 +292,7 @@ mod tests {
     #[test]
     fn flows_spread_over_the_lanes_named_and_over_no_others() {
         let lanes = 0b1010_0101_u64;
-        let made = program(Policy::Flow, lanes);
+        let made = program(Policy::Flow, lanes).unwrap();
         let mut counts = [0_usize; 64];
         for port in 1..=4000 {
             counts[run(made.code(), &v4([10, 0, 0, 1], [10, 0, 0, 2], port), 0) as usize] += 1;
@@ -291,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_few_neighbouring_ports_do_not_all_meet_in_one_lane() {
-        let made = program(Policy::Flow, 0b1111);
+        let made = program(Policy::Flow, 0b1111).unwrap();
         for first in (32768..60000_u16).step_by(16) {
             for step in [1, 2] {
                 let mut counts = [0_usize; 4];
@@ -306,19 +321,19 @@ mod tests {
 
     #[test]
     fn all_64_lanes_fit() {
-        let made = program(Policy::Flow, u64::MAX);
+        let made = program(Policy::Flow, u64::MAX).unwrap();
         assert!(made.len < LONGEST);
-        let cpu = program(Policy::Cpu, u64::MAX);
+        let cpu = program(Policy::Cpu, u64::MAX).unwrap();
         for lane in 0..64 {
             assert_eq!(run(cpu.code(), &[], lane), lane);
         }
-        assert_eq!(run(program(Policy::Random, 0).code(), &[], 7), 0);
-        assert_eq!(run(program(Policy::Random, 4).code(), &[], 7), 2);
+        assert_eq!(run(&only(0), &[], 7), 0);
+        assert_eq!(run(&only(4), &[], 7), 2);
     }
 
     #[test]
     fn copies_are_refused_and_unicast_is_not() {
-        let made = unicast_only();
+        let made = unicast_only().unwrap();
         let takes = |packet: &[u8], kind: u32| run(made.code(), packet, kind) != 0;
         assert!(takes(&v4([10, 0, 0, 1], [10, 0, 0, 2], 1), 0));
         assert!(takes(&v4([10, 0, 0, 1], [127, 0, 0, 1], 1), 0));

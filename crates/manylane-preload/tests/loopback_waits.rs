@@ -54,3 +54,16 @@ fn loopback_waits_need_no_large_stack() {
         assert!(with.lanes() >= 2, "{whose}: {} lanes", with.lanes());
     }
 }
+
+#[test]
+fn loopback_a_handler_on_a_small_stack_makes_a_socket_plain() {
+    let name = "loopback_a_handler_on_a_small_stack_makes_a_socket_plain";
+    if !runs_without(&["address", "thread"], name, "code with checks needs more stack") {
+        return;
+    }
+    let program = build("stacks");
+    let all = "20 20 20 20 20 of 20\n";
+    assert_eq!(plain(&program, &["plain"]).output, all);
+    let with = laned(&program, &["plain"], &[("MANYLANE_LANES", "8")]);
+    assert_eq!((with.output.as_str(), with.reasons()), (all, vec!["error-queue"]));
+}

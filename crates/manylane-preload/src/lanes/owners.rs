@@ -12,7 +12,11 @@ use crate::{hold, life, mend, open, points, queues, report, rest, start, steer};
 /// Steers to the lanes whose bits are set.
 pub(crate) fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
     let policy = start::settings().map_or(steer::Policy::Flow, |settings| settings.steering);
-    let done = open::attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::program(policy, lanes));
+    let steer_by = |code: &[libc::sock_filter]| open::attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, code);
+    let done = match lanes.count_ones() {
+        0 | 1 => steer_by(&steer::only(lanes)),
+        _ => steer::program(policy, lanes).is_some_and(|to| steer_by(to.code())),
+    };
     if done {
         shared.steered.store(lanes, Ordering::Release);
     }

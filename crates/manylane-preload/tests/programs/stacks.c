@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Waits on small stacks: stacks thread|handler
+ * Waits on small stacks: stacks thread|handler|plain
  *
  * Datagrams come for the lane of a thread that stays away. A thread with the
  * smallest stack that there is, or a handler of one that has a lane, on a signal
  * stack of 8 KiB, waits for them by poll, select and epoll_wait, and once more by poll and select
- * with 600 others. Prints how many it got of each, which are all.
+ * with 600 others. Prints how many it got of each, which are all. plain: the
+ * handler asks for errors first, which makes the socket plain.
  */
 #define _GNU_SOURCE
 #include "shares.h"
@@ -29,6 +30,7 @@ static fd_set set;
 static struct epoll_event event;
 static int counts[5];
 static _Atomic int ended;
+static int makes_plain;
 
 static int told(int how)
 {
@@ -72,7 +74,11 @@ static void *thread(void *arg)
 
 static void handler(int signal)
 {
+	int on = 1;
+
 	(void)signal;
+	if (makes_plain)
+		setsockopt(server, IPPROTO_IP, IP_RECVERR, &on, sizeof(on));
 	wait_for_all();
 }
 
@@ -131,6 +137,7 @@ int main(int argc, char **argv)
 
 	if (argc != 2 || pipe(pipes))
 		return 2;
+	makes_plain = *argv[1] == 'p';
 	start_and_park();
 	stay_here();
 	for (i = 0; i < OTHERS; i++)
