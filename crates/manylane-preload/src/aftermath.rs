@@ -36,6 +36,11 @@ pub(crate) fn of(fd: c_int) -> Option<&'static Leftovers> {
     table::sock(fd).and_then(Sock::leftovers).filter(|left| left.has_some())
 }
 
+/// True if `fd` is a socket with leftovers, or an instance that has such a one to tell of.
+fn is_readable(fd: c_int) -> bool {
+    of(fd).is_some() || epoll::has_leftovers(fd)
+}
+
 /// Receives for the program: leftovers, or by its own call.
 #[inline]
 pub(crate) fn receive(fd: c_int, flags: c_int, into: &Into, own: impl FnOnce() -> isize) -> isize {
@@ -60,7 +65,7 @@ fn take(fd: c_int, flags: c_int, into: &Into) -> Option<isize> {
 #[cold]
 pub(crate) fn poll(fds: *mut pollfd, count: nfds_t, own: impl Fn(bool) -> c_int) -> c_int {
     const READABLE: i16 = POLLIN | POLLRDNORM;
-    let has_some = |at: &pollfd| at.events & READABLE != 0 && of(at.fd).is_some();
+    let has_some = |at: &pollfd| at.events & READABLE != 0 && is_readable(at.fd);
     // SAFETY: the program's array of `count`, which the kernel would read here, too.
     let all = || (0..count as usize).map(|nth| unsafe { &mut *fds.wrapping_add(nth) });
     if fds.is_null() || !all().any(|at| has_some(at)) {
@@ -81,7 +86,7 @@ pub(crate) fn select(count: c_int, read: *mut fd_set, own: impl FnOnce(bool) -> 
     // SAFETY: null, or the program's set, which has room for FD_SETSIZE descriptors.
     let is_set = |fd: c_int| !read.is_null() && unsafe { libc::FD_ISSET(fd, read) };
     let mut readable = [0_u64; libc::FD_SETSIZE / 64];
-    for fd in (0..count).filter(|fd| is_set(*fd) && of(*fd).is_some()) {
+    for fd in (0..count).filter(|fd| is_set(*fd) && is_readable(*fd)) {
         readable[fd as usize / 64] |= 1 << (fd % 64);
     }
     let any = readable.iter().any(|word| *word != 0);

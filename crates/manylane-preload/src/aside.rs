@@ -22,7 +22,7 @@ use crate::calls::call;
 use crate::deliver::Into;
 use crate::leftovers::Leftovers;
 use crate::sock::{PLAIN, Shared, Sock, UNBOUND};
-use crate::{aftermath, gather, inside, lanes, me, order, queues, real, report, start};
+use crate::{aftermath, epoll, gather, inside, lanes, me, order, queues, real, report, start};
 
 pub(crate) fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_SECCOMP {
@@ -80,6 +80,7 @@ fn make_plain() {
             collect(sock, shared, fd);
         }
     }
+    epoll::stand_aside();
     aftermath::begin();
 }
 

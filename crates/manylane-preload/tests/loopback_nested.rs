@@ -49,3 +49,16 @@ fn loopback_leftovers_that_come_into_nested_instances_are_told_of() {
     told("late", &format!("before: 0\n{ONE_BY_ONE}"));
     told("blocked", &format!("a blocked wait: 1\n{ONE_BY_ONE}"));
 }
+
+/// By another instance, leftovers in memory are not told of: the kernel does not know of them.
+#[test]
+fn loopback_leftovers_in_memory_are_told_of_to_polls_of_an_instance() {
+    let program = build("nested");
+    for way in &WAYS[..4] {
+        let args = [way, "aside"];
+        assert_eq!(plain(&program, &args).output, ONE_BY_ONE, "{args:?}");
+        for vars in VARS {
+            assert_eq!(laned(&program, &args, vars).output, ONE_BY_ONE, "{args:?} with {vars:?}");
+        }
+    }
+}

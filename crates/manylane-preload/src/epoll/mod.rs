@@ -32,8 +32,8 @@ use crate::sock::{PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
 
 pub(crate) use change::{changed_plainly, epoll_create, epoll_create1, epoll_ctl, fallen};
-pub(crate) use nested::waited_for;
-pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait};
+pub(crate) use nested::{stand_aside, waited_for};
+pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait, has_leftovers};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each.
 const MAX_EPOLLS: usize = 1024;

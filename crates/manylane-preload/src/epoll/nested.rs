@@ -138,6 +138,17 @@ fn take_out_now(epoll: &Epoll, epfd: c_int) {
     inside::leave();
 }
 
+/// The library is about to stand aside: nothing would take stand-ins out after that.
+pub(crate) fn stand_aside() {
+    for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
+        if epoll.stand_in.load(Ordering::Acquire) != 0
+            && let Some(epfd) = epoll.any_fd()
+        {
+            take_out(epoll, epfd);
+        }
+    }
+}
+
 /// Before a wait on an instance that has others in it: these do not tell of what was received meanwhile.
 #[inline]
 pub(super) fn refresh_all() {

@@ -187,7 +187,7 @@ fn sliced(
         inside::out(&native)
     });
     held.let_go();
-    if epoll.nested.load(Ordering::Relaxed) == NESTED {
+    if epoll.nested.load(Ordering::Relaxed) == NESTED && !inside::is_due() {
         let told = Events { at: events, room: count, count: answer.unwrap_or(0).max(0) };
         leave_nested(epoll, epfd, told);
     }
@@ -368,13 +368,21 @@ fn with_queues(
     told.count
 }
 
+/// The items that are to tell of what was taken into memory when the library stood aside.
+fn items_with_leftovers(epoll: &'static Epoll) -> impl Iterator<Item = (&'static Item, &'static Sock)> {
+    let has_some = |sock: &Sock| sock.leftovers().is_some_and(Leftovers::has_some);
+    epoll.items().filter(move |(item, sock)| item.wanted() != 0 && has_some(sock))
+}
+
+/// True if `fd` is an instance with such items.
+pub(crate) fn has_leftovers(fd: c_int) -> bool {
+    table::epoll(fd).is_some_and(|epoll| items_with_leftovers(epoll).next().is_some())
+}
+
 /// Waits by the program's own call, which does not wait (`true`) if there are leftovers.
 #[cold]
 fn with_leftovers(epfd: c_int, events: *mut epoll_event, count: c_int, own: impl Fn(bool) -> c_int) -> c_int {
-    let has_some = |sock: &Sock| sock.leftovers().is_some_and(Leftovers::has_some);
-    let items = |epoll: &'static Epoll| {
-        epoll.items().filter(move |(item, sock)| item.wanted() != 0 && has_some(sock))
-    };
+    let items = items_with_leftovers;
     let epoll = table::epoll(epfd).filter(|_| count > 0 && !events.is_null());
     let Some(epoll) = epoll.filter(|epoll| items(epoll).next().is_some()) else { return own(false) };
     let mut told = Events { at: events, room: count, count: own(true) };

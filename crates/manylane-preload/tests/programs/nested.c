@@ -2,7 +2,7 @@
 /*
  * Instances that are waited for as descriptors while lanes hold datagrams:
  *
- *	nested WAY [edge|late|blocked|one]
+ *	nested WAY [edge|late|blocked|one|aside]
  *
  * Four threads receive on a socket by turns until each may have a lane, and
  * stay away then. FLOWS flows send, and the main thread waits without a bound
@@ -10,7 +10,8 @@
  * pselect or epoll (another instance). It takes one datagram each time, or all
  * of them with edge. late: the instance is waited for before the socket is in
  * it. blocked: another thread waits while the socket comes into it. one: the
- * instance is asked for one event at a time.
+ * instance is asked for one event at a time. aside: the program installs a
+ * filter of its system calls once the instance was waited for.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,7 +19,10 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <string.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/select.h>
 #include <unistd.h>
 
@@ -131,6 +135,16 @@ static void add(const char *what)
 	check(!epoll_ctl(inner, EPOLL_CTL_ADD, server, &event), "epoll_ctl");
 }
 
+/* A filter that allows all. */
+static void confine(void)
+{
+	struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	struct sock_fprog filter = { 1, &allow };
+
+	check(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges");
+	check(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), "filter");
+}
+
 int main(int argc, char **argv)
 {
 	const char *way = argc > 1 ? argv[1] : "",
@@ -175,6 +189,10 @@ int main(int argc, char **argv)
 		pthread_create(&thread, NULL, blocked, (void *)way);
 		add(what);
 		pthread_join(thread, NULL);
+	}
+	if (!strcmp(what, "aside")) {
+		check(wait_for(way, -1) == 1, "before the filter");
+		confine();
 	}
 	while (received < 2 * FLOWS - WORKERS) {
 		told += wait_for(way, -1);
