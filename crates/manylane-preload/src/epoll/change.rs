@@ -76,12 +76,15 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
         }
     }
     sock.watched.store(1, Ordering::Release);
-    if epoll.nested.load(Ordering::Acquire) == 0 {
-        return change((epoll, epfd), op, (sock, fd), (event, wanted));
-    }
     nested::take_out(epoll, epfd);
     let done = change((epoll, epfd), op, (sock, fd), (event, wanted));
-    nested::refresh(epoll, epfd);
+    // Another thread may have begun to wait for the instance since it was looked at above.
+    if epoll.nested.load(Ordering::SeqCst) != 0 {
+        if op != EPOLL_CTL_DEL {
+            lanes::fall_back(sock, fd, Reason::NestedEpoll);
+        }
+        nested::refresh(epoll, epfd);
+    }
     done
 }
 

@@ -5,7 +5,7 @@
 //! of the library's that is always readable, with the data of a socket's entry. It is out of the instance while the library itself
 //! waits on that, and in once leftovers remain after that.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, c_int, epoll_event};
 use manylane_sys::shim::Reason;
@@ -34,7 +34,9 @@ pub(crate) fn waited_for(fd: c_int) {
 /// Makes the sockets in an instance plain, and has leftovers of theirs told of.
 #[cold]
 fn nested(epoll: &'static Epoll, epfd: c_int) {
-    if epoll.nested.compare_exchange(0, NESTED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+    if epoll.nested.compare_exchange(0, NESTED, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+        // Either this sees a socket that comes into it, or the thread that adds it sees that it is nested.
+        fence(Ordering::SeqCst);
         for (item, sock) in epoll.items() {
             lanes::fall_back(sock, item.fd.load(Ordering::Relaxed), Reason::NestedEpoll);
         }
