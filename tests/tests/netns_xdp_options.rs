@@ -199,7 +199,8 @@ fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
 
     // Without a name there is no program on a device.
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
-    assert_eq!((socket.engine(), socket.fallback()), (Engine::Mmsg, None));
+    assert_ne!(socket.engine(), Engine::Xdp);
+    assert_eq!(socket.fallback(), None);
 }
 
 #[test]
