@@ -390,6 +390,12 @@ static int process_of(int actor)
 	return actor < THREADS ? 0 : actor;
 }
 
+/* What they change in an instance from before the fork is not known. */
+static bool is_changed_by_others(const struct step *step)
+{
+	return all->changed_by & ~(1 << process_of(step->actor));
+}
+
 /* epoll_ctl INSTANCE CHANGE DESCRIPTOR EVENTS: with the slot as data */
 static void step_epoll_ctl(struct step *step)
 {
@@ -398,7 +404,10 @@ static void step_epoll_ctl(struct step *step)
 						 (uint64_t)ARG(3) << 32 };
 	long done = epoll_ctl(FD, (int)ARG(1), (int)ARG(2), &event);
 
-	say_result(done);
+	if (is_changed_by_others(step))
+		say(" = some");
+	else
+		say_result(done);
 	all->has_watched |= !done && queue_of((int)ARG(2));
 	if (all->has_forked)
 		all->changed_by |= 1 << process_of(step->actor);
@@ -418,9 +427,6 @@ static void step_epoll_wait(struct step *step)
 	struct epoll_event events[16] = { 0 };
 	struct timespec time = { .tv_nsec = ARG(2) * 1000000 };
 	int most = (int)ARG(1) % 17, done;
-	/* What they change in an instance from before the fork is not known. */
-	bool is_changed_by_others =
-		all->changed_by & ~(1 << process_of(step->actor));
 
 	if (ARG(3) == 0)
 		done = epoll_wait(FD, events, most, (int)ARG(2));
@@ -428,7 +434,8 @@ static void step_epoll_wait(struct step *step)
 		done = epoll_pwait(FD, events, most, (int)ARG(2), NULL);
 	else
 		done = epoll_pwait2(FD, events, most, &time, NULL);
-	if (done >= 0 && (all->has_left_watched || is_changed_by_others)) {
+	if (done >= 0 &&
+	    (all->has_left_watched || is_changed_by_others(step))) {
 		say(" = some");
 		return;
 	}

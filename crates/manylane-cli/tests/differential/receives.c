@@ -112,7 +112,10 @@ static void step_read(struct step *step)
 		say(" skipped");
 		return;
 	}
-	answered(&one, read(one.fd, buffer[0], one.room));
+	if (one.room)
+		answered(&one, read(one.fd, buffer[0], one.room));
+	else /* which takes no datagram */
+		say_result(read(one.fd, buffer[0], 0));
 }
 
 static void step_readv(struct step *step)
@@ -127,7 +130,10 @@ static void step_readv(struct step *step)
 		say(" skipped");
 		return;
 	}
-	answered(&one, readv(one.fd, parts, 3));
+	if (one.room)
+		answered(&one, readv(one.fd, parts, 3));
+	else
+		say_result(readv(one.fd, parts, 3));
 }
 
 static void say_control(struct msghdr *message)
