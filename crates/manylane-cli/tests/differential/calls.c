@@ -648,6 +648,7 @@ void run(struct step *step)
 
 	if (run_receive(step))
 		return;
+	all->began[step->actor] = true;
 	for (size_t at = 0; at < sizeof(steps) / sizeof(*steps); at++) {
 		if (!strcmp(step->name, steps[at].name)) {
 			steps[at].run(step);

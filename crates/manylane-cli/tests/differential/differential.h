@@ -57,8 +57,7 @@ struct shared {
 	size_t next; /* line of the script */
 	bool is_pair;
 	size_t beside[ACTORS]; /* the line that an actor makes beside others */
-	_Atomic pid_t
-		began[ACTORS]; /* the thread that makes it, once it does */
+	_Atomic bool began[ACTORS]; /* it knows what is queued */
 	bool has_forked;
 	bool has_watched; /* a socket by an epoll instance */
 	int changed_by;	  /* processes that changed instances since a fork */

@@ -52,6 +52,7 @@ static struct receive begin(struct step *step, int room, int flags)
 	if (flags && would_block(one.fd))
 		one.flags |= MSG_DONTWAIT;
 	memset(buffer, 0xee, sizeof(buffer));
+	all->began[one.actor] = true;
 	errno = 0;
 	return one;
 }
