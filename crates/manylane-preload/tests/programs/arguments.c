@@ -28,14 +28,15 @@
 #include <unistd.h>
 
 #define FLOWS 8
+#define CANDIDATES 64
 #define WORKERS 2
 #define OFTEN 50
 #define MANY 1100
 #define UNMAPPED ((void *)8)
 
-static int server, clients[FLOWS];
+static int server, clients[CANDIDATES];
 static struct sockaddr_in address;
-static _Atomic unsigned received[WORKERS], total, parked;
+static _Atomic unsigned received[WORKERS], last, total, parked;
 static bool with_unmapped;
 
 enum call {
@@ -391,6 +392,7 @@ static void *worker(void *arg)
 			       &len);
 		sendto(server, data, got, 0, (void *)&from, len);
 		received[nth]++;
+		last = nth;
 		total++;
 	} while (data[0] != 'P');
 	/* The first one stays away with its lane. */
@@ -412,33 +414,59 @@ static void *worker(void *arg)
 	_exit(0);
 }
 
+/* Sends from a client, and waits until a worker has it. */
+static void ask(int client)
+{
+	unsigned want = total + 1;
+
+	send(client, "0123456789", 10, 0);
+	while (total < want)
+		usleep(50);
+}
+
+/*
+ * Of the candidates as many as are wanted: each worker's lane has its half of
+ * them, whatever their ports are. Without lanes any will do.
+ */
+static void choose_clients(void)
+{
+	unsigned of[WORKERS] = { 0 }, chosen = 0;
+
+	for (unsigned i = 0; i < CANDIDATES && chosen < FLOWS; i++) {
+		int client = clients[i];
+
+		ask(client);
+		if (of[last] == FLOWS / WORKERS)
+			continue;
+		of[last]++;
+		clients[i] = clients[chosen];
+		clients[chosen++] = client;
+	}
+}
+
 int main(int argc, char **argv)
 {
 	pthread_t thread;
-	int ready;
 
 	/* Nobody outlives the test, and nothing waits for ever. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	alarm(60);
 	with_unmapped = argc > 1 && !strcmp(argv[1], "unmapped");
 	server = loopback_server(0, &address);
-	for (int i = 0; i < FLOWS; i++) {
+	for (int i = 0; i < CANDIDATES; i++) {
 		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
 		connect(clients[i], (void *)&address, sizeof(address));
 	}
 	for (int i = 0; i < WORKERS; i++)
 		pthread_create(&thread, NULL, worker, (void *)(long)i);
-	do {
-		unsigned want = total + FLOWS;
-
-		for (int i = 0; i < FLOWS; i++)
-			send(clients[i], "0123456789", 10, 0);
-		while (total < want)
-			usleep(50);
+	for (int ready = 0; ready < WORKERS;) {
+		for (int i = 0; i < CANDIDATES; i++)
+			ask(clients[i]);
 		ready = 0;
 		for (int i = 0; i < WORKERS; i++)
 			ready += received[i] >= OFTEN;
-	} while (ready < WORKERS);
+	}
+	choose_clients();
 	for (unsigned i = 0; i < WORKERS; i++) {
 		send(clients[0], "P", 1, 0);
 		while (parked <= i)
