@@ -102,6 +102,7 @@ void run(struct step *step);
 bool run_receive(struct step *step);
 
 /* queues.c: what is on its way. */
+bool is_udp(int fd);
 struct queue *queue_of(int fd);
 struct queue *queue_to(const struct sockaddr_storage *addr);
 struct queue *queue_of_peer(int fd);

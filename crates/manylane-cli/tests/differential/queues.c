@@ -28,6 +28,17 @@ static uint64_t inode(int fd)
 	return number;
 }
 
+/* Also if it is neither bound nor connected. */
+bool is_udp(int fd)
+{
+	int saved = errno, protocol = 0;
+	socklen_t size = sizeof(int);
+
+	syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size);
+	errno = saved;
+	return protocol == IPPROTO_UDP;
+}
+
 static struct queue *queue_at(int fd, long call)
 {
 	struct sockaddr_storage addr = { 0 };
