@@ -15,22 +15,19 @@
  * there twice: the same with the library as without.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
+#include "loopback.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #define FLOWS 16
 #define WORKERS 2
@@ -326,12 +323,13 @@ int main(int argc, char **argv)
 		goto end;
 	}
 	/* Each takes one and parks; then much comes, and each takes some. */
+	stay_here();
 	all->hold = 1;
 	for (i = 0; all->parked < WORKERS; i++) {
 		send_one(i % FLOWS);
 		usleep(2000);
 	}
-	usleep(50000);
+	settle();
 	rest = take_all();
 	before = all->total;
 	for (turn = 0; turn < SOME; turn++)
@@ -351,6 +349,7 @@ int main(int argc, char **argv)
 		for (turn = 0; turn < 4; turn++)
 			for (i = 0; i < FLOWS; i++)
 				send_one(i);
+		settle();
 	}
 	for (i = 0; i < WORKERS && processes; i++) {
 		kill(children[i], SIGKILL);

@@ -10,17 +10,14 @@
  * another thread, which sleeps in a receive, and is to be woken by each.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
+#include "loopback.h"
+
 #include <dlfcn.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,6 +50,7 @@ static int receive_all(int fd, int round, const char *way)
 	unsigned char got[16];
 	int count = 0, size;
 
+	settle();
 	for (;;) {
 		struct pollfd at = { .fd = fd, .events = POLLIN };
 		int ready = poll(&at, 1, 0);
@@ -105,10 +103,10 @@ static void wait_for_sleep(void)
 	} while (!got || strtol(text, NULL, 10) != SYS_recvfrom);
 }
 
-/* How many it has got, when it has them all, or 5 s later. */
+/* How many it has got, when it has them all, or 30 s later. */
 static int wait_for(int count)
 {
-	for (int turn = 0; received < count && turn < 5000; turn++)
+	for (int turn = 0; received < count && turn < 30000; turn++)
 		usleep(1000);
 	return atomic_exchange(&received, 0);
 }
@@ -122,6 +120,7 @@ int main(int argc, char **argv)
 	pthread_t thread;
 	pid_t child;
 
+	stay_here();
 	server.sin_family = AF_INET;
 	server.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	for (int i = 0; !strcmp(way, "late") && i < 5000; i++) {

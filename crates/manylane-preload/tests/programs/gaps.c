@@ -195,7 +195,7 @@ int main(int argc, char **argv)
 		usleep(1000);
 	}
 	/* A wait that nothing interrupts lasts for ever. */
-	for (i = 0; i < 5000 && !ended; i++)
+	for (i = 0; i < 60000 && !ended; i++)
 		usleep(1000);
 	printf("interrupted %u of %u\n", interrupted, TIMES);
 	fflush(stdout);

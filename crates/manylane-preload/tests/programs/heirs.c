@@ -126,7 +126,7 @@ static void bury(void)
 	}
 }
 
-static int settle(void)
+static int await_all(void)
 {
 	unsigned waited;
 
@@ -146,7 +146,7 @@ static int burst(void)
 	for (i = 0; i < 2 * FLOWS; i++)
 		send_one(i, sent++);
 	bury();
-	return settle();
+	return await_all();
 }
 
 static int is_warm(unsigned deaths)

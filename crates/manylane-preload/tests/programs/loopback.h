@@ -4,9 +4,12 @@
 #define LOOPBACK_H
 
 #include <arpa/inet.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* A UDP socket on a port of 127.0.0.1 that the kernel picks; address says which. flags as for socket(2). */
 static inline int loopback_server(int flags, struct sockaddr_in *address)
@@ -22,6 +25,36 @@ static inline int loopback_server(int flags, struct sockaddr_in *address)
 		exit(1);
 	}
 	return fd;
+}
+
+/*
+ * What was sent is in its queue: loopback delivers a processor's datagrams one
+ * after the other, and a later one has come to a socket of its own.
+ */
+static inline void settle(void)
+{
+	struct sockaddr_in own = { .sin_family = AF_INET };
+	socklen_t len = sizeof(own);
+	int fd = syscall(SYS_socket, AF_INET, SOCK_DGRAM, 0);
+	char byte = 0;
+
+	own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	syscall(SYS_bind, fd, &own, len);
+	syscall(SYS_getsockname, fd, &own, &len);
+	syscall(SYS_sendto, fd, &byte, 1, 0, &own, len);
+	while (syscall(SYS_recvfrom, fd, &byte, 1, 0, NULL, NULL) != 1)
+		;
+	syscall(SYS_close, fd);
+}
+
+/* Everything is sent by one processor. */
+static inline void stay_here(void)
+{
+	cpu_set_t here;
+
+	CPU_ZERO(&here);
+	CPU_SET(sched_getcpu(), &here);
+	sched_setaffinity(0, sizeof(here), &here);
 }
 
 #endif

@@ -242,7 +242,9 @@ int main(int argc, char **argv)
 		pthread_join(threads[i], NULL);
 	for (i = 0; i < WORKERS; i++)
 		told += epoll_wait(epolls[i], &event, 1, 0) > 0;
+	stay_here();
 	send_some(1);
+	settle();
 	for (i = 0; i < WORKERS; i++) {
 		struct epoll_event all[4];
 

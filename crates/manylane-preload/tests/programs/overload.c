@@ -16,10 +16,8 @@
 #include "loopback.h"
 #include <errno.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -53,38 +51,6 @@ static void send_one(int number)
 	if (sendto(clients[next++ % FLOWS], &datagram, sizeof(datagram), 0,
 		   (void *)&address, sizeof(address)) != sizeof(datagram))
 		perror("sendto");
-}
-
-/*
- * What was sent is in its queue: loopback delivers a processor's datagrams one
- * after the other, and a later one has come to a socket of its own.
- */
-static void settle(void)
-{
-	static struct sockaddr_in own = { .sin_family = AF_INET };
-	static socklen_t len = sizeof(own);
-	static int fd;
-	char byte = 0;
-
-	if (!fd) {
-		fd = syscall(SYS_socket, AF_INET, SOCK_DGRAM, 0);
-		own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-		syscall(SYS_bind, fd, &own, len);
-		syscall(SYS_getsockname, fd, &own, &len);
-	}
-	syscall(SYS_sendto, fd, &byte, 1, 0, &own, len);
-	while (syscall(SYS_recvfrom, fd, &byte, 1, 0, NULL, NULL) != 1)
-		;
-}
-
-/* Everything is sent by one processor. */
-static void stay_here(void)
-{
-	cpu_set_t here;
-
-	CPU_ZERO(&here);
-	CPU_SET(sched_getcpu(), &here);
-	sched_setaffinity(0, sizeof(here), &here);
 }
 
 /* Takes one: its number, -1 if there is none. */

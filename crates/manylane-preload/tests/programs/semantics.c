@@ -7,7 +7,8 @@
  * and prints what it sees: the same with the library as without.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
+#include "loopback.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -15,19 +16,15 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
-#include <sys/socket.h>
 #include <sys/time.h>
 #include <dirent.h>
 #include <time.h>
-#include <unistd.h>
 
 #define FLOWS 16
 #define WORKERS 3
@@ -65,6 +62,14 @@ static void *worker(void *arg)
 	return NULL;
 }
 
+/* Sends one datagram, and waits until it is queued. */
+static void put(int flow, const void *data, size_t len)
+{
+	if (send(clients[flow], data, len, 0) != (ssize_t)len)
+		perror("send");
+	settle();
+}
+
 /* Sends one datagram of `len` bytes from each of the flows. */
 static void burst(char what, size_t len)
 {
@@ -75,6 +80,7 @@ static void burst(char what, size_t len)
 	for (i = 0; i < FLOWS; i++)
 		if (send(clients[i], data, len, 0) != (ssize_t)len)
 			perror("send");
+	settle();
 }
 
 /* Receives without waiting until there is nothing; how many. */
@@ -162,7 +168,7 @@ static void waits(void)
 	for (i = 0; i < FLOWS; i++) {
 		char data[8];
 
-		send(clients[i], "w", 1, 0);
+		put(i, "w", 1);
 		if (poll(&at, 1, 0) != 1 || at.revents != POLLIN ||
 		    at.fd != server)
 			printf("flow %d: poll\n", i);
@@ -200,7 +206,7 @@ static void peeks(void)
 	for (i = 0; i < FLOWS; i++) {
 		char other = 'a' + i;
 
-		send(clients[i], &other, 1, 0);
+		put(i, &other, 1);
 	}
 	for (i = 0; i < FLOWS; i++) {
 		char first;
@@ -209,14 +215,14 @@ static void peeks(void)
 			printf("peek %d: nothing\n", i);
 		first = data[0];
 		/* A datagram that comes in between goes behind. */
-		send(clients[(i + 5) % FLOWS], "zz", 2, 0);
+		put((i + 5) % FLOWS, "zz", 2);
 		if (recv(server, data, sizeof(data), MSG_DONTWAIT) < 1 ||
 		    data[0] != first)
 			printf("peek %d: another one\n", i);
 	}
 	CHECK(drain() == FLOWS);
 	for (i = 0; i < FLOWS; i++) {
-		send(clients[i], data, 100 + i, 0);
+		put(i, data, 100 + i);
 		if (ioctl(server, FIONREAD, &size) || size != 100 + i)
 			printf("size %d: %d\n", i, size);
 		if (recv(server, data, 10, MSG_TRUNC | MSG_DONTWAIT) != 100 + i)
@@ -231,7 +237,9 @@ static void timeouts(void)
 	struct timeval time = { .tv_usec = 70000 }, back = { 0 };
 	socklen_t len = sizeof(back);
 	struct sigaction action = { .sa_handler = nothing };
-	struct itimerval alarm = { .it_value.tv_usec = 30000 }, none = { 0 };
+	/* Again and again: one may come before the receive has begun. */
+	struct itimerval alarm = { { .tv_usec = 30000 }, { .tv_usec = 30000 } },
+			 none = { 0 };
 	pthread_t thread;
 	char data[8];
 	long start;
@@ -252,6 +260,7 @@ static void timeouts(void)
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &alarm, NULL);
 	CHECK(recv(server, data, sizeof(data), 0) == -1 && errno == EINTR);
+	setitimer(ITIMER_REAL, &none, NULL);
 	action.sa_flags = SA_RESTART;
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &alarm, NULL);
@@ -411,6 +420,7 @@ int main(void)
 		while (parked <= (unsigned)i)
 			usleep(50);
 	}
+	stay_here();
 	/* The clients' queues hold less than all of it. */
 	CHECK(replies() > 0 && replied > 0);
 

@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -23,8 +22,12 @@
 #define WORKERS 2
 /* Datagrams after which a thread has come back often enough for anything. */
 #define OFTEN 200
-/* So often it is tried to learn who is who. */
-#define TURNS 20
+/* So often in a row a thread has those of a flow that is in its lane: now and
+ * then the other one is quicker.
+ */
+#define SURE 5
+/* Without lanes anybody has any flow: so often it is tried to learn who is who. */
+#define TRIES 200
 
 struct word {
 	/* 'l': one of those by which the program learns who is who. */
@@ -109,30 +112,47 @@ static inline unsigned learn_one(int flow)
 	return taker;
 }
 
-/* Who has the lane of each flow: twice the same, and of both there are some. */
+/* Who has the lane of a flow; false if nobody has. */
+static inline int learn_owner(int flow)
+{
+	unsigned who, tries, row = 0;
+
+	for (tries = 0; row < SURE && tries < TRIES; tries++) {
+		who = learn_one(flow);
+		row = who == owner[flow] ? row + 1 : 1;
+		owner[flow] = who;
+	}
+	return row == SURE;
+}
+
+/* The same for all flows; each thread gets some. */
 static inline int learn_owners(void)
 {
-	unsigned known, of_first = 0;
-	int i, turn, same = 1;
+	unsigned of_first, tries;
+	int i;
 
-	for (turn = 0; turn < 3; turn++) {
-		for (i = 0; i < FLOWS; i++) {
-			known = learn_one(i);
-			same &= turn == 0 || known == owner[i];
-			owner[i] = known;
-		}
-	}
-	for (i = 0; i < FLOWS; i++)
+	for (i = of_first = 0; i < FLOWS; i++) {
+		if (!learn_owner(i))
+			return 0;
 		of_first += owner[i] == 0;
-	return same && of_first > 0 && of_first < FLOWS;
+	}
+	/* Another flow may be in the other lane. */
+	for (tries = 0; of_first % FLOWS == 0 && tries < TRIES; tries++) {
+		close(clients[0]);
+		clients[0] = socket(AF_INET, SOCK_DGRAM, 0);
+		if (!learn_owner(0))
+			return 0;
+		of_first = owner[0] == owner[1] ? of_first : 1;
+	}
+	return of_first % FLOWS != 0;
 }
 
 /* Starts the workers; both have lanes, and are parked, when this returns. */
 static inline void start_and_park(void)
 {
-	unsigned nth, sent, turns = 0;
+	unsigned nth, sent;
 	pthread_t thread;
-	int i;
+	int i, known;
 
 	server = loopback_server(0, &address);
 	for (i = 0; i < FLOWS; i++)
@@ -145,16 +165,15 @@ static inline void start_and_park(void)
 		while (learnt != sent + FLOWS)
 			nap();
 	} while (received[0] < OFTEN || received[1] < OFTEN);
-	while (!learn_owners() && ++turns < TURNS)
-		;
-	/* Without lanes anybody has any flow: then it does not matter. */
-	for (i = 0; turns == TURNS && i < FLOWS; i++)
+	known = learn_owners();
+	/* Then it does not matter. */
+	for (i = 0; !known && i < FLOWS; i++)
 		owner[i] = i % WORKERS;
 	for (nth = 0; nth < WORKERS; nth++) {
 		park[nth] = 1;
 		/* One is on its way at a time, so that none is left. */
 		for (i = 0; !parked[nth]; i = (i + 1) % FLOWS)
-			if (owner[i] == nth || turns == TURNS)
+			if (owner[i] == nth || !known)
 				learn_one(i);
 	}
 }
@@ -167,36 +186,6 @@ static inline int flow_of(unsigned who, int nth)
 	for (i = 0;; i = (i + 1) % FLOWS)
 		if (owner[i] == who && nth-- == 0)
 			return i;
-}
-
-/*
- * What was sent is in its queue: loopback delivers a processor's datagrams one
- * after the other, and a later one has come to a socket of its own.
- */
-static inline void settle(void)
-{
-	struct sockaddr_in own = { .sin_family = AF_INET };
-	socklen_t len = sizeof(own);
-	int fd = syscall(SYS_socket, AF_INET, SOCK_DGRAM, 0);
-	char byte = 0;
-
-	own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	syscall(SYS_bind, fd, &own, len);
-	syscall(SYS_getsockname, fd, &own, &len);
-	syscall(SYS_sendto, fd, &byte, 1, 0, &own, len);
-	while (syscall(SYS_recvfrom, fd, &byte, 1, 0, NULL, NULL) != 1)
-		;
-	syscall(SYS_close, fd);
-}
-
-/* Everything is sent by one processor. */
-static inline void stay_here(void)
-{
-	cpu_set_t here;
-
-	CPU_ZERO(&here);
-	CPU_SET(sched_getcpu(), &here);
-	sched_setaffinity(0, sizeof(here), &here);
 }
 
 #endif

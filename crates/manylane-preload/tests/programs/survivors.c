@@ -148,7 +148,7 @@ static int all_came(void)
 }
 
 /* Everything that was sent has come, or does not come any more. */
-static int settle(void)
+static int await_all(void)
 {
 	unsigned waited;
 
@@ -164,7 +164,7 @@ static void warm_up(void)
 	do {
 		for (i = 0; i < 20; i++) {
 			burst();
-			settle();
+			await_all();
 		}
 		ready = 0;
 		for (i = 0; i < RECEIVERS; i++)
@@ -330,17 +330,17 @@ int main(int argc, char **argv)
 	}
 	warm_up();
 	do_harm();
-	for (i = 0; i < 200 && settle(); i++)
+	for (i = 0; i < 200 && await_all(); i++)
 		burst();
-	settle();
+	await_all();
 	idle = used(HARMED);
 	usleep(500000);
 	idle = used(HARMED) - idle;
 	if (!strcmp(harm, "stopped")) {
 		to(0, HARMED, SIGCONT);
-		for (i = 0; i < 200 && settle(); i++)
+		for (i = 0; i < 200 && await_all(); i++)
 			burst();
-		settle();
+		await_all();
 	}
 	for (i = 0; i < sent; i++) {
 		once += state->seen[i] == 1;

@@ -350,7 +350,7 @@ static void is_free(void)
 	int fd = raw(SYS_socket, AF_INET, SOCK_DGRAM, 0, 0, 0), i;
 
 	/* A thread in a receive has the socket until its slice is over. */
-	for (i = 0; bound() && i < 5000; i++)
+	for (i = 0; bound() && i < 30000; i++)
 		usleep(1000);
 	printf("bound to the port: %d\n", bound());
 	errno = -raw(SYS_bind, fd, (long)&address, sizeof(address), 0, 0);
@@ -470,11 +470,13 @@ int main(int argc, char **argv)
 				   sizeof(one));
 		is("bound", !bind(fd, (void *)&address, sizeof(address)));
 		printf("bound to the port: %d\n", bound());
+		stay_here();
 		send_one('z');
+		settle();
 		is("received", recv(fd, &one, 1, MSG_DONTWAIT) == 1);
 	} else if (!strcmp(what, "waiting")) {
 		raw_close(server);
-		for (i = 0; ended < WORKERS && i < 20000; i++)
+		for (i = 0; ended < WORKERS && i < 60000; i++)
 			usleep(500);
 		printf("%u have ended\n", ended);
 		is_free();
