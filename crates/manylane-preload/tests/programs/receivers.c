@@ -35,10 +35,13 @@
 #define BURST 8
 #define ENOUGH 3
 #define POLITE 1000
+/* Waits of 100 us and more, for what does come. */
+#define PATIENCE 100000
 #define STOP 0xffffffffu
 #define MOST 200000
 
 struct state {
+	_Atomic unsigned started;
 	_Atomic unsigned received;
 	_Atomic unsigned stopped;
 	_Atomic unsigned wrong;
@@ -282,6 +285,7 @@ static void *receiver(void *arg)
 	unsigned nth = (unsigned)(unsigned long)arg;
 
 	self = nth;
+	state->started++;
 	if (!strcmp(pattern, "leave"))
 		leaving(nth);
 	else if (!strcmp(pattern, "messages"))
@@ -317,30 +321,42 @@ static void send_to(int from, unsigned number)
 		die("sendto");
 }
 
+/* Waits until so many were received, or none for long: what is missing then is lost. */
+static void wait_for(unsigned count)
+{
+	unsigned waited, before, now = 0;
+
+	for (waited = 0; now < count && waited < PATIENCE; waited++) {
+		before = now;
+		now = state->received;
+		if (now != before)
+			waited = 0;
+		if (now < count)
+			usleep(100);
+	}
+}
+
 /* Meanwhile there are moments in which all are asleep. */
 static void slowly(unsigned sent)
 {
-	unsigned waited;
-
 	if (sent >= datagrams / 2 || sent % BURST || everybody_has_got_some())
 		return;
-	for (waited = 0; state->received < sent && waited < 20000; waited++)
-		usleep(100);
+	wait_for(sent);
 	usleep(1000);
 }
 
 static void client(void)
 {
 	int ports[FLOWS];
-	unsigned i, waited = 0;
+	unsigned i;
 
+	while (state->started < receivers)
+		usleep(100);
 	for (i = 0; i < FLOWS; i++)
 		ports[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	for (i = 0; i < datagrams; i++) {
-		while (i - state->received >= WINDOW && waited < 20000) {
-			usleep(100);
-			waited++;
-		}
+		if (i >= WINDOW)
+			wait_for(i - WINDOW + 1);
 		slowly(i);
 		if (!strcmp(pattern, "connect") && i == datagrams / 2) {
 			/* All that follows comes from the peer. */
@@ -365,9 +381,7 @@ static void client(void)
 				      i % FLOWS],
 			i);
 	}
-	for (waited = 0; state->received < datagrams && waited < 50000;
-	     waited++)
-		usleep(100);
+	wait_for(datagrams);
 	for (i = 0; i < receivers; i++)
 		send_to(ports[!strcmp(pattern, "connect") ? 0 : i % FLOWS],
 			STOP);
