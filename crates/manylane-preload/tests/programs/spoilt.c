@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,7 +24,9 @@
 #endif
 #define SENDERS 4
 
-static atomic_int forks, over;
+static atomic_int over;
+/* Forks since the last wait for one. */
+static sem_t forks;
 
 static void *fork_on(void *unused)
 {
@@ -33,7 +36,7 @@ static void *fork_on(void *unused)
 		if (child == 0)
 			_exit(0);
 		waitpid(child, NULL, 0);
-		forks++;
+		sem_post(&forks);
 	}
 	return unused;
 }
@@ -63,10 +66,11 @@ int main(int argc, char **argv)
 
 	for (int i = 0; i < SENDERS; i++)
 		senders[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	sem_init(&forks, 0, 0);
 	pthread_create(&thread, NULL, fork_on, NULL);
 	for (int n = 0; n < SOCKETS; n++) {
 		struct sockaddr_in addr = { .sin_family = AF_INET };
-		int original = -1, value = 1, before, fd;
+		int original = -1, value = 1, fd;
 		socklen_t len = sizeof(addr);
 		char byte = 0;
 
@@ -79,8 +83,9 @@ int main(int argc, char **argv)
 		/* Errors are asked for: no lanes. */
 		setsockopt(fd, IPPROTO_IP, IP_RECVERR, &value, sizeof(value));
 		/* Whoever was about to make some has done so. */
-		for (before = forks; forks < before + 1;)
+		while (!sem_trywait(&forks))
 			;
+		sem_wait(&forks);
 		len = sizeof(value);
 		if (getsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &value, &len) ||
 		    value)
