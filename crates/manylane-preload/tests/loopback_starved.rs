@@ -39,3 +39,22 @@ fn loopback_epoll_tells_of_other_lanes_while_something_else_is_ready() {
 fn loopback_an_answer_of_one_event_leaves_nothing_out_for_ever() {
     is_told_of("one");
 }
+
+/// Of more sockets in an instance than have lanes there, the last one is plain, and what its lanes held is told of.
+#[test]
+fn loopback_a_socket_that_an_instance_has_no_room_for_is_told_of_what_its_lanes_held() {
+    let program = build("crowd");
+    let all = "20 of 20\nthen 0, later 1, out 0\n";
+    for (sockets, reasons) in [("31", vec![]), ("32", vec!["full"]), ("40", vec!["full"])] {
+        let mut helped = 0;
+        for worker in ["0", "1"] {
+            let args = [sockets, worker];
+            assert_eq!(plain(&program, &args).output, all, "{args:?}");
+            let with = laned(&program, &args, &[("MANYLANE_LANES", "8")]);
+            assert_eq!((with.output.as_str(), with.reasons()), (all, reasons.clone()), "{args:?}");
+            helped += with.helped();
+        }
+        // One of the two lanes is the program's own socket.
+        assert!(helped >= 20, "{sockets}: {helped} from other lanes");
+    }
+}

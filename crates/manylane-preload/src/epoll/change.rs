@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLONESHOT, c_int, epoll_event};
 use manylane_sys::shim::Reason;
 
-use super::{Epoll, Item, nested};
+use super::{Epoll, Item, MAX_ITEMS, nested};
 use crate::calls::call;
 use crate::lock::lock;
-use crate::sock::Sock;
+use crate::receive::is_managed;
+use crate::sock::{PLAIN, Sock};
 use crate::table::{self, Entry};
 use crate::{descriptors, hidden, hold, identity, lanes, me, real};
 
@@ -100,10 +101,11 @@ fn change(
         (EPOLL_CTL_ADD, None) => {
             let done = call::epoll_ctl(epfd, op, fd, event);
             if let (0, Some(wanted)) = (done, wanted)
-                && !add(epoll, sock, fd, wanted)
+                && !add(epoll, MAX_ITEMS, sock, fd, wanted)
             {
                 drop(guard);
                 lanes::fall_back(sock, fd, Reason::Full);
+                add_fallen(epoll, sock, fd, wanted);
             }
             done
         }
@@ -160,15 +162,30 @@ pub(crate) fn fallen(sock: &Sock) {
     }
 }
 
-fn add(epoll: &Epoll, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
-    let free = |item: &Item| {
-        let sock = item.sock.load(Ordering::Relaxed);
-        sock == 0
-            || Sock::at(sock - 1).generation.load(Ordering::Relaxed)
-                != item.generation.load(Ordering::Relaxed)
-    };
-    let Some(at) = epoll.items.iter().position(free) else { return false };
-    let item = &epoll.items[at];
+/// A socket for which there was no room has become plain. What its lanes still hold is told of as for any other.
+#[cold]
+fn add_fallen(epoll: &Epoll, sock: &Sock, fd: c_int, wanted: (u32, u64)) {
+    if sock.shared().is_some_and(is_managed)
+        && let Some(guard) = lock(&epoll.lock, true)
+        && !add(epoll, usize::MAX, sock, fd, wanted)
+        && epoll.grow(&guard).is_some()
+    {
+        add(epoll, usize::MAX, sock, fd, wanted);
+    }
+}
+
+/// True if an item is free, or its socket the kernel's alone, for good.
+fn is_free(item: &Item) -> bool {
+    let Some(index) = item.sock.load(Ordering::Relaxed).checked_sub(1) else { return true };
+    let sock = Sock::at(index);
+    sock.generation.load(Ordering::Relaxed) != item.generation.load(Ordering::Relaxed)
+        || item.lane.load(Ordering::Relaxed) == 0
+            && sock.shared().is_some_and(|shared| shared.mode() == PLAIN && !is_managed(shared))
+}
+
+/// Notes an entry among the first `top` items; false if none of them is free.
+fn add(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
+    let Some((at, item)) = epoll.slots(top).enumerate().find(|(_, item)| is_free(item)) else { return false };
     if item.sock.load(Ordering::Relaxed) == 0 {
         epoll.count.fetch_add(1, Ordering::AcqRel);
     }

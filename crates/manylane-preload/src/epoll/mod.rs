@@ -18,6 +18,7 @@ mod change;
 mod nested;
 mod wait;
 
+use std::iter::successors;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -35,9 +36,11 @@ pub(crate) use change::{changed_plainly, epoll_create, epoll_create1, epoll_ctl,
 pub(crate) use nested::{stand_aside, waited_for};
 pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait, has_leftovers};
 
-/// Epoll instances of a process that the library can know, and UDP sockets in each.
+/// Epoll instances of a process that the library can know, and UDP sockets in each that may have lanes.
 const MAX_EPOLLS: usize = 1024;
 const MAX_ITEMS: usize = 32;
+/// Items of a block: it is mapped by pages.
+const MORE_ITEMS: usize = 100;
 
 /// An instance is waited for as a descriptor.
 const NESTED: u32 = 1;
@@ -87,7 +90,24 @@ pub(crate) struct Epoll {
     /// The thread that waits on it.
     waiter: AtomicU64,
     items: [Item; MAX_ITEMS],
+    /// Items for sockets that become plain because all of those are taken, and have left something in lanes.
+    more: AtomicPtr<More>,
 }
+
+fn block(at: &AtomicPtr<More>) -> Option<&'static More> {
+    // SAFETY: null, or a mapping that is never unmapped.
+    unsafe { at.load(Ordering::Acquire).as_ref() }
+}
+
+/// A block of items, which stays with its instance's slot.
+#[repr(C)]
+struct More {
+    items: [Item; MORE_ITEMS],
+    next: AtomicPtr<More>,
+}
+
+// SAFETY: atomics; zeroes are free items, and no further block.
+unsafe impl Atomics for More {}
 
 // SAFETY: atomics; zeroes are a slot that is not in use.
 unsafe impl Atomics for Epoll {}
@@ -129,7 +149,7 @@ impl Epoll {
         epoll.outer.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
         epoll.left_out.store(0, Ordering::Relaxed);
-        epoll.items.iter().for_each(|item| item.sock.store(0, Ordering::Relaxed));
+        epoll.slots(usize::MAX).for_each(|item| item.sock.store(0, Ordering::Relaxed));
         Some(at as u32)
     }
 
@@ -166,9 +186,16 @@ impl Epoll {
         }
     }
 
+    /// The first `top` items, used or not.
+    fn slots(&self, top: usize) -> impl Iterator<Item = &Item> {
+        let blocks = successors(block(&self.more), |more| block(&more.next));
+        let more = blocks.flat_map(|more| &more.items).take(top.saturating_sub(MAX_ITEMS));
+        self.items[..top.min(MAX_ITEMS)].iter().chain(more)
+    }
+
     fn items(&self) -> impl Iterator<Item = (&Item, &'static Sock)> {
         let top = self.top.load(Ordering::Acquire) as usize;
-        self.items[..top.min(MAX_ITEMS)].iter().filter_map(|item| {
+        self.slots(top).filter_map(|item| {
             let index = item.sock.load(Ordering::Acquire).checked_sub(1)?;
             let sock = Sock::at(index);
             (sock.generation.load(Ordering::Relaxed) == item.generation.load(Ordering::Relaxed))
@@ -188,6 +215,13 @@ impl Epoll {
         self.items().all(|(item, sock)| {
             item.lane.load(Ordering::Relaxed) == 0 && sock.shared().is_some_and(is_kernels)
         })
+    }
+
+    /// One more block of items.
+    fn grow(&self, _guard: &Guard<'_>) -> Option<()> {
+        let last = successors(Some(&self.more), |at| block(at).map(|more| &more.next)).last()?;
+        last.store(memory::map::<More>(1, false)?.as_ptr().cast_mut(), Ordering::Release);
+        Some(())
     }
 
     fn item(&self, sock: &Sock, fd: c_int) -> Option<&Item> {
