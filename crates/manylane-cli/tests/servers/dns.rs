@@ -41,18 +41,22 @@ fn questions() -> String {
 /// A server's command line that serves the zone at an address.
 type Prepare = fn(&Place, SocketAddr) -> Vec<String>;
 
+/// With load once `lanes` receivers have one; 0 if they have sockets of their own.
 fn serve(
     place: &Place,
     prepare: Prepare,
+    lanes: usize,
     with: Option<&[&str]>,
 ) -> (Vec<Vec<u8>>, Option<Report>, SocketAddr) {
     let addr = place.free();
     let mut server = Server::start(place, &prepare(place, addr), with);
     let first = server.answer(place, addr, &question(0));
     assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
+    let mut asked = 1;
+    server.until_lanes(lanes, |_| asked += Load::BRIEF.ask(place, addr, question).len() as u64);
     let load = Load::USUAL;
     let answers = load.ask(place, addr, question);
-    let mut asked = load.count() + 1;
+    asked += load.count();
     if find("dnsperf").is_some() {
         asked += dnsperf(place, addr);
     }
@@ -96,15 +100,15 @@ fn dnsperf(place: &Place, addr: SocketAddr) -> u64 {
 }
 
 /// The same answers with lanes and without.
-fn compare(test: &str, prepare: Prepare) -> (Report, SocketAddr) {
-    compare_with(test, prepare, &[])
+fn compare(test: &str, prepare: Prepare, lanes: usize) -> (Report, SocketAddr) {
+    compare_with(test, prepare, lanes, &[])
 }
 
 /// The same with options of `manylane run`.
-fn compare_with(test: &str, prepare: Prepare, options: &[&str]) -> (Report, SocketAddr) {
+fn compare_with(test: &str, prepare: Prepare, lanes: usize, options: &[&str]) -> (Report, SocketAddr) {
     let place = Place::new(test);
-    let (without, _, _) = serve(&place, prepare, None);
-    let (with, report, addr) = serve(&place, prepare, Some(options));
+    let (without, _, _) = serve(&place, prepare, lanes, None);
+    let (with, report, addr) = serve(&place, prepare, lanes, Some(options));
     assert!(without == with, "answers differ");
     (report.unwrap(), addr)
 }
@@ -139,7 +143,7 @@ fn unbound(place: &Place, addr: SocketAddr, reuseport: &str) -> Vec<String> {
 #[test]
 fn loopback_nsd() {
     if crate::has("loopback_nsd", "nsd", "nsd") {
-        compare("nsd", |place, addr| nsd(place, addr, "yes"));
+        compare("nsd", |place, addr| nsd(place, addr, "yes"), 0);
     }
 }
 
@@ -151,7 +155,7 @@ fn loopback_nsd_with_one_socket() {
     }
     for batch in ["1", "32"] {
         let options = ["--batch", batch];
-        let (report, addr) = compare_with("nsd-one", |place, addr| nsd(place, addr, "no"), &options);
+        let (report, addr) = compare_with("nsd-one", |place, addr| nsd(place, addr, "no"), 2, &options);
         assert_eq!((report.lanes(addr), report.reasons()), (2, vec![]), "--batch {batch}: {report:?}");
     }
 }
@@ -159,14 +163,14 @@ fn loopback_nsd_with_one_socket() {
 #[test]
 fn loopback_knot() {
     if crate::has("loopback_knot", "knotd", "knot") {
-        compare("knot", knot);
+        compare("knot", knot, 0);
     }
 }
 
 #[test]
 fn loopback_unbound() {
     if crate::has("loopback_unbound", "unbound", "unbound") {
-        compare("unbound", |place, addr| unbound(place, addr, "yes"));
+        compare("unbound", |place, addr| unbound(place, addr, "yes"), 0);
     }
 }
 
@@ -175,7 +179,7 @@ fn loopback_unbound_with_one_socket() {
     if !crate::has("loopback_unbound_with_one_socket", "unbound", "unbound") {
         return;
     }
-    let (report, addr) = compare("unbound-one", |place, addr| unbound(place, addr, "no"));
+    let (report, addr) = compare("unbound-one", |place, addr| unbound(place, addr, "no"), 4);
     assert_eq!(report.lanes(addr), 4, "{report:?}");
 }
 

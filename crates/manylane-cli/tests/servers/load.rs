@@ -23,6 +23,9 @@ impl Load {
     /// Enough flows to give each of four lanes some, to all probability.
     pub(crate) const USUAL: Self = Self { flows: 32, each: 250 };
 
+    /// For receivers to get their lanes by.
+    pub(crate) const BRIEF: Self = Self { flows: 32, each: 8 };
+
     /// Requests in all.
     pub(crate) fn count(self) -> u64 {
         (self.flows * self.each) as u64

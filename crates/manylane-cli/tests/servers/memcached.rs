@@ -23,6 +23,8 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<(Report,
         let set = frame(key, &format!("set k{key} 7 0 {}\r\n{value}\r\n", value.len()));
         assert_eq!(server.answer(place, addr, &set), frame(key, "STORED\r\n"));
     }
+    let mut asked = KEYS;
+    server.until_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
     let load = Load::USUAL;
     let answers = load.ask(place, addr, |n| match n % 10 {
         0 => frame(n, "version\r\n"),
@@ -32,7 +34,7 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<(Report,
     });
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
-    let received = load.count() as usize + KEYS;
+    let received = load.count() as usize + asked;
     (
         answers,
         report.map(|report| {

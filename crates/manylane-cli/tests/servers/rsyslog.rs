@@ -47,6 +47,12 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, Socke
         thread::sleep(Duration::from_millis(20));
     }
     let sockets: Vec<_> = (0..FLOWS).map(|_| place.socket()).collect();
+    server.until_lanes(4, |server| {
+        let base = settled(&out);
+        let first = b"<13>Jan  1 00:00:00 host tag: first";
+        sockets.iter().for_each(|socket| assert!(socket.send_to(first, addr).is_ok()));
+        wait_for_lines(server, &out, base + FLOWS);
+    });
     let base = settled(&out);
     for at in 0..EACH {
         for (flow, socket) in sockets.iter().enumerate() {

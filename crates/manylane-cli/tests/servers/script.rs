@@ -29,17 +29,20 @@ pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> Ran {
     let answer = |n: usize| request(n).into_iter().rev().chain(*b"!").collect::<Vec<u8>>();
     let mut expected: Vec<_> = (0..load.count() as usize).map(answer).collect();
     expected.sort();
-    let (mut ran, mut ended) = (None, Vec::new());
+    let (mut ran, mut ended, mut answered) = (None, Vec::new(), 0);
     for with in [None, Some(&[][..])] {
         let addr = place.free();
         let arguments = [file.as_str(), &addr.port().to_string()];
         let mut server = Server::start(&place, &words(interpreter, &arguments), with);
         assert_eq!(server.answer(&place, addr, &request(7)), answer(7));
+        answered = 1;
+        let lanes = if test.ends_with("forking") { 4 } else { 0 };
+        server.until_lanes(lanes, |_| answered += Load::BRIEF.ask(&place, addr, request).len() as u64);
         assert!(load.ask(&place, addr, request) == expected, "answers differ");
         let (status, report) = server.end();
         ended.push(status);
         ran = report.map(|report| (addr, report));
     }
     let (addr, report) = ran.unwrap();
-    Ran { addr, ended, report, answered: load.count() + 1 }
+    Ran { addr, ended, report, answered: load.count() + answered }
 }

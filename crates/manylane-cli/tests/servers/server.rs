@@ -5,11 +5,14 @@ use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use manylane_sys::process;
+use manylane_sys::shim::{NO_LANE, OPEN, ReportFile};
 use serde_json::Value;
 
 use crate::place::Place;
@@ -43,6 +46,26 @@ pub(crate) fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+/// The report's file of a server, whose launcher has the number `launcher`.
+pub(crate) fn counts_of(launcher: u32) -> ReportFile {
+    let mut found = None;
+    wait_for("the report of a server", || {
+        let child = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+            let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            if parent != launcher {
+                return None;
+            }
+            let environment = fs::read(entry.path().join("environ")).ok()?;
+            let text = String::from_utf8_lossy(&environment).into_owned();
+            text.split('\0').find_map(|word| word.strip_prefix("MANYLANE_REPORT=").map(PathBuf::from))
+        });
+        found = child.and_then(|path| ReportFile::open(&path).ok());
+        found.is_some()
+    });
+    found.unwrap()
+}
+
 impl Server {
     /// Starts a command line, by `manylane run` if `with` says so with its options.
     pub(crate) fn start(place: &Place, words: &[String], with: Option<&[&str]>) -> Self {
@@ -67,6 +90,21 @@ impl Server {
     /// Number of the process that was started: with lanes, the launcher's.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Repeats `ask` until that many receivers have lanes: the kernel may wake a thread late, and seldom. Not once without lanes.
+    pub(crate) fn until_lanes(&mut self, lanes: usize, mut ask: impl FnMut(&mut Self)) {
+        if self.report.is_none() || lanes == 0 {
+            return;
+        }
+        let file = counts_of(self.pid());
+        wait_for("lanes of all receivers", || {
+            ask(self);
+            let receivers = file.report().receivers.iter();
+            let laned =
+                receivers.filter(|at| at.state.load(Relaxed) == OPEN && at.lane.load(Relaxed) != NO_LANE);
+            laned.count() >= lanes
+        });
     }
 
     /// Waits until the process that was started has ended.

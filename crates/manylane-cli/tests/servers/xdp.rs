@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -14,7 +13,7 @@ use manylane_testbed::{Layout, Testbed, skip};
 
 use crate::load::Load;
 use crate::place::Place;
-use crate::server::{Report, Server, wait_for};
+use crate::server::{Report, Server, counts_of, wait_for};
 use crate::{c, says, words};
 
 /// A veth device is used if it is named.
@@ -97,26 +96,6 @@ impl Scene {
         expected.sort();
         assert!(answers == expected, "answers differ");
     }
-}
-
-/// The report's file of a server, whose launcher has the number `launcher`.
-fn counts_of(launcher: u32) -> ReportFile {
-    let mut found = None;
-    wait_for("the report of a server", || {
-        let child = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
-            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-            let parent: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-            if parent != launcher {
-                return None;
-            }
-            let environment = fs::read(entry.path().join("environ")).ok()?;
-            let text = String::from_utf8_lossy(&environment).into_owned();
-            text.split('\0').find_map(|word| word.strip_prefix("MANYLANE_REPORT=").map(PathBuf::from))
-        });
-        found = child.and_then(|path| ReportFile::open(&path).ok());
-        found.is_some()
-    });
-    found.unwrap()
 }
 
 /// Frames received and sent so far.
