@@ -301,13 +301,39 @@ static void step_sendmmsg(struct step *step)
 		say(" %u", many[at].msg_len);
 }
 
+static int process_of(int actor)
+{
+	return actor < THREADS ? 0 : actor;
+}
+
+/* What they change in an instance from before the fork is not known. */
+static bool is_changed_by_others(const struct step *step)
+{
+	return all->changed_by & ~(1 << process_of(step->actor));
+}
+
+static bool is_instance(int fd)
+{
+	char path[32], name[32] = "";
+	int saved = errno;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	(void)!readlink(path, name, sizeof(name) - 1);
+	errno = saved;
+	return !strcmp(name, "anon_inode:[eventpoll]");
+}
+
 static int collect(struct step *step, struct pollfd fds[MANY])
 {
 	int count = 0;
 
-	for (int at = 1; at + 1 < step->args && count < MANY; at += 2)
+	for (int at = 1; at + 1 < step->args && count < MANY; at += 2) {
 		fds[count++] = (struct pollfd){ .fd = (int)ARG(at),
 						.events = (short)ARG(at + 1) };
+		/* Its watches may change by that. */
+		if (all->has_forked && is_instance((int)ARG(at)))
+			all->changed_by |= 1 << process_of(step->actor);
+	}
 	return count;
 }
 
@@ -383,17 +409,6 @@ static void step_pselect(struct step *step)
 static void step_epoll_create(struct step *step)
 {
 	keep_new(step, 0, epoll_create1(0));
-}
-
-static int process_of(int actor)
-{
-	return actor < THREADS ? 0 : actor;
-}
-
-/* What they change in an instance from before the fork is not known. */
-static bool is_changed_by_others(const struct step *step)
-{
-	return all->changed_by & ~(1 << process_of(step->actor));
 }
 
 /* epoll_ctl INSTANCE CHANGE DESCRIPTOR EVENTS: with the slot as data */
