@@ -39,10 +39,6 @@ static struct receive begin(struct step *step, int room, int flags)
 						0 };
 
 	one.queue = queue_of(one.fd);
-	/* It may wait in one lane for a slice while another one has something. */
-	if (log_here && one.queue && one.queue->queued &&
-	    !one.queue->is_unnamed)
-		one.queue->is_mixed = true;
 	one.is_ordered = is_ordered(one.queue);
 	if (one.room > ROOM - 8)
 		one.room = ROOM - 8;
@@ -52,7 +48,9 @@ static struct receive begin(struct step *step, int room, int flags)
 	if (flags && would_block(one.fd))
 		one.flags |= MSG_DONTWAIT;
 	memset(buffer, 0xee, sizeof(buffer));
-	all->began[one.actor] = true;
+	/* What is queued it takes, at the latest when a slice in one lane is over: then nothing is made beside it. */
+	if (!one.queue || !one.queue->queued)
+		all->began[one.actor] = true;
 	errno = 0;
 	return one;
 }
