@@ -669,6 +669,8 @@ void run(struct step *step)
 	if (run_receive(step))
 		return;
 	all->began[step->actor] = true;
+	if (strncmp(step->name, "send", 4) && strncmp(step->name, "write", 5))
+		may_fall_back();
 	for (size_t at = 0; at < sizeof(steps) / sizeof(*steps); at++) {
 		if (!strcmp(step->name, steps[at].name)) {
 			steps[at].run(step);

@@ -43,6 +43,7 @@ struct queue {
 	uint8_t receives[ACTORS];
 	uint8_t calm; /* receives since then */
 	bool some_left;
+	bool is_older; /* something may be from before there were lanes */
 };
 
 struct log {
@@ -115,6 +116,7 @@ void took(struct queue *queue, int actor, uint32_t datagrams);
 void emptied(struct queue *queue, int actor);
 void left(int actor);
 void waited(void);
+void may_fall_back(void);
 void closed(void);
 void set_timeout(int fd, bool is_set);
 bool would_block(int fd);

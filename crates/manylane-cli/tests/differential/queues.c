@@ -217,6 +217,7 @@ void took(struct queue *queue, int actor, uint32_t datagrams)
 		return;
 	settled = is_settled(queue, actor, &may_change);
 	queue->queued -= datagrams < queue->queued ? datagrams : queue->queued;
+	queue->is_older = queue->queued && (queue->is_older || queue->calm < 3);
 	queue->calm = settled ? queue->calm + (queue->calm < 3) : 0;
 	if (may_change && queue->calm < 3 && queue->queued)
 		queue->is_unordered = true;
@@ -234,6 +235,7 @@ void emptied(struct queue *queue, int actor)
 	say_received(queue);
 	queue->flow = queue->queued = queue->count = 0;
 	queue->is_mixed = queue->is_unordered = queue->is_unnamed = false;
+	queue->is_older = false;
 }
 
 /* An actor is gone, and its lanes. Of a process that is noticed later. */
@@ -252,10 +254,25 @@ void left(int actor)
 void waited(void)
 {
 	for (uint32_t at = 1; at < all->ports; at++) {
-		all->queue[at].is_unordered |= all->queue[at].queued > 0;
-		all->queue[at].calm = 0;
-		all->queue[at].some_left = true;
+		struct queue *queue = &all->queue[at];
+
+		queue->is_unordered |= queue->queued > 0;
+		queue->calm = 0;
+		queue->some_left = true;
+		/* Each gets it back when it receives again. */
+		for (int actor = 0; actor < ACTORS; actor++)
+			queue->receives[actor] = !!queue->receives[actor];
 	}
+}
+
+/*
+ * A call after which a socket may have no lanes any more: what they held then
+ * goes before what was there when they were made, if that is not taken yet.
+ */
+void may_fall_back(void)
+{
+	for (uint32_t at = 1; at < all->ports; at++)
+		all->queue[at].is_unordered |= all->queue[at].is_older;
 }
 
 /*
