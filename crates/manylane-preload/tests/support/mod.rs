@@ -72,6 +72,9 @@ fn instrumenting(name: &str, to: &str) -> Command {
     // Past the driver, which would look for the runtime of clang.
     command.args(["-g", "-DSANITIZED", "-Xclang", &format!("-fsanitize={name}")]);
     if !to.ends_with(".so") {
+        if name == "thread" {
+            command.args(["-include", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/direct.h")]);
+        }
         let runtime = std::env::var("MANYLANE_SANITIZER_RUNTIME").expect("the path of the runtime");
         command.arg(format!("-Wl,--whole-archive,{runtime},--no-whole-archive"));
         command.args(["-rdynamic", "-lrt", "-lm", "-ldl", "-lresolv"]);
