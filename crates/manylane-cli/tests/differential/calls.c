@@ -337,8 +337,22 @@ static int collect(struct step *step, struct pollfd fds[MANY])
 	return count;
 }
 
+/* An instance tells of an edge again when a socket in it becomes plain. */
+static bool is_told_again(const struct pollfd *fds, int count)
+{
+	bool has_instance = false;
+
+	for (int at = 0; at < count; at++)
+		has_instance |= is_instance(fds[at].fd);
+	return all->has_edges && has_instance;
+}
+
 static void say_polled(const struct pollfd *fds, int count, int done)
 {
+	if (done >= 0 && is_told_again(fds, count)) {
+		say(" = some");
+		return;
+	}
 	say_result(done);
 	for (int at = 0; at < count; at++)
 		say(" %x", (unsigned short)fds[at].revents);
@@ -389,6 +403,10 @@ static void by_select(struct step *step, bool with_mask)
 	done = with_mask ? pselect(most, &sets[0], &sets[1], &sets[2], &exact,
 				   NULL) :
 			   select(most, &sets[0], &sets[1], &sets[2], &time);
+	if (done >= 0 && is_told_again(fds, count)) {
+		say(" = some");
+		return;
+	}
 	say_result(done);
 	for (int set = 0; set < 3; set++)
 		for (int fd = 0; fd < most; fd++)
@@ -424,6 +442,7 @@ static void step_epoll_ctl(struct step *step)
 	else
 		say_result(done);
 	all->has_watched |= !done && queue_of((int)ARG(2));
+	all->has_edges |= (ARG(3) & EPOLLET) != 0;
 	if (all->has_forked)
 		all->changed_by |= 1 << process_of(step->actor);
 }

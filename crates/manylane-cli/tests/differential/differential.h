@@ -61,6 +61,7 @@ struct shared {
 	_Atomic bool began[ACTORS]; /* it knows what is queued */
 	bool has_forked;
 	bool has_watched; /* a socket by an epoll instance */
+	bool has_edges;	  /* by their edges */
 	int changed_by;	  /* processes that changed instances since a fork */
 	bool has_left_watched; /* such a socket may be closed, but elsewhere */
 	uint32_t payloads;
