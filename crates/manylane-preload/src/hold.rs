@@ -226,12 +226,33 @@ impl Hold {
         }
     }
 
-    /// Back to what a fresh mapping is: the socket is closed.
-    pub(crate) fn reset(&self) {
-        self.word.store(0, Ordering::Relaxed);
-        self.filler.store(0, Ordering::Relaxed);
+    /// Empties it for another socket's lane, and keeps it from being filled until [`reopen`](Self::reopen). False if a thread is
+    /// still filling it, or copies out of it: then it is no other socket's.
+    pub(crate) fn reset(&self, mine: life::Token) -> bool {
+        let filler = self.filler.load(Ordering::Relaxed);
+        let is_filled = filler != 0 && !life::is_dead(filler);
+        // Acquire: what the last filler wrote is before what is written here.
+        if is_filled
+            || self.filler.compare_exchange(filler, mine, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
+        let word = self.word.load(Ordering::Acquire);
+        let has_claims = word & FILLING == 0 && word & 0xffff_0000 != 0;
+        // The generation goes on, so that nothing that was begun before is finished here.
+        let empty = (word & !(FILLING | 0xffff_ffff)).wrapping_add(GENERATION) & !FILLING;
+        if has_claims || self.word.compare_exchange(word, empty, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
         self.luck.store(0, Ordering::Relaxed);
         self.init();
+        true
+    }
+
+    /// After [`reset`](Self::reset), once the socket's mode is that of a closed one.
+    pub(crate) fn reopen(&self) {
+        self.filler.store(0, Ordering::Release);
     }
 
     /// Whether there is something to take.
@@ -466,4 +487,46 @@ fn next(word: u64) -> usize {
 #[inline]
 fn end(word: u64) -> usize {
     (word >> END & 0xff) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hold() -> &'static Hold {
+        let hold = &memory::map::<Hold>(1, true).unwrap()[0];
+        hold.init();
+        hold
+    }
+
+    #[test]
+    fn a_hold_that_is_being_filled_or_read_is_left_to_that() {
+        let hold = hold();
+        hold.filler.store(me::token(), Ordering::Relaxed);
+        let filling = GENERATION | FILLING;
+        hold.word.store(filling, Ordering::Relaxed);
+        assert!(!hold.reset(me::token()));
+        assert_eq!(hold.word.load(Ordering::Relaxed), filling);
+        hold.filler.store(0, Ordering::Relaxed);
+        let claimed = GENERATION | CLAIM | 1 << END | 1;
+        hold.word.store(claimed, Ordering::Relaxed);
+        assert!(!hold.reset(me::token()));
+        assert_eq!(hold.word.load(Ordering::Relaxed), claimed);
+    }
+
+    #[test]
+    fn what_was_begun_before_a_hold_was_emptied_is_not_finished() {
+        let hold = hold();
+        // The filler has died.
+        let filling = GENERATION | FILLING;
+        hold.word.store(filling, Ordering::Relaxed);
+        assert!(hold.reset(me::token()));
+        hold.publish(filling, 3);
+        assert!(hold.is_idle());
+        assert_ne!(hold.filler.load(Ordering::Relaxed), 0);
+        hold.reopen();
+        assert_eq!(hold.filler.load(Ordering::Relaxed), 0);
+        // The next fill is another one.
+        assert_ne!((hold.word.load(Ordering::Relaxed) + GENERATION) | FILLING, filling);
+    }
 }

@@ -27,7 +27,7 @@ use crate::hold::Hold;
 use crate::leftovers::Leftovers;
 use crate::loan::Loan;
 use crate::memory::{self, Atomics};
-use crate::{identity, start};
+use crate::{identity, me, start};
 
 /// Lanes that a socket can have: bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
@@ -327,9 +327,16 @@ impl Sock {
                 self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
             }
             Some(shared) => {
-                self.holds().unwrap_or_default().iter().for_each(Hold::reset);
+                let (mine, holds) = (me::token(), self.holds().unwrap_or_default());
+                let is_free = holds.iter().all(|hold| hold.reset(mine));
                 self.outboxes().unwrap_or_default().iter().for_each(Outbox::reset);
                 shared.reset();
+                if is_free {
+                    holds.iter().for_each(Hold::reopen);
+                } else {
+                    // The next socket gets others.
+                    self.holds.store(ptr::null_mut(), Ordering::Relaxed);
+                }
             }
             None => {}
         }
