@@ -45,16 +45,12 @@ fn loopback_an_answer_of_one_event_leaves_nothing_out_for_ever() {
 fn loopback_a_socket_that_an_instance_has_no_room_for_is_told_of_what_its_lanes_held() {
     let program = build("crowd");
     let all = "20 of 20\nthen 0, later 1, out 0\n";
-    for (sockets, reasons) in [("31", vec![]), ("32", vec!["full"]), ("40", vec!["full"])] {
-        let mut helped = 0;
-        for worker in ["0", "1"] {
-            let args = [sockets, worker];
-            assert_eq!(plain(&program, &args).output, all, "{args:?}");
-            let with = laned(&program, &args, &[("MANYLANE_LANES", "8")]);
-            assert_eq!((with.output.as_str(), with.reasons()), (all, reasons.clone()), "{args:?}");
-            helped += with.helped();
-        }
-        // One of the two lanes is the program's own socket.
-        assert!(helped >= 20, "{sockets}: {helped} from other lanes");
+    // Of two lanes, one is the program's own socket, once that is plain.
+    for (sockets, reasons, helped) in [("31", vec![], 20), ("32", vec!["full"], 10), ("40", vec!["full"], 10)]
+    {
+        assert_eq!(plain(&program, &[sockets]).output, all, "{sockets}");
+        let with = laned(&program, &[sockets], &[("MANYLANE_LANES", "8")]);
+        assert_eq!((with.output.as_str(), with.reasons()), (all, reasons), "{sockets}");
+        assert_eq!(with.helped(), helped, "{sockets}");
     }
 }
