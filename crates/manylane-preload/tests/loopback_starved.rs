@@ -54,3 +54,12 @@ fn loopback_a_socket_that_an_instance_has_no_room_for_is_told_of_what_its_lanes_
         assert_eq!(with.helped(), helped, "{sockets}");
     }
 }
+
+#[test]
+fn loopback_sockets_with_other_lanes_leave_an_answer_of_one_event_to_other_descriptors() {
+    let program = build("turned");
+    let all = "3\n3\n3\n";
+    assert_eq!(plain(&program, &[]).output, all);
+    let with = laned(&program, &[], &[("MANYLANE_LANES", "8")]);
+    assert_eq!((with.output.as_str(), with.reasons()), (all, vec![]));
+}

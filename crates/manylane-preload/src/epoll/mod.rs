@@ -47,6 +47,11 @@ const NESTED: u32 = 1;
 /// It is, and all sockets in it are the kernel's: there are no leftovers.
 const SETTLED: u32 = 2;
 
+/// The next wait looks at other lanes before it asks the kernel.
+const LOOK_FIRST: u32 = 1;
+/// The last one did, and still left some out: now the kernel has its turn.
+const KERNEL_FIRST: u32 = 2;
+
 /// A UDP socket in an epoll instance.
 #[repr(C)]
 struct Item {
@@ -83,7 +88,7 @@ pub(crate) struct Epoll {
     outer: AtomicU32,
     /// Waits with queues, to give the kernel its turn.
     looks: AtomicU32,
-    /// An answer had no room for what other lanes may have: the next one looks there first.
+    /// An answer had no room for what other lanes may have: 0, [`LOOK_FIRST`], [`KERNEL_FIRST`].
     left_out: AtomicU32,
     /// Looks at other lanes, so that each begins with another entry.
     turns: AtomicU32,

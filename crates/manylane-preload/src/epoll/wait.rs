@@ -9,7 +9,7 @@ use manylane_sys::lend::QUEUES;
 use manylane_sys::shim::Reason;
 
 use super::change::move_to;
-use super::{Epoll, Item, NESTED, nested};
+use super::{Epoll, Item, KERNEL_FIRST, LOOK_FIRST, NESTED, nested};
 use crate::calls::call;
 use crate::leftovers::Leftovers;
 use crate::look::in_memory;
@@ -225,7 +225,9 @@ fn in_turns(
             return None;
         }
         let any = begin(epoll, epfd);
-        let due = any
+        let left_out = if any && first { epoll.left_out.swap(0, Ordering::Relaxed) } else { 0 };
+        let mut due = left_out == KERNEL_FIRST;
+        due |= any
             && !in_vain
             && epoll.items().any(|(_, sock)| sock.shared().is_some_and(|at| wait::is_look_due(sock, at)));
         let may_have = |(item, sock): (&Item, &'static Sock)| {
@@ -247,9 +249,16 @@ fn in_turns(
             found.unwrap_or_else(|| wait(time))
         };
         let mut told = Events { at: events, room: count, count: 0 };
-        let left_out = any && first && epoll.left_out.swap(0, Ordering::Relaxed) != 0;
         let mut answer = match any {
-            true if left_out && elsewhere(epoll, &mut told, |_, _| true) => told.count,
+            true if left_out == LOOK_FIRST && elsewhere(epoll, &mut told, |_, _| true) => {
+                _ = epoll.left_out.compare_exchange(
+                    LOOK_FIRST,
+                    KERNEL_FIRST,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
+                told.count
+            }
             true if first && !due => {
                 pause(epoll, until, (held, mask), wait).unwrap_or_else(|| first_wait(until.slice()))
             }
@@ -499,7 +508,7 @@ fn elsewhere(epoll: &Epoll, told: &mut Events, due: impl Fn(&'static Sock, &Shar
             continue;
         }
         if !told.have_room(item) {
-            epoll.left_out.store(1, Ordering::Relaxed);
+            epoll.left_out.store(LOOK_FIRST, Ordering::Relaxed);
             break;
         }
         let fd = item.fd.load(Ordering::Relaxed);

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * An epoll instance that is asked for one event at a time, of two sockets and a
+ * pipe that always have one.
+ *
+ * Two threads receive on each socket until both have come back often, and stay
+ * away then, with their lanes. Datagrams come for all of them, and nobody takes
+ * any. Prints how many of the three are told of, again and again.
+ */
+#define _GNU_SOURCE
+#include "loopback.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <signal.h>
+
+#define SOCKETS 2
+#define WORKERS 2
+#define FLOWS 32
+#define OFTEN 50
+#define EACH 3
+/* Waits, in which each has its turn. */
+#define MANY 100
+#define ROUNDS 3
+
+static int servers[SOCKETS], clients[FLOWS];
+static struct sockaddr_in addresses[SOCKETS];
+static _Atomic unsigned received[SOCKETS][WORKERS], total, parked, hold;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+	char byte;
+
+	while (recv(servers[nth / WORKERS], &byte, 1, 0) == 1) {
+		received[nth / WORKERS][nth % WORKERS]++;
+		total++;
+		if (!hold)
+			continue;
+		parked++;
+		for (;;)
+			pause();
+	}
+	return NULL;
+}
+
+static void send_one(int at, int flow)
+{
+	if (sendto(clients[flow], "x", 1, 0, (void *)&addresses[at],
+		   sizeof(addresses[at])) != 1)
+		perror("sendto");
+}
+
+static void send_all(int at)
+{
+	for (int i = 0; i < FLOWS; i++)
+		send_one(at, i);
+}
+
+/* Both threads have come back, and stay away. */
+static void start(unsigned at)
+{
+	pthread_t thread;
+
+	servers[at] = loopback_server(0, &addresses[at]);
+	hold = parked = 0;
+	for (unsigned long i = 0; i < WORKERS; i++)
+		pthread_create(&thread, NULL, worker,
+			       (void *)(at * WORKERS + i));
+	while (received[at][0] < OFTEN || received[at][1] < OFTEN) {
+		unsigned want = total + FLOWS;
+
+		send_all(at);
+		while (total < want)
+			usleep(50);
+	}
+	hold = 1;
+	for (int i = 0; parked < WORKERS; i++) {
+		send_one(at, i % FLOWS);
+		usleep(1000);
+	}
+}
+
+int main(void)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+	int epoll = epoll_create1(0), pipes[2];
+
+	/* Nobody outlives the test. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	for (int i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	for (unsigned i = 0; i < SOCKETS; i++)
+		start(i);
+	stay_here();
+	for (unsigned i = 0; i < SOCKETS; i++) {
+		for (int turn = 0; turn < EACH; turn++)
+			send_all(i);
+		event.data.u32 = i;
+		epoll_ctl(epoll, EPOLL_CTL_ADD, servers[i], &event);
+	}
+	settle();
+	if (pipe(pipes))
+		return 1;
+	event = (struct epoll_event){ .events = EPOLLOUT, .data.u32 = SOCKETS };
+	epoll_ctl(epoll, EPOLL_CTL_ADD, pipes[1], &event);
+	for (int round = 0; round < ROUNDS; round++) {
+		unsigned told = 0;
+
+		for (int i = 0; i < MANY; i++)
+			if (epoll_wait(epoll, &event, 1, -1) == 1)
+				told |= 1u << event.data.u32;
+		printf("%d\n", __builtin_popcount(told));
+	}
+	fflush(stdout);
+	_exit(0);
+}
