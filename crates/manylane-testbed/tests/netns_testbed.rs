@@ -159,7 +159,14 @@ fn helper_hold_a_testbed() {
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let host = testbed.host(0).clone();
-    let _inside = host.spawn("inside", || std::thread::sleep(Duration::from_secs(60))).unwrap();
+    let (entered, is_inside) = std::sync::mpsc::channel();
+    let _inside = host
+        .spawn("inside", move || {
+            entered.send(()).unwrap();
+            std::thread::sleep(Duration::from_secs(60));
+        })
+        .unwrap();
+    is_inside.recv().unwrap();
     let number = host.run(|| std::fs::read_link("/proc/thread-self/ns/net").unwrap());
     println!("\nholding {}", number.display());
     std::thread::sleep(Duration::from_secs(60));
