@@ -44,14 +44,14 @@ fn loopback_an_answer_of_one_event_leaves_nothing_out_for_ever() {
 #[test]
 fn loopback_a_socket_that_an_instance_has_no_room_for_is_told_of_what_its_lanes_held() {
     let program = build("crowd");
-    let all = "20 of 20\nthen 0, later 1, out 0\n";
-    // Of two lanes, one is the program's own socket, once that is plain.
-    for (sockets, reasons, helped) in [("31", vec![], 20), ("32", vec!["full"], 10), ("40", vec!["full"], 10)]
+    let all = "40 of 40\nthen 0, later 1, out 0\n";
+    // Each lane held 20. One of the two is the program's own socket, which is no other lane once that is plain.
+    for (sockets, reasons, helped) in [("31", vec![], 40), ("32", vec!["full"], 20), ("40", vec!["full"], 20)]
     {
         assert_eq!(plain(&program, &[sockets]).output, all, "{sockets}");
         let with = laned(&program, &[sockets], &[("MANYLANE_LANES", "8")]);
         assert_eq!((with.output.as_str(), with.reasons()), (all, reasons), "{sockets}");
-        assert_eq!(with.helped(), helped, "{sockets}");
+        assert_eq!(with.helped_by_main(), helped, "{sockets}");
     }
 }
 

@@ -131,6 +131,16 @@ impl Outcome {
         report.receivers.iter().map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
     }
 
+    /// Of those, the main thread's.
+    pub fn helped_by_main(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        let is_main = |slot: &&Receiver| {
+            slot.state.load(Ordering::Relaxed) != FREE
+                && slot.tid.load(Ordering::Relaxed) == slot.pid.load(Ordering::Relaxed)
+        };
+        report.receivers.iter().filter(is_main).map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
+    }
+
     /// Datagrams that each receiver got from its own lane.
     pub fn own(&self) -> Vec<u64> {
         let report = self.report.as_ref().expect("a run with the library").report();
