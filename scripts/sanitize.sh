@@ -78,7 +78,10 @@ sanitize() { # SANITIZER
     TSAN_OPTIONS+=:handle_$signal=0
   done
   # What the standard library's locks and channels order has to be seen.
-  [ "$1" != thread ] || standard_library=(-Zbuild-std)
+  if [ "$1" = thread ]; then
+    standard_library=(-Zbuild-std)
+    RUSTFLAGS+=" --cfg manylane_tsan"
+  fi
   tier "library" --package manylane-sys --package manylane --lib
   tier "loopback" --package manylane-tests --test 'loopback_*'
   tier "preload library" --package manylane-preload

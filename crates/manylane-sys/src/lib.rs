@@ -77,3 +77,16 @@ pub mod xsk;
 pub(crate) fn check(ret: libc::c_int) -> std::io::Result<libc::c_int> {
     if ret < 0 { Err(std::io::Error::last_os_error()) } else { Ok(ret) }
 }
+
+/// Says that a test cannot run here, past the harness and in the list of skips.
+#[cfg(test)]
+pub(crate) fn skip(name: &str, why: &dyn std::fmt::Display) {
+    use std::io::Write as _;
+    let line = format!("SKIP {name}: {why}\n");
+    // A skip that cannot be told is not worth a failure.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    }
+}

@@ -1,7 +1,6 @@
 //! What tests on the real kernel need: namespaces, veth pairs, and an XDP program that leads frames to queues.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::process::Command;
@@ -9,19 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::queue::{OpenError, Queue};
 use super::{Mode, QueueOptions};
-use crate::check;
 use crate::netns::{NetNs, device_index, device_is_running};
-
-/// Says that a test cannot run here, past the harness and in the list of skips.
-pub(super) fn skip(name: &str, why: &dyn std::fmt::Display) {
-    let line = format!("SKIP {name}: {why}\n");
-    // A skip that cannot be told is not worth a failure.
-    let _ = io::stderr().write_all(line.as_bytes());
-    if let Some(path) = std::env::var_os("MANYLANE_SKIPS") {
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
-    }
-}
+use crate::{check, skip};
 
 /// Runs `test` on a thread in a namespace of its own, whose loopback device is up.
 pub(super) fn in_namespace(name: &str, test: impl FnOnce(u32) + Send) {

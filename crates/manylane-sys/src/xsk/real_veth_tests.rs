@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::queue::{Queue, Step};
-use super::real_support::{Pair, Program, eventually, options, skip, unfinished_head, with_pair};
+use super::real_support::{Pair, Program, eventually, options, unfinished_head, with_pair};
 use super::{QueueOptions, owners};
 use crate::packet::PacketSocket;
+use crate::skip;
 
 /// Tries of tests end after this.
 const PATIENCE: Duration = Duration::from_secs(10);
