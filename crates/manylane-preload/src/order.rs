@@ -581,7 +581,8 @@ pub(crate) fn next_leftover<Op: Fn(c_int, c_int) -> isize>(
 }
 
 /// Waits of one call that brought nothing. Each is to last for a slice; where that is not so (a poll that tells of what cannot
-/// be received, a socket that somebody else made non-blocking), the thread sleeps all the same.
+/// be received, a socket that somebody else made non-blocking, a thread without a lane that is always woken together with the
+/// owner of one and too late), the thread sleeps all the same.
 #[derive(Default)]
 struct Rounds {
     count: u32,
@@ -606,7 +607,9 @@ impl Rounds {
         let slice = Duration::from_millis(SLICE_MS as u64);
         if since.elapsed() < slice * Self::SOME / 4 {
             let slice = timespec { tv_sec: 0, tv_nsec: i64::from(SLICE_MS) * 1_000_000 };
-            call::ppoll(std::ptr::null_mut(), 0, &raw const slice, std::ptr::null());
+            // An empty entry, so that this is told from a pause, which has none, in `/proc/PID/task/TID/syscall`.
+            let mut none = pollfd { fd: -1, events: 0, revents: 0 };
+            call::ppoll(&raw mut none, 1, &raw const slice, std::ptr::null());
         }
         *self = Self::default();
     }
