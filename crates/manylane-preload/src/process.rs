@@ -31,6 +31,11 @@ fn prepare() {
     identity::sweep(None);
     lanes::open_in_advance();
     for sock in Sock::in_use() {
+        if sock.shared().is_none() {
+            // Not bound yet: the other process will know nothing of what this one makes of it.
+            sock.spoil(Reason::Forked);
+        }
+        // Asked for again: it may be bound at this moment.
         if let Some(shared) = sock.shared() {
             // Under the lock: who opens lanes has it, and must not go on with it after the fork.
             let _guard = mend::lock(sock, shared, true);

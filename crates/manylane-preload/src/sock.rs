@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fe
 
 use libc::c_int;
 use manylane_sys::lend::QUEUES;
+use manylane_sys::shim::Reason;
 
 use crate::gather::Outbox;
 use crate::hold::Hold;
@@ -232,7 +233,7 @@ pub(crate) struct Sock {
     /// Changes with each use of the slot: what others remember of a socket that is gone does not fit the next one.
     pub(crate) generation: AtomicU32,
     /// Why it must stay plain, and one, found before it was bound.
-    pub(crate) spoilt: AtomicU32,
+    spoilt: AtomicU32,
     /// The program's own receive timeout in microseconds, set before it was bound.
     pub(crate) timeout_us: AtomicU64,
     /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `alone.rs`.
@@ -359,6 +360,19 @@ impl Sock {
             self.shared.store(fresh.as_ptr().cast_mut(), Ordering::Release);
         }
         self.shared()
+    }
+
+    /// It is not to have lanes, for a reason; the first one counts.
+    pub(crate) fn spoil(&self, reason: Reason) {
+        // SeqCst, as where it is asked for: who forks sees what is shared, or who binds sees this.
+        _ = self.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::SeqCst, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Why it is not to have lanes, if that is so.
+    pub(crate) fn spoilt_by(&self) -> Option<Reason> {
+        fence(Ordering::SeqCst);
+        Reason::ALL.get((self.spoilt.load(Ordering::Relaxed) as usize).wrapping_sub(1)).copied()
     }
 
     /// The queues that this process has for it.

@@ -25,7 +25,7 @@ pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
 
 fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
     let errno = real::errno();
-    _ = sock.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
+    sock.spoil(reason);
     let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
     if let Some(shared) = sock.shared().filter(may_fall) {
         let generation = sock.generation.load(Ordering::Acquire);

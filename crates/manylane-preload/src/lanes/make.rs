@@ -194,7 +194,7 @@ fn give_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
 /// A socket is about to be bound: should it get lanes, there is to be no moment in which they get what nobody looks for.
 pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
     let may_have = sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
-        && sock.spoilt.load(Ordering::Relaxed) == 0
+        && sock.spoilt_by().is_none()
         && start::settings().is_some_and(|settings| settings.lanes > 1);
     if may_have
         && sock.steered_ahead.load(Ordering::Relaxed) == 0
@@ -232,9 +232,7 @@ fn begin(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
     shared.lanes.store(1, Ordering::Relaxed);
     let ip = addr.ip();
     let one_only = ip.is_multicast() || ip == std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
-    let spoilt = sock.spoilt.load(Ordering::Relaxed);
-    let reason = Reason::ALL.get((spoilt as usize).wrapping_sub(1)).copied();
-    match reason.or(one_only.then_some(Reason::Address)) {
+    match sock.spoilt_by().or(one_only.then_some(Reason::Address)) {
         Some(reason) => {
             report::count_reason(reason, Some(addr));
             shared.mode.store(PLAIN, Ordering::Release);
