@@ -349,13 +349,19 @@ static bool is_told_again(const struct pollfd *fds, int count)
 
 static void say_polled(const struct pollfd *fds, int count, int done)
 {
-	if (done >= 0 && is_told_again(fds, count)) {
+	bool is_again = done >= 0 && is_told_again(fds, count);
+
+	if (is_again)
 		say(" = some");
-		return;
+	else
+		say_result(done);
+	for (int at = 0; at < count; at++) {
+		unsigned short events = (unsigned short)fds[at].revents;
+
+		if (is_again && is_instance(fds[at].fd))
+			events &= (unsigned short)~(POLLIN | POLLRDNORM);
+		say(" %x", events);
 	}
-	say_result(done);
-	for (int at = 0; at < count; at++)
-		say(" %x", (unsigned short)fds[at].revents);
 }
 
 /* poll MILLISECONDS DESCRIPTOR EVENTS... */
@@ -383,6 +389,7 @@ static void by_select(struct step *step, bool with_mask)
 	int count = collect(step, fds), most = 0, done;
 	struct timeval time = { .tv_usec = ARG(0) * 1000 };
 	struct timespec exact = { .tv_nsec = ARG(0) * 1000000 };
+	bool is_again;
 	fd_set sets[3];
 
 	for (int set = 0; set < 3; set++)
@@ -403,14 +410,15 @@ static void by_select(struct step *step, bool with_mask)
 	done = with_mask ? pselect(most, &sets[0], &sets[1], &sets[2], &exact,
 				   NULL) :
 			   select(most, &sets[0], &sets[1], &sets[2], &time);
-	if (done >= 0 && is_told_again(fds, count)) {
+	is_again = done >= 0 && is_told_again(fds, count);
+	if (is_again)
 		say(" = some");
-		return;
-	}
-	say_result(done);
+	else
+		say_result(done);
 	for (int set = 0; set < 3; set++)
 		for (int fd = 0; fd < most; fd++)
-			if (FD_ISSET(fd, &sets[set]))
+			if (FD_ISSET(fd, &sets[set]) &&
+			    !(is_again && !set && is_instance(fd)))
 				say(" %c%d", "rwx"[set], fd);
 }
 
