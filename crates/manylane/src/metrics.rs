@@ -145,11 +145,11 @@ fn gauges(lane: &LaneShared) -> [Option<i64>; 5] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Builder;
+    use crate::config::{Builder, Engine};
 
     #[test]
     fn loopback_a_page_has_each_family_once_with_all_its_samples() {
-        let open = || Builder::new("127.0.0.1:0").unwrap().lanes(2).open().unwrap();
+        let open = || Builder::new("127.0.0.1:0").unwrap().lanes(2).engine(Engine::Mmsg).open().unwrap();
         let (one, two) = (open(), open());
         let mut page = String::new();
         write_all_metrics(&[one.handle(), two.handle()], &mut page).unwrap();

@@ -153,10 +153,10 @@ fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Pa
     let (mut clients, mut next) = (Vec::<Client>::new(), FIRST_CLIENT);
     loop {
         let now = Instant::now();
-        clients.retain(|client| client.until > now);
-        let left = clients.iter().map(|client| client.until - now).min().unwrap_or(IDLE);
-        let Ok(ready) = watch.wait(left) else { return };
+        let left = clients.iter().map(|client| client.until.saturating_duration_since(now)).min();
+        let Ok(ready) = watch.wait(left.unwrap_or(IDLE)) else { return };
         let ready: Vec<u64> = ready.collect();
+        let woken_at = Instant::now();
         for token in ready {
             match token {
                 WAKE => {
@@ -184,6 +184,8 @@ fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Pa
                 }
             }
         }
+        // After those that are ready: a client is not charged for the time that others' pages took.
+        clients.retain(|client| client.until > woken_at);
     }
 }
 
@@ -369,6 +371,28 @@ mod tests {
         while is_served() {
             assert!(start.elapsed() < Duration::from_secs(60), "it stays for good");
             thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn loopback_a_page_that_takes_long_costs_no_other_client_its_time() {
+        let (begun, begins) = std::sync::mpsc::channel();
+        let slow = move || {
+            begun.send(()).unwrap();
+            thread::sleep(PATIENCE + Duration::from_millis(100));
+            "up 1\n".into()
+        };
+        let server = MetricsPort::bind(local()).unwrap().serve(slow).unwrap();
+        // Accepted before the one that asks for the page, and asks while that is made.
+        let mut first = TcpStream::connect(server.addr()).unwrap();
+        let mut second = TcpStream::connect(server.addr()).unwrap();
+        second.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        begins.recv().unwrap();
+        first.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        for (mut client, status) in [(first, "HTTP/1.1 404 "), (second, "HTTP/1.1 200 ")] {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with(status), "{answer}");
         }
     }
 
