@@ -34,7 +34,9 @@
 #define MANY 1100
 #define UNMAPPED ((void *)8)
 
-static int server, clients[CANDIDATES];
+static int server;
+/* Chosen by one thread, and used by another after a datagram of the first. */
+static _Atomic int clients[CANDIDATES];
 static struct sockaddr_in address;
 static _Atomic unsigned received[WORKERS], last, total, parked;
 static bool with_unmapped;
