@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{build, build_library, laned, library, plain, runs_without};
+use support::{Outcome, build, build_library, laned, library, plain, runs_without};
 
 /// Whether the program `spares` can run, which counts what is allocated.
 fn spares_runs(test: &str) -> bool {
@@ -26,13 +26,18 @@ fn loopback_what_comes_while_lanes_are_made_ahead_of_a_fork_is_received() {
     }
 }
 
+/// Sockets may be plain because another thread forked before they were bound: no matter here.
+fn reasons_beside_forks(with: &Outcome) -> Vec<&'static str> {
+    with.reasons().into_iter().filter(|reason| *reason != "forked").collect()
+}
+
 #[test]
 fn loopback_a_socket_that_becomes_plain_beside_a_fork_gets_no_lanes_any_more() {
     let program = build("spoilt");
     let expected = "0 shared, 0 missing\n";
     assert_eq!(plain(&program, &[]).output, expected);
     let with = laned(&program, &[], &[("MANYLANE_LANES", "8")]);
-    assert_eq!((with.output.as_str(), with.reasons()), (expected, vec!["error-queue"]));
+    assert_eq!((with.output.as_str(), reasons_beside_forks(&with)), (expected, vec!["error-queue"]));
 }
 
 #[test]
@@ -41,7 +46,7 @@ fn loopback_lanes_ahead_of_a_fork_are_those_of_the_socket_whatever_its_descripto
     let expected = "0 shared, 0 missing\n";
     assert_eq!(plain(&program, &["copies"]).output, expected);
     let with = laned(&program, &["copies"], &[("MANYLANE_LANES", "8")]);
-    assert_eq!((with.output.as_str(), with.reasons()), (expected, vec!["error-queue"]));
+    assert_eq!((with.output.as_str(), reasons_beside_forks(&with)), (expected, vec!["error-queue"]));
 }
 
 #[test]

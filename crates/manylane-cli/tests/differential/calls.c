@@ -337,28 +337,33 @@ static int collect(struct step *step, struct pollfd fds[MANY])
 	return count;
 }
 
-/* An instance tells of an edge again when a socket in it becomes plain. */
-static bool is_told_again(const struct pollfd *fds, int count)
+/*
+ * An instance tells of an edge again when a socket in it becomes plain, and of
+ * one lane of a socket that another process added.
+ */
+static bool is_told_otherwise(const struct step *step, const struct pollfd *fds,
+			      int count)
 {
 	bool has_instance = false;
 
 	for (int at = 0; at < count; at++)
 		has_instance |= is_instance(fds[at].fd);
-	return all->has_edges && has_instance;
+	return has_instance && (all->has_edges || is_changed_by_others(step));
 }
 
-static void say_polled(const struct pollfd *fds, int count, int done)
+static void say_polled(const struct step *step, const struct pollfd *fds,
+		       int count, int done)
 {
-	bool is_again = done >= 0 && is_told_again(fds, count);
+	bool is_otherwise = done >= 0 && is_told_otherwise(step, fds, count);
 
-	if (is_again)
+	if (is_otherwise)
 		say(" = some");
 	else
 		say_result(done);
 	for (int at = 0; at < count; at++) {
 		unsigned short events = (unsigned short)fds[at].revents;
 
-		if (is_again && is_instance(fds[at].fd))
+		if (is_otherwise && is_instance(fds[at].fd))
 			events &= (unsigned short)~(POLLIN | POLLRDNORM);
 		say(" %x", events);
 	}
@@ -370,7 +375,7 @@ static void step_poll(struct step *step)
 	struct pollfd fds[MANY];
 	int count = collect(step, fds);
 
-	say_polled(fds, count, poll(fds, (nfds_t)count, (int)ARG(0)));
+	say_polled(step, fds, count, poll(fds, (nfds_t)count, (int)ARG(0)));
 }
 
 static void step_ppoll(struct step *step)
@@ -379,7 +384,7 @@ static void step_ppoll(struct step *step)
 	struct pollfd fds[MANY];
 	int count = collect(step, fds);
 
-	say_polled(fds, count, ppoll(fds, (nfds_t)count, &time, NULL));
+	say_polled(step, fds, count, ppoll(fds, (nfds_t)count, &time, NULL));
 }
 
 /* select MILLISECONDS DESCRIPTOR EVENTS..., as for poll */
@@ -389,7 +394,7 @@ static void by_select(struct step *step, bool with_mask)
 	int count = collect(step, fds), most = 0, done;
 	struct timeval time = { .tv_usec = ARG(0) * 1000 };
 	struct timespec exact = { .tv_nsec = ARG(0) * 1000000 };
-	bool is_again;
+	bool is_otherwise;
 	fd_set sets[3];
 
 	for (int set = 0; set < 3; set++)
@@ -410,15 +415,15 @@ static void by_select(struct step *step, bool with_mask)
 	done = with_mask ? pselect(most, &sets[0], &sets[1], &sets[2], &exact,
 				   NULL) :
 			   select(most, &sets[0], &sets[1], &sets[2], &time);
-	is_again = done >= 0 && is_told_again(fds, count);
-	if (is_again)
+	is_otherwise = done >= 0 && is_told_otherwise(step, fds, count);
+	if (is_otherwise)
 		say(" = some");
 	else
 		say_result(done);
 	for (int set = 0; set < 3; set++)
 		for (int fd = 0; fd < most; fd++)
 			if (FD_ISSET(fd, &sets[set]) &&
-			    !(is_again && !set && is_instance(fd)))
+			    !(is_otherwise && !set && is_instance(fd)))
 				say(" %c%d", "rwx"[set], fd);
 }
 
