@@ -3,6 +3,10 @@
  * One thread forks all the time, which makes lanes ahead; another one makes
  * sockets plain again at the same time. A plain socket is the kernel's: it
  * shares its port with nobody, and gets all that is sent to it.
+ *
+ *	spoilt [copies] [unbound]
+ *
+ * unbound: it also forks between socket(2) and bind(2).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,16 +32,34 @@
 #define ENOUGH 40
 
 static atomic_int over;
+/* Held from socket(2) to bind(2), and for a fork. */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static int unbound;
 /* Forks since the last wait for one. */
 static sem_t forks;
+
+static void begin_to_open(void)
+{
+	if (!unbound)
+		pthread_mutex_lock(&opening);
+}
+
+static void end_opening(void)
+{
+	if (!unbound)
+		pthread_mutex_unlock(&opening);
+}
 
 static void *fork_on(void *unused)
 {
 	while (!over) {
-		pid_t child = fork();
+		pid_t child;
 
+		begin_to_open();
+		child = fork();
 		if (child == 0)
 			_exit(0);
+		end_opening();
 		waitpid(child, NULL, 0);
 		sem_post(&forks);
 	}
@@ -68,6 +90,7 @@ int main(int argc, char **argv)
 	time_t end = time(NULL) + ENOUGH;
 	pthread_t thread;
 
+	unbound = argc > 1 && !strcmp(argv[argc - 1], "unbound");
 	for (int i = 0; i < SENDERS; i++)
 		senders[i] = socket(AF_INET, SOCK_DGRAM, 0);
 	sem_init(&forks, 0, 0);
@@ -78,11 +101,13 @@ int main(int argc, char **argv)
 		socklen_t len = sizeof(addr);
 		char byte = 0;
 
+		begin_to_open();
 		if (copies)
 			original = with_lower_copy();
 		fd = socket(AF_INET, SOCK_DGRAM, 0);
 		addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 		bind(fd, (struct sockaddr *)&addr, len);
+		end_opening();
 		getsockname(fd, (struct sockaddr *)&addr, &len);
 		/* Errors are asked for: no lanes. */
 		setsockopt(fd, IPPROTO_IP, IP_RECVERR, &value, sizeof(value));

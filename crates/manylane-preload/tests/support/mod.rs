@@ -171,6 +171,12 @@ impl Outcome {
         report.header.processes.load(Ordering::Relaxed)
     }
 
+    /// Sockets that were bound.
+    pub fn sockets(&self) -> u64 {
+        let report = self.report.as_ref().expect("a run with the library").report();
+        report.header.sockets.load(Ordering::Relaxed).into()
+    }
+
     /// How often a reason made a socket plain.
     pub fn count(&self, reason: Reason) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A UDP socket that is bound after a fork. The parent binds it, and receives in
+ * two threads until both have come back often; they are parked, and the child
+ * receives one more. Prints the receive timeout that each process sees, which is
+ * none, and what the child got.
+ */
+#define _GNU_SOURCE
+#include "loopback.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+#define WORKERS 2
+#define FLOWS 32
+#define OFTEN 50
+
+static int server, clients[FLOWS], link_of[2];
+static struct sockaddr_in address = { .sin_family = AF_INET };
+static _Atomic unsigned received[WORKERS], total, hold;
+
+static void *worker(void *arg)
+{
+	unsigned nth = (unsigned)(unsigned long)arg;
+	char byte;
+
+	while (recv(server, &byte, 1, 0) == 1) {
+		/* Before it is counted: the next one is the other thread's. */
+		int parks = hold;
+
+		received[nth]++;
+		total++;
+		while (parks)
+			pause();
+	}
+	perror("recv");
+	exit(1);
+}
+
+static void send_one(int flow, char byte)
+{
+	if (sendto(clients[flow], &byte, 1, 0, (void *)&address,
+		   sizeof(address)) != 1)
+		perror("sendto");
+}
+
+static void wait_for(unsigned count)
+{
+	while (total < count)
+		usleep(50);
+}
+
+static void serve_and_park(void)
+{
+	socklen_t len = sizeof(address);
+	pthread_t thread;
+
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (bind(server, (void *)&address, len) ||
+	    getsockname(server, (void *)&address, &len)) {
+		perror("bind");
+		exit(1);
+	}
+	for (unsigned long i = 0; i < WORKERS; i++)
+		pthread_create(&thread, NULL, worker, (void *)i);
+	while (received[0] < OFTEN || received[1] < OFTEN) {
+		unsigned want = total + FLOWS;
+
+		for (int i = 0; i < FLOWS; i++)
+			send_one(i, 'w');
+		wait_for(want);
+	}
+	hold = 1;
+	for (int i = 0; i < WORKERS; i++) {
+		unsigned want = total + 1;
+
+		send_one(i, 'w');
+		wait_for(want);
+	}
+}
+
+static void say_timeout(const char *process)
+{
+	struct timeval time = { .tv_sec = -1 };
+	socklen_t len = sizeof(time);
+
+	getsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &time, &len);
+	printf("%s: timeout %ld s %ld us\n", process, (long)time.tv_sec,
+	       (long)time.tv_usec);
+	fflush(stdout);
+}
+
+static void child(void)
+{
+	char byte;
+
+	/* Nobody outlives the test. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (read(link_of[1], &byte, 1) != 1)
+		_exit(1);
+	say_timeout("child");
+	if (write(link_of[1], &byte, 1) != 1)
+		_exit(1);
+	if (recv(server, &byte, 1, 0) == 1)
+		printf("child: got %c\n", byte);
+	else
+		printf("child: %s\n", strerror(errno));
+	fflush(stdout);
+	_exit(0);
+}
+
+int main(void)
+{
+	char byte = 0;
+	int status;
+
+	for (int i = 0; i < FLOWS; i++)
+		clients[i] = socket(AF_INET, SOCK_DGRAM, 0);
+	server = socket(AF_INET, SOCK_DGRAM, 0);
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, link_of))
+		return 1;
+	if (fork() == 0)
+		child();
+	close(link_of[1]);
+	serve_and_park();
+	say_timeout("parent");
+	/* The child receives from now on. */
+	if (write(link_of[0], &byte, 1) != 1 || read(link_of[0], &byte, 1) != 1)
+		return 1;
+	send_one(0, 'c');
+	wait(&status);
+	return !WIFEXITED(status) || WEXITSTATUS(status);
+}
