@@ -24,8 +24,8 @@
 //! it is counted (`reply-failed`), the program's next send on the socket reports the error, and nothing of the socket is kept any more.
 
 use std::cell::{Cell, UnsafeCell};
-use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::{mem, ptr};
 
 use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, iovec, mmsghdr, pollfd, timespec};
 use manylane_sys::shim::Reason;
@@ -338,11 +338,19 @@ impl Outbox {
         }
     }
 
-    /// Back to what a fresh mapping is: the socket is closed.
-    pub(crate) fn reset(&self) {
-        self.holder.store(0, Ordering::Relaxed);
+    /// Empties it for another socket's lane, and keeps it locked until [`reopen`](Self::reopen).
+    /// False if a thread is still writing to it or sending: then it is no other socket's.
+    pub(crate) fn reset(&self, mine: life::Token) -> bool {
+        let Some(held) = self.lock(mine) else { return false };
         self.ends.store(0, Ordering::Relaxed);
         self.proven.store(0, Ordering::Relaxed);
+        mem::forget(held);
+        true
+    }
+
+    /// After [`reset`](Self::reset), once the socket's mode is that of a closed one.
+    pub(crate) fn reopen(&self) {
+        self.holder.store(0, Ordering::Release);
     }
 
     #[inline]
@@ -540,4 +548,30 @@ fn failed(shared: &Shared, fd: c_int, errno: c_int) {
     report::count_reason(Reason::ReplyFailed, lanes::local_addr(fd));
     _ = shared.reply_error.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
     shared.gathers_not.store(1, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads without a life: never seen dead.
+    const MINE: life::Token = 1 << 32 | u16::MAX as u64;
+    const OTHER: life::Token = 2 << 32 | u16::MAX as u64;
+
+    #[test]
+    fn an_outbox_that_a_thread_has_locked_is_left_to_that_thread() {
+        let outbox = &memory::map::<Outbox>(1, true).unwrap()[0];
+        outbox.init();
+        let held = outbox.lock(OTHER).unwrap();
+        held.0.set_ends(1, 3);
+        assert!(!outbox.reset(MINE));
+        assert_eq!((outbox.holder.load(Ordering::Relaxed), outbox.ends()), (OTHER, (1, 3)));
+        drop(held);
+        assert!(outbox.reset(MINE));
+        assert_eq!(outbox.ends(), (0, 0));
+        // A thread that still takes it for its lane's sends by itself.
+        assert!(outbox.lock(OTHER).is_none());
+        outbox.reopen();
+        assert!(outbox.lock(OTHER).is_some());
+    }
 }

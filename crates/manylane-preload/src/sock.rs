@@ -328,15 +328,20 @@ impl Sock {
                 self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
             }
             Some(shared) => {
-                let (mine, holds) = (me::token(), self.holds().unwrap_or_default());
-                let is_free = holds.iter().all(|hold| hold.reset(mine));
-                self.outboxes().unwrap_or_default().iter().for_each(Outbox::reset);
+                let mine = me::token();
+                let holds = self.holds().unwrap_or_default();
+                let outboxes = self.outboxes().unwrap_or_default();
+                let is_free = holds.iter().all(|hold| hold.reset(mine))
+                    && outboxes.iter().all(|outbox| outbox.reset(mine));
                 shared.reset();
                 if is_free {
                     holds.iter().for_each(Hold::reopen);
+                    outboxes.iter().for_each(Outbox::reopen);
                 } else {
-                    // The next socket gets others.
+                    // The next socket gets others, of both: the number of mappings is bound by that
+                    // of holds.
                     self.holds.store(ptr::null_mut(), Ordering::Relaxed);
+                    self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
                 }
             }
             None => {}
