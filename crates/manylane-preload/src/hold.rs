@@ -226,8 +226,9 @@ impl Hold {
         }
     }
 
-    /// Empties it for another socket's lane, and keeps it from being filled until [`reopen`](Self::reopen). False if a thread is
-    /// still filling it, or copies out of it: then it is no other socket's.
+    /// Empties it for another socket's lane, and keeps it from being filled until
+    /// [`reopen`](Self::reopen). False if a thread is still filling it, or copies out of it: then it
+    /// is no other socket's.
     pub(crate) fn reset(&self, mine: life::Token) -> bool {
         let filler = self.filler.load(Ordering::Relaxed);
         let is_filled = filler != 0 && !life::is_dead(filler);

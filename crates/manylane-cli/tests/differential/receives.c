@@ -48,7 +48,10 @@ static struct receive begin(struct step *step, int room, int flags)
 	if (flags && would_block(one.fd))
 		one.flags |= MSG_DONTWAIT;
 	memset(buffer, 0xee, sizeof(buffer));
-	/* What is queued it takes, at the latest when a slice in one lane is over: then nothing is made beside it. */
+	/*
+	 * What is queued it takes, at the latest when a slice in one lane is
+	 * over: then nothing is made beside it.
+	 */
 	if (!one.queue || !one.queue->queued)
 		all->began[one.actor] = true;
 	errno = 0;

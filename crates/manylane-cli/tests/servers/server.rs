@@ -92,7 +92,8 @@ impl Server {
         self.child.id()
     }
 
-    /// Repeats `ask` until that many receivers have lanes: the kernel may wake a thread late, and seldom. Not once without lanes.
+    /// Repeats `ask` until that many receivers have lanes: the kernel may wake a thread late, and
+    /// seldom. Not once without lanes.
     pub(crate) fn until_lanes(&mut self, lanes: usize, mut ask: impl FnMut(&mut Self)) {
         if self.report.is_none() || lanes == 0 {
             return;
