@@ -4,16 +4,18 @@
 
 mod faults_support;
 
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, process, thread};
 
 use faults_support::{Child, hold, is, is_root, tell};
 use manylane::Builder;
+use manylane_sys::flock;
 use manylane_testbed::skip::{self, Forced};
 use manylane_tests::PATIENCE;
 
-/// Names of control groups that this test makes, before the number of its process.
+/// Names of control groups that this test makes, before a word that no other has.
 const PREFIX: &str = "manylane-test-";
 /// Microseconds of CPU time in this many microseconds make a quota.
 const PERIOD: u64 = 100_000;
@@ -21,6 +23,8 @@ const PERIOD: u64 = 100_000;
 /// A control group for CPU time, removed with this value.
 struct Group {
     path: PathBuf,
+    /// Its directory, locked: it has an owner that lives, in whichever PID namespace.
+    _lock: File,
     /// Of the second version of control groups.
     second: bool,
 }
@@ -33,9 +37,15 @@ impl Group {
     fn new() -> Result<Self, String> {
         let (at, second) = hierarchy().ok_or("no hierarchy of control groups for CPU time is mounted")?;
         remove_leftovers(&at);
-        let path = at.join(format!("{PREFIX}{}", process::id()));
-        fs::create_dir(&path).map_err(|err| format!("making {}: {err}", path.display()))?;
-        Ok(Self { path, second })
+        loop {
+            let word = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+            let path = at.join(format!("{PREFIX}{}", word.trim_end()));
+            fs::create_dir(&path).map_err(|err| format!("making {}: {err}", path.display()))?;
+            // Before it was locked, another run may have taken it for a leftover.
+            if let Some(lock) = lock(&path) {
+                return Ok(Self { path, _lock: lock, second });
+            }
+        }
     }
 
     fn has_quotas(&self) -> bool {
@@ -83,15 +93,42 @@ fn hierarchy() -> Option<(PathBuf, bool)> {
     mounts().find(|mount| mount[2] == "cgroup2").map(|mount| (mount[1].into(), true))
 }
 
-/// Removes groups of earlier runs that were killed: those that have no process in them and nobody to remove them.
+/// Locks the directory of a group; none if another process has it, or it is gone.
+fn lock(path: &Path) -> Option<File> {
+    let directory = File::open(path).ok()?;
+    flock::try_lock(&directory).ok()?;
+    path.exists().then_some(directory)
+}
+
+/// Removes groups of earlier runs that were killed: those that have no process in them and no owner.
 fn remove_leftovers(at: &Path) {
     for entry in fs::read_dir(at).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let made_by = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        if made_by.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
+        if let Some(_lock) = is_ours.then(|| lock(&entry.path())).flatten() {
             let _ = fs::remove_dir(entry.path());
         }
     }
+}
+
+/// A group that two runs could give each other's name, or take for a leftover, would move between them.
+#[test]
+fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
+    let name = "netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed";
+    if !skip::need(name, is_root(), "control groups are made by root") {
+        return;
+    }
+    let group = Group::new();
+    let why = group.as_ref().err().cloned().unwrap_or_default();
+    if !skip::need(name, group.is_ok(), &why) {
+        return;
+    }
+    let group = group.unwrap();
+    // Of a run in another PID namespace, whose process has a number that is nobody's here, and crashed.
+    let leftover = group.path.with_file_name(format!("{PREFIX}{}", u32::MAX));
+    fs::create_dir(&leftover).unwrap();
+    let other = Group::new().unwrap();
+    assert_ne!(group.path, other.path);
+    assert_eq!((group.path.exists(), leftover.exists()), (true, false));
 }
 
 fn default_lanes() -> usize {
