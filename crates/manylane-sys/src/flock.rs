@@ -6,13 +6,24 @@ use std::os::fd::AsRawFd;
 
 use crate::check;
 
-/// Locks a file for this open description alone, without waiting. It ends when the file is closed, also by a crash.
+/// Locks a file for this open description alone, without waiting. It ends with [`unlock`], or when all
+/// descriptors of it are closed, also by a crash; a child that another thread is starting has one until it
+/// executes its program.
 ///
 /// # Errors
 /// `EWOULDBLOCK` if somebody else has it.
 pub fn try_lock(file: &File) -> io::Result<()> {
     // SAFETY: takes a descriptor, which is borrowed across the call, and a number.
     check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
+}
+
+/// Unlocks what [`try_lock`] has locked, whoever else has a descriptor of it.
+///
+/// # Errors
+/// None that a locked file can cause.
+pub fn unlock(file: &File) -> io::Result<()> {
+    // SAFETY: as above.
+    check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) }).map(drop)
 }
 
 #[cfg(test)]
@@ -26,6 +37,18 @@ mod tests {
         let (one, two) = (open(), open());
         try_lock(&one).unwrap();
         assert_eq!(try_lock(&two).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(one);
+        try_lock(&two).unwrap();
+    }
+
+    #[test]
+    fn a_copy_of_the_descriptor_keeps_it_no_longer_than_wanted() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::options().write(true).open(path.path()).unwrap();
+        let (one, two) = (open(), open());
+        try_lock(&one).unwrap();
+        let _copy = one.try_clone().unwrap();
+        unlock(&one).unwrap();
         drop(one);
         try_lock(&two).unwrap();
     }

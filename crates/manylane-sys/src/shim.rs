@@ -163,7 +163,7 @@ impl Reason {
             }
             Self::Forked => (
                 "forked",
-                "the program forked before the socket had lanes, and had bound thousands before it",
+                "the program forked before the socket was bound, or before it had lanes and after thousands of others",
             ),
             Self::OneControl => ("one-control", "options bring control messages with each datagram"),
             Self::OneEdges => ("one-edges", "an epoll instance watches it for edges (EPOLLET)"),

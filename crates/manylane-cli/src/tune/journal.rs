@@ -70,8 +70,17 @@ struct Document {
 pub(super) struct Journal {
     path: PathBuf,
     /// Holds the lock; none for one that only looks.
-    _lock: Option<File>,
+    lock: Option<File>,
     pub(super) entries: Vec<Entry>,
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if let Some(lock) = &self.lock {
+            // Closed, it is unlocked in any case, if perhaps not at once.
+            _ = flock::unlock(lock);
+        }
+    }
 }
 
 impl Journal {
@@ -96,7 +105,7 @@ impl Journal {
             Err(err) => return Err(err).with_context(hint),
         }
         let entries = load(&path)?;
-        Ok(Self { path, _lock: Some(lock), entries })
+        Ok(Self { path, lock: Some(lock), entries })
     }
 
     /// Opens it to look.
@@ -106,7 +115,7 @@ impl Journal {
             _ => settled(path).with_context(|| format!("cannot read {}", path.display()))?,
         };
         let entries = load(&path)?;
-        Ok(Self { path, _lock: None, entries })
+        Ok(Self { path, lock: None, entries })
     }
 
     /// The entry of a setting as it is here and now.
