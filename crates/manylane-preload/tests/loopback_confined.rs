@@ -25,14 +25,6 @@ fn confined(when: &str, lanes: &str, output: &str, fallen: u64) {
     }
 }
 
-/// Whether the test `name` can run: ThreadSanitizer's runtime makes system calls of its own, here those of `what`.
-fn allows_all_calls(name: &str, what: &str) -> bool {
-    runs_without(&["thread"], name, &format!("the filter forbids the runtime's own system calls {what}"))
-}
-
-/// It gets the filter of all threads, and sleeps by a call that is not among theirs.
-const IN_ITS_THREAD: &str = "in a thread of its own";
-
 #[test]
 fn loopback_one_receiver_makes_no_calls_but_its_own_behind_a_filter() {
     confined("alone", "1", "0 missing\n", 1);
@@ -42,7 +34,8 @@ fn loopback_one_receiver_makes_no_calls_but_its_own_behind_a_filter() {
 #[test]
 fn loopback_forks_and_ends_behind_a_filter_make_no_other_calls() {
     let name = "loopback_forks_and_ends_behind_a_filter_make_no_other_calls";
-    if allows_all_calls(name, "at a fork") {
+    if runs_without(&["thread"], name, "the runtime starts a thread in each child, which the filter forbids")
+    {
         confined("forks", "1", "0 missing\n", 1);
     }
 }
@@ -64,33 +57,21 @@ fn loopback_asking_for_filters_leaves_the_socket_as_it_is() {
 
 #[test]
 fn loopback_what_waits_in_lanes_is_received_behind_a_filter() {
-    let name = "loopback_what_waits_in_lanes_is_received_behind_a_filter";
-    if allows_all_calls(name, IN_ITS_THREAD) {
-        confined("waiting", "2", "0 missing\n", 1);
-    }
+    confined("waiting", "2", "0 missing\n", 1);
 }
 
 #[test]
 fn loopback_threads_that_wait_come_under_a_filter_with_no_other_call() {
-    let name = "loopback_threads_that_wait_come_under_a_filter_with_no_other_call";
-    if allows_all_calls(name, IN_ITS_THREAD) {
-        confined("blocked", "2", "0 missing\n", 1);
-    }
+    confined("blocked", "2", "0 missing\n", 1);
 }
 
 #[test]
 fn loopback_a_filter_of_one_thread_makes_the_socket_plain_for_all() {
-    let name = "loopback_a_filter_of_one_thread_makes_the_socket_plain_for_all";
-    if allows_all_calls(name, "at the end of a thread") {
-        confined("one", "2", "0 missing\n", 1);
-    }
+    confined("one", "2", "0 missing\n", 1);
 }
 
 /// What waits in lanes goes with the socket, and so does the port.
 #[test]
 fn loopback_a_socket_that_is_closed_behind_a_filter_leaves_nothing() {
-    let name = "loopback_a_socket_that_is_closed_behind_a_filter_leaves_nothing";
-    if allows_all_calls(name, IN_ITS_THREAD) {
-        confined("cut", "2", "", 1);
-    }
+    confined("cut", "2", "", 1);
 }

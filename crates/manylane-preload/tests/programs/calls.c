@@ -25,5 +25,5 @@ int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *time,
 	struct timespec left = time ? *time : (struct timespec){ 0 };
 
 	counted_calls++;
-	return syscall(SYS_ppoll, fds, count, time ? &left : NULL, mask, 8);
+	return syscall(SYS_ppoll, fds, count, time ? &left : NULL, mask, 8L);
 }

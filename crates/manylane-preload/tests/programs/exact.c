@@ -13,5 +13,5 @@ int epoll_pwait(int epfd, struct epoll_event *events, int count, int timeout,
 		const sigset_t *mask)
 {
 	coarse_waits += timeout > 0;
-	return syscall(SYS_epoll_pwait, epfd, events, count, timeout, mask, 8);
+	return syscall(SYS_epoll_pwait, epfd, events, count, timeout, mask, 8L);
 }

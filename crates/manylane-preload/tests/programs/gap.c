@@ -54,7 +54,7 @@ int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *time,
 	struct timespec left = time ? *time : (struct timespec){ 0 };
 
 	return ended(
-		syscall(SYS_ppoll, fds, count, time ? &left : NULL, mask, 8),
+		syscall(SYS_ppoll, fds, count, time ? &left : NULL, mask, 8L),
 		!time || time->tv_sec || time->tv_nsec);
 }
 
@@ -62,6 +62,6 @@ int epoll_pwait(int fd, struct epoll_event *events, int count, int timeout,
 		const sigset_t *mask)
 {
 	return ended(
-		syscall(SYS_epoll_pwait, fd, events, count, timeout, mask, 8),
+		syscall(SYS_epoll_pwait, fd, events, count, timeout, mask, 8L),
 		timeout != 0);
 }
