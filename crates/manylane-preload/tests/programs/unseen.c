@@ -12,6 +12,9 @@
 #include "loopback.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -330,18 +333,46 @@ static void start(void)
 		send_one('y');
 }
 
-/* Kernel sockets that are bound to the port of the server. */
+/*
+ * Kernel sockets that are bound to the port of the server, by netlink: while
+ * others come and go, /proc/net/udp leaves sockets out and shows some twice.
+ */
 static int bound(void)
 {
-	char line[512], what[32];
-	int count = 0;
-	FILE *file = fopen("/proc/net/udp", "r");
+	struct {
+		struct nlmsghdr header;
+		struct inet_diag_req_v2 about;
+	} ask = { { .nlmsg_len = sizeof(ask),
+		    .nlmsg_type = SOCK_DIAG_BY_FAMILY,
+		    .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP },
+		  { .sdiag_family = AF_INET,
+		    .sdiag_protocol = IPPROTO_UDP,
+		    .idiag_states = ~0u,
+		    .id.idiag_sport = address.sin_port } };
+	int fd = raw(SYS_socket, AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG, 0, 0);
+	int count = 0, ended = 0;
 
-	snprintf(what, sizeof(what), ": %08X:%04X ", address.sin_addr.s_addr,
-		 ntohs(address.sin_port));
-	while (fgets(line, sizeof(line), file))
-		count += strstr(line, what) != NULL;
-	fclose(file);
+	raw(SYS_sendto, fd, (long)&ask, sizeof(ask), 0, 0);
+	while (!ended) {
+		_Alignas(struct nlmsghdr) char answer[16384];
+		struct nlmsghdr *at = (void *)answer;
+		long left = raw(SYS_recvfrom, fd, (long)answer, sizeof(answer),
+				0, 0);
+
+		ended = left <= 0;
+		for (; NLMSG_OK(at, left); at = NLMSG_NEXT(at, left)) {
+			struct inet_diag_msg *about = NLMSG_DATA(at);
+
+			if (at->nlmsg_type == SOCK_DIAG_BY_FAMILY)
+				count += about->id.idiag_src[0] ==
+					 address.sin_addr.s_addr;
+			else
+				ended = 1;
+			if (at->nlmsg_type == NLMSG_ERROR)
+				count = -1;
+		}
+	}
+	raw_close(fd);
 	return count;
 }
 
