@@ -369,8 +369,8 @@ impl Sock {
 
     /// It is not to have lanes, for a reason; the first one counts.
     pub(crate) fn spoil(&self, reason: Reason) {
-        // SeqCst, as where it is asked for: who forks sees what is shared, or who binds sees this.
-        _ = self.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::SeqCst, Ordering::Relaxed);
+        _ = self.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
+        // As in `spoilt_by`: either the thread that forks sees the shared socket, or the one that binds sees this.
         fence(Ordering::SeqCst);
     }
 
