@@ -122,11 +122,11 @@ fn owners(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
     }
     if matches!(shared.mode(), LEARN | LANED) {
         let fd = lanes::group(sock);
-        shared.first.fetch_or(lanes::lanes_mask(shared), Ordering::AcqRel);
+        lanes::drain_first(shared, lanes::lanes_mask(shared));
         lanes::steer_to(shared, fd, rest::awake(shared, owned));
         shared.mode.store(LANED, Ordering::Release);
         bury_all(sock, shared, guard);
-        shared.first.fetch_or(lanes::lanes_mask(shared), Ordering::AcqRel);
+        lanes::drain_first(shared, lanes::lanes_mask(shared));
     }
 }
 
@@ -135,7 +135,7 @@ fn owners(sock: &Sock, shared: &Shared, guard: &Guard<'_>) {
 pub(crate) fn bury(sock: &Sock, shared: &Shared, lane: usize) {
     let errno = real::errno();
     // With or without the lock: who has it may be stopped.
-    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+    lanes::drain_first(shared, 1 << lane);
     if let Some(guard) = lock(sock, shared, false)
         && shared.mode() == LANED
     {

@@ -402,7 +402,10 @@ impl<Op: Fn(c_int, c_int) -> isize> Call<'_, Op> {
         if first != 0 {
             for lane in (0..MAX_LANES).filter(|lane| first & 1 << lane != 0) {
                 match self.try_kernel(lane) {
-                    Got::Answer(answer) => return Some((answer, own != Some(lane))),
+                    Got::Answer(answer) => {
+                        lanes::drained_first(self.shared);
+                        return Some((answer, own != Some(lane)));
+                    }
                     Got::Nothing => _ = self.shared.first.fetch_and(!(1 << lane), Ordering::AcqRel),
                 }
             }

@@ -63,7 +63,7 @@ fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
 #[cold]
 fn orphan(sock: &Sock, shared: &Shared, lane: usize) {
     // Before anything newer, and with or without the lock: who has it may be stopped, too.
-    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+    lanes::drain_first(shared, 1 << lane);
     let Some(guard) = mend::lock(sock, shared, false) else { return };
     if shared.mode() != LANED {
         return;

@@ -124,6 +124,8 @@ pub(crate) struct Shared {
     pub(crate) crowded: AtomicU64,
     /// Lanes that hold older datagrams than any other: they are emptied first.
     pub(crate) first: AtomicU64,
+    /// Receives out of those before they are emptied by their owners alone.
+    pub(crate) first_left: AtomicU32,
     /// Lanes that were taken out of steering for good, and may still hold something; and whether anything is held
     /// (`hold::HOLDS`).
     pub(crate) retired: AtomicU64,
@@ -190,7 +192,7 @@ impl Shared {
         ]) {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.rest, &self.signs, &self.calm, &self.looks, &self.first_awake] {
+        for word in [&self.first_left, &self.rest, &self.signs, &self.calm, &self.looks, &self.first_awake] {
             word.store(0, Ordering::Relaxed);
         }
         self.inherited.store(0, Ordering::Relaxed);

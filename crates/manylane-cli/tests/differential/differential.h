@@ -114,7 +114,7 @@ void delivered(void);
 bool is_ordered(const struct queue *queue);
 void received(struct queue *queue, const char *buffer, size_t len);
 void took(struct queue *queue, int actor, uint32_t datagrams);
-void emptied(struct queue *queue, int actor);
+void emptied(struct queue *queue);
 void left(int actor);
 void waited(void);
 void may_fall_back(void);

@@ -192,14 +192,12 @@ static void say_received(struct queue *queue)
 	}
 }
 
-/* An actor received: whether all that do have come back, so that lanes stay. */
-static bool is_settled(struct queue *queue, int actor, bool *may_change)
+/* Whether all that receive have come back, so that lanes stay. */
+static bool is_settled(const struct queue *queue, bool *may_change)
 {
 	int actors = 0;
 	bool settled = true;
 
-	if (queue->receives[actor] < 3)
-		queue->receives[actor]++;
 	for (int at = 0; at < ACTORS; at++) {
 		actors += queue->receives[at] > 0;
 		settled &= !queue->receives[at] || queue->receives[at] == 3;
@@ -215,7 +213,10 @@ void took(struct queue *queue, int actor, uint32_t datagrams)
 
 	if (!queue)
 		return;
-	settled = is_settled(queue, actor, &may_change);
+	/* One that found nothing counts for nothing. */
+	if (queue->receives[actor] < 3)
+		queue->receives[actor]++;
+	settled = is_settled(queue, &may_change);
 	queue->queued -= datagrams < queue->queued ? datagrams : queue->queued;
 	queue->is_older = queue->queued && (queue->is_older || queue->calm < 3);
 	queue->calm = settled ? queue->calm + (queue->calm < 3) : 0;
@@ -224,13 +225,13 @@ void took(struct queue *queue, int actor, uint32_t datagrams)
 }
 
 /* A receive found nothing: says what came since the last time. */
-void emptied(struct queue *queue, int actor)
+void emptied(struct queue *queue)
 {
 	bool may_change;
 
 	if (!queue)
 		return;
-	if (!is_settled(queue, actor, &may_change))
+	if (!is_settled(queue, &may_change))
 		queue->calm = 0;
 	say_received(queue);
 	queue->flow = queue->queued = queue->count = 0;

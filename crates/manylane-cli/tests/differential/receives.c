@@ -62,7 +62,7 @@ static void no_answer(const struct receive *one)
 {
 	say_result(-1);
 	if (errno == EAGAIN && !(one->flags & (MSG_ERRQUEUE | MSG_OOB)))
-		emptied(one->queue, one->actor);
+		emptied(one->queue);
 }
 
 /* False if nothing more is to be said of the answer. */
@@ -218,7 +218,7 @@ static void step_recvmmsg(struct step *step)
 		say(")");
 	}
 	if (got < 0 && errno == EAGAIN)
-		emptied(one.queue, one.actor);
+		emptied(one.queue);
 }
 
 /* All that is queued. */

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use libc::c_int;
 use manylane_sys::shim::Reason;
 
-use super::owners::{assign, is_there, leave, steer_to};
+use super::owners::{assign, drain_first, is_there, leave, steer_to};
 use super::{COMES_BACK, fall_back, keep, lanes_mask, local_addr};
 use crate::lock::Guard;
 use crate::sock::{
@@ -115,7 +115,7 @@ fn make(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Re
     assign(shared, fd, full);
     points::pass("lanes given");
     // What is queued in the program's own socket is older than what any lane gets: it goes first.
-    shared.first.store(1, Ordering::Release);
+    drain_first(shared, 1);
     points::pass("first set");
     shared.mode.store(LANED, Ordering::Release);
     queues::spread(shared);

@@ -36,7 +36,10 @@ use crate::{alone, gather, identity, loan, mend, mirror};
 
 pub(crate) use fall::{emptied, fall_back, forget_steering, plain, signals_are_mixed};
 pub(crate) use make::{before_bind, bind, consider, is_worth_a_look, open_in_advance};
-pub(crate) use owners::{assign, inherit, leave, member_leaves, part, steer_past, steer_to, steer_to_awake};
+pub(crate) use owners::{
+    assign, drain_first, drained_first, inherit, leave, member_leaves, part, steer_past, steer_to,
+    steer_to_awake,
+};
 
 /// Receives after which a thread is known to come back.
 pub(crate) const COMES_BACK: u32 = 2;

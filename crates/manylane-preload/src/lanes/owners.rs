@@ -9,6 +9,9 @@ use crate::lock::Guard;
 use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
 use crate::{hold, life, mend, open, points, queues, report, rest, start, steer};
 
+/// Receives out of lanes that are emptied first, for each change of steering: more than a receive buffer of 32 MiB holds.
+const FIRST_MAX: u32 = 1 << 16;
+
 /// Steers to the lanes whose bits are set.
 pub(crate) fn steer_to(shared: &Shared, fd: c_int, lanes: u64) -> bool {
     let policy = start::settings().map_or(steer::Policy::Flow, |settings| settings.steering);
@@ -33,9 +36,13 @@ pub(crate) fn steer_to_awake(shared: &Shared, fd: c_int) {
 
 /// The lanes to steer to, as the owners are.
 fn awake(shared: &Shared) -> u64 {
-    let owned = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
-    let owned = (0..MAX_LANES).filter(owned).fold(0, |mask, lane| mask | 1 << lane);
-    rest::awake(shared, owned)
+    rest::awake(shared, owned(shared))
+}
+
+/// The lanes that have an owner.
+fn owned(shared: &Shared) -> u64 {
+    let has_owner = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
+    (0..MAX_LANES).filter(has_owner).fold(0, |mask, lane| mask | 1 << lane)
 }
 
 /// Gives a lane to each member that comes back and has none, as far as there are any; then steers to those.
@@ -58,7 +65,11 @@ pub(crate) fn assign(shared: &Shared, fd: c_int, full: bool) {
         member.lane.store(lane as c_int, Ordering::Release);
         report::lane(member, lane as c_int, shared.inode_of(lane as c_int));
     }
-    steer_to_awake(shared, fd);
+    let before = shared.steered.load(Ordering::Relaxed);
+    let lanes = awake(shared);
+    if lanes != before {
+        steer_anew(shared, fd, lanes, before);
+    }
     queues::spread(shared);
     note_crowds(shared);
     hold::tell(shared, fd);
@@ -142,11 +153,34 @@ pub(crate) fn leave(shared: &Shared, fd: c_int, at: usize, guard: &Guard<'_>) {
     member.who.store(0, Ordering::Release);
 }
 
-/// Nothing more comes to a lane, and what it holds goes before all else: also what arrived on the way there.
+/// Nothing more comes to a lane, and what it holds goes before all else.
 fn past(shared: &Shared, fd: c_int, lane: usize) {
-    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
-    steer_to(shared, fd, awake(shared) & !(1 << lane));
-    shared.first.fetch_or(1 << lane, Ordering::AcqRel);
+    let lane = 1 << lane;
+    steer_anew(shared, fd, awake(shared) & !lane, shared.steered.load(Ordering::Relaxed) | lane);
+}
+
+/// Steers to `lanes`. Flows change lanes by that: what is queued in the `older` ones goes before what comes for these flows from
+/// now on.
+fn steer_anew(shared: &Shared, fd: c_int, lanes: u64, older: u64) {
+    drain_first(shared, older);
+    steer_to(shared, fd, lanes);
+    // Also what arrived on the way there.
+    drain_first(shared, older);
+}
+
+/// Everybody receives from `lanes` first, until each was seen empty.
+pub(crate) fn drain_first(shared: &Shared, lanes: u64) {
+    shared.first_left.store(FIRST_MAX, Ordering::Relaxed);
+    shared.first.fetch_or(lanes, Ordering::AcqRel);
+}
+
+/// A receive out of a lane that is emptied first. One that a flood comes for may never be seen empty: it must not keep
+/// everybody from the other lanes for ever, so its owner goes on with it alone.
+#[cold]
+pub(crate) fn drained_first(shared: &Shared) {
+    if shared.first_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+        shared.first.fetch_and(!owned(shared), Ordering::AcqRel);
+    }
 }
 
 /// [`past`], for a lane of `sock` that nobody owns any more. Under the lock.
