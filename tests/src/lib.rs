@@ -22,4 +22,4 @@ pub use slow::Slow;
 pub use variant::{Variant, backends, need_ebpf, need_ipv6, need_uring};
 
 /// How long a test waits for what has to come before it says that it did not.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);

@@ -30,6 +30,7 @@ fn prepare() {
     // Lanes that live on in the child would keep the port for as long as that does.
     identity::sweep(None);
     lanes::open_in_advance();
+    Sock::before_fork();
     for sock in Sock::in_use() {
         if sock.shared().is_none() {
             // Not bound yet: the other process will know nothing of what this one makes of it.
@@ -39,7 +40,7 @@ fn prepare() {
         if let Some(shared) = sock.shared() {
             // Under the lock: who opens lanes has it, and must not go on with it after the fork.
             let _guard = mend::lock(sock, shared, true);
-            shared.forked.store(1, Ordering::Release);
+            shared.forked.store(1, Ordering::SeqCst);
         }
     }
     alone::leave_all();

@@ -265,6 +265,9 @@ pub(crate) struct Sock {
 // SAFETY: atomics (a pointer may be null); zeroes are a slot that is not in use.
 unsafe impl Atomics for Sock {}
 
+/// Forks that this process has begun.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
 static SOCKS: AtomicPtr<Sock> = AtomicPtr::new(ptr::null_mut());
 
 impl Sock {
@@ -313,22 +316,34 @@ impl Sock {
         sock.steered_ahead.store(0, Ordering::Relaxed);
         sock.watched.store(0, Ordering::Relaxed);
         sock.numbers.store(0, Ordering::Relaxed);
+        // It was given back while a fork marked it.
+        if sock.shared().is_some_and(|shared| shared.forked.load(Ordering::SeqCst) != 0) {
+            sock.unshare();
+        }
         Some(sock)
     }
 
-    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+    /// A fork begins; after it, what is shared by sockets in use belongs to both processes.
+    pub(crate) fn before_fork() {
+        FORKS.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it. What slots that are
+    /// not in use keep for the next socket is the parent's.
     pub(crate) fn in_child() {
-        Self::in_use().for_each(|sock| sock.numbers.store(0, Ordering::Relaxed));
+        for sock in Self::all() {
+            match sock.used.load(Ordering::Relaxed) {
+                0 => sock.unshare(),
+                _ => sock.numbers.store(0, Ordering::Relaxed),
+            }
+        }
     }
 
     /// Gives the slot back. What was shared by a fork still belongs to the other process.
     pub(crate) fn give_back(&self) {
+        let forks = FORKS.load(Ordering::SeqCst);
         match self.shared() {
-            Some(shared) if shared.forked.load(Ordering::Relaxed) != 0 => {
-                self.shared.store(ptr::null_mut(), Ordering::Relaxed);
-                self.holds.store(ptr::null_mut(), Ordering::Relaxed);
-                self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
-            }
+            Some(shared) if shared.forked.load(Ordering::SeqCst) != 0 => self.unshare(),
             Some(shared) => {
                 let mine = me::token();
                 let holds = self.holds().unwrap_or_default();
@@ -345,11 +360,22 @@ impl Sock {
                     self.holds.store(ptr::null_mut(), Ordering::Relaxed);
                     self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
                 }
+                // A fork that has begun meanwhile may just have said so in what was reset.
+                if FORKS.load(Ordering::SeqCst) != forks {
+                    self.unshare();
+                }
             }
             None => {}
         }
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.used.store(0, Ordering::Release);
+    }
+
+    /// The next socket in this slot gets mappings of its own: another process has these.
+    fn unshare(&self) {
+        self.shared.store(ptr::null_mut(), Ordering::Relaxed);
+        self.holds.store(ptr::null_mut(), Ordering::Relaxed);
+        self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
     }
 
     /// What is shared; mapped at bind.
