@@ -34,11 +34,11 @@ pub const LOAD_TAKEN: usize = 8;
 pub const LOAD_WORDS: usize = 16;
 
 /// The doorbell of companions (`struct ml_doorbell`), in 64-bit words: index of `rings`.
-pub const BELL_RINGS: usize = 0;
+pub const WAKEUP_SEQ: usize = 0;
 /// Index of `heard` in the 64-bit words of a doorbell.
-pub const BELL_HEARD: usize = 8;
+pub const WAKEUP_ACK: usize = 8;
 /// 64-bit words of a doorbell.
-pub const BELL_WORDS: usize = 16;
+pub const WAKEUP_WORDS: usize = 16;
 
 const _: () = assert!(size_of::<Table>() == 8 + 4 * TABLE_SIZE);
 const _: () = assert!(offset_of!(Table, lane) == 4);
@@ -54,14 +54,14 @@ pub type PortKey = [u8; 20];
 /// An address (`struct ml_addr`); IPv4 is mapped.
 pub type AddrKey = [u8; 16];
 /// What the XDP program knows of its device (`struct ml_device`): hardware address, and the longest frame in bytes.
-pub type DeviceWords = [u8; 12];
+pub type DeviceBytes = [u8; 12];
 
 /// Limits that one socket may have at a time.
-pub const LIMITS: usize = 2;
+pub const MAX_LIMITS: usize = 2;
 /// Prefixes that the sockets of one device can have together.
 pub const MAX_RULES: usize = 16_384;
 /// Bits in front of the address in the key of a rule: number of the socket, family.
-pub const RULE_HEAD: u32 = 32;
+pub const RULE_HEADER_BITS: u32 = 32;
 /// What a rule says (`enum ml_rule_value`).
 pub const ALLOW: u32 = 1;
 /// What a rule says: dropped.
@@ -82,22 +82,22 @@ pub struct Limit {
 /// What one socket lets in (`struct ml_guard`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Guard {
+pub struct FilterEntry {
     /// Whether it has prefixes.
     pub rules: u32,
     /// Of its limits: those before had other buckets.
     pub generation: u32,
     /// The widest first.
-    pub limit: [Limit; LIMITS],
+    pub limit: [Limit; MAX_LIMITS],
 }
 
-/// A [`Guard`] as the map takes it.
-pub type GuardWords = [u64; 1 + 6 * LIMITS];
+/// A [`FilterEntry`] as the map takes it.
+pub type FilterWords = [u64; 1 + 6 * MAX_LIMITS];
 
-impl Guard {
+impl FilterEntry {
     /// The bytes of the C structure, as words.
     #[must_use]
-    pub fn words(&self) -> GuardWords {
+    pub fn to_words(&self) -> FilterWords {
         let mut bytes = [0; size_of::<Self>()];
         bytes[..4].copy_from_slice(&self.rules.to_ne_bytes());
         bytes[4..8].copy_from_slice(&self.generation.to_ne_bytes());
@@ -107,7 +107,7 @@ impl Guard {
             bytes[at + 16..at + 32].copy_from_slice(&limit.mask[0]);
             bytes[at + 32..at + 48].copy_from_slice(&limit.mask[1]);
         }
-        let mut words = [0; 1 + 6 * LIMITS];
+        let mut words = [0; 1 + 6 * MAX_LIMITS];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
@@ -122,25 +122,25 @@ pub type Refused = [u64; 2];
 
 const _: () = assert!(size_of::<Limit>() == 48);
 const _: () = assert!(offset_of!(Limit, mask) == 16);
-const _: () = assert!(size_of::<Guard>() == 8 + 48 * LIMITS);
-const _: () = assert!(offset_of!(Guard, limit) == 8);
-const _: () = assert!(size_of::<GuardWords>() == size_of::<Guard>());
+const _: () = assert!(size_of::<FilterEntry>() == 8 + 48 * MAX_LIMITS);
+const _: () = assert!(offset_of!(FilterEntry, limit) == 8);
+const _: () = assert!(size_of::<FilterWords>() == size_of::<FilterEntry>());
 
 /// What the XDP program says of a frame (`enum ml_note_kind`): that it says something; how many bytes of it are before the
 /// payload, by which IPv4 is told from IPv6; that its checksum is unfinished.
-pub const NOTE: u8 = 1;
-/// See [`NOTE`].
-pub const NOTE_IP4: u8 = 42;
-/// See [`NOTE`].
-pub const NOTE_IP6: u8 = 62;
-/// See [`NOTE`]. The bits that such a number can have.
-pub const NOTE_HEAD: u8 = 62;
-/// See [`NOTE`].
-pub const NOTE_UNFINISHED: u8 = 64;
+pub const RX_HINT: u8 = 1;
+/// See [`RX_HINT`].
+pub const RX_HINT_V4: u8 = 42;
+/// See [`RX_HINT`].
+pub const RX_HINT_V6: u8 = 62;
+/// See [`RX_HINT`]. The bits that such a number can have.
+pub const RX_HINT_HEADERS_MASK: u8 = 62;
+/// See [`RX_HINT`].
+pub const RX_HINT_PARTIAL: u8 = 64;
 /// Bytes of a note (`struct ml_note`).
-pub const NOTE_LEN: usize = 4;
+pub const RX_HINT_LEN: usize = 4;
 /// The longest UDP datagram, with its header, of which something is said.
-pub const NOTE_MOST: u16 = 72;
+pub const RX_HINT_UDP_MAX: u16 = 72;
 
 /// Why the XDP program left a frame to the kernel or dropped it, or that it did neither: indices of its counters.
 pub const XDP_COUNTS: [&str; 11] = [

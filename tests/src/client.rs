@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::thread;
 
-use manylane_sys::volley::set_segment;
+use manylane_sys::send_burst::set_segment_size;
 use manylane_sys::{cpu, sock};
 
-use crate::{PATIENCE, place};
+use crate::{TEST_TIMEOUT, test_env};
 
 /// Datagrams that the other side of a veth pair has queued at most, for each of its queues, over those that the kernel
 /// takes from there at a time; and some more.
@@ -29,12 +29,12 @@ impl Client {
     }
 
     /// A client at `from`. Addresses of loopback stand for others where the test is over a testbed: see
-    /// [`at`](crate::at).
+    /// [`map_addr`](crate::map_addr).
     #[must_use]
     pub fn between(from: SocketAddr, server: SocketAddr) -> Self {
-        let socket = place::peer(from);
-        socket.connect(place::at(server)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let socket = test_env::bind_peer(from);
+        socket.connect(test_env::map_addr(server)).unwrap();
+        socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         // As much as an unprivileged process gets everywhere: room for some hundred small answers.
         sock::set_buffer(socket.as_fd(), sock::Buffer::Receive, 212_992).unwrap();
         Self { socket }
@@ -52,8 +52,8 @@ impl Client {
     }
 
     /// Sends `payload` as a train of datagrams of `segment` bytes, of which the last may be shorter.
-    pub fn send_train(&self, payload: &[u8], segment: u16) {
-        send_train(&self.socket, payload, segment);
+    pub fn send_gso(&self, payload: &[u8], segment: u16) {
+        send_gso(&self.socket, payload, segment);
     }
 
     /// Receives one datagram.
@@ -70,7 +70,7 @@ impl Client {
 
     fn receive(&self) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; 66_000];
-        let len = uninterrupted(|| self.socket.recv(&mut buffer))?;
+        let len = retry_eintr(|| self.socket.recv(&mut buffer))?;
         buffer.truncate(len);
         Ok(buffer)
     }
@@ -89,7 +89,7 @@ impl Client {
 
     /// Whether nothing is there to receive.
     #[must_use]
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.socket.set_nonblocking(true).unwrap();
         let quiet = matches!(self.socket.recv(&mut [0; 1]), Err(err) if err.kind() == ErrorKind::WouldBlock);
         self.socket.set_nonblocking(false).unwrap();
@@ -97,11 +97,11 @@ impl Client {
     }
 }
 
-/// As [`Client::send_train`], over any connected socket.
-pub fn send_train(socket: &UdpSocket, payload: &[u8], segment: u16) {
-    set_segment(socket.as_fd(), segment).unwrap();
+/// As [`Client::send_gso`], over any connected socket.
+pub fn send_gso(socket: &UdpSocket, payload: &[u8], segment: u16) {
+    set_segment_size(socket.as_fd(), segment).unwrap();
     assert_eq!(socket.send(payload).unwrap(), payload.len());
-    set_segment(socket.as_fd(), 0).unwrap();
+    set_segment_size(socket.as_fd(), 0).unwrap();
 }
 
 /// `len` bytes that follow from `seed` and look like no other seed's.
@@ -120,21 +120,21 @@ pub fn pattern(seed: usize, len: usize) -> Vec<u8> {
 /// The kernel may do the receiving side of loopback a moment later, but does it in order on each CPU: when a
 /// datagram arrives that the same CPU sent afterwards, what was sent before has arrived. A veth pair is served in
 /// turns, with so many frames a turn; it may be on any CPU's list that sent over it before.
-pub fn settled<T: Send>(send: impl FnOnce() -> T + Send) -> T {
-    let testbed = place::is_testbed();
+pub fn send_and_wait<T: Send>(send: impl FnOnce() -> T + Send) -> T {
+    let testbed = test_env::is_testbed();
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
             let cpus = cpu::affinity().unwrap();
             cpu::pin(cpus[0]).unwrap();
             let done = send();
             let fence = UdpSocket::bind("127.0.0.1:0").unwrap();
-            fence.set_read_timeout(Some(PATIENCE)).unwrap();
+            fence.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
             let (rounds, cpus) = if testbed { (ROUNDS, &cpus[..]) } else { (1, &cpus[..1]) };
             for cpu in cpus {
                 cpu::pin(*cpu).unwrap();
                 for _ in 0..rounds {
                     fence.send_to(b"fence", fence.local_addr().unwrap()).unwrap();
-                    assert_eq!(uninterrupted(|| fence.recv(&mut [0; 8])).unwrap(), 5);
+                    assert_eq!(retry_eintr(|| fence.recv(&mut [0; 8])).unwrap(), 5);
                 }
             }
             done
@@ -146,7 +146,7 @@ pub fn settled<T: Send>(send: impl FnOnce() -> T + Send) -> T {
 /// What `receive` brings. A thread that is stopped for a while (by a debugger, a signal, the freezer of its control group), or
 /// that the kernel tells of the end of a ring of io_uring that it once made, comes back from a receive with a timeout by
 /// `EINTR`, and not with an answer.
-pub fn uninterrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub fn retry_eintr<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match receive() {
             Err(err) if err.kind() == ErrorKind::Interrupted => {}
@@ -157,7 +157,7 @@ pub fn uninterrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Resul
 
 /// The v4-mapped form in which a dual-stack socket sees an address.
 #[must_use]
-pub fn mapped(addr: SocketAddr) -> SocketAddr {
+pub fn v4_mapped(addr: SocketAddr) -> SocketAddr {
     match addr.ip() {
         IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), addr.port()),
         IpAddr::V6(_) => addr,

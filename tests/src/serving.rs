@@ -6,7 +6,7 @@ use std::thread;
 
 use manylane::{Batch, Counters, Error, Handle, LaneInfo, Outbox, Socket};
 
-use crate::{Client, PATIENCE, done_with};
+use crate::{Client, TEST_TIMEOUT, record_counters};
 
 /// A running [`Socket::serve`].
 pub struct Serving {
@@ -57,8 +57,8 @@ impl Serving {
     /// # Panics
     /// If it does not return.
     pub fn outcome(self) -> Result<Counters, Error> {
-        let outcome = self.outcome.recv_timeout(PATIENCE).expect("serve returns");
-        done_with(&self.handle.counters().total());
+        let outcome = self.outcome.recv_timeout(TEST_TIMEOUT).expect("serve returns");
+        record_counters(&self.handle.counters().total());
         outcome
     }
 

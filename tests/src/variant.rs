@@ -2,10 +2,10 @@
 
 use std::net::{ToSocketAddrs, UdpSocket};
 
-use manylane::{Builder, Engine, LaneCounters, SteeringBy, probe};
+use manylane::{Builder, Engine, LaneCounters, SteeringBackend, probe};
 use manylane_testbed::skip::{self, Forced};
 
-use crate::place::{self, Place};
+use crate::test_env::{self, TestEnv};
 
 /// One way for datagrams to go that the suite has to pass on.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub struct Variant {
     /// Whether replies may leave as trains.
     pub gso: bool,
     /// What enforces the steering.
-    pub by: SteeringBy,
+    pub by: SteeringBackend,
     /// What lanes do while there is nothing, as text.
     pub wait: &'static str,
 }
@@ -34,8 +34,8 @@ impl Variant {
     #[must_use]
     pub fn builder(&self, addr: impl ToSocketAddrs) -> Builder {
         let addr = addr.to_socket_addrs().unwrap().next().unwrap();
-        let mut builder = Builder::new(place::at(addr)).unwrap();
-        builder.lanes(2).engine(self.engine).gro(self.gro).gso(self.gso).steering_by(self.by);
+        let mut builder = Builder::new(test_env::map_addr(addr)).unwrap();
+        builder.lanes(2).engine(self.engine).gro(self.gro).gso(self.gso).steering_backend(self.by);
         builder.wait(self.wait.parse().unwrap());
         if self.queues > 0 {
             // The fragments of a large datagram take several times its size.
@@ -56,7 +56,7 @@ impl Variant {
     /// What eBPF has to have steered, if it counts: messages that came through kernel sockets.
     #[must_use]
     pub fn steered(&self, total: &LaneCounters) -> Option<u64> {
-        (self.by == SteeringBy::Ebpf).then_some(total.messages - total.by_xdp)
+        (self.by == SteeringBackend::Ebpf).then_some(total.messages - total.delivered_by_xdp)
     }
 
     /// Runs `check` if this machine can do the variant, and says so if not.
@@ -69,7 +69,7 @@ impl Variant {
             assert_ne!(by_xdp, Some(0), "nothing came past the kernel's stack");
         } else if self.queues > 0 {
             self.run_in_testbed(check);
-        } else if self.by != SteeringBy::Ebpf || need_ebpf(self.test) {
+        } else if self.by != SteeringBackend::Ebpf || need_ebpf(self.test) {
             check(&self);
         }
     }
@@ -83,7 +83,7 @@ impl Variant {
         let possible = skip::need_root(self.test) && need_ebpf(self.test);
         possible.then(|| {
             // Behind the driver a train of a sender on this machine is not cut, and left to the kernel.
-            Place::with(self.queues, self.generic, || check(&self))
+            TestEnv::run(self.queues, self.generic, || check(&self))
         })
     }
 }
@@ -176,7 +176,7 @@ macro_rules! on_every_variant {
                 queues: $queues,
                 gro: $gro,
                 gso: $gso,
-                by: manylane::SteeringBy::$by,
+                by: manylane::SteeringBackend::$by,
                 wait: $wait,
             };
             variant.$run(super::super::every_variant::$name);
@@ -198,7 +198,7 @@ macro_rules! on_every_engine {
             #[test]
             fn $name() {
                 let test = concat!("loopback_by_mmsg::", stringify!($name));
-                $crate::Variant::of(test, manylane::Engine::Mmsg, 0).run(super::every_engine::$name);
+                $crate::Variant::new(test, manylane::Engine::Mmsg, 0).run(super::every_engine::$name);
             }
         )*}
 
@@ -206,7 +206,7 @@ macro_rules! on_every_engine {
             #[test]
             fn $name() {
                 let test = concat!("loopback_by_uring::", stringify!($name));
-                $crate::Variant::of(test, manylane::Engine::Uring, 0).run(super::every_engine::$name);
+                $crate::Variant::new(test, manylane::Engine::Uring, 0).run(super::every_engine::$name);
             }
         )*}
 
@@ -215,7 +215,7 @@ macro_rules! on_every_engine {
             fn $name() {
                 let test = concat!("netns_by_xdp::", stringify!($name));
                 let queues = *[4_u32 $(, $queues)?].last().unwrap();
-                $crate::Variant::of(test, manylane::Engine::Xdp, queues).run(super::every_engine::$name);
+                $crate::Variant::new(test, manylane::Engine::Xdp, queues).run(super::every_engine::$name);
             }
         )*}
     };
@@ -224,7 +224,7 @@ macro_rules! on_every_engine {
 impl Variant {
     /// An engine with its defaults.
     #[must_use]
-    pub fn of(test: &'static str, engine: Engine, queues: u32) -> Self {
+    pub fn new(test: &'static str, engine: Engine, queues: u32) -> Self {
         Self {
             test,
             engine,
@@ -232,7 +232,7 @@ impl Variant {
             queues,
             gro: true,
             gso: true,
-            by: SteeringBy::Auto,
+            by: SteeringBackend::Auto,
             wait: "sleep",
         }
     }
@@ -240,8 +240,8 @@ impl Variant {
 
 /// Those of `wanted` that `test` can have here; a missing eBPF is told as a skip.
 #[must_use]
-pub fn backends(test: &str, wanted: &[SteeringBy]) -> Vec<SteeringBy> {
-    wanted.iter().copied().filter(|by| *by != SteeringBy::Ebpf || need_ebpf(test)).collect()
+pub fn backends(test: &str, wanted: &[SteeringBackend]) -> Vec<SteeringBackend> {
+    wanted.iter().copied().filter(|by| *by != SteeringBackend::Ebpf || need_ebpf(test)).collect()
 }
 
 /// Whether steering by eBPF can be had here; tells the skip of `test` if not.

@@ -6,22 +6,22 @@ mod faults_support;
 
 use std::thread;
 
-use faults_support::{Child, Resource, descriptors, fill_gaps, is, limit, lonely, status};
-use manylane::{Builder, Engine, Error, ErrorKind, Placement, SteeringBy};
+use faults_support::{Child, Resource, fill_gaps, is_child, open_fds, set_limit, status, unique_uid};
+use manylane::{Builder, Engine, Error, ErrorKind, Placement, SteeringBackend};
 use manylane_testbed::skip;
-use manylane_tests::{Client, Hands, Serving, backends, need_uring};
+use manylane_tests::{Client, LaneDriver, Serving, backends, need_uring};
 
 /// With an engine that is named: `auto` might take another one where there is less, and need less of it.
-fn open_by(engine: Engine, lanes: usize, by: SteeringBy) -> Result<manylane::Socket, Error> {
-    Builder::new("127.0.0.1:0").unwrap().engine(engine).lanes(lanes).steering_by(by).open()
+fn open_by(engine: Engine, lanes: usize, by: SteeringBackend) -> Result<manylane::Socket, Error> {
+    Builder::new("127.0.0.1:0").unwrap().engine(engine).lanes(lanes).steering_backend(by).open()
 }
 
-fn open(lanes: usize, by: SteeringBy) -> Result<manylane::Socket, Error> {
+fn open(lanes: usize, by: SteeringBackend) -> Result<manylane::Socket, Error> {
     open_by(Engine::Mmsg, lanes, by)
 }
 
-fn works(socket: manylane::Socket) {
-    let mut hands = Hands::new(socket);
+fn assert_works(socket: manylane::Socket) {
+    let mut hands = LaneDriver::new(socket);
     let client = Client::to(hands.addr());
     client.send(b"still here");
     hands.echo(1);
@@ -31,34 +31,34 @@ fn works(socket: manylane::Socket) {
 #[test]
 #[ignore = "started by loopback_fault_too_few_descriptors_is_a_limit"]
 fn child_has_few_descriptors() {
-    if !is("child_has_few_descriptors") {
+    if !is_child("child_has_few_descriptors") {
         return;
     }
     let test = "loopback_fault_too_few_descriptors_is_a_limit";
-    let all = [SteeringBy::Kernel, SteeringBy::ClassicBpf, SteeringBy::Ebpf];
+    let all = [SteeringBackend::Kernel, SteeringBackend::ClassicBpf, SteeringBackend::Ebpf];
     for by in backends(test, &all) {
-        meet_the_limit(Engine::Mmsg, by);
+        check_fd_limit(Engine::Mmsg, by);
     }
     if need_uring(test) {
-        meet_the_limit(Engine::Uring, SteeringBy::Kernel);
+        check_fd_limit(Engine::Uring, SteeringBackend::Kernel);
     }
 }
 
-fn meet_the_limit(engine: Engine, by: SteeringBy) {
+fn check_fd_limit(engine: Engine, by: SteeringBackend) {
     let open = |lanes| open_by(engine, lanes, by);
     let what = format!("{engine}, {by}");
     // What the first use of anything keeps open is no leak.
     drop(open(2));
     fill_gaps();
-    let before = descriptors();
-    let whole = open(4).map(|socket| (descriptors(), socket)).unwrap().0 - before;
+    let before = open_fds();
+    let whole = open(4).map(|socket| (open_fds(), socket)).unwrap().0 - before;
     // From none at all to all but one: each step of opening meets the limit once.
     let mut refused = 0;
     for room in 0..whole + 8 {
-        limit(Resource::Nofile, Some((before + room) as u64));
+        set_limit(Resource::Nofile, Some((before + room) as u64));
         let result = open(4).map(drop);
-        limit(Resource::Nofile, None);
-        assert_eq!(descriptors(), before, "{what}: a descriptor leaked with room for {room}");
+        set_limit(Resource::Nofile, None);
+        assert_eq!(open_fds(), before, "{what}: a descriptor leaked with room for {room}");
         match result {
             Ok(()) => assert!(room >= whole, "{what}: {whole} descriptors fit into {room}"),
             Err(err) => {
@@ -72,11 +72,11 @@ fn meet_the_limit(engine: Engine, by: SteeringBy) {
     assert!(refused >= whole, "{what}");
 
     // Fewer lanes fit, in the same process, under the limit that was too low.
-    let few = open(1).map(|socket| (descriptors(), socket)).unwrap().0 - before;
-    limit(Resource::Nofile, Some((before + few + 4) as u64));
+    let few = open(1).map(|socket| (open_fds(), socket)).unwrap().0 - before;
+    set_limit(Resource::Nofile, Some((before + few + 4) as u64));
     assert_eq!(open(64).map(drop).unwrap_err().kind(), ErrorKind::Limit, "{what}");
-    works(open(1).unwrap());
-    limit(Resource::Nofile, None);
+    assert_works(open(1).unwrap());
+    set_limit(Resource::Nofile, None);
 }
 
 #[test]
@@ -87,19 +87,19 @@ fn loopback_fault_too_few_descriptors_is_a_limit() {
 #[test]
 #[ignore = "started by loopback_fault_a_lane_too_many_leaves_the_others_alone"]
 fn child_adds_a_lane_too_many() {
-    if !is("child_adds_a_lane_too_many") {
+    if !is_child("child_adds_a_lane_too_many") {
         return;
     }
-    let all = [SteeringBy::Kernel, SteeringBy::ClassicBpf, SteeringBy::Ebpf];
+    let all = [SteeringBackend::Kernel, SteeringBackend::ClassicBpf, SteeringBackend::Ebpf];
     for by in backends("loopback_fault_a_lane_too_many_leaves_the_others_alone", &all) {
         let serving = Serving::echo(open(2, by).unwrap());
         let client = Client::to(serving.addr);
         fill_gaps();
-        limit(Resource::Nofile, Some(descriptors() as u64));
+        set_limit(Resource::Nofile, Some(open_fds() as u64));
         let err = serving.handle.add_lane().unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Limit, "{by}: {err}");
         client.ping();
-        limit(Resource::Nofile, None);
+        set_limit(Resource::Nofile, None);
         assert_eq!(serving.handle.lane_ids().len(), 2);
         serving.handle.add_lane().unwrap();
         client.ping();
@@ -116,24 +116,24 @@ fn loopback_fault_a_lane_too_many_leaves_the_others_alone() {
 #[test]
 #[ignore = "started by loopback_fault_too_little_memory_is_a_limit"]
 fn child_has_little_memory() {
-    if !is("child_has_little_memory") {
+    if !is_child("child_has_little_memory") {
         return;
     }
     let large = || {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
-        builder.lanes(256).batch(1024).steering_by(SteeringBy::ClassicBpf);
+        builder.lanes(256).batch(1024).steering_backend(SteeringBackend::ClassicBpf);
         builder
     };
-    let before = descriptors();
+    let before = open_fds();
     // 256 lanes of 64 MiB each do not fit; how far it gets before is different each time.
     for gigabytes in [1, 2, 3] {
-        limit(Resource::As, Some(status("VmSize") * 1024 + (gigabytes << 30)));
+        set_limit(Resource::As, Some(status("VmSize") * 1024 + (gigabytes << 30)));
         let err = large().open().map(drop).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
         let text = err.to_string();
         assert!(text.contains("lane") && text.contains("ulimit -v") && text.contains("batch()"), "{text}");
-        assert_eq!(descriptors(), before);
-        works(open(2, SteeringBy::ClassicBpf).unwrap());
+        assert_eq!(open_fds(), before);
+        assert_works(open(2, SteeringBackend::ClassicBpf).unwrap());
     }
 }
 
@@ -145,21 +145,26 @@ fn loopback_fault_too_little_memory_is_a_limit() {
 #[test]
 #[ignore = "started by loopback_fault_memory_ends_anywhere_without_an_abort"]
 fn child_runs_out_of_memory_anywhere() {
-    if !is("child_runs_out_of_memory_anywhere") {
+    if !is_child("child_runs_out_of_memory_anywhere") {
         return;
     }
     let two = || {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
-        builder.lanes(2).batch(1024).gro(false).datagram_size(64).steering_by(SteeringBy::ClassicBpf);
+        builder
+            .lanes(2)
+            .batch(1024)
+            .gro(false)
+            .datagram_size(64)
+            .steering_backend(SteeringBackend::ClassicBpf);
         builder
     };
     drop(two().open().unwrap());
     // A lane takes about a megabyte, in several pieces: memory ends within each of them.
     let mut outcomes = [0, 0];
     for pages in (0..1024).step_by(5) {
-        limit(Resource::As, Some(status("VmSize") * 1024 + (256 << 10) + (pages << 12)));
+        set_limit(Resource::As, Some(status("VmSize") * 1024 + (256 << 10) + (pages << 12)));
         let result = two().open().map(drop);
-        limit(Resource::As, None);
+        set_limit(Resource::As, None);
         match result {
             Ok(()) => outcomes[0] += 1,
             Err(err) => {
@@ -179,24 +184,24 @@ fn loopback_fault_memory_ends_anywhere_without_an_abort() {
 #[test]
 #[ignore = "started by netns_fault_too_few_threads_is_a_limit"]
 fn child_has_few_threads() {
-    if !is("child_has_few_threads") {
+    if !is_child("child_has_few_threads") {
         return;
     }
     for lanes in [8, 2] {
-        let socket = open(lanes, SteeringBy::ClassicBpf).unwrap();
-        let (before, addr) = (descriptors() - lanes, socket.local_addr());
+        let socket = open(lanes, SteeringBackend::ClassicBpf).unwrap();
+        let (before, addr) = (open_fds() - lanes, socket.local_addr());
         let handle = socket.handle();
         // Room for three lanes: the limit counts every thread of the user, which has no other process.
-        limit(Resource::Nproc, Some(status("Threads") + 3));
+        set_limit(Resource::Nproc, Some(status("Threads") + 3));
         if lanes == 8 {
             let err = socket.serve(|_, _| {}).unwrap_err();
             assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
             assert!(err.to_string().contains("ulimit -u"), "{err}");
             assert_eq!(handle.lane_ids().len(), 0);
             drop(handle);
-            assert_eq!(descriptors(), before);
+            assert_eq!(open_fds(), before);
             // The port is free again.
-            open(1, SteeringBy::Kernel).unwrap();
+            open(1, SteeringBackend::Kernel).unwrap();
             Builder::new(addr).unwrap().lanes(1).open().unwrap();
         } else {
             thread::scope(|scope| {
@@ -214,7 +219,7 @@ fn child_has_few_threads() {
                 assert_eq!(counters.unwrap().total().delivered, 1);
             });
         }
-        limit(Resource::Nproc, None);
+        set_limit(Resource::Nproc, None);
     }
 }
 
@@ -224,7 +229,7 @@ fn netns_fault_too_few_threads_is_a_limit() {
     if !skip::need_root("netns_fault_too_few_threads_is_a_limit") {
         return;
     }
-    Child::run("child_has_few_threads", Some(lonely()));
+    Child::run("child_has_few_threads", Some(unique_uid()));
 }
 
 #[test]

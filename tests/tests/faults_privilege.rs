@@ -7,10 +7,10 @@ mod faults_support;
 use std::fs;
 use std::time::Duration;
 
-use faults_support::{Child, NOBODY, is, is_root};
-use manylane::{Builder, Engine, ErrorKind, Steering, SteeringBy, WaitPolicy, probe};
+use faults_support::{Child, NOBODY, is_child, is_root};
+use manylane::{Builder, Engine, ErrorKind, Steering, SteeringBackend, WaitPolicy, probe};
 use manylane_testbed::{Layout, Testbed, skip};
-use manylane_tests::{Client, Hands, settled};
+use manylane_tests::{Client, LaneDriver, send_and_wait};
 
 fn builder() -> Builder {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
@@ -19,14 +19,14 @@ fn builder() -> Builder {
 }
 
 /// The largest buffer that a process gets without a privilege.
-fn largest(sysctl: &str) -> usize {
+fn buffer_max(sysctl: &str) -> usize {
     fs::read_to_string(format!("/proc/sys/net/core/{sysctl}")).unwrap().trim().parse().unwrap()
 }
 
 #[test]
 #[ignore = "started by loopback_fault_without_ebpf_classic_bpf_steps_in"]
 fn child_steers_without_ebpf() {
-    if !is("child_steers_without_ebpf") {
+    if !is_child("child_steers_without_ebpf") {
         return;
     }
     assert_eq!(probe().ebpf.unwrap_err().kind(), ErrorKind::Permission);
@@ -40,19 +40,20 @@ fn child_steers_without_ebpf() {
     ] {
         let socket = builder().steering(asked).open().unwrap();
         let steering = socket.steering();
-        assert_eq!((steering.policy, steering.by), (in_force, SteeringBy::ClassicBpf), "{asked}");
-        let why = steering.why.unwrap();
+        assert_eq!((steering.policy, steering.backend), (in_force, SteeringBackend::ClassicBpf), "{asked}");
+        let why = steering.reason.unwrap();
         assert!(why.starts_with("no eBPF: ") && why.contains("CAP_BPF"), "{why}");
 
-        let mut hands = Hands::new(socket);
+        let mut hands = LaneDriver::new(socket);
         let addr = hands.addr();
-        settled(|| (0..50).for_each(|_| Client::to(addr).send(b"all of them")));
-        hands.take(50);
+        send_and_wait(|| (0..50).for_each(|_| Client::to(addr).send(b"all of them")));
+        hands.recv_all(50);
         let total = hands.handle.counters().total();
         assert_eq!((total.delivered, total.kernel_dropped, total.steered), (50, 0, None));
 
         // Who insists hears what is missing.
-        let err = builder().steering(asked).steering_by(SteeringBy::Ebpf).open().map(|_| ()).unwrap_err();
+        let err =
+            builder().steering(asked).steering_backend(SteeringBackend::Ebpf).open().map(|_| ()).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Permission);
         assert!(err.to_string().contains("CAP_BPF"), "{err}");
     }
@@ -67,14 +68,14 @@ fn loopback_fault_without_ebpf_classic_bpf_steps_in() {
 #[test]
 #[ignore = "started by loopback_fault_without_privileges_the_program_looks_instead_of_the_kernel"]
 fn child_wants_the_kernel_to_look() {
-    if !is("child_wants_the_kernel_to_look") {
+    if !is_child("child_wants_the_kernel_to_look") {
         return;
     }
     let time = Duration::from_micros(70);
     let socket = builder().engine(Engine::Mmsg).lanes(1).wait(WaitPolicy::BusyPoll(time)).open().unwrap();
     let waiting = socket.waiting();
     assert_eq!(waiting.policy, WaitPolicy::Spin(time));
-    let why = waiting.why.unwrap();
+    let why = waiting.reason.unwrap();
     assert!(why.contains("SO_BUSY_POLL") && why.contains("CAP_NET_ADMIN"), "{why}");
     let mut lane = socket.into_lanes().remove(0);
     Client::to(lane.local_addr()).send(b"comes");
@@ -89,7 +90,7 @@ fn loopback_fault_without_privileges_the_program_looks_instead_of_the_kernel() {
 #[test]
 #[ignore = "started by loopback_fault_a_buffer_above_the_sysctl_names_it"]
 fn child_wants_large_buffers() {
-    if !is("child_wants_large_buffers") {
+    if !is_child("child_wants_large_buffers") {
         return;
     }
     for sysctl in ["rmem_max", "wmem_max"] {
@@ -99,12 +100,12 @@ fn child_wants_large_buffers() {
                 if sysctl == "rmem_max" { builder.recv_buffer(bytes) } else { builder.send_buffer(bytes) };
             set.open().map(|_| ())
         };
-        open(largest(sysctl)).unwrap();
-        let err = open(largest(sysctl) + 1).unwrap_err();
+        open(buffer_max(sysctl)).unwrap();
+        let err = open(buffer_max(sysctl) + 1).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Limit);
         let text = err.to_string();
         assert!(text.contains(&format!("net.core.{sysctl}")) && text.contains("CAP_NET_ADMIN"), "{text}");
-        assert!(text.contains(&(largest(sysctl) + 1).to_string()), "{text}");
+        assert!(text.contains(&(buffer_max(sysctl) + 1).to_string()), "{text}");
     }
 }
 
@@ -119,13 +120,13 @@ fn loopback_fault_root_gets_a_buffer_above_the_sysctl() {
         return;
     }
     // What is more than the sysctl allows is queued, not only granted: each byte counts more than once.
-    let bytes = largest("rmem_max") + (1 << 20);
+    let bytes = buffer_max("rmem_max") + (1 << 20);
     let datagrams = bytes / 65_507;
-    let socket = builder().recv_buffer(bytes).send_buffer(largest("wmem_max") + 1).open().unwrap();
-    let mut hands = Hands::new(socket);
+    let socket = builder().recv_buffer(bytes).send_buffer(buffer_max("wmem_max") + 1).open().unwrap();
+    let mut hands = LaneDriver::new(socket);
     let client = Client::to(hands.addr());
-    settled(|| (0..datagrams).for_each(|_| client.send(&[7; 65_507])));
-    hands.take(datagrams);
+    send_and_wait(|| (0..datagrams).for_each(|_| client.send(&[7; 65_507])));
+    hands.recv_all(datagrams);
     let total = hands.handle.counters().total();
     assert_eq!((total.delivered, total.kernel_dropped), (datagrams as u64, 0));
 }
@@ -133,7 +134,7 @@ fn loopback_fault_root_gets_a_buffer_above_the_sysctl() {
 #[test]
 #[ignore = "started by netns_fault_a_privileged_port_names_what_is_missing"]
 fn child_wants_port_53() {
-    if !is("child_wants_port_53") {
+    if !is_child("child_wants_port_53") {
         return;
     }
     for addr in ["127.0.0.1:53", "[::1]:53", "0.0.0.0:1023"] {
@@ -174,7 +175,7 @@ fn netns_fault_ipv6_turned_off_is_said() {
         assert_eq!(err.kind(), ErrorKind::Address);
         assert!(err.to_string().contains("binding [::1]:0"), "{err}");
         // A wildcard still takes IPv4.
-        let mut hands = Hands::new(Builder::new("[::]:0").unwrap().lanes(2).open().unwrap());
+        let mut hands = LaneDriver::new(Builder::new("[::]:0").unwrap().lanes(2).open().unwrap());
         let client = Client::to(([127, 0, 0, 1], hands.addr().port()).into());
         client.send(b"over IPv4");
         hands.echo(1);

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use faults_support::{Child, hold, is, is_root, tell};
+use faults_support::{Child, is_child, is_root, report, wait_for_parent};
 use manylane::Builder;
 use manylane_sys::flock;
 use manylane_testbed::skip::{self, Forced};
-use manylane_tests::PATIENCE;
+use manylane_tests::TEST_TIMEOUT;
 
 /// Names of control groups that this test makes, before a word that no other has.
 const PREFIX: &str = "manylane-test-";
@@ -21,21 +21,21 @@ const PREFIX: &str = "manylane-test-";
 const PERIOD: u64 = 100_000;
 
 /// A control group for CPU time, removed with this value.
-struct Group {
+struct Cgroup {
     path: PathBuf,
     /// Its directory, locked: it has an owner that lives, in whichever PID namespace.
     _lock: File,
     /// Of the second version of control groups.
-    second: bool,
+    is_v2: bool,
 }
 
-impl Group {
+impl Cgroup {
     /// Makes one.
     ///
     /// # Errors
     /// What is in the way.
     fn new() -> Result<Self, String> {
-        let (at, second) = hierarchy().ok_or("no hierarchy of control groups for CPU time is mounted")?;
+        let (at, second) = cgroup_root().ok_or("no hierarchy of control groups for CPU time is mounted")?;
         remove_leftovers(&at);
         loop {
             let word = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
@@ -43,18 +43,18 @@ impl Group {
             fs::create_dir(&path).map_err(|err| format!("making {}: {err}", path.display()))?;
             // Before it was locked, another run may have taken it for a leftover.
             if let Some(lock) = lock(&path) {
-                return Ok(Self { path, _lock: lock, second });
+                return Ok(Self { path, _lock: lock, is_v2: second });
             }
         }
     }
 
     fn has_quotas(&self) -> bool {
-        self.path.join(if self.second { "cpu.max" } else { "cpu.cfs_quota_us" }).exists()
+        self.path.join(if self.is_v2 { "cpu.max" } else { "cpu.cfs_quota_us" }).exists()
     }
 
     /// Lets the processes in the group use `quota` microseconds of CPU time in each period.
     fn set_quota(&self, quota: u64) {
-        if self.second {
+        if self.is_v2 {
             self.write("cpu.max", &format!("{quota} {PERIOD}"));
         } else {
             self.write("cpu.cfs_period_us", &PERIOD.to_string());
@@ -63,7 +63,7 @@ impl Group {
     }
 
     /// Moves a process, with all its threads, into the group.
-    fn take(&self, pid: u32) {
+    fn add_process(&self, pid: u32) {
         self.write("cgroup.procs", &pid.to_string());
     }
 
@@ -72,18 +72,18 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for Cgroup {
     fn drop(&mut self) {
         // A process that was killed leaves its group a moment later.
         let start = Instant::now();
-        while fs::remove_dir(&self.path).is_err() && self.path.exists() && start.elapsed() < PATIENCE {
+        while fs::remove_dir(&self.path).is_err() && self.path.exists() && start.elapsed() < TEST_TIMEOUT {
             thread::sleep(Duration::from_millis(2));
         }
     }
 }
 
 /// The root of the control groups for CPU time, and whether it is of the second version.
-fn hierarchy() -> Option<(PathBuf, bool)> {
+fn cgroup_root() -> Option<(PathBuf, bool)> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let mounts = || mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let first = mounts().find(|mount| mount[2] == "cgroup" && mount[3].split(',').any(|word| word == "cpu"));
@@ -117,7 +117,7 @@ fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
     if !skip::need(name, is_root(), "control groups are made by root") {
         return;
     }
-    let group = Group::new();
+    let group = Cgroup::new();
     let why = group.as_ref().err().cloned().unwrap_or_default();
     if !skip::need(name, group.is_ok(), &why) {
         return;
@@ -126,7 +126,7 @@ fn netns_groups_of_other_runs_are_left_alone_and_leftovers_are_removed() {
     // Of a run in another PID namespace, whose process has a number that is nobody's here, and crashed.
     let leftover = group.path.with_file_name(format!("{PREFIX}{}", u32::MAX));
     fs::create_dir(&leftover).unwrap();
-    let other = Group::new().unwrap();
+    let other = Cgroup::new().unwrap();
     assert_ne!(group.path, other.path);
     assert_eq!((group.path.exists(), leftover.exists()), (true, false));
 }
@@ -138,17 +138,17 @@ fn default_lanes() -> usize {
 #[test]
 #[ignore = "started by netns_default_lanes_honour_a_quota_of_cpu_time"]
 fn child_tells_its_default_lanes() {
-    if !is("child_tells_its_default_lanes") {
+    if !is_child("child_tells_its_default_lanes") {
         return;
     }
-    tell(&default_lanes().to_string());
+    report(&default_lanes().to_string());
     let start = Instant::now();
     while !fs::read_to_string("/proc/self/cgroup").unwrap().contains(PREFIX) {
-        assert!(start.elapsed() < PATIENCE, "nobody moves this process into a group");
+        assert!(start.elapsed() < TEST_TIMEOUT, "nobody moves this process into a group");
         thread::sleep(Duration::from_millis(2));
     }
-    tell(&default_lanes().to_string());
-    hold();
+    report(&default_lanes().to_string());
+    wait_for_parent();
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn netns_default_lanes_honour_a_quota_of_cpu_time() {
     let one = PERIOD;
     // Whole CPUs count, but one lane there is in any case.
     for (quota, lanes) in [(one, 1), (one / 2, 1), (one * 2 - 1, 1), (one * cpus, cpus), (one * 1000, cpus)] {
-        let group = Group::new();
+        let group = Cgroup::new();
         let why = group.as_ref().err().cloned().unwrap_or_default();
         if !skip::need(name, group.is_ok(), &why) {
             return;
@@ -178,7 +178,7 @@ fn netns_default_lanes_honour_a_quota_of_cpu_time() {
         // Made after the group, and so gone before it.
         let child = Child::start("child_tells_its_default_lanes", None);
         assert_eq!(child.line(), cpus.to_string(), "without a quota");
-        group.take(child.pid());
+        group.add_process(child.pid());
         assert_eq!(child.line(), lanes.to_string(), "{quota} of {PERIOD} microseconds");
         child.finish();
     }

@@ -7,24 +7,24 @@ mod faults_support;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use faults_support::{Child, Signal, hold, is, tell};
-use manylane::{Builder, ErrorKind, Placement, Received, Steering, SteeringBy};
-use manylane_tests::{Client, Hands, PATIENCE, Serving, backends, pattern, settled};
+use faults_support::{Child, Signal, is_child, report, wait_for_parent};
+use manylane::{Builder, ErrorKind, Placement, Received, Steering, SteeringBackend};
+use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT, backends, pattern, send_and_wait};
 
 #[test]
 #[ignore = "started by loopback_fault_a_signal_ends_a_wait_and_nothing_else"]
 fn child_waits_for_signals() {
-    if !is("child_waits_for_signals") {
+    if !is_child("child_waits_for_signals") {
         return;
     }
     let socket = Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap();
-    tell(&socket.local_addr().to_string());
+    report(&socket.local_addr().to_string());
     let handle = socket.handle();
     let mut lane = socket.into_lanes().remove(0);
     loop {
-        let Received { batch, mut out } = lane.recv_timeout(PATIENCE).unwrap();
+        let Received { batch, mut out } = lane.recv_timeout(TEST_TIMEOUT).unwrap();
         if batch.is_empty() {
-            tell("nothing");
+            report("nothing");
             continue;
         }
         for datagram in batch {
@@ -34,7 +34,7 @@ fn child_waits_for_signals() {
     }
     let total = handle.counters().total();
     assert_eq!((total.recv_errors, total.batches, total.delivered), (0, 1, 1), "{total:?}");
-    hold();
+    wait_for_parent();
 }
 
 #[test]
@@ -60,13 +60,13 @@ fn loopback_fault_a_signal_ends_a_wait_and_nothing_else() {
 #[test]
 #[ignore = "started by loopback_fault_signals_do_not_disturb_serving"]
 fn child_serves_through_signals() {
-    if !is("child_serves_through_signals") {
+    if !is_child("child_serves_through_signals") {
         return;
     }
     let socket = Builder::new("127.0.0.1:0").unwrap().lanes(4).open().unwrap();
     let serving = Serving::echo(socket);
-    tell(&serving.addr.to_string());
-    hold();
+    report(&serving.addr.to_string());
+    wait_for_parent();
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.sent, total.recv_errors, total.lost()), (501, 501, 0, 0));
 }
@@ -89,10 +89,10 @@ fn loopback_fault_signals_do_not_disturb_serving() {
 
 /// Sends `count` datagrams of `size` bytes as fast as it goes to lanes with small queues, and checks that each
 /// was delivered or counted as dropped.
-fn flood(size: usize, count: u64, by: SteeringBy) {
+fn flood(size: usize, count: u64, by: SteeringBackend) {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
     let socket =
-        builder.lanes(2).steering(Steering::Random).steering_by(by).recv_buffer(200_000).open().unwrap();
+        builder.lanes(2).steering(Steering::Random).steering_backend(by).recv_buffer(200_000).open().unwrap();
     let expected = pattern(1, size);
     let payload = expected.clone();
     let serving = Serving::start(socket, move |batch, _| {
@@ -101,7 +101,7 @@ fn flood(size: usize, count: u64, by: SteeringBy) {
         }
     });
     let client = Client::to(serving.addr);
-    settled(|| (0..count).for_each(|_| client.send(&payload)));
+    send_and_wait(|| (0..count).for_each(|_| client.send(&payload)));
     let total = serving.stop().unwrap().total();
     assert_eq!(total.delivered + total.kernel_dropped, count, "{total:?}");
     assert_eq!((total.arrived(), total.discarded, total.truncated, total.recv_errors), (count, 0, 0, 0));
@@ -111,7 +111,7 @@ fn flood(size: usize, count: u64, by: SteeringBy) {
 
 #[test]
 fn loopback_fault_a_flood_of_empty_datagrams_is_counted() {
-    let all = [SteeringBy::Ebpf, SteeringBy::ClassicBpf, SteeringBy::Kernel];
+    let all = [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel];
     for by in backends("loopback_fault_a_flood_of_empty_datagrams_is_counted", &all) {
         flood(0, 30_000, by);
     }
@@ -119,7 +119,7 @@ fn loopback_fault_a_flood_of_empty_datagrams_is_counted() {
 
 #[test]
 fn loopback_fault_a_flood_of_the_largest_datagrams_is_counted() {
-    let all = [SteeringBy::Ebpf, SteeringBy::ClassicBpf, SteeringBy::Kernel];
+    let all = [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel];
     for by in backends("loopback_fault_a_flood_of_the_largest_datagrams_is_counted", &all) {
         flood(65_507, 3_000, by);
     }
@@ -129,9 +129,9 @@ fn loopback_fault_a_flood_of_the_largest_datagrams_is_counted() {
 fn loopback_fault_a_queue_that_nobody_reads_is_counted() {
     const COUNT: u64 = 5_000;
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
-    let mut hands = Hands::new(builder.lanes(1).recv_buffer(20_000).open().unwrap());
+    let mut hands = LaneDriver::new(builder.lanes(1).recv_buffer(20_000).open().unwrap());
     let client = Client::to(hands.addr());
-    settled(|| (0..COUNT).for_each(|_| client.send(&[1; 100])));
+    send_and_wait(|| (0..COUNT).for_each(|_| client.send(&[1; 100])));
     let dropped = hands.handle.counters().total().kernel_dropped;
     assert!(dropped > 0 && dropped < COUNT, "{dropped}");
     // Not one is taken: what is queued when the lane goes is thrown away with it, and counted.
@@ -144,7 +144,7 @@ fn loopback_fault_a_queue_that_nobody_reads_is_counted() {
 
 #[test]
 fn loopback_fault_a_peer_that_is_gone_disturbs_nobody() {
-    let mut hands = Hands::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
+    let mut hands = LaneDriver::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
     let client = Client::to(hands.addr());
     for round in 0..20 {
         let gone = Client::to(hands.addr());
@@ -161,7 +161,7 @@ fn loopback_fault_a_peer_that_is_gone_disturbs_nobody() {
 
 #[test]
 fn loopback_fault_answers_larger_than_a_datagram_are_lost_by_name() {
-    let mut hands = Hands::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
+    let mut hands = LaneDriver::new(Builder::new("127.0.0.1:0").unwrap().lanes(1).open().unwrap());
     let client = Client::to(hands.addr());
     client.send(b"tell me everything");
     let everything = vec![9; 65_508];
@@ -181,11 +181,11 @@ fn loopback_fault_the_largest_datagram_is_the_familys() {
     if !manylane_tests::need_ipv6("loopback_fault_the_largest_datagram_is_the_familys") {
         return;
     }
-    const MOST: usize = 65_527;
-    let everything = vec![9; MOST + 1];
-    let mut hands = Hands::new(Builder::new("[::]:0").unwrap().lanes(1).open().unwrap());
+    const PAYLOAD_MAX: usize = 65_527;
+    let everything = vec![9; PAYLOAD_MAX + 1];
+    let mut hands = LaneDriver::new(Builder::new("[::]:0").unwrap().lanes(1).open().unwrap());
     let port = hands.addr().port();
-    for (ip, most) in [("::1", MOST), ("127.0.0.1", 65_507)] {
+    for (ip, most) in [("::1", PAYLOAD_MAX), ("127.0.0.1", 65_507)] {
         let client = Client::to(SocketAddr::new(ip.parse().unwrap(), port));
         client.send(b"tell me everything");
         hands.receive(1, |_, datagram, out| {
@@ -231,8 +231,8 @@ fn loopback_fault_options_that_cannot_be_open_nothing() {
     refused(&|b| _ = b.datagram_size(65_536), "datagram_size");
     refused(&|b| _ = b.send_buffer(usize::MAX), "send_buffer");
     refused(&|b| _ = b.only_v6(true), "only_v6");
-    refused(&|b| _ = b.join_group(true).steering_by(SteeringBy::Ebpf), "join_group");
-    refused(&|b| _ = b.join_group(true).steering_by(SteeringBy::ClassicBpf), "join_group");
+    refused(&|b| _ = b.reuse_port(true).steering_backend(SteeringBackend::Ebpf), "reuse_port");
+    refused(&|b| _ = b.reuse_port(true).steering_backend(SteeringBackend::ClassicBpf), "reuse_port");
     refused(&|b| _ = b.steering(Steering::Key { offset: 0, len: 0 }), "key");
     refused(&|b| _ = b.steering(Steering::Key { offset: 9, len: 65 }), "key");
     refused(&|b| _ = b.placement(Placement::List(Vec::new())), "placement");

@@ -9,7 +9,9 @@ use std::thread;
 
 use allocation_counter::measure;
 use manylane::{Batch, Builder, Handle, Lane, Outbox, Received};
-use manylane_tests::{Client, PATIENCE, Serving, Variant, at_ip, done_with, on_every_variant, uninterrupted};
+use manylane_tests::{
+    Client, Serving, TEST_TIMEOUT, Variant, map_ip, on_every_variant, record_counters, retry_eintr,
+};
 
 const ROUNDS: usize = 300;
 
@@ -19,25 +21,25 @@ struct Rig {
     handle: Handle,
     client: Client,
     payload: Vec<u8>,
-    answers: [u8; 2048],
+    replies: [u8; 2048],
 }
 
 impl Rig {
     fn new(builder: &mut Builder, ip: &str) -> Self {
         let socket = builder.lanes(1).open().unwrap();
         let (handle, lane) = (socket.handle(), socket.into_lanes().remove(0));
-        let client = Client::to(at_ip(ip, lane.local_addr().port()));
-        Self { lane, handle, client, payload: vec![7; 1000], answers: [0; 2048] }
+        let client = Client::to(map_ip(ip, lane.local_addr().port()));
+        Self { lane, handle, client, payload: vec![7; 1000], replies: [0; 2048] }
     }
 
     /// Sends single datagrams, an empty one and a train, answers in every way, and takes the answers.
     fn round(&mut self) {
         self.client.send(&self.payload[..50]);
         self.client.send(b"");
-        self.client.send_train(&self.payload, 90);
+        self.client.send_gso(&self.payload, 90);
         let mut seen = 0;
         while seen < 14 {
-            let Received { batch, mut out } = self.lane.recv_timeout(PATIENCE).unwrap();
+            let Received { batch, mut out } = self.lane.recv_timeout(TEST_TIMEOUT).unwrap();
             for datagram in batch {
                 match seen % 4 {
                     0 => out.reply(&datagram, datagram.payload()),
@@ -52,12 +54,12 @@ impl Rig {
             out.flush();
         }
         for _ in 0..seen {
-            uninterrupted(|| self.client.socket.recv(&mut self.answers)).unwrap();
+            retry_eintr(|| self.client.socket.recv(&mut self.replies)).unwrap();
         }
         // Nothing there, without waiting, and a send of the lane's own.
         assert!(self.lane.recv().unwrap().batch.is_empty());
         self.lane.sender().send_to(self.client.addr(), b"by the way");
-        uninterrupted(|| self.client.socket.recv(&mut self.answers)).unwrap();
+        retry_eintr(|| self.client.socket.recv(&mut self.replies)).unwrap();
     }
 
     fn assert_no_allocation(&mut self) {
@@ -69,7 +71,7 @@ impl Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        done_with(&self.handle.counters().total());
+        record_counters(&self.handle.counters().total());
     }
 }
 
@@ -106,7 +108,7 @@ on_every_variant! {
     /// Losses are counted, not reported: no allocation either.
     fn no_allocation_for_losses(variant, no traffic) {
         let mut rig = Rig::new(&mut variant.builder("127.0.0.1:0"), "127.0.0.1");
-        let (nowhere, denied) = (SocketAddr::new(rig.client.addr().ip(), 0), at_ip("127.255.255.255", 9));
+        let (nowhere, denied) = (SocketAddr::new(rig.client.addr().ip(), 0), map_ip("127.255.255.255", 9));
         let large = [0; 65_508];
         let mut lose = || {
             let mut out = rig.lane.sender();

@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use manylane::{LaneCounters, SteeringBy, XdpQueue};
-use manylane_tests::{Client, Hands, Serving, on_every_variant, pattern, settled};
+use manylane::{LaneCounters, SteeringBackend, XdpQueue};
+use manylane_tests::{Client, LaneDriver, Serving, on_every_variant, pattern, send_and_wait};
 
 /// Every count of a lane, to compare one moment with another.
 fn counts(c: &LaneCounters) -> [u64; 29] {
@@ -17,10 +17,10 @@ fn counts(c: &LaneCounters) -> [u64; 29] {
         c.delivered,
         c.delivered_bytes,
         c.truncated,
-        c.trains,
+        c.gro_messages,
         c.stolen,
         c.kernel_dropped,
-        c.overtaken,
+        c.dropped_stale,
         c.discarded,
         c.recv_errors,
         c.steered.unwrap_or(0),
@@ -28,7 +28,7 @@ fn counts(c: &LaneCounters) -> [u64; 29] {
         c.sent,
         c.sent_bytes,
         c.send_calls,
-        c.sent_trains,
+        c.gso_messages,
         c.lost_full,
         c.lost_no_buffers,
         c.lost_unreachable,
@@ -36,7 +36,7 @@ fn counts(c: &LaneCounters) -> [u64; 29] {
         c.lost_denied,
         c.lost_other,
         c.abandoned,
-        c.by_xdp,
+        c.delivered_by_xdp,
         c.bad_checksum,
         c.malformed,
         c.xsk_dropped,
@@ -48,10 +48,10 @@ on_every_variant! {
     /// Lanes that do not receive, with small queues (or rings): the kernel drops most.
     fn sums_close_when_the_kernel_drops(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
-        let mut hands = Hands::new(builder.lanes(3).recv_buffer(8192).xdp_ring(64).open().unwrap());
+        let mut hands = LaneDriver::new(builder.lanes(3).recv_buffer(8192).xdp_ring(64).open().unwrap());
         let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
         for round in 1..=3 {
-            settled(|| clients.iter().for_each(|client| (0..100).for_each(|at| client.send(&pattern(at, 200)))));
+            send_and_wait(|| clients.iter().for_each(|client| (0..100).for_each(|at| client.send(&pattern(at, 200)))));
             // What does not fit into the queues is counted before anything is taken.
             let before = hands.handle.counters().total();
             let dropped = before.kernel_dropped + before.xsk_dropped;
@@ -82,32 +82,32 @@ on_every_variant! {
     /// A train that is dropped on a lane with GRO counts once, as told; without GRO each datagram counts.
     fn dropped_trains_are_counted(variant) {
         let mut builder = variant.builder("127.0.0.1:0");
-        let mut hands = Hands::new(builder.lanes(2).recv_buffer(8192).xdp_ring(64).open().unwrap());
+        let mut hands = LaneDriver::new(builder.lanes(2).recv_buffer(8192).xdp_ring(64).open().unwrap());
         let client = Client::to(hands.addr());
-        settled(|| (0..50).for_each(|seed| client.send_train(&pattern(seed, 2000), 100)));
+        send_and_wait(|| (0..50).for_each(|seed| client.send_gso(&pattern(seed, 2000), 100)));
         let received = hands.drain() as u64;
         let total = hands.handle.counters().total();
         assert!(received > 0 && total.delivered == received);
         if variant.is_xdp() {
             // A device that XDP looks at takes no trains: the sender cuts them, and each frame is one datagram.
-            assert!(total.xsk_dropped > 0 && total.by_xdp == received, "{received}: {total:?}");
-            assert_eq!((total.arrived(), total.trains, total.kernel_dropped), (1000, 0, 0), "{total:?}");
+            assert!(total.xsk_dropped > 0 && total.delivered_by_xdp == received, "{received}: {total:?}");
+            assert_eq!((total.arrived(), total.gro_messages, total.kernel_dropped), (1000, 0, 0), "{total:?}");
             return;
         }
         assert!(total.kernel_dropped > 0);
         let sent = if variant.gro { total.delivered / 20 + total.kernel_dropped } else { total.arrived() };
         assert_eq!(sent, if variant.gro { 50 } else { 1000 }, "{total:?}");
         // The kernel picks the lane for the whole train, also if it cuts it up for a lane without GRO.
-        assert_eq!(total.steered, (variant.by == SteeringBy::Ebpf).then_some(50));
+        assert_eq!(total.steered, (variant.by == SteeringBackend::Ebpf).then_some(50));
     }
 
     /// What is queued on a lane that is closed without being drained is discarded, one datagram at a time.
     fn sums_close_when_lanes_are_dropped(variant) {
-        let mut hands = Hands::new(variant.builder("127.0.0.1:0").lanes(3).open().unwrap());
+        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").lanes(3).open().unwrap());
         let clients: Vec<_> = (0..12).map(|_| Client::to(hands.addr())).collect();
-        settled(|| clients.iter().for_each(|client| {
+        send_and_wait(|| clients.iter().for_each(|client| {
             (0..4).for_each(|at| client.send(&pattern(at, 30)));
-            client.send_train(&pattern(9, 170), 20);
+            client.send_gso(&pattern(9, 170), 20);
         }));
         let sent = 12 * (4 + 9);
         // One batch of one lane is taken, all else is left.
@@ -122,7 +122,7 @@ on_every_variant! {
         assert_eq!(total.arrived(), sent);
         // Not what came from rings, nor the trains that were cut for them.
         if !variant.is_xdp() {
-            assert_eq!(total.steered, (variant.by == SteeringBy::Ebpf).then_some(12 * 5));
+            assert_eq!(total.steered, (variant.by == SteeringBackend::Ebpf).then_some(12 * 5));
         }
     }
 

@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
+use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
 use manylane::{Builder, Engine, Steering};
-use manylane_tests::held::{self, open_files};
+use manylane_tests::lifecycle::{self, open_files};
 use manylane_tests::{backends, need_uring};
 
 #[test]
@@ -18,15 +18,15 @@ fn loopback_a_dropped_socket_frees_port_and_descriptors() {
     for (engine, (by, steering)) in engines.flat_map(|engine| by.iter().map(move |by| (engine, *by))) {
         let before = open_files();
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
-        builder.engine(engine).lanes(3).steering(steering).steering_by(by);
+        builder.engine(engine).lanes(3).steering(steering).steering_backend(by);
 
-        held::dropped_as_they_are(builder.open().unwrap(), builder.open().unwrap(), |there| match there {
+        lifecycle::drop_unused(builder.open().unwrap(), builder.open().unwrap(), |there| match there {
             true => assert!(open_files().len() >= before.len() + 6),
             false => assert_eq!(open_files(), before, "{by}"),
         });
-        held::used_by_hand(builder.open().unwrap());
+        lifecycle::open_and_close_lanes(builder.open().unwrap());
         assert_eq!(open_files(), before, "{by}");
-        held::served(builder.open().unwrap(), || assert_eq!(open_files(), before, "{by}"));
+        lifecycle::serve_lanes(builder.open().unwrap(), || assert_eq!(open_files(), before, "{by}"));
 
         // An open that fails half-way: three CPUs that nobody has.
         builder.placement(manylane::Placement::List(vec![5000]));

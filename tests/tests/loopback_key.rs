@@ -2,18 +2,18 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use manylane::SteeringBy::{ClassicBpf, Ebpf};
-use manylane::{Builder, Steering, SteeringBy, key_hash};
-use manylane_tests::{Client, Hands, backends, need_ipv6, pattern};
+use manylane::SteeringBackend::{ClassicBpf, Ebpf};
+use manylane::{Builder, Steering, SteeringBackend, key_hash};
+use manylane_tests::{Client, LaneDriver, backends, need_ipv6, pattern};
 
 const LANES: usize = 3;
 /// Buckets of the steering table; the ten top bits of a key's hash are its bucket.
 const BUCKETS: usize = 1024;
 
-fn open(addr: &str, offset: u16, len: u16, by: SteeringBy) -> Hands {
+fn open(addr: &str, offset: u16, len: u16, by: SteeringBackend) -> LaneDriver {
     let mut builder = Builder::new(addr).unwrap();
-    let builder = builder.lanes(LANES).steering(Steering::Key { offset, len }).steering_by(by);
-    Hands::new(builder.open().unwrap())
+    let builder = builder.lanes(LANES).steering(Steering::Key { offset, len }).steering_backend(by);
+    LaneDriver::new(builder.open().unwrap())
 }
 
 fn bucket(key: &[u8]) -> usize {
@@ -21,7 +21,7 @@ fn bucket(key: &[u8]) -> usize {
 }
 
 /// Which lane (as a number from 0) the socket gives to each bucket, asked with keys of four bytes.
-fn layout(by: SteeringBy) -> Vec<usize> {
+fn layout(by: SteeringBackend) -> Vec<usize> {
     let mut hands = open("127.0.0.1:0", 0, 4, by);
     let client = Client::to(hands.addr());
     let mut keys = vec![None; BUCKETS];
@@ -38,7 +38,7 @@ fn layout(by: SteeringBy) -> Vec<usize> {
     keys.iter()
         .map(|key| {
             client.send(&key.unwrap());
-            let lane = hands.lane_of_next();
+            let lane = hands.recv_lane_id();
             ids.iter().position(|id| *id == lane).unwrap()
         })
         .collect()
@@ -76,7 +76,7 @@ fn loopback_key_predicts_the_lane() {
                     for client in &clients {
                         client.send(&payload);
                         assert_eq!(
-                            hands.lane_of_next(),
+                            hands.recv_lane_id(),
                             lane,
                             "{by} {addr}: key {offset}:{len}, payload {}",
                             payload.len()
@@ -99,10 +99,10 @@ fn loopback_key_short_datagrams_go_by_flow() {
         let mut lanes = Vec::new();
         for client in &clients {
             client.send(b"");
-            let lane = hands.lane_of_next();
+            let lane = hands.recv_lane_id();
             for len in 1..11 {
                 client.send(&pattern(len, len));
-                assert_eq!(hands.lane_of_next(), lane, "{by}: {len} bytes");
+                assert_eq!(hands.recv_lane_id(), lane, "{by}: {len} bytes");
             }
             lanes.push(lane);
         }
@@ -111,9 +111,9 @@ fn loopback_key_short_datagrams_go_by_flow() {
         assert_eq!(hands.handle.counters().steered_short, if by == Ebpf { 330 } else { 0 });
         // Just long enough is not short.
         clients[0].send(&[7; 11]);
-        let lane = hands.lane_of_next();
+        let lane = hands.recv_lane_id();
         clients[1].send(&[7; 11]);
-        assert_eq!(hands.lane_of_next(), lane);
+        assert_eq!(hands.recv_lane_id(), lane);
         assert_eq!(hands.handle.counters().steered_short, if by == Ebpf { 330 } else { 0 });
     }
 }
@@ -125,9 +125,9 @@ fn loopback_key_at_the_largest_offset() {
         let mut hands = open("127.0.0.1:0", u16::MAX, 64, by);
         let client = Client::to(hands.addr());
         client.send(b"short");
-        let lane = hands.lane_of_next();
+        let lane = hands.recv_lane_id();
         client.send(&pattern(1, 65_507));
-        assert_eq!(hands.lane_of_next(), lane);
+        assert_eq!(hands.recv_lane_id(), lane);
         assert_eq!(hands.handle.counters().steered_short, if by == Ebpf { 2 } else { 0 });
     }
 }

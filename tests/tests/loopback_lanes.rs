@@ -7,21 +7,23 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
-use manylane::{Builder, Engine, ErrorKind, Handle, Lane, LaneId, Steering, SteeringBy};
-use manylane_tests::{Client, Hands, Serving, Variant, backends, on_every_engine, pattern, settled};
+use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
+use manylane::{Builder, Engine, ErrorKind, Handle, Lane, LaneId, Steering, SteeringBackend};
+use manylane_tests::{
+    Client, LaneDriver, Serving, Variant, backends, on_every_engine, pattern, send_and_wait,
+};
 
-fn builder(variant: &Variant, lanes: usize, steering: Steering, by: SteeringBy) -> Builder {
+fn builder(variant: &Variant, lanes: usize, steering: Steering, by: SteeringBackend) -> Builder {
     let mut builder = variant.builder("127.0.0.1:0");
-    builder.lanes(lanes).steering(steering).steering_by(by);
+    builder.lanes(lanes).steering(steering).steering_backend(by);
     builder
 }
 
 /// The lane of each of the clients' flows.
-fn lanes_of(hands: &mut Hands, clients: &[Client]) -> Vec<LaneId> {
+fn lanes_of(hands: &mut LaneDriver, clients: &[Client]) -> Vec<LaneId> {
     let lane_of = |client: &Client| {
         client.send(b"which");
-        hands.lane_of_next()
+        hands.recv_lane_id()
     };
     clients.iter().map(lane_of).collect()
 }
@@ -44,7 +46,7 @@ fn talk(server: SocketAddr, handle: &Handle, end: &AtomicBool) -> u64 {
         assert!(due == back);
         sent += 8;
     }
-    assert!(client.is_quiet());
+    assert!(client.is_idle());
     sent
 }
 
@@ -64,7 +66,7 @@ fn churn(handle: &Handle) {
 }
 
 /// Takes all that a lane has; returns how many datagrams it was.
-fn empty(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
+fn drain(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
     let mut taken = 0;
     loop {
         let batch = lane.recv().unwrap().batch;
@@ -81,9 +83,9 @@ fn empty(lane: &mut Lane, each: &mut impl FnMut(SocketAddr, &[u8])) -> usize {
 /// Not with engine xdp: the queues stay with the lanes that were there when the socket was opened.
 #[test]
 fn loopback_groups_form_around_a_single_lane() {
-    let variant = Variant::of("loopback_groups_form_around_a_single_lane", Engine::Mmsg, 0);
+    let variant = Variant::new("loopback_groups_form_around_a_single_lane", Engine::Mmsg, 0);
     for by in backends("loopback_groups_form_around_a_single_lane", &[Ebpf, ClassicBpf]) {
-        let mut hands = Hands::new(builder(&variant, 1, Steering::Flow, by).open().unwrap());
+        let mut hands = LaneDriver::new(builder(&variant, 1, Steering::Flow, by).open().unwrap());
         let clients: Vec<_> = (0..40).map(|_| Client::to(hands.addr())).collect();
         let mut ids = BTreeSet::new();
         let mut seen = 0;
@@ -134,7 +136,7 @@ on_every_engine! {
                 // With the ping at the start.
                 assert_eq!((total.delivered, total.sent), (sent + 1, sent + 1), "{steering} by {by}");
                 assert_eq!((total.arrived(), total.kernel_dropped, total.discarded), (sent + 1, 0, 0));
-                assert_eq!(total.steered, (by == Ebpf).then_some(total.messages - total.by_xdp), "{steering} by {by}");
+                assert_eq!(total.steered, (by == Ebpf).then_some(total.messages - total.delivered_by_xdp), "{steering} by {by}");
                 assert_eq!(counters.steered_by_kernel, 0, "{steering} by {by}");
             }
         }
@@ -164,15 +166,15 @@ on_every_engine! {
     /// By hand: a lane that has left steering gets nothing more, and drops nothing of what it has.
     fn a_retired_lane_drains_and_loses_nothing(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
-            let mut hands = Hands::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
             let clients: Vec<_> = (0..60).map(|_| Client::to(hands.addr())).collect();
             let before = lanes_of(&mut hands, &clients);
-            settled(|| clients.iter().for_each(|client| client.send(b"queued")));
+            send_and_wait(|| clients.iter().for_each(|client| client.send(b"queued")));
             let mut leaving = hands.lanes.remove(1);
             leaving.retire().unwrap();
             leaving.retire().unwrap();
             assert_eq!(hands.handle.lane_ids().len(), 2);
-            settled(|| clients.iter().for_each(|client| client.send(b"later")));
+            send_and_wait(|| clients.iter().for_each(|client| client.send(b"later")));
             let queued = before.iter().filter(|lane| **lane == leaving.id()).count();
             assert!(queued > 0, "60 flows on 3 lanes leave none empty");
             let mut drained = Vec::new();
@@ -205,7 +207,7 @@ on_every_engine! {
             // Engine xdp has no steering by key.
             let key = Some(Steering::Key { offset: 1000, len: 4 }).filter(|_| !variant.is_xdp());
             for steering in [Steering::Flow].into_iter().chain(key) {
-                let mut hands = Hands::new(builder(variant, 4, steering, by).open().unwrap());
+                let mut hands = LaneDriver::new(builder(variant, 4, steering, by).open().unwrap());
                 let clients: Vec<_> = (0..100).map(|_| Client::to(hands.addr())).collect();
                 let mut now = lanes_of(&mut hands, &clients);
                 for step in 0..10 {
@@ -224,7 +226,7 @@ on_every_engine! {
                         assert!(!now.contains(&gone));
                     }
                 }
-                assert!(hands.is_quiet());
+                assert!(hands.is_idle());
             }
         }
     }
@@ -232,13 +234,13 @@ on_every_engine! {
     /// Order within a flow while lanes come and go, for all that stay where they are.
     fn flows_that_stay_keep_their_order(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf]) {
-            let mut hands = Hands::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
             let clients: Vec<_> = (0..50).map(|_| Client::to(hands.addr())).collect();
             let mut next: HashMap<SocketAddr, u32> = HashMap::new();
             for step in 0..6 {
                 // Some wait in the queues while a lane comes or goes.
                 let number = step * 2_u32;
-                settled(|| clients.iter().for_each(|client| client.send(&number.to_be_bytes())));
+                send_and_wait(|| clients.iter().for_each(|client| client.send(&number.to_be_bytes())));
                 let mut gone = None;
                 if step % 2 == 0 {
                     hands.open();
@@ -247,7 +249,7 @@ on_every_engine! {
                     lane.retire().unwrap();
                     gone = Some(lane);
                 }
-                settled(|| clients.iter().for_each(|client| client.send(&(number + 1).to_be_bytes())));
+                send_and_wait(|| clients.iter().for_each(|client| client.send(&(number + 1).to_be_bytes())));
                 let mut left = 100;
                 let mut in_order = |peer, payload: &[u8]| {
                     let next = next.entry(peer).or_insert(0);
@@ -256,11 +258,11 @@ on_every_engine! {
                 };
                 // What a lane that leaves has is older than what its flows have elsewhere by now.
                 if let Some(mut lane) = gone {
-                    left -= empty(&mut lane, &mut in_order);
+                    left -= drain(&mut lane, &mut in_order);
                 }
                 // The lanes that were there first have what is older than what a lane that came has.
                 for lane in &mut hands.lanes {
-                    left -= empty(lane, &mut in_order);
+                    left -= drain(lane, &mut in_order);
                 }
                 assert_eq!(left, 0);
             }
@@ -270,7 +272,7 @@ on_every_engine! {
     /// When every lane is gone the port is free, also while somebody still has a handle, and stays so.
     fn when_all_lanes_are_gone_the_port_is_free(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
-            let mut hands = Hands::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
+            let mut hands = LaneDriver::new(builder(variant, 3, Steering::Flow, by).open().unwrap());
             let addr = hands.addr();
             Client::to(addr).send(b"once");
             hands.echo(1);
@@ -286,7 +288,7 @@ on_every_engine! {
     /// A socket with one lane has no group to steer in; its port is as free, whether the lane served or was used by hand.
     fn when_the_only_lane_is_gone_the_port_is_free(variant) {
         for by in backends(variant.test, &[Ebpf, ClassicBpf, Kernel]) {
-            let mut hands = Hands::new(builder(variant, 1, Steering::Flow, by).open().unwrap());
+            let mut hands = LaneDriver::new(builder(variant, 1, Steering::Flow, by).open().unwrap());
             let addr = hands.addr();
             Client::to(addr).send(b"once");
             hands.echo(1);

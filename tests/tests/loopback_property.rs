@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use manylane_tests::{Client, Hands, on_every_variant, pattern, settled};
+use manylane_tests::{Client, LaneDriver, on_every_variant, pattern, send_and_wait};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -38,7 +38,7 @@ fn datagrams(seed: usize, sending: &Sending) -> Vec<Vec<u8>> {
 
 on_every_variant! {
     fn random_sequences_echo_as_the_model(variant) {
-        let mut hands = Hands::new(variant.builder("127.0.0.1:0").batch(16).open().unwrap());
+        let mut hands = LaneDriver::new(variant.builder("127.0.0.1:0").batch(16).open().unwrap());
         let clients: Vec<_> = (0..PEERS).map(|_| Client::to(hands.addr())).collect();
         let hands = std::cell::RefCell::new(&mut hands);
         let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
@@ -48,12 +48,12 @@ on_every_variant! {
                 let mut hands = hands.borrow_mut();
                 let mut model = vec![Vec::new(); PEERS];
                 let before = hands.handle.counters().total();
-                settled(|| {
+                send_and_wait(|| {
                     for (seed, sending) in sequence.iter().enumerate() {
                         let payload = pattern(seed, sending.len);
                         let client = &clients[sending.peer];
                         if sending.len > sending.segment {
-                            client.send_train(&payload, sending.segment as u16);
+                            client.send_gso(&payload, sending.segment as u16);
                         } else {
                             client.send(&payload);
                         }
@@ -76,7 +76,7 @@ on_every_variant! {
                         due.sort();
                     }
                     prop_assert!(got == *due);
-                    prop_assert!(client.is_quiet());
+                    prop_assert!(client.is_idle());
                 }
                 let after = hands.handle.counters().total();
                 let bytes: usize = model.iter().flatten().map(Vec::len).sum();

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use manylane::{Builder, Engine, ErrorKind, Lane};
-use manylane_tests::{Client, PATIENCE, Serving, need_uring, pattern};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, need_uring, pattern};
 
 /// Engines that have kernel sockets.
 fn engines(test: &'static str) -> impl Iterator<Item = Engine> {
@@ -64,7 +64,7 @@ fn loopback_larger_buffers_take_larger_datagrams() {
             lane.resize(8, size).unwrap();
             for (len, fits) in [(size, true), (size + 1, false)] {
                 client.send(&pattern(len, len));
-                let mut batch = lane.recv_timeout(PATIENCE).unwrap().batch;
+                let mut batch = lane.recv_timeout(TEST_TIMEOUT).unwrap().batch;
                 assert_eq!(batch.len(), 1);
                 let datagram = batch.next().unwrap();
                 assert_eq!((datagram.is_truncated(), datagram.full_len()), (!fits, len), "{engine}");
@@ -94,7 +94,7 @@ fn loopback_lanes_that_serve_get_other_buffers_and_lose_nothing() {
                     if client.recv() == pattern(size, size) {
                         break;
                     }
-                    assert!(start.elapsed() < PATIENCE, "{engine}: no larger buffers");
+                    assert!(start.elapsed() < TEST_TIMEOUT, "{engine}: no larger buffers");
                 }
             }
             assert!(handle.lane_ids().len() > 3);
@@ -118,6 +118,6 @@ fn loopback_sizes_that_cannot_be_are_refused_and_nothing_changes() {
         }
         assert_eq!(lane.capabilities(), before);
         Client::to(lane.local_addr()).send(b"0123");
-        assert_eq!(lane.recv_timeout(PATIENCE).unwrap().batch.len(), 1);
+        assert_eq!(lane.recv_timeout(TEST_TIMEOUT).unwrap().batch.len(), 1);
     }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use manylane::{Builder, ErrorKind, Lane, LaneInfo, Placement, Received};
 use manylane_sys::cpu;
-use manylane_sys::measure::Watch;
+use manylane_sys::measure::Epoll;
 use manylane_tests::{
-    Client, PATIENCE, Serving, done_with, on_every_engine, on_every_variant, pattern, settled,
+    Client, Serving, TEST_TIMEOUT, on_every_engine, on_every_variant, pattern, record_counters, send_and_wait,
 };
 
 /// A lane may move to another thread, but not be shared: this compiles only so.
@@ -66,14 +66,14 @@ on_every_variant! {
                     out.reply(&datagram, datagram.payload());
                 }
                 if entered.send(first).is_ok() {
-                    let _ = gate.as_ref().unwrap().recv_timeout(PATIENCE);
+                    let _ = gate.as_ref().unwrap().recv_timeout(TEST_TIMEOUT);
                 }
             }
         });
         let client = Client::to(serving.addr);
         client.send(&pattern(0, 60));
-        assert_eq!(enter.recv_timeout(PATIENCE).unwrap(), 1);
-        settled(|| (1..101).for_each(|number| client.send(&pattern(number, 60))));
+        assert_eq!(enter.recv_timeout(TEST_TIMEOUT).unwrap(), 1);
+        send_and_wait(|| (1..101).for_each(|number| client.send(&pattern(number, 60))));
         serving.handle.stop();
         drop((release, enter));
         let total = serving.outcome().unwrap().total();
@@ -108,7 +108,7 @@ on_every_variant! {
         assert!(err.to_string().contains("panicked: ") && err.to_string().contains("this one is bad"), "{err}");
         let total = handle.counters().total();
         assert_eq!((total.delivered, total.sent, total.abandoned, total.lost()), (9, 16, 2, 2));
-        assert!(handle.lane_ids().is_empty() && clients[0].is_quiet());
+        assert!(handle.lane_ids().is_empty() && clients[0].is_idle());
         assert_eq!(handle.add_lane().unwrap_err().kind(), ErrorKind::State);
     }
 }
@@ -131,10 +131,10 @@ fn loopback_serve_with_tells_id_and_cpu() {
                 batch.for_each(|datagram| out.reply(&datagram, datagram.payload()));
             }
         });
-        let mut infos: Vec<_> = (0..5).map(|_| told.recv_timeout(PATIENCE).unwrap()).collect();
+        let mut infos: Vec<_> = (0..5).map(|_| told.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
         assert_eq!(infos.iter().map(|info| info.id).collect::<Vec<_>>(), ids);
         assert_eq!(serving.handle.add_lane().unwrap(), {
-            infos.push(told.recv_timeout(PATIENCE).unwrap());
+            infos.push(told.recv_timeout(TEST_TIMEOUT).unwrap());
             infos[5].id
         });
         let given: Vec<_> = infos.iter().map(|info| info.cpu).collect();
@@ -148,7 +148,7 @@ fn loopback_serve_with_tells_id_and_cpu() {
         }
         for _ in 0..64 {
             Client::to(serving.addr).ping();
-            let (id, pinned) = runs.recv_timeout(PATIENCE).unwrap();
+            let (id, pinned) = runs.recv_timeout(TEST_TIMEOUT).unwrap();
             let info = infos.iter().find(|info| info.id == id).unwrap();
             assert_eq!(pinned, info.cpu.map_or(cpus.clone(), |cpu| vec![cpu]));
         }
@@ -160,7 +160,7 @@ on_every_engine! {
     fn stop_before_serve_and_twice(variant) {
         let socket = variant.builder("127.0.0.1:0").lanes(2).open().unwrap();
         let (handle, client) = (socket.handle(), Client::to(socket.local_addr()));
-        settled(|| (0..10).for_each(|_| client.send(b"early")));
+        send_and_wait(|| (0..10).for_each(|_| client.send(b"early")));
         handle.stop();
         handle.stop();
         let serving = Serving::start(socket, |batch, out| {
@@ -185,20 +185,20 @@ on_every_engine! {
             let handle = socket.handle();
             let mut lane = socket.into_lanes().remove(0);
             let client = Client::to(lane.local_addr());
-            let mut watch = Watch::new(4).unwrap();
+            let mut watch = Epoll::new(4).unwrap();
             watch.add(&lane, 7).unwrap();
             for payload in [&b""[..], b"something"] {
                 assert_eq!(watch.wait(Duration::ZERO).unwrap().next(), None);
-                settled(|| (0..5).for_each(|_| client.send(payload)));
-                assert_eq!(watch.wait(PATIENCE).unwrap().collect::<Vec<_>>(), [7]);
+                send_and_wait(|| (0..5).for_each(|_| client.send(payload)));
+                assert_eq!(watch.wait(TEST_TIMEOUT).unwrap().collect::<Vec<_>>(), [7]);
                 assert_eq!(lane.recv().unwrap().batch.len(), 4);
                 assert_eq!(watch.wait(Duration::ZERO).unwrap().collect::<Vec<_>>(), [7]);
-                assert_eq!(lane.recv_timeout(PATIENCE).unwrap().batch.len(), 1);
+                assert_eq!(lane.recv_timeout(TEST_TIMEOUT).unwrap().batch.len(), 1);
             }
             assert_eq!(watch.wait(Duration::ZERO).unwrap().next(), None);
             assert_eq!(lane.recv_timeout(Duration::from_millis(1)).unwrap().batch.len(), 0);
             assert_eq!(lane.recv_timeout(Duration::ZERO).unwrap().batch.len(), 0);
-            done_with(&handle.counters().total());
+            record_counters(&handle.counters().total());
         }
     }
 
@@ -213,7 +213,7 @@ on_every_engine! {
             lane = std::thread::spawn(move || {
                 lane.pin().unwrap();
                 assert_eq!(cpu::affinity().unwrap(), [lane.cpu().unwrap()]);
-                let Received { batch, mut out } = lane.recv_timeout(PATIENCE).unwrap();
+                let Received { batch, mut out } = lane.recv_timeout(TEST_TIMEOUT).unwrap();
                 batch.for_each(|datagram| out.reply_borrowed(&datagram, datagram.payload()));
                 drop(out);
                 lane
@@ -222,6 +222,6 @@ on_every_engine! {
             .unwrap();
             client.expect(&pattern(round, 20));
         }
-        done_with(&handle.counters().total());
+        record_counters(&handle.counters().total());
     }
 }

@@ -8,9 +8,9 @@ mod serve_alloc_support;
 use std::time::Duration;
 
 use manylane::Builder;
-use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
+use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
 use manylane_tests::{Client, Serving, backends};
-use serve_alloc_support::{BEFORE, CLIENTS, COUNTED, allocations, answer, talk};
+use serve_alloc_support::{CLIENTS, COUNTED, WARMUP, allocations, exchange, reply_all_ways};
 
 #[test]
 fn loopback_the_loop_of_serve_allocates_nothing() {
@@ -27,16 +27,22 @@ fn loopback_the_loop_of_serve_allocates_nothing() {
             for (linger, stealing) in [(0, false), (100, false), (0, true)] {
                 let linger = Duration::from_micros(linger);
                 let mut builder = Builder::new("127.0.0.1:0").unwrap();
-                builder.lanes(3).steering_by(by).gro(gro).batch(batch).linger(linger).stealing(stealing);
-                let serving = Serving::start(builder.open().unwrap(), answer);
+                builder
+                    .lanes(3)
+                    .steering_backend(by)
+                    .gro(gro)
+                    .batch(batch)
+                    .rx_coalesce(linger)
+                    .stealing(stealing);
+                let serving = Serving::start(builder.open().unwrap(), reply_all_ways);
                 let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::to(serving.addr)).collect();
-                talk(&clients, BEFORE, &mut answers);
+                exchange(&clients, WARMUP, &mut answers);
                 let before = allocations();
-                talk(&clients, COUNTED, &mut answers);
+                exchange(&clients, COUNTED, &mut answers);
                 let allocated = allocations() - before;
                 assert_eq!(allocated, 0, "{by}, GRO {gro}, batch {batch}, linger {linger:?}, {stealing}");
                 let total = serving.stop().unwrap().total();
-                assert!(total.delivered >= (BEFORE + COUNTED) as u64 && total.sent == total.delivered);
+                assert!(total.delivered >= (WARMUP + COUNTED) as u64 && total.sent == total.delivered);
             }
         }
     }

@@ -8,27 +8,27 @@ use std::sync::mpsc;
 use std::time::Instant;
 use std::{fs, mem, thread};
 
-use manylane::SteeringBy::{ClassicBpf, Ebpf};
-use manylane::{Batch, Builder, Engine, LaneId, Outbox, Steering, SteeringBy, key_hash};
-use manylane_sys::seccomp::{self, Call};
-use manylane_tests::{Client, Hands, PATIENCE, Serving, Slow, backends, need_uring};
+use manylane::SteeringBackend::{ClassicBpf, Ebpf};
+use manylane::{Batch, Builder, Engine, LaneId, Outbox, Steering, SteeringBackend, key_hash};
+use manylane_sys::seccomp::{self, Syscall};
+use manylane_tests::{Client, LaneDriver, Serving, SlowServer, TEST_TIMEOUT, backends, need_uring};
 
 const KEY: Steering = Steering::Key { offset: 0, len: 4 };
 
-fn builder((engine, by): (Engine, SteeringBy), stealing: bool) -> Builder {
+fn builder((engine, by): (Engine, SteeringBackend), stealing: bool) -> Builder {
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
-    builder.engine(engine).lanes(2).steering(KEY).steering_by(by).stealing(stealing);
+    builder.engine(engine).lanes(2).steering(KEY).steering_backend(by).stealing(stealing);
     builder
 }
 
 /// A key for each of the two lanes of such a socket: they share the buckets in the same way each time.
-fn keys(by: (Engine, SteeringBy)) -> [[u8; 4]; 2] {
-    let mut hands = Hands::new(builder(by, false).open().unwrap());
+fn keys(by: (Engine, SteeringBackend)) -> [[u8; 4]; 2] {
+    let mut hands = LaneDriver::new(builder(by, false).open().unwrap());
     let client = Client::to(hands.addr());
     let mut keys = [None; 2];
     for key in (0_u32..).map(u32::to_be_bytes) {
         client.send(&key);
-        let lane = hands.lane_of_next();
+        let lane = hands.recv_lane_id();
         let at = hands.lanes.iter().position(|other| other.id() == lane).unwrap();
         keys[at].get_or_insert(key);
         if let [Some(one), Some(two)] = keys {
@@ -40,7 +40,7 @@ fn keys(by: (Engine, SteeringBy)) -> [[u8; 4]; 2] {
 }
 
 /// Each engine with each means of steering that can be had here.
-fn variants(test: &str) -> Vec<(Engine, SteeringBy)> {
+fn variants(test: &str) -> Vec<(Engine, SteeringBackend)> {
     let engines = [Engine::Mmsg, Engine::Uring]
         .into_iter()
         .filter(|engine| *engine == Engine::Mmsg || need_uring(test));
@@ -49,17 +49,17 @@ fn variants(test: &str) -> Vec<(Engine, SteeringBy)> {
 }
 
 /// A server of two lanes, of which the first is slow: it, and with the last byte of each datagram what is handled.
-fn serve(by: (Engine, SteeringBy), stealing: bool) -> (LaneId, Slow<u8>) {
+fn serve(by: (Engine, SteeringBackend), stealing: bool) -> (LaneId, SlowServer<u8>) {
     let socket = builder(by, stealing).open().unwrap();
     let slow = socket.handle().lane_ids()[0];
-    (slow, Slow::start(socket, slow, |payload| payload[4]))
+    (slow, SlowServer::start(socket, slow, |payload| payload[4]))
 }
 
 #[test]
 fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
     for by in variants("loopback_stealing_empties_the_queue_of_a_slow_lane") {
         let [key, _] = keys(by);
-        let (slow, Slow { serving, entered, release, handled }) = serve(by, true);
+        let (slow, SlowServer { serving, entered, release, handled }) = serve(by, true);
         let client = Client::to(serving.addr);
         let send = |number: u8| client.send(&[&key[..], &[number]].concat());
         // Until the slow lane is at work. The idle one may be faster, also for what was not meant for it.
@@ -82,13 +82,14 @@ fn loopback_stealing_empties_the_queue_of_a_slow_lane() {
         }
         // All of these are for the slow lane, which cannot take them.
         (1..=100).for_each(send);
-        let mut seen: Vec<_> = (1..=100).map(|_| handled.recv_timeout(PATIENCE).expect("stolen")).collect();
+        let mut seen: Vec<_> =
+            (1..=100).map(|_| handled.recv_timeout(TEST_TIMEOUT).expect("stolen")).collect();
         seen.sort_unstable();
         let first = seen.first().unwrap().0;
         assert_ne!(first, slow);
         assert!(seen.iter().copied().eq((1..=100).map(|number| (first, number))), "{by:?}: {seen:?}");
         drop(release);
-        assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, 0));
+        assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap(), (slow, 0));
         let counters = serving.stop().unwrap();
         let total = counters.total();
         assert_eq!((total.delivered, total.stolen), (100 + early, 100 + early - 1));
@@ -133,33 +134,33 @@ fn loopback_stealing_that_fails_leaves_the_datagrams_where_they_are() {
             move |batch: Batch<'_>, _: &mut Outbox<'_>| {
                 if mem::take(&mut forbid) {
                     // Each lane has a thread of its own, so that only this one is forbidden to steal.
-                    seccomp::forbid(Call::ReceiveFrom(victim)).unwrap();
+                    seccomp::forbid(Syscall::ReceiveFrom(victim)).unwrap();
                 }
                 batch.for_each(|datagram| tell.send((info.id, datagram.payload()[4])).unwrap());
                 if let Some(gate) = gate.take() {
-                    let _ = gate.recv_timeout(PATIENCE);
+                    let _ = gate.recv_timeout(TEST_TIMEOUT);
                 }
             }
         });
         // Whoever was first: from now on one is forbidden to steal, and the other is at work.
         send(other, 1);
-        let mut first: Vec<_> = (0..2).map(|_| handled.recv_timeout(PATIENCE).unwrap()).collect();
+        let mut first: Vec<_> = (0..2).map(|_| handled.recv_timeout(TEST_TIMEOUT).unwrap()).collect();
         first.sort_unstable_by_key(|(_, number)| *number);
         if first[0].0 != slow {
             // The idle lane has stolen even the first one: the slow lane has to be at work.
             send(key, 2);
-            assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, 2));
+            assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap(), (slow, 2));
         }
         (10..20).for_each(|number| send(key, number));
         let asked = Instant::now();
         while serving.handle.counters().total().recv_errors < 3 {
-            assert!(asked.elapsed() < PATIENCE, "the idle lane tries no more");
+            assert!(asked.elapsed() < TEST_TIMEOUT, "the idle lane tries no more");
             thread::yield_now();
         }
         assert!(handled.try_recv().is_err());
         drop(release);
         for number in 10..20 {
-            assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, number));
+            assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap(), (slow, number));
         }
         let total = serving.stop().unwrap().total();
         assert_eq!((total.kernel_dropped, total.discarded), (0, 0));
@@ -171,21 +172,21 @@ fn loopback_stealing_that_fails_leaves_the_datagrams_where_they_are() {
 fn loopback_without_stealing_a_slow_lane_keeps_its_queue() {
     for by in variants("loopback_without_stealing_a_slow_lane_keeps_its_queue") {
         let [key, other] = keys(by);
-        let (slow, Slow { serving, entered, release, handled }) = serve(by, false);
+        let (slow, SlowServer { serving, entered, release, handled }) = serve(by, false);
         let client = Client::to(serving.addr);
         let send = |key: [u8; 4], number: u8| client.send(&[&key[..], &[number]].concat());
         send(key, 0);
-        entered.recv_timeout(PATIENCE).unwrap();
+        entered.recv_timeout(TEST_TIMEOUT).unwrap();
         for number in 1..=50 {
             send(key, number);
             send(other, 100 + number);
-            let (lane, what) = handled.recv_timeout(PATIENCE).unwrap();
+            let (lane, what) = handled.recv_timeout(TEST_TIMEOUT).unwrap();
             assert!(lane != slow && what == 100 + number, "{by:?}");
         }
         assert!(handled.try_recv().is_err());
         drop(release);
         for number in 0..=50 {
-            assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, number));
+            assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap(), (slow, number));
         }
         let total = serving.stop().unwrap().total();
         assert_eq!((total.delivered, total.stolen, total.arrived()), (101, 0, 101));

@@ -5,19 +5,19 @@
 use std::collections::HashMap;
 use std::thread;
 
-use manylane::SteeringBy::{Auto, ClassicBpf, Ebpf, Kernel};
-use manylane::{Builder, LaneId, Placement, Steering, SteeringBy};
+use manylane::SteeringBackend::{Auto, ClassicBpf, Ebpf, Kernel};
+use manylane::{Builder, LaneId, Placement, Steering, SteeringBackend};
 use manylane_sys::cpu;
 use manylane_testbed::skip::{self, Forced};
-use manylane_tests::{Client, Hands, backends, need_ebpf, need_ipv6, settled};
+use manylane_tests::{Client, LaneDriver, backends, need_ebpf, need_ipv6, send_and_wait};
 
-fn open(addr: &str, lanes: usize, steering: Steering, by: SteeringBy) -> Hands {
+fn open(addr: &str, lanes: usize, steering: Steering, by: SteeringBackend) -> LaneDriver {
     let mut builder = Builder::new(addr).unwrap();
-    Hands::new(builder.lanes(lanes).steering(steering).steering_by(by).open().unwrap())
+    LaneDriver::new(builder.lanes(lanes).steering(steering).steering_backend(by).open().unwrap())
 }
 
 /// Delivered datagrams of each lane, in order of ids.
-fn delivered(hands: &Hands) -> Vec<u64> {
+fn delivered(hands: &LaneDriver) -> Vec<u64> {
     hands.handle.counters().lanes.iter().map(|(_, lane)| lane.delivered).collect()
 }
 
@@ -35,10 +35,10 @@ fn loopback_steering_in_force_is_told() {
     for (by, in_force) in table.into_iter().filter(|(asked, _)| by.contains(asked)) {
         for (asked, policy) in [Flow, RoundRobin, Cpu, Random, LeastLoaded, key].into_iter().zip(in_force) {
             let mut builder = Builder::new("127.0.0.1:0").unwrap();
-            let socket = builder.lanes(2).steering(asked).steering_by(by).open().unwrap();
+            let socket = builder.lanes(2).steering(asked).steering_backend(by).open().unwrap();
             let told = socket.steering();
-            assert_eq!((told.policy, told.by), (policy, by), "{asked} by {by}");
-            assert_eq!(told.why.as_deref(), (by != Ebpf).then_some("asked for"), "{asked} by {by}");
+            assert_eq!((told.policy, told.backend), (policy, by), "{asked} by {by}");
+            assert_eq!(told.reason.as_deref(), (by != Ebpf).then_some("asked for"), "{asked} by {by}");
             assert!(told.to_string().starts_with(&format!("{policy} by {by}")), "{told}");
             assert_eq!(socket.handle().steering(), told);
         }
@@ -51,10 +51,10 @@ fn loopback_steering_by_the_best_there_is() {
     let mut hands = open("127.0.0.1:0", 2, Steering::Random, Auto);
     let told = hands.handle.steering();
     match manylane::probe().ebpf {
-        Ok(()) => assert_eq!((told.by, told.why), (Ebpf, None)),
+        Ok(()) => assert_eq!((told.backend, told.reason), (Ebpf, None)),
         Err(_) => {
-            assert_eq!(told.by, ClassicBpf);
-            assert!(told.why.unwrap().starts_with("no eBPF: "));
+            assert_eq!(told.backend, ClassicBpf);
+            assert!(told.reason.unwrap().starts_with("no eBPF: "));
         }
     }
     assert_eq!(told.policy, Steering::Random);
@@ -89,7 +89,7 @@ fn loopback_round_robin_is_exact() {
             let (least, most) = (each.iter().min().unwrap(), each.iter().max().unwrap());
             assert!(most - least <= 1, "{total} on {lanes} lanes: {each:?}");
             assert_eq!(each.iter().sum::<u64>(), total as u64);
-            assert!(hands.is_quiet());
+            assert!(hands.is_idle());
         }
     }
 }
@@ -116,7 +116,7 @@ fn loopback_flow_keeps_flows_together_and_in_order() {
                 }
             }
             assert!(seen.len() == 200 && seen.values().all(|(_, next)| *next == 8));
-            assert!(hands.is_quiet());
+            assert!(hands.is_idle());
         }
     }
 }
@@ -160,9 +160,9 @@ fn loopback_cpu_finds_the_lane_of_the_cpu() {
         builder
             .lanes(list.len())
             .steering(Steering::Cpu)
-            .steering_by(by)
+            .steering_backend(by)
             .placement(Placement::List(list.clone()));
-        let mut hands = Hands::new(builder.open().unwrap());
+        let mut hands = LaneDriver::new(builder.open().unwrap());
         let told: Vec<_> = hands.lanes.iter().map(|lane| lane.cpu().unwrap()).collect();
         assert_eq!(told, list);
         let client = Client::to(hands.addr());
@@ -174,7 +174,7 @@ fn loopback_cpu_finds_the_lane_of_the_cpu() {
                         client.send(b"from here");
                     });
                 });
-                assert_eq!(hands.lane_of_next(), hands.lanes[at].id(), "{by}, CPU {cpu}, round {round}");
+                assert_eq!(hands.recv_lane_id(), hands.lanes[at].id(), "{by}, CPU {cpu}, round {round}");
             }
         }
     }
@@ -194,7 +194,7 @@ fn loopback_random_uses_all_lanes() {
         let each = delivered(&hands);
         assert!(each.len() == 4 && each.iter().all(|lane| *lane > 0), "{by}: {each:?}");
         assert_eq!(each.iter().sum::<u64>(), 400);
-        assert!(hands.is_quiet());
+        assert!(hands.is_idle());
     }
 }
 
@@ -211,7 +211,7 @@ fn loopback_least_loaded_spares_the_busy_lane() {
         let mut busy = hands.lanes.remove(0);
         let mut others = 0;
         loop {
-            settled(|| client.send(b"first"));
+            send_and_wait(|| client.send(b"first"));
             let taken: usize = hands.lanes.iter_mut().map(|lane| lane.recv().unwrap().batch.len()).sum();
             if taken == 0 {
                 break;
@@ -220,14 +220,14 @@ fn loopback_least_loaded_spares_the_busy_lane() {
             assert!(others < 10_000, "the first lane never gets one");
         }
         for _ in 0..300 {
-            settled(|| client.send(b"more"));
+            send_and_wait(|| client.send(b"more"));
             let taken: usize = hands.lanes.iter_mut().map(|lane| lane.recv().unwrap().batch.len()).sum();
             others += taken;
         }
         assert_eq!(busy.recv().unwrap().batch.len(), 1, "{lanes} lanes");
         // Once it has caught up it gets its share again.
         loop {
-            settled(|| client.send(b"again"));
+            send_and_wait(|| client.send(b"again"));
             if busy.recv().unwrap().batch.len() == 1 {
                 break;
             }
@@ -248,10 +248,10 @@ fn loopback_least_loaded_forgets_drops() {
         return;
     }
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
-    let builder = builder.lanes(2).steering(Steering::LeastLoaded).steering_by(Ebpf).gro(false);
-    let mut hands = Hands::new(builder.recv_buffer(4096).open().unwrap());
+    let builder = builder.lanes(2).steering(Steering::LeastLoaded).steering_backend(Ebpf).gro(false);
+    let mut hands = LaneDriver::new(builder.recv_buffer(4096).open().unwrap());
     let client = Client::to(hands.addr());
-    settled(|| (0..500).for_each(|_| client.send(&[0; 100])));
+    send_and_wait(|| (0..500).for_each(|_| client.send(&[0; 100])));
     hands.drain();
     let total = hands.handle.counters().total();
     assert!(total.kernel_dropped > 0 && total.arrived() == 500, "{total:?}");

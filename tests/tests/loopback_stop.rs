@@ -9,11 +9,11 @@ use std::sync::mpsc;
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-use manylane::SteeringBy::{ClassicBpf, Ebpf, Kernel};
+use manylane::SteeringBackend::{ClassicBpf, Ebpf, Kernel};
 use manylane::{Batch, Builder, ErrorKind, Handle, LaneCounters, Outbox};
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::{cpu, sock};
-use manylane_tests::{Client, PATIENCE, Serving, backends, on_every_engine};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, backends, on_every_engine};
 
 /// Threads that do nothing, as fast as they can.
 const BUSY: usize = 8;
@@ -51,9 +51,9 @@ fn talk(server: SocketAddr, end: &AtomicBool) {
 }
 
 /// Ends what waits for the flag, also when a test fails.
-struct Ends<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -97,7 +97,7 @@ fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
         for round in 0..ROUNDS {
             let fd = sock::open(&any).unwrap();
             sock::bind(fd.as_fd(), &any).unwrap();
-            sock::set_recv_timeout(fd.as_fd(), PATIENCE).unwrap();
+            sock::set_recv_timeout(fd.as_fd(), TEST_TIMEOUT).unwrap();
             let to = sock::local_addr(fd.as_fd()).unwrap();
             let other = fd.try_clone().unwrap();
             give.send(fd).unwrap();
@@ -112,7 +112,7 @@ fn loopback_a_receive_that_is_woken_brings_only_datagrams() {
             sock::wake(other.as_fd());
             pause(round % 12);
             sender.send_to(b"some", to).unwrap();
-            let (_, wrong) = ended.recv_timeout(PATIENCE).unwrap();
+            let (_, wrong) = ended.recv_timeout(TEST_TIMEOUT).unwrap();
             assert!(!wrong, "round {round}");
         }
         drop(give);
@@ -145,18 +145,18 @@ on_every_engine! {
             // What came from a queue is nobody else's: once is enough there.
             for &stealing in &[false, true, false, true][..if variant.is_xdp() { 2 } else { 4 }] {
                 let mut builder = variant.builder("127.0.0.1:0");
-                let socket = builder.lanes(8).steering_by(by).stealing(stealing).open().unwrap();
+                let socket = builder.lanes(8).steering_backend(by).stealing(stealing).open().unwrap();
                 let serving = Serving::echo(socket);
                 let (handle, addr) = (serving.handle.clone(), serving.addr);
                 let (end, changes) = (AtomicBool::new(false), AtomicU64::new(0));
                 let counters = thread::scope(|scope| {
-                    let _ends = Ends(&end);
+                    let _ends = StopOnDrop(&end);
                     keep_busy(scope, &end);
                     (0..2).for_each(|_| drop(scope.spawn(|| churn(&handle, &changes))));
                     (0..2).for_each(|_| drop(scope.spawn(|| talk(addr, &end))));
                     let start = Instant::now();
                     // Each waits for grace periods of the kernel's, and others keep the machine busy, too.
-                    while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < 4 * PATIENCE {
+                    while changes.load(Ordering::Relaxed) < CHANGES && start.elapsed() < 4 * TEST_TIMEOUT {
                         thread::sleep(Duration::from_millis(1));
                     }
                     serving.stop().unwrap()
@@ -178,13 +178,13 @@ on_every_engine! {
     fn lanes_leave_and_stop_under_more_than_they_get_done(variant) {
         for by in [Ebpf, ClassicBpf, Kernel] {
             let mut builder = variant.builder("127.0.0.1:0");
-            let socket = builder.lanes(3).steering_by(by).xdp_ring(64).open().unwrap();
+            let socket = builder.lanes(3).steering_backend(by).xdp_ring(64).open().unwrap();
             let serving = Serving::start(socket, |batch, _| {
                 batch.for_each(|_| thread::sleep(Duration::from_micros(500)));
             });
             let (handle, addr, end) = (serving.handle.clone(), serving.addr, AtomicBool::new(false));
             thread::scope(|scope| {
-                let _ends = Ends(&end);
+                let _ends = StopOnDrop(&end);
                 scope.spawn(|| {
                     let clients: Vec<_> = (0..16).map(|_| Client::to(addr)).collect();
                     while !end.load(Ordering::Relaxed) {
@@ -195,7 +195,7 @@ on_every_engine! {
                 let lost = |lane: &LaneCounters| lane.kernel_dropped + lane.xsk_dropped;
                 let dropped = || handle.counters().lanes.iter().all(|(_, lane)| lost(lane) > 0);
                 let start = Instant::now();
-                while !dropped() && start.elapsed() < PATIENCE {
+                while !dropped() && start.elapsed() < TEST_TIMEOUT {
                     thread::sleep(Duration::from_millis(1));
                 }
                 let [one, two, _] = handle.lane_ids()[..] else { panic!("three lanes") };

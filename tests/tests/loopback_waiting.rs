@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use manylane::{Builder, Engine, Handle, Lane, WaitPolicy};
 use manylane_sys::cpu;
-use manylane_sys::seccomp::{self, Call};
-use manylane_tests::{Client, PATIENCE, Serving, Variant, done_with, need_uring, on_every_engine};
+use manylane_sys::seccomp::{self, Syscall};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, Variant, need_uring, on_every_engine, record_counters};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -19,15 +19,15 @@ fn lane(variant: &Variant, policy: WaitPolicy) -> (Handle, Lane) {
 }
 
 /// Sleeps and looks so far.
-fn cost(handle: &Handle) -> (u64, u64) {
+fn sleeps_and_polls(handle: &Handle) -> (u64, u64) {
     let total = handle.counters().total();
-    (total.sleeps, total.looks)
+    (total.sleeps, total.empty_polls)
 }
 
 /// Answers one ping, for which the lane has to wait or not.
-fn answer(lane: &mut Lane) {
+fn reply_once(lane: &mut Lane) {
     loop {
-        let received = lane.recv_timeout(PATIENCE).unwrap();
+        let received = lane.recv_timeout(TEST_TIMEOUT).unwrap();
         let (batch, mut out) = (received.batch, received.out);
         // A queue that changes hands wakes its lane, too.
         let some = !batch.is_empty();
@@ -45,37 +45,37 @@ on_every_engine! {
         for _ in 0..WAITS {
             assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
         }
-        assert_eq!(cost(&handle), (WAITS, 0));
+        assert_eq!(sleeps_and_polls(&handle), (WAITS, 0));
         // After traffic, whatever came of that: at most once more.
         let client = Client::to(lane.local_addr());
         for _ in 0..100 {
             client.send(b"ping");
-            answer(&mut lane);
+            reply_once(&mut lane);
             client.expect(b"ping");
         }
         assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
-        let (sleeps, looks) = cost(&handle);
+        let (sleeps, looks) = sleeps_and_polls(&handle);
         for _ in 0..WAITS {
             assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
         }
-        assert_eq!(cost(&handle), (sleeps + WAITS, looks));
-        done_with(&handle.counters().total());
+        assert_eq!(sleeps_and_polls(&handle), (sleeps + WAITS, looks));
+        record_counters(&handle.counters().total());
     }
 
     fn a_lane_that_spins_looks_and_then_sleeps(variant, 1 queue) {
         let (handle, mut lane) = lane(variant, WaitPolicy::Spin(MILLISECOND));
         assert!(lane.recv_timeout(20 * MILLISECOND).unwrap().batch.is_empty());
-        let (sleeps, looks) = cost(&handle);
+        let (sleeps, looks) = sleeps_and_polls(&handle);
         assert!(sleeps == 1 && looks >= 8, "{sleeps} sleeps, {looks} looks");
         // For no longer than it is to wait at all.
         assert!(lane.recv_timeout(MILLISECOND / 2).unwrap().batch.is_empty());
-        assert_eq!(cost(&handle).0, sleeps);
+        assert_eq!(sleeps_and_polls(&handle).0, sleeps);
         // What is there is taken at once.
         let client = Client::to(lane.local_addr());
         client.send(b"ping");
-        answer(&mut lane);
+        reply_once(&mut lane);
         client.expect(b"ping");
-        done_with(&handle.counters().total());
+        record_counters(&handle.counters().total());
     }
 
     fn one_that_sleeps_or_lets_the_kernel_look_does_not_look_itself(variant, 1 queue) {
@@ -83,7 +83,7 @@ on_every_engine! {
             let socket = variant.builder("127.0.0.1:0").lanes(1).wait(policy).open().unwrap();
             let waiting = socket.waiting();
             if waiting.policy != policy {
-                let why = waiting.why.unwrap();
+                let why = waiting.reason.unwrap();
                 assert!(policy != WaitPolicy::Sleep && !why.is_empty());
                 assert_eq!(waiting.policy, WaitPolicy::Spin(MILLISECOND), "{why}");
                 continue;
@@ -92,13 +92,13 @@ on_every_engine! {
             let client = Client::to(lane.local_addr());
             for _ in 0..20 {
                 client.send(b"ping");
-                answer(&mut lane);
+                reply_once(&mut lane);
                 client.expect(b"ping");
                 assert!(lane.recv_timeout(MILLISECOND).unwrap().batch.is_empty());
             }
-            let (sleeps, looks) = cost(&handle);
+            let (sleeps, looks) = sleeps_and_polls(&handle);
             assert!(sleeps >= 20 && looks == 0, "{policy}: {sleeps} sleeps, {looks} looks");
-            done_with(&handle.counters().total());
+            record_counters(&handle.counters().total());
         }
     }
 
@@ -141,7 +141,7 @@ fn loopback_lanes_that_share_cores_sleep_unless_told_to_spin() {
     assert_eq!(open(cores, WaitPolicy::Adaptive).policy, WaitPolicy::Adaptive);
     let crowded = open(cores + 1, WaitPolicy::Adaptive);
     assert_eq!(crowded.policy, WaitPolicy::Sleep);
-    assert!(crowded.why.unwrap().contains("share"));
+    assert!(crowded.reason.unwrap().contains("share"));
     let spin = WaitPolicy::Spin(MILLISECOND);
     assert_eq!(open(cores + 1, spin).policy, spin);
 }
@@ -171,7 +171,7 @@ fn loopback_a_ring_that_looks_at_devices_goes_on_to_in_another_thread() {
     for _ in 0..3 {
         client.send(b"ping");
         lane = std::thread::spawn(move || {
-            answer(&mut lane);
+            reply_once(&mut lane);
             lane
         })
         .join()
@@ -191,19 +191,19 @@ fn loopback_a_ring_that_cannot_look_at_devices_spins_and_says_so() {
         return;
     }
     let in_vain = || {
-        seccomp::refuse(Call::UringRegister(REGISTER_NAPI), EINVAL).unwrap();
+        seccomp::forbid_with_errno(Syscall::UringRegister(REGISTER_NAPI), EINVAL).unwrap();
         assert!(manylane::probe().uring_napi.is_err() && manylane::probe().uring.is_ok());
         let time = Duration::from_micros(50);
         let mut builder = Builder::new("127.0.0.1:0").unwrap();
         builder.engine(Engine::Uring).lanes(1).wait(WaitPolicy::BusyPoll(time));
         let socket = builder.open().unwrap();
         assert_eq!((socket.engine(), socket.waiting().policy), (Engine::Uring, WaitPolicy::Spin(time)));
-        let why = socket.waiting().why.unwrap();
+        let why = socket.waiting().reason.unwrap();
         assert!(why.contains("IORING_REGISTER_NAPI") && why.contains("6.9"), "{why}");
         let mut lane = socket.into_lanes().remove(0);
         let client = Client::to(lane.local_addr());
         client.send(b"ping");
-        answer(&mut lane);
+        reply_once(&mut lane);
         client.expect(b"ping");
     };
     // Filters of system calls are a thread's, for good.

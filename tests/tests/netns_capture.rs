@@ -11,16 +11,16 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use faults_support::{Child, NOBODY, hold, is, tell};
-use manylane::capture::{Capture, Direction, LONGEST, Point, Points, points};
+use faults_support::{Child, NOBODY, is_child, report, wait_for_parent};
+use manylane::capture::{Capture, Direction, SNAPLEN_MAX, Target, Targets, find_targets};
 use manylane::{Builder, Engine, ErrorKind, LaneId};
 use manylane_sys::packet::PacketSocket;
 use manylane_testbed::skip;
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Client, PATIENCE, Serving, pattern};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::{Frame, UdpFrame};
-use netns_support::{client, echo, open, until, within};
+use netns_support::{client, echo, open, wait_until, wait_within};
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
 
@@ -31,20 +31,20 @@ const HEAD: usize = 14 + 20 + 8;
 
 /// A testbed for a test that is alone in this process: what is mapped is its own.
 fn testbed(name: &str, queues: u32) -> Option<(Testbed, MutexGuard<'static, ()>)> {
-    static ALONE: Mutex<()> = Mutex::new(());
+    static LOCK: Mutex<()> = Mutex::new(());
     let layout = Layout { queues, ipv6: false, ..Layout::default() };
     skip::need_root(name).then(|| {
         // A test that failed leaves nothing here that could be wrong.
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         (Testbed::new(&layout).unwrap(), alone)
     })
 }
 
 /// Echo on host `b`, with a client on `a` whose replies leave past the stack, as the first ones do not.
-fn served(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (Serving, Client) {
+fn start_echo(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (Serving, Client) {
     let serving = echo(b, open(b, b.ip4(0).into(), |builder| change(builder.engine(Engine::Xdp).lanes(2))));
     let client = client(a, a.ip4(0).into(), serving.addr);
-    until(
+    wait_until(
         || {
             client.ping();
             serving.handle.counters().total().sent_by_xdp > 0
@@ -54,19 +54,19 @@ fn served(a: &Host, b: &Host, change: impl FnOnce(&mut Builder) + Send) -> (Serv
     (serving, client)
 }
 
-fn found(host: &Host) -> Points {
-    host.run(|| points(None)).unwrap()
+fn capture_points(host: &Host) -> Targets {
+    host.run(|| find_targets(None)).unwrap()
 }
 
-fn only(host: &Host) -> Vec<Point> {
-    let found = found(host);
-    assert_eq!((found.points.len(), found.refused.len()), (1, 0), "{found:?}");
-    found.points
+fn only_point(host: &Host) -> Vec<Target> {
+    let found = capture_points(host);
+    assert_eq!((found.targets.len(), found.refused.len()), (1, 0), "{found:?}");
+    found.targets
 }
 
 /// A frame that was captured.
 #[derive(Debug)]
-struct Seen {
+struct CapturedFrame {
     time: u64,
     device: String,
     queue: u32,
@@ -77,13 +77,13 @@ struct Seen {
 }
 
 /// All that is there.
-fn take(capture: &mut Capture) -> Vec<Seen> {
+fn drain(capture: &mut Capture) -> Vec<CapturedFrame> {
     let mut all = Vec::new();
-    while let Some(frame) = capture.take() {
+    while let Some(frame) = capture.next_frame() {
         let (device, bytes) = (frame.device_name.to_owned(), frame.bytes.to_vec());
         let (time, queue, lane, direction, len) =
             (frame.time, frame.queue, frame.lane, frame.direction, frame.len);
-        all.push(Seen { time, device, queue, lane, direction, len, bytes });
+        all.push(CapturedFrame { time, device, queue, lane, direction, len, bytes });
     }
     all
 }
@@ -109,7 +109,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
     let clients: Vec<Client> = (0..CLIENTS).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
     // Every lane knows the way back.
     for client in &clients {
-        until(
+        wait_until(
             || {
                 let before = serving.handle.counters().total().sent_by_xdp;
                 client.ping();
@@ -118,12 +118,12 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
             &serving.handle,
         );
     }
-    let points = only(b);
+    let points = only_point(b);
     let point = &points[0];
     assert_eq!((point.pid(), point.address(), point.captured_by()), (std::process::id(), serving.addr, None));
     assert_eq!(point.devices().collect::<Vec<_>>(), [b.device(0)]);
     assert_eq!(point.lanes(), serving.handle.lane_ids());
-    let mut capture = Capture::start(points, LONGEST, BUFFER).unwrap();
+    let mut capture = Capture::start(points, SNAPLEN_MAX, BUFFER).unwrap();
     let before = serving.handle.counters().total();
     for n in 0..EACH {
         for (flow, client) in clients.iter().enumerate() {
@@ -134,10 +134,16 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
     }
     let count = (CLIENTS * EACH) as u64;
     // The last answer may be here before the lane has counted it.
-    until(|| serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count, &serving.handle);
+    wait_until(
+        || serving.handle.counters().total().sent_by_xdp >= before.sent_by_xdp + count,
+        &serving.handle,
+    );
     let after = serving.handle.counters().total();
-    assert_eq!((after.by_xdp - before.by_xdp, after.sent_by_xdp - before.sent_by_xdp), (count, count));
-    let seen = take(&mut capture);
+    assert_eq!(
+        (after.delivered_by_xdp - before.delivered_by_xdp, after.sent_by_xdp - before.sent_by_xdp),
+        (count, count)
+    );
+    let seen = drain(&mut capture);
     assert_eq!(seen.len() as u64, 2 * count);
     for direction in [Direction::In, Direction::Out] {
         for (flow, client) in clients.iter().enumerate() {
@@ -145,7 +151,7 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
                 Direction::In => (client.addr(), serving.addr),
                 Direction::Out => (serving.addr, client.addr()),
             };
-            let of_flow: Vec<&Seen> = seen
+            let of_flow: Vec<&CapturedFrame> = seen
                 .iter()
                 .filter(|seen| seen.direction == direction)
                 .filter(|seen| Frame::parse(&seen.bytes).unwrap().endpoints() == Some(ends))
@@ -167,29 +173,29 @@ fn netns_capture_has_every_request_and_every_reply_with_its_bytes() {
     assert_eq!(capture.dropped(), [(0, 0)]);
     // Frames can be cut off, and captures follow each other.
     drop(capture);
-    let mut capture = start_again(b, 20);
+    let mut capture = restart(b, 20);
     clients[0].ping();
-    let seen = take(&mut capture);
+    let seen = drain(&mut capture);
     let shapes: Vec<_> = seen.iter().map(|seen| (seen.direction, seen.len, seen.bytes.len())).collect();
     assert_eq!(shapes, [(Direction::In, HEAD + 4, 20), (Direction::Out, HEAD + 4, 20)]);
     // When it has ended, nothing is left over.
     drop(capture);
-    assert!(within(PATIENCE, || !is_mapped()), "memory of a capture that has ended is still mapped");
+    assert!(wait_within(TEST_TIMEOUT, || !is_mapped()), "memory of a capture that has ended is still mapped");
     serving.stop().unwrap();
 }
 
 /// Starts the capture of the only socket, once the one before has been noticed to be over.
-fn start_again(host: &Host, snaplen: usize) -> Capture {
-    assert!(within(PATIENCE, || only(host)[0].captured_by().is_none()));
-    Capture::start(only(host), snaplen, BUFFER).unwrap()
+fn restart(host: &Host, snaplen: usize) -> Capture {
+    assert!(wait_within(TEST_TIMEOUT, || only_point(host)[0].captured_by().is_none()));
+    Capture::start(only_point(host), snaplen, BUFFER).unwrap()
 }
 
 #[test]
 fn netns_capture_shows_what_lanes_refuse() {
     let Some((testbed, _alone)) = testbed("netns_capture_shows_what_lanes_refuse", 1) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let (serving, _client) = served(a, b, |_| ());
-    let mut capture = Capture::start(only(b), LONGEST, BUFFER).unwrap();
+    let (serving, _client) = start_echo(a, b, |_| ());
+    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER).unwrap();
     let from = SocketAddr::new(a.ip4(0).into(), 4444);
     let plan =
         UdpFrame { payload: b"broken", ..UdpFrame::new(Mac(a.mac(0)), Mac(b.mac(0)), from, serving.addr) };
@@ -204,10 +210,10 @@ fn netns_capture_shows_what_lanes_refuse() {
     for frame in [&checksum, &long_udp] {
         socket.send(frame).unwrap();
     }
-    until(|| serving.handle.counters().total().arrived() == before.arrived() + 2, &serving.handle);
+    wait_until(|| serving.handle.counters().total().arrived() == before.arrived() + 2, &serving.handle);
     let total = serving.handle.counters().total();
     assert_eq!((total.bad_checksum, total.malformed, total.delivered), (1, 1, before.delivered));
-    let seen = take(&mut capture);
+    let seen = drain(&mut capture);
     let bytes: Vec<_> = seen.iter().map(|seen| (seen.direction, &seen.bytes)).collect();
     assert_eq!(bytes, [(Direction::In, &checksum), (Direction::In, &long_udp)]);
     serving.stop().unwrap();
@@ -221,35 +227,35 @@ fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
         return;
     };
     /// The least that a capture can have: a power of two that the longest frame fits into.
-    const SMALLEST: u64 = 128 << 10;
+    const CAPTURE_LEN_MIN: u64 = 128 << 10;
     const PINGS: u64 = 100;
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let (serving, client) = served(a, b, |builder| _ = builder.lanes(1));
-    let mut capture = Capture::start(only(b), LONGEST, 0).unwrap();
+    let (serving, client) = start_echo(a, b, |builder| _ = builder.lanes(1));
+    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, 0).unwrap();
     let payload = pattern(7, 1400);
     for _ in 0..PINGS {
         client.send(&payload);
         client.expect(&payload);
     }
     // Three words and the frame, in words of eight bytes; requests and replies take turns.
-    let fit = SMALLEST / 8 / (3 + (HEAD as u64 + 1400).div_ceil(8));
+    let fit = CAPTURE_LEN_MIN / 8 / (3 + (HEAD as u64 + 1400).div_ceil(8));
     let (received, sent) = (fit.div_ceil(2), fit / 2);
     assert!(fit < 2 * PINGS);
     assert_eq!(capture.dropped(), [(PINGS - received, PINGS - sent)]);
-    let seen = take(&mut capture);
+    let seen = drain(&mut capture);
     let count = |direction| seen.iter().filter(|seen| seen.direction == direction).count() as u64;
     assert_eq!((count(Direction::In), count(Direction::Out)), (received, sent));
     assert!(seen.iter().all(|seen| seen.bytes[HEAD..] == payload));
     // There is room again.
     client.ping();
-    assert_eq!(take(&mut capture).len(), 2);
+    assert_eq!(drain(&mut capture).len(), 2);
     assert_eq!(capture.dropped(), [(PINGS - received, PINGS - sent)]);
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.lost()), (total.sent, 0), "{total:#?}");
     // The other side says that it is over, and keeps what it has counted.
-    assert!(within(PATIENCE, || {
+    assert!(wait_within(TEST_TIMEOUT, || {
         capture.wait(Duration::from_millis(1)).unwrap();
-        capture.is_over()
+        capture.is_finished()
     }));
     assert_eq!(capture.dropped(), [(PINGS - received, PINGS - sent)]);
 }
@@ -257,24 +263,24 @@ fn netns_capture_counts_what_has_no_room_and_the_lanes_go_on() {
 #[test]
 #[ignore = "started by netns_capture_that_is_killed_leaves_nothing"]
 fn child_captures() {
-    if !is("child_captures") {
+    if !is_child("child_captures") {
         return;
     }
-    let mut capture = Capture::start(points(None).unwrap().points, LONGEST, 0).unwrap();
-    while capture.take().is_none() {}
-    tell("capturing");
-    hold();
+    let mut capture = Capture::start(find_targets(None).unwrap().targets, SNAPLEN_MAX, 0).unwrap();
+    while capture.next_frame().is_none() {}
+    report("capturing");
+    wait_for_parent();
 }
 
 #[test]
 fn netns_capture_that_is_killed_leaves_nothing() {
     let Some((testbed, _alone)) = testbed("netns_capture_that_is_killed_leaves_nothing", 2) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let (serving, client) = served(a, b, |_| ());
+    let (serving, client) = start_echo(a, b, |_| ());
     let child = Child::start_in(b, "child_captures");
-    assert!(within(PATIENCE, || only(b)[0].captured_by() == Some(child.pid())));
+    assert!(wait_within(TEST_TIMEOUT, || only_point(b)[0].captured_by() == Some(child.pid())));
     let mut pings = 0;
-    until(
+    wait_until(
         || {
             client.ping();
             pings += 1;
@@ -285,17 +291,17 @@ fn netns_capture_that_is_killed_leaves_nothing() {
     assert_eq!(child.line(), "capturing");
     assert!(is_mapped());
     // A second one is told who is first.
-    let err = Capture::start(only(b), LONGEST, BUFFER).unwrap_err();
+    let err = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
     assert!(err.to_string().contains(&format!("process {}", child.pid())), "{err}");
     child.kill();
     for _ in 0..200 {
         client.ping();
     }
-    assert!(within(PATIENCE, || !is_mapped()), "the memory of a capture outlives its process");
-    let mut capture = start_again(b, LONGEST);
+    assert!(wait_within(TEST_TIMEOUT, || !is_mapped()), "the memory of a capture outlives its process");
+    let mut capture = restart(b, SNAPLEN_MAX);
     client.ping();
-    assert_eq!(take(&mut capture).len(), 2);
+    assert_eq!(drain(&mut capture).len(), 2);
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.lost()), (total.sent, 0), "{total:#?}");
 }
@@ -304,18 +310,18 @@ fn netns_capture_that_is_killed_leaves_nothing() {
 fn netns_capture_goes_on_when_a_lane_leaves() {
     let Some((testbed, _alone)) = testbed("netns_capture_goes_on_when_a_lane_leaves", 2) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let (serving, client) = served(a, b, |_| ());
-    let mut capture = Capture::start(only(b), LONGEST, BUFFER).unwrap();
+    let (serving, client) = start_echo(a, b, |_| ());
+    let mut capture = Capture::start(only_point(b), SNAPLEN_MAX, BUFFER).unwrap();
     client.ping();
-    let seen = take(&mut capture);
+    let seen = drain(&mut capture);
     assert_eq!(seen.len(), 2);
     let other = serving.handle.lane_ids().into_iter().find(|id| *id != seen[0].lane).unwrap();
     serving.handle.remove_lane(other).unwrap();
     capture.wait(Duration::from_millis(1)).unwrap();
     client.ping();
-    assert_eq!(take(&mut capture).len(), 2);
-    assert!(!capture.is_over());
-    assert_eq!(only(b)[0].lanes(), [seen[0].lane]);
+    assert_eq!(drain(&mut capture).len(), 2);
+    assert!(!capture.is_finished());
+    assert_eq!(only_point(b)[0].lanes(), [seen[0].lane]);
     serving.stop().unwrap();
 }
 
@@ -326,26 +332,26 @@ fn netns_capture_is_for_root_and_the_own_user_and_can_be_off() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let (serving, client) = served(a, b, |_| ());
+    let (serving, client) = start_echo(a, b, |_| ());
     // Another user, of this thread alone.
     let found_by_nobody = b.run(|| {
         let nobody = Uid::from_raw(NOBODY);
         set_thread_res_uid(nobody, nobody, nobody).unwrap();
-        points(None).unwrap()
+        find_targets(None).unwrap()
     });
-    assert!(found_by_nobody.points.is_empty());
+    assert!(found_by_nobody.targets.is_empty());
     let [(pid, why)] = found_by_nobody.refused.as_slice() else { panic!("{found_by_nobody:?}") };
     assert_eq!(*pid, std::process::id());
     assert!(why.contains("root") && why.contains("user 0"), "{why}");
     // From another namespace, by the number of the process only.
-    assert!(found(a).points.is_empty());
-    let here = points(Some(std::process::id())).unwrap();
-    assert!(here.points.iter().all(|point| point.address() != serving.addr), "it is in another namespace");
-    assert_eq!(points(Some(u32::MAX >> 1)).unwrap_err().kind(), ErrorKind::State);
+    assert!(capture_points(a).targets.is_empty());
+    let here = find_targets(Some(std::process::id())).unwrap();
+    assert!(here.targets.iter().all(|point| point.address() != serving.addr), "it is in another namespace");
+    assert_eq!(find_targets(Some(u32::MAX >> 1)).unwrap_err().kind(), ErrorKind::State);
     client.ping();
     serving.stop().unwrap();
-    let (serving, _client) = served(a, b, |builder| _ = builder.capture(false));
-    let found = found(b);
-    assert!(found.points.is_empty() && found.refused.is_empty(), "{found:?}");
+    let (serving, _client) = start_echo(a, b, |builder| _ = builder.capture(false));
+    let found = capture_points(b);
+    assert!(found.targets.is_empty() && found.refused.is_empty(), "{found:?}");
     serving.stop().unwrap();
 }

@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use faults_support::{Child, hold, is, tell};
-use manylane::{Builder, Handle, LaneId, Steering, SteeringBy};
+use faults_support::{Child, is_child, report, wait_for_parent};
+use manylane::{Builder, Handle, LaneId, Steering, SteeringBackend};
 use manylane_testbed::skip;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Layout, Testbed};
-use manylane_tests::{Client, Serving, settled};
-use netns_support::{open, sink, until, within};
+use manylane_tests::{Client, Serving, send_and_wait};
+use netns_support::{open, sink, wait_until, wait_within};
 
 /// Datagrams a second; and how many lanes come and go meanwhile, one after the other without a pause.
 const RATE: f64 = 50_000.0;
@@ -43,14 +43,15 @@ fn churn(handle: &Handle) {
 }
 
 /// One at a time: two generators leave the lanes of a small machine no time to keep up.
-static ONE: Mutex<()> = Mutex::new(());
+static LOCK: Mutex<()> = Mutex::new(());
 
-fn nothing_is_lost(steering: Steering, by: SteeringBy) {
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+fn check_no_loss(steering: Steering, by: SteeringBackend) {
+    let _one = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let socket = open(b, b.ip4(0).into(), |builder| _ = builder.lanes(3).steering(steering).steering_by(by));
-    assert_eq!(socket.steering().by, by);
+    let socket =
+        open(b, b.ip4(0).into(), |builder| _ = builder.lanes(3).steering(steering).steering_backend(by));
+    assert_eq!(socket.steering().backend, by);
     let serving = sink(b, socket);
     let traffic = Traffic { flows: 97, pps: Some(RATE), ..Traffic::new(serving.addr, 16) };
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
@@ -61,10 +62,10 @@ fn nothing_is_lost(steering: Steering, by: SteeringBy) {
     let sent = thread::scope(|scope| {
         let sending = scope.spawn(|| sender.send(Until::Stop(Arc::clone(&stop))).unwrap());
         // The server runs when it has received.
-        until(|| delivered() > 0, &serving.handle);
+        wait_until(|| delivered() > 0, &serving.handle);
         // Lanes to come are opened by the thread that asks for them: it has to be inside the host.
         b.run(|| churn(&serving.handle));
-        until(|| delivered() > COUNT, &serving.handle);
+        wait_until(|| delivered() > COUNT, &serving.handle);
         stop.store(true, Ordering::Relaxed);
         sending.join().unwrap()
     });
@@ -73,7 +74,7 @@ fn nothing_is_lost(steering: Steering, by: SteeringBy) {
     assert_eq!(arrived, sent.datagrams);
     // The device has counted the last of them a moment before its lane has it.
     let stopped = || serving.handle.counters().total().arrived() >= arrived;
-    let all = within(Duration::from_secs(5), stopped);
+    let all = wait_within(Duration::from_secs(5), stopped);
     let counters = serving.stop().unwrap();
     let total = counters.total();
     assert_eq!(
@@ -82,7 +83,7 @@ fn nothing_is_lost(steering: Steering, by: SteeringBy) {
         "{steering} {by}: {total:?}"
     );
     assert_eq!((total.kernel_dropped, total.discarded, total.recv_errors), (0, 0, 0), "{by}");
-    if by == SteeringBy::Ebpf {
+    if by == SteeringBackend::Ebpf {
         assert_eq!(counters.steered_by_kernel, 0);
         assert_eq!(total.steered, Some(total.messages));
     }
@@ -92,7 +93,7 @@ fn nothing_is_lost(steering: Steering, by: SteeringBy) {
 fn netns_lanes_come_and_go_by_ebpf_without_a_loss() {
     if skip::need_root("netns_lanes_come_and_go_by_ebpf_without_a_loss") {
         for steering in [Steering::Flow, Steering::RoundRobin, Steering::LeastLoaded, Steering::Cpu] {
-            nothing_is_lost(steering, SteeringBy::Ebpf);
+            check_no_loss(steering, SteeringBackend::Ebpf);
         }
     }
 }
@@ -101,7 +102,7 @@ fn netns_lanes_come_and_go_by_ebpf_without_a_loss() {
 fn netns_lanes_come_and_go_by_classic_bpf_without_a_loss() {
     if skip::need_root("netns_lanes_come_and_go_by_classic_bpf_without_a_loss") {
         for steering in [Steering::Flow, Steering::Random, Steering::Key { offset: 0, len: 4 }] {
-            nothing_is_lost(steering, SteeringBy::ClassicBpf);
+            check_no_loss(steering, SteeringBackend::ClassicBpf);
         }
     }
 }
@@ -110,15 +111,19 @@ fn netns_lanes_come_and_go_by_classic_bpf_without_a_loss() {
 #[test]
 #[ignore = "started by netns_of_a_server_that_was_killed_nothing_is_left"]
 fn child_serves_until_killed() {
-    if !is("child_serves_until_killed") {
+    if !is_child("child_serves_until_killed") {
         return;
     }
     let mut builder = Builder::new("127.0.0.1:0").unwrap();
-    let socket =
-        builder.lanes(4).steering(Steering::RoundRobin).steering_by(SteeringBy::Ebpf).open().unwrap();
+    let socket = builder
+        .lanes(4)
+        .steering(Steering::RoundRobin)
+        .steering_backend(SteeringBackend::Ebpf)
+        .open()
+        .unwrap();
     let serving = Serving::echo(socket);
-    tell(&serving.addr.to_string());
-    hold();
+    report(&serving.addr.to_string());
+    wait_for_parent();
 }
 
 /// The eBPF programs and maps that a process holds, as the kernel numbers them.
@@ -149,22 +154,26 @@ fn netns_of_a_server_that_was_killed_nothing_is_left() {
         assert!(held.len() > 4, "{held:?}");
         // In the middle of traffic.
         let client = Client::to(served);
-        settled(|| (0..1000).for_each(|_| client.send(b"unanswered")));
+        send_and_wait(|| (0..1000).for_each(|_| client.send(b"unanswered")));
         child.kill();
 
         // The port is free at once, alone and for a group, and steers anew and exactly.
         let mut builder = Builder::new(served).unwrap();
         drop(builder.lanes(1).open().unwrap());
-        let socket =
-            builder.lanes(3).steering(Steering::RoundRobin).steering_by(SteeringBy::Ebpf).open().unwrap();
-        let mut hands = manylane_tests::Hands::new(socket);
+        let socket = builder
+            .lanes(3)
+            .steering(Steering::RoundRobin)
+            .steering_backend(SteeringBackend::Ebpf)
+            .open()
+            .unwrap();
+        let mut hands = manylane_tests::LaneDriver::new(socket);
         let client = Client::to(served);
-        settled(|| (0..300).for_each(|_| client.send(b"anew")));
-        hands.take(300);
+        send_and_wait(|| (0..300).for_each(|_| client.send(b"anew")));
+        hands.recv_all(300);
         let counters = hands.handle.counters();
         assert!(counters.lanes.iter().all(|(_, lane)| lane.delivered == 100), "{counters:?}");
         // Programs and maps are freed a moment after the last use of them.
-        until(|| !held.iter().any(|(kind, number)| is_loaded(kind, *number)), &hands.handle);
+        wait_until(|| !held.iter().any(|(kind, number)| is_loaded(kind, *number)), &hands.handle);
     }
 }
 

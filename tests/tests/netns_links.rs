@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane::{Flushed, LaneCounters, SteeringBy};
-use manylane_sys::process::run_apart;
+use manylane::{Flushed, LaneCounters, SteeringBackend};
+use manylane_sys::process::run_isolated;
 use manylane_testbed::skip;
 use manylane_testbed::traffic::{Traffic, Until, portable};
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Hands, PATIENCE, pattern, send_train};
-use netns_support::{client, echo, hands, open, sink, until};
+use manylane_tests::{LaneDriver, TEST_TIMEOUT, pattern, send_gso};
+use netns_support::{client, echo, lane_driver, open, sink, wait_until};
 
 /// Sends `count` datagrams of 100 bytes each from the first lane, no two of which make a train.
-fn send(hands: &mut Hands, to: SocketAddr, count: u64) -> Flushed {
+fn send(hands: &mut LaneDriver, to: SocketAddr, count: u64) -> Flushed {
     let mut sum = Flushed::default();
     let mut out = hands.lanes[0].sender();
     for number in 0..count {
@@ -32,7 +32,7 @@ fn send(hands: &mut Hands, to: SocketAddr, count: u64) -> Flushed {
     sum
 }
 
-fn total(hands: &Hands) -> LaneCounters {
+fn total(hands: &LaneDriver) -> LaneCounters {
     hands.handle.counters().total()
 }
 
@@ -44,9 +44,9 @@ fn netns_sending_while_the_link_is_down_is_unreachable() {
     let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let mut hands = hands(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2)));
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
-        let exchange = |hands: &mut Hands| {
+        let exchange = |hands: &mut LaneDriver| {
             // What waits for the neighbour's address would be sent later: wait for each.
             for number in 0..50 {
                 client.send(&pattern(number, 64));
@@ -59,11 +59,11 @@ fn netns_sending_while_the_link_is_down_is_unreachable() {
         let started = Instant::now();
         let done = send(&mut hands, client.addr(), 30);
         assert_eq!((done.sent, done.lost), (0, 30), "IPv6 {ipv6}");
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TEST_TIMEOUT);
         let counted = total(&hands);
         assert_eq!((counted.offered, counted.sent), (80, 50));
         assert_eq!((counted.lost_unreachable, counted.lost()), (30, 30), "IPv6 {ipv6}: {counted:?}");
-        assert!(hands.is_quiet());
+        assert!(hands.is_idle());
 
         b.set_link(0, true).unwrap();
         a.wait_for_carrier(0).unwrap();
@@ -82,7 +82,7 @@ fn netns_what_the_other_end_does_not_take_is_the_devices_loss() {
     }
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut hands = hands(b, open(b, b.ip(0, false), |builder| _ = builder.lanes(1)));
+    let mut hands = lane_driver(b, open(b, b.ip(0, false), |builder| _ = builder.lanes(1)));
     let target = (a.ip4(0), 9).into();
     a.set_link(0, false).unwrap();
     let before = b.device_counters(0).unwrap();
@@ -103,8 +103,8 @@ fn netns_lanes_survive_a_link_that_goes_down_and_up() {
     // Without IPv6, and one way only, nothing but this traffic is on the link.
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    for by in [SteeringBy::Ebpf, SteeringBy::ClassicBpf, SteeringBy::Kernel] {
-        let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(3).steering_by(by)));
+    for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
+        let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(3).steering_backend(by)));
         let counters = |host: &Host| host.device_counters(0).unwrap();
         let (a_before, b_before) = (counters(a), counters(b));
         let stop = Arc::new(AtomicBool::new(false));
@@ -114,17 +114,17 @@ fn netns_lanes_survive_a_link_that_goes_down_and_up() {
         let delivered = || serving.handle.counters().total().delivered;
         for _ in 0..4 {
             let so_far = delivered();
-            until(|| delivered() > so_far + 200, &serving.handle);
+            wait_until(|| delivered() > so_far + 200, &serving.handle);
             b.set_link(0, false).unwrap();
             b.set_link(0, true).unwrap();
             a.wait_for_carrier(0).unwrap();
         }
         let so_far = delivered();
-        until(|| delivered() > so_far + 200, &serving.handle);
+        wait_until(|| delivered() > so_far + 200, &serving.handle);
         stop.store(true, Ordering::Relaxed);
         let sent = sender.join().unwrap();
         let arrived = || counters(b).rx_packets - b_before.rx_packets;
-        until(|| delivered() == arrived(), &serving.handle);
+        wait_until(|| delivered() == arrived(), &serving.handle);
         let a_after = counters(a);
         let total = serving.stop().unwrap().total();
         // All that came in over the device was delivered; all else was refused on the other side.
@@ -156,7 +156,7 @@ fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
         ("route replace blackhole TO", |c| c.lost_other),
     ];
     for ipv6 in [false, true] {
-        let mut hands = hands(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
         for (number, (refusal, reason)) in refusals.iter().enumerate() {
             let peer = format!("{}{}", if ipv6 { "fd77::10" } else { "10.77.0.10" }, number);
             let prefix = format!("{peer}/{}", if ipv6 { 128 } else { 32 });
@@ -185,9 +185,9 @@ fn netns_routes_and_policies_that_refuse_are_counted_by_reason() {
 }
 
 /// Answers trains of `segment` bytes with trains, and checks that every datagram arrives.
-fn train_of_replies(hands: &mut Hands, client: &manylane_tests::Client, segment: usize, count: usize) {
+fn check_gso_replies(hands: &mut LaneDriver, client: &manylane_tests::Client, segment: usize, count: usize) {
     let bytes = pattern(segment, segment * count);
-    send_train(&client.socket, &bytes, segment as u16);
+    send_gso(&client.socket, &bytes, segment as u16);
     // Waits until the whole train is there, so that one batch has it.
     hands.echo(count);
     for part in bytes.chunks(segment) {
@@ -203,19 +203,19 @@ fn netns_a_train_that_a_route_is_too_narrow_for_goes_one_by_one() {
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let mut hands = hands(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(1)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
-        train_of_replies(&mut hands, &client, 1400, 20);
+        check_gso_replies(&mut hands, &client, 1400, 20);
         let wide = total(&hands);
-        assert_eq!((wide.sent, wide.sent_trains, wide.gso_fallbacks), (20, 1, 0), "IPv6 {ipv6}");
+        assert_eq!((wide.sent, wide.gso_messages, wide.gso_fallbacks), (20, 1, 0), "IPv6 {ipv6}");
         // From here on, the kernel has to cut datagrams of this size, and refuses trains of them.
         b.ip_batch(&format!("route replace {} dev {} mtu 1280\n", a.ip(0, ipv6), b.device(0))).unwrap();
-        train_of_replies(&mut hands, &client, 1400, 20);
+        check_gso_replies(&mut hands, &client, 1400, 20);
         let narrow = total(&hands);
-        assert_eq!((narrow.sent, narrow.sent_trains, narrow.lost()), (40, 1, 0), "IPv6 {ipv6}: {narrow:?}");
+        assert_eq!((narrow.sent, narrow.gso_messages, narrow.lost()), (40, 1, 0), "IPv6 {ipv6}: {narrow:?}");
         assert_eq!(narrow.gso_fallbacks, 1, "IPv6 {ipv6}");
         // What is narrow enough may still be a train to the same peer, or not; it arrives in any case.
-        train_of_replies(&mut hands, &client, 500, 20);
+        check_gso_replies(&mut hands, &client, 500, 20);
         assert_eq!((total(&hands).sent, total(&hands).lost()), (60, 0));
     }
 }
@@ -245,7 +245,7 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
     let testbed = narrow_path();
     let (a, b) = (testbed.host(0), testbed.host(2));
     for ipv6 in [false, true] {
-        let mut hands = hands(b, open(b, b.ip(1, ipv6), |builder| _ = builder.lanes(2)));
+        let mut hands = lane_driver(b, open(b, b.ip(1, ipv6), |builder| _ = builder.lanes(2)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
         let large = pattern(3, 1400);
         // The router drops the first answer and says why by ICMP; the kernel then knows better.
@@ -265,25 +265,25 @@ fn netns_a_path_that_turns_out_narrow_is_found_out() {
             }
         }
         assert!(tries > 1, "IPv6 {ipv6}: the path was not narrow");
-        client.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         // The message of the router has ended no receive, failed no send and cost nobody else anything.
         let counted = total(&hands);
         assert_eq!((counted.delivered, counted.sent), (tries, tries));
         assert_eq!((counted.recv_errors, counted.lost()), (0, 0));
         // A train of large answers: refused as one, sent one by one. It is asked for in small pieces.
-        send_train(&client.socket, &pattern(1, 160), 10);
+        send_gso(&client.socket, &pattern(1, 160), 10);
         hands.receive(16, |_, datagram, out| out.reply(&datagram, &large));
         (0..16).for_each(|_| client.expect(&large));
         let counted = total(&hands);
         assert_eq!((counted.sent, counted.lost()), (tries + 16, 0), "IPv6 {ipv6}: {counted:?}");
-        assert!(counted.gso_fallbacks > 0 && counted.sent_trains == 0, "IPv6 {ipv6}: {counted:?}");
+        assert!(counted.gso_fallbacks > 0 && counted.gso_messages == 0, "IPv6 {ipv6}: {counted:?}");
     }
 }
 
 #[test]
 fn netns_replies_pass_a_device_without_checksums() {
     let name = "netns_replies_pass_a_device_without_checksums";
-    let tc = run_apart(None, "tc", &["-V"], b"").is_ok();
+    let tc = run_isolated(None, "tc", &["-V"], b"").is_ok();
     if !skip::need_root(name) || !skip::need(name, tc, "the program tc is missing: apt-get install iproute2")
     {
         return;
@@ -310,15 +310,15 @@ fn netns_replies_pass_a_device_without_checksums() {
         "filter add dev plain0 egress protocol all u32 match u32 0 0 action mirred egress redirect dev {}",
         b.device(0)
     ));
-    let mut hands = hands(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)));
+    let mut hands = lane_driver(b, open(b, b.ip4(0).into(), |builder| _ = builder.lanes(1)));
     let client = client(a, a.ip4(0).into(), hands.addr());
     for round in 1..=3 {
-        train_of_replies(&mut hands, &client, 1000, 30);
+        check_gso_replies(&mut hands, &client, 1000, 30);
         let counted = total(&hands);
         assert_eq!((counted.sent, counted.lost()), (30 * round, 0), "{counted:?}");
         // Since Linux 6.11 the kernel computes the checksums of a train for such a device. Before, it refuses, and
         // the first refusal is enough: the lane then sends no trains at all.
-        let (trains, refused) = (counted.sent_trains, counted.gso_fallbacks);
+        let (trains, refused) = (counted.gso_messages, counted.gso_fallbacks);
         assert!((trains, refused) == (round, 0) || (trains, refused) == (0, 1), "{counted:?}");
     }
 }

@@ -6,13 +6,13 @@ mod netns_support;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
-use manylane::{Builder, Placement, Socket, Steering, SteeringBy};
+use manylane::{Builder, Placement, Socket, Steering, SteeringBackend};
 use manylane_sys::cpu;
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Client, Hands, PATIENCE, pattern, send_train};
-use netns_support::{ROOM, client, echo, hands, open, sink, until};
+use manylane_tests::{Client, LaneDriver, TEST_TIMEOUT, pattern, send_gso};
+use netns_support::{RECV_BUFFER, client, echo, lane_driver, open, sink, wait_until};
 
 #[test]
 fn netns_every_size_comes_back_whole() {
@@ -28,8 +28,9 @@ fn netns_every_size_comes_back_whole() {
         // What a frame carries, then fragments: two, many, the last one full or with a byte.
         let sizes =
             [0, 1, 2, 100, 1200, fits - 1, fits, fits + 1, 2 * fits, 9000, 30_000, largest - 1, largest];
-        for by in [SteeringBy::Ebpf, SteeringBy::ClassicBpf, SteeringBy::Kernel] {
-            let serving = echo(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(4).steering_by(by)));
+        for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
+            let serving =
+                echo(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(4).steering_backend(by)));
             let mut sent = 0;
             for flow in 0..4 {
                 let client = client(a, a.ip(0, ipv6), serving.addr);
@@ -58,12 +59,12 @@ fn netns_policy_cpu_follows_the_core_that_receives() {
     const COUNT: u64 = 2_000;
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    for by in [SteeringBy::Ebpf, SteeringBy::ClassicBpf] {
+    for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf] {
         let placement = Placement::List(cpus[..2].to_vec());
         let socket = open(b, b.ip4(0).into(), |builder| {
-            builder.lanes(2).steering(Steering::Cpu).steering_by(by).placement(placement.clone());
+            builder.lanes(2).steering(Steering::Cpu).steering_backend(by).placement(placement.clone());
         });
-        let mut hands = hands(b, socket);
+        let mut hands = lane_driver(b, socket);
         for cpu in &cpus[..2] {
             // The generator's core is also the one on which the other end receives. Many flows, so that
             // nothing else could have put them all into one queue.
@@ -88,13 +89,13 @@ fn netns_round_robin_is_exact_for_one_sender() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (ipv6, lanes) in [(false, 4), (true, 4), (false, 7)] {
         let socket = open(b, b.ip(0, ipv6), |builder| {
-            builder.lanes(lanes).steering(Steering::RoundRobin).steering_by(SteeringBy::Ebpf);
+            builder.lanes(lanes).steering(Steering::RoundRobin).steering_backend(SteeringBackend::Ebpf);
         });
         let serving = sink(b, socket);
         let traffic = Traffic { pps: Some(50_000.0), ..Traffic::new(serving.addr, 10) };
         let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
         assert_eq!((sent.datagrams, sent.rejected), (COUNT, 0));
-        until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
         let counters = serving.handle.counters();
         let shares: Vec<u64> = counters.lanes.iter().map(|(_, lane)| lane.delivered).collect();
         assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
@@ -111,7 +112,7 @@ fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (ipv6, gro) in [(false, true), (true, true), (false, false), (true, false)] {
-        let mut hands = hands(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
+        let mut hands = lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.lanes(2).gro(gro)));
         let client = client(a, a.ip(0, ipv6), hands.addr());
         let (mut datagrams, mut trains) = (0, 0);
         // The last datagram of a train: full, with one byte, nearly full; trains of two and of sixty-four.
@@ -119,9 +120,9 @@ fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
             [(1000, 40_000), (1000, 40_001), (1400, 2_799), (1, 64), (500, 32_000), (1452, 1453)]
         {
             let bytes = pattern(len, len);
-            send_train(&client.socket, &bytes, segment as u16);
+            send_gso(&client.socket, &bytes, segment as u16);
             let count = len.div_ceil(segment);
-            let got = hands.take(count);
+            let got = hands.recv_all(count);
             let parts: Vec<&[u8]> = got.iter().map(|got| &got.payload[..]).collect();
             assert!(parts == bytes.chunks(segment).collect::<Vec<_>>(), "{len} bytes by {segment}");
             assert!(got.iter().all(|got| got.peer == client.addr() && !got.truncated));
@@ -132,7 +133,7 @@ fn netns_trains_of_a_sender_arrive_datagram_by_datagram() {
         assert_eq!((total.delivered, total.kernel_dropped), (datagrams, 0));
         // A train goes through a veth link in one piece.
         let expected = if gro { (trains, trains) } else { (datagrams, 0) };
-        assert_eq!((total.messages, total.trains), expected, "GRO {gro}, IPv6 {ipv6}");
+        assert_eq!((total.messages, total.gro_messages), expected, "GRO {gro}, IPv6 {ipv6}");
     }
 }
 
@@ -156,7 +157,7 @@ fn two_links() -> (Testbed, Vec<IpAddr>) {
         testbed.host(0).ip_batch(&known).unwrap();
         all.push(ip);
     }
-    (0..2).for_each(|link| b.settle(link).unwrap());
+    (0..2).for_each(|link| b.wait_for_addrs(link).unwrap());
     (testbed, all)
 }
 
@@ -168,7 +169,7 @@ fn netns_a_wildcard_answers_from_the_address_that_was_asked() {
     let (testbed, addresses) = two_links();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
-        let mut hands = hands(b, open(b, any, |builder| _ = builder.lanes(3)));
+        let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3)));
         let port = hands.addr().port();
         for asked in addresses.iter().filter(|ip| any.is_ipv6() || ip.is_ipv4()) {
             // Also over the link that the address does not belong to: a connected client takes the answer
@@ -193,7 +194,7 @@ fn link_local(host: &Host, last: u16) -> Ipv6Addr {
     let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
     for link in [0, 1] {
         host.add_address(link, ip.into()).unwrap();
-        host.settle(link).unwrap();
+        host.wait_for_addrs(link).unwrap();
     }
     ip
 }
@@ -208,7 +209,7 @@ fn netns_link_local_peers_are_answered_over_their_link() {
     let (from, to) = (link_local(a, 1), link_local(b, 2));
     let scope = |host: &Host, link| host.device_index(link).unwrap();
     let scoped = |ip, port, scope| SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope));
-    let ask = |hands: &mut Hands, link: usize| {
+    let ask = |hands: &mut LaneDriver, link: usize| {
         let port = hands.addr().port();
         let target = scoped(to, port, scope(a, link));
         let client = client_at(a, scoped(from, 0, scope(a, link)), target);
@@ -225,14 +226,14 @@ fn netns_link_local_peers_are_answered_over_their_link() {
         client.expect(b"on this one");
         client.expect(b"and once more");
     };
-    let mut any = hands(b, open(b, Ipv6Addr::UNSPECIFIED.into(), |builder| _ = builder.lanes(2)));
+    let mut any = lane_driver(b, open(b, Ipv6Addr::UNSPECIFIED.into(), |builder| _ = builder.lanes(2)));
     for link in [0, 1, 0] {
         ask(&mut any, link);
     }
     for link in [0, 1] {
         let addr = scoped(to, 0, scope(b, link));
         let socket = b.run(|| Builder::new(addr).unwrap().lanes(2).open().unwrap());
-        let mut one = hands(b, socket);
+        let mut one = lane_driver(b, socket);
         ask(&mut one, link);
         assert_eq!(one.handle.counters().total().lost(), 0);
     }
@@ -250,13 +251,13 @@ fn netns_a_broadcast_reaches_every_lane() {
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    for by in [SteeringBy::Ebpf, SteeringBy::ClassicBpf, SteeringBy::Kernel] {
+    for by in [SteeringBackend::Ebpf, SteeringBackend::ClassicBpf, SteeringBackend::Kernel] {
         let any = Ipv4Addr::UNSPECIFIED.into();
-        let mut hands = hands(b, open(b, any, |builder| _ = builder.lanes(3).steering_by(by)));
+        let mut hands = lane_driver(b, open(b, any, |builder| _ = builder.lanes(3).steering_backend(by)));
         let port = hands.addr().port();
         let asker = a.run(|| UdpSocket::bind((a.ip4(0), 0)).unwrap());
         asker.set_broadcast(true).unwrap();
-        asker.set_read_timeout(Some(PATIENCE)).unwrap();
+        asker.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         // The kernel gives a broadcast to every socket that it matches and does not ask steering: each lane
         // gets a copy, and each answers from the address of the device.
         for target in [Ipv4Addr::new(10, 77, 0, 255), Ipv4Addr::BROADCAST] {
@@ -273,10 +274,10 @@ fn netns_a_broadcast_reaches_every_lane() {
             lanes.sort();
             assert_eq!(lanes, hands.handle.lane_ids());
             for _ in lanes {
-                let (_, from) = manylane_tests::uninterrupted(|| asker.recv_from(&mut [0; 8])).unwrap();
+                let (_, from) = manylane_tests::retry_eintr(|| asker.recv_from(&mut [0; 8])).unwrap();
                 assert_eq!(from, (b.ip4(0), port).into());
             }
-            assert!(hands.is_quiet());
+            assert!(hands.is_idle());
         }
     }
 }
@@ -299,21 +300,21 @@ fn netns_eight_lanes_share_what_cores_there_are() {
     let testbed = Testbed::new(&Layout { ipv6: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     for (steering, by) in [
-        (Steering::RoundRobin, SteeringBy::Ebpf),
-        (Steering::LeastLoaded, SteeringBy::Ebpf),
-        (Steering::Flow, SteeringBy::Ebpf),
-        (Steering::Flow, SteeringBy::ClassicBpf),
-        (Steering::Flow, SteeringBy::Kernel),
+        (Steering::RoundRobin, SteeringBackend::Ebpf),
+        (Steering::LeastLoaded, SteeringBackend::Ebpf),
+        (Steering::Flow, SteeringBackend::Ebpf),
+        (Steering::Flow, SteeringBackend::ClassicBpf),
+        (Steering::Flow, SteeringBackend::Kernel),
     ] {
         let socket: Socket = open(b, b.ip4(0).into(), |builder| {
-            builder.lanes(8).steering(steering).steering_by(by).recv_buffer(ROOM);
+            builder.lanes(8).steering(steering).steering_backend(by).recv_buffer(RECV_BUFFER);
         });
         let serving = sink(b, socket);
         let traffic = Traffic { flows: 256, pps: Some(50_000.0), ..Traffic::new(serving.addr, 16) };
         let before = b.device_counters(0).unwrap().rx_packets;
         let sent = LiveSender::new(a, b, 0, &traffic).unwrap().send(Until::Count(COUNT)).unwrap();
         assert_eq!(sent.datagrams, COUNT);
-        until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
+        wait_until(|| serving.handle.counters().total().delivered == COUNT, &serving.handle);
         let counters = serving.stop().unwrap();
         assert_eq!(b.device_counters(0).unwrap().rx_packets - before, COUNT);
         assert_eq!((counters.total().arrived(), counters.total().kernel_dropped), (COUNT, 0));

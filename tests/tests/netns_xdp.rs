@@ -13,9 +13,9 @@ use manylane_sys::packet::PacketSocket;
 use manylane_testbed::skip;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, Testbed};
-use manylane_tests::{Client, PATIENCE, Serving, pattern};
+use manylane_tests::{Client, Serving, TEST_TIMEOUT, pattern};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
-use netns_support::{client, echo, hands, open, sink, until};
+use netns_support::{client, echo, lane_driver, open, sink, wait_until};
 use xdp_support::frame_to;
 
 fn testbed(name: &str) -> Option<Testbed> {
@@ -27,7 +27,7 @@ fn xdp(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + Send) -> Soc
 }
 
 /// The sum closes, and nothing was lost but what the test says.
-fn closed(total: &LaneCounters, arrived: u64, lost: u64) {
+fn assert_arrived(total: &LaneCounters, arrived: u64, lost: u64) {
     assert_eq!((total.arrived(), total.delivered), (arrived, arrived - lost), "{total:#?}");
 }
 
@@ -52,11 +52,11 @@ fn netns_xdp_every_size_comes_back_whole() {
             }
         }
         let total = serving.stop().unwrap().total();
-        closed(&total, sent, 0);
+        assert_arrived(&total, sent, 0);
         assert_eq!((total.sent, total.lost()), (sent, 0));
         // All that was in one frame came past the stack; fragments did not.
-        assert_eq!(total.by_xdp, 4 * whole.len() as u64, "{total:#?}");
-        assert!(total.sent_by_xdp > 0 && total.sent_by_xdp <= total.by_xdp, "{total:#?}");
+        assert_eq!(total.delivered_by_xdp, 4 * whole.len() as u64, "{total:#?}");
+        assert!(total.sent_by_xdp > 0 && total.sent_by_xdp <= total.delivered_by_xdp, "{total:#?}");
     }
 }
 
@@ -79,13 +79,13 @@ fn netns_xdp_a_wildcard_takes_every_address_and_loopback() {
     b.add_address(0, later).unwrap();
     client(a, a.ip(0, false), SocketAddr::new(later, port)).ping();
     let before = serving.handle.counters().total();
-    assert!(before.by_xdp >= 30, "{before:#?}");
+    assert!(before.delivered_by_xdp >= 30, "{before:#?}");
     // Over loopback through the companion.
     b.run(|| Client::to(SocketAddr::new("127.0.0.1".parse().unwrap(), port)).ping());
     b.run(|| Client::to(SocketAddr::new("::1".parse().unwrap(), port)).ping());
     let total = serving.stop().unwrap().total();
-    assert_eq!(total.by_xdp, before.by_xdp);
-    closed(&total, 33, 0);
+    assert_eq!(total.delivered_by_xdp, before.delivered_by_xdp);
+    assert_arrived(&total, 33, 0);
     assert_eq!(total.sent, 33);
 }
 
@@ -98,7 +98,7 @@ fn netns_xdp_takes_every_frame_of_a_fast_sender() {
     let traffic = Traffic { flows: 50, pps: Some(100_000.0), ..Traffic::new(serving.addr, 20) };
     let mut sender = LiveSender::new(a, b, 0, &traffic).unwrap();
     assert_eq!(sender.send(Until::Count(COUNT)).unwrap().datagrams, COUNT);
-    until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
     let redirected: u64 = serving
         .handle
         .xdp_counts()
@@ -107,8 +107,8 @@ fn netns_xdp_takes_every_frame_of_a_fast_sender() {
         .map(|(_, _, n)| n)
         .sum();
     let total = serving.stop().unwrap().total();
-    closed(&total, COUNT, total.xsk_dropped);
-    assert_eq!((total.by_xdp + total.xsk_dropped, redirected), (COUNT, COUNT), "{total:#?}");
+    assert_arrived(&total, COUNT, total.xsk_dropped);
+    assert_eq!((total.delivered_by_xdp + total.xsk_dropped, redirected), (COUNT, COUNT), "{total:#?}");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn netns_xdp_what_is_broken_is_counted_and_the_rest_arrives() {
     let ourselves =
         frame_to(a, b, to, b"from ourselves", |plan| plan.source = SocketAddr::new(b.ip4(0).into(), 5));
     let broadcaster = frame_to(a, b, to, b"from all", |plan| plan.source_mac = Mac::BROADCAST);
-    let tag = Some(Vlan { ether_type: ether_type::VLAN, control: 7 });
+    let tag = Some(Vlan { ether_type: ether_type::VLAN, tci: 7 });
     let tagged = frame_to(a, b, to, b"a VLAN we are not in", |plan| plan.vlans = [tag, None]);
     let socket = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
     for _ in 0..ROUNDS {
@@ -149,11 +149,11 @@ fn netns_xdp_what_is_broken_is_counted_and_the_rest_arrives() {
             socket.send(frame).unwrap();
         }
     }
-    until(|| serving.handle.counters().total().arrived() >= 8 * ROUNDS, &serving.handle);
+    wait_until(|| serving.handle.counters().total().arrived() >= 8 * ROUNDS, &serving.handle);
     let total = serving.stop().unwrap().total();
     assert_eq!(total.delivered, 3 * ROUNDS, "{total:#?}");
     assert_eq!((total.bad_checksum, total.malformed), (2 * ROUNDS, 3 * ROUNDS), "{total:#?}");
-    closed(&total, 8 * ROUNDS, 5 * ROUNDS);
+    assert_arrived(&total, 8 * ROUNDS, 5 * ROUNDS);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn netns_xdp_two_sockets_of_a_process_share_a_device() {
     }
     for serving in [first, second] {
         let total = serving.stop().unwrap().total();
-        closed(&total, 10, 0);
+        assert_arrived(&total, 10, 0);
     }
 }
 
@@ -215,15 +215,15 @@ fn netns_xdp_lanes_leave_without_losing_anything() {
     std::thread::scope(|scope| {
         let sending = scope.spawn(|| sender.send(Until::Count(COUNT)).unwrap().datagrams);
         for id in &ids[..3] {
-            until(|| serving.handle.counters().total().arrived() > COUNT / 10, &serving.handle);
+            wait_until(|| serving.handle.counters().total().arrived() > COUNT / 10, &serving.handle);
             serving.handle.remove_lane(*id).unwrap();
         }
         assert_eq!(sending.join().unwrap(), COUNT);
     });
-    until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
+    wait_until(|| serving.handle.counters().total().arrived() >= COUNT, &serving.handle);
     let total = serving.stop().unwrap().total();
-    closed(&total, COUNT, 0);
-    assert!(total.by_xdp > 0, "{total:#?}");
+    assert_arrived(&total, COUNT, 0);
+    assert!(total.delivered_by_xdp > 0, "{total:#?}");
 }
 
 /// What is in the rings when a stop comes is handled, however many batches it is.
@@ -244,35 +244,39 @@ fn netns_xdp_a_stop_drains_the_queues() {
             batch.for_each(drop);
             if let Some(gate) = gate.take() {
                 enter.send(()).unwrap();
-                let _ = gate.recv_timeout(PATIENCE);
+                let _ = gate.recv_timeout(TEST_TIMEOUT);
             }
         }
     });
     let client = client(a, a.ip4(0).into(), serving.addr);
     client.send(b"first");
-    entered.recv_timeout(PATIENCE).unwrap();
+    entered.recv_timeout(TEST_TIMEOUT).unwrap();
     let redirected =
         || serving.handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
     (0..QUEUED).for_each(|_| client.send(b"queued"));
-    until(|| redirected() == Some(1 + QUEUED), &serving.handle);
+    wait_until(|| redirected() == Some(1 + QUEUED), &serving.handle);
     serving.handle.stop();
     drop(release);
     let total = serving.outcome().unwrap().total();
-    assert_eq!((total.delivered, total.by_xdp, total.discarded), (1 + QUEUED, 1 + QUEUED, 0), "{total:#?}");
+    assert_eq!(
+        (total.delivered, total.delivered_by_xdp, total.discarded),
+        (1 + QUEUED, 1 + QUEUED, 0),
+        "{total:#?}"
+    );
 }
 
 #[test]
 fn netns_xdp_tells_ecn_only_if_asked_to() {
     let Some(testbed) = testbed("netns_xdp_tells_ecn_only_if_asked_to") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    for (asked, told) in [(false, None), (true, Some(Ecn::Capable0))] {
+    for (asked, told) in [(false, None), (true, Some(Ecn::Ect0))] {
         let socket = xdp(b, b.ip4(0).into(), |builder| _ = builder.lanes(2).ecn(asked));
-        let mut hands = hands(b, socket);
+        let mut hands = lane_driver(b, socket);
         let bytes = frame_to(a, b, hands.addr(), b"ECT(0)", |plan| plan.traffic_class = 2);
         let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
         sender.send(&bytes).unwrap();
-        let got = hands.take(1);
+        let got = hands.recv_all(1);
         assert_eq!((got[0].ecn, got[0].payload.as_slice()), (told, &b"ECT(0)"[..]));
-        assert_eq!(hands.handle.counters().total().by_xdp, 1);
+        assert_eq!(hands.handle.counters().total().delivered_by_xdp, 1);
     }
 }

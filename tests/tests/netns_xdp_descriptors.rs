@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use manylane::{Engine, Placement};
-use manylane_tests::held::{self, open_files};
-use manylane_tests::{PATIENCE, Variant};
+use manylane_tests::lifecycle::{self, open_files};
+use manylane_tests::{TEST_TIMEOUT, Variant};
 
 /// What is open, and the number of threads.
-fn held() -> (Vec<String>, usize) {
+fn open_resources() -> (Vec<String>, usize) {
     let mut files = open_files();
     // The numbers of sockets differ from one to the next.
     for file in &mut files {
@@ -22,10 +22,10 @@ fn held() -> (Vec<String>, usize) {
 }
 
 /// The thread that follows the kernel's routes ends a moment after its socket.
-fn comes_back_to(before: &(Vec<String>, usize)) {
+fn wait_restored(before: &(Vec<String>, usize)) {
     let start = Instant::now();
-    while held() != *before {
-        assert!(start.elapsed() < PATIENCE, "{:#?}\nbefore: {before:#?}", held());
+    while open_resources() != *before {
+        assert!(start.elapsed() < TEST_TIMEOUT, "{:#?}\nbefore: {before:#?}", open_resources());
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -36,28 +36,28 @@ fn check(variant: &Variant) {
     // What a first socket makes for good is none of the others'.
     drop(builder.open().unwrap());
     let settled = Instant::now();
-    while held().1 > 3 && settled.elapsed() < PATIENCE {
+    while open_resources().1 > 3 && settled.elapsed() < TEST_TIMEOUT {
         thread::sleep(Duration::from_millis(1));
     }
-    let before = held();
+    let before = open_resources();
 
     // Two at once share the device.
-    held::dropped_as_they_are(builder.open().unwrap(), builder.open().unwrap(), |there| match there {
-        true => assert!(held().0.len() >= before.0.len() + 6 + 4),
-        false => comes_back_to(&before),
+    lifecycle::drop_unused(builder.open().unwrap(), builder.open().unwrap(), |there| match there {
+        true => assert!(open_resources().0.len() >= before.0.len() + 6 + 4),
+        false => wait_restored(&before),
     });
-    held::used_by_hand(builder.open().unwrap());
-    comes_back_to(&before);
-    held::served(builder.open().unwrap(), || comes_back_to(&before));
+    lifecycle::open_and_close_lanes(builder.open().unwrap());
+    wait_restored(&before);
+    lifecycle::serve_lanes(builder.open().unwrap(), || wait_restored(&before));
 
     // Opens that fail: half-way through the lanes, and half-way through the queues.
     assert!(builder.placement(Placement::List(vec![5000])).open().is_err());
     builder.placement(Placement::Spread);
     assert!(builder.lanes(9).xdp_surplus_lanes(false).open().is_err());
-    comes_back_to(&before);
+    wait_restored(&before);
 }
 
 #[test]
 fn netns_xdp_a_dropped_socket_leaves_nothing_open() {
-    Variant::of("netns_xdp_a_dropped_socket_leaves_nothing_open", Engine::Xdp, 4).run(check);
+    Variant::new("netns_xdp_a_dropped_socket_leaves_nothing_open", Engine::Xdp, 4).run(check);
 }

@@ -12,10 +12,12 @@ use manylane_sys::device;
 use manylane_testbed::skip::Forced;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
 use manylane_testbed::{Host, Layout, skip};
-use manylane_tests::{Client, PATIENCE};
+use manylane_tests::{Client, TEST_TIMEOUT};
 use manylane_wire::ethernet::Mac;
-use netns_support::{client, echo, hands, sink, until, within};
-use xdp_support::{all_by_xdp, any_port, is_shared_out, quiet, regain, testbed, xdp};
+use netns_support::{client, echo, lane_driver, sink, wait_until, wait_within};
+use xdp_support::{
+    any_port, assert_all_by_xdp, ipv4_layout, is_balanced, ping_until_recv_by_xdp, testbed, xdp,
+};
 
 /// The device of the first link.
 const DEVICE: &str = "link0";
@@ -31,8 +33,8 @@ fn ping_all_queues(a: &Host, server: SocketAddr) -> u64 {
     CLIENTS
 }
 
-fn shared_out(handle: &Handle, device: &str, queues: u32) {
-    let done = within(PATIENCE, || is_shared_out(handle, device, queues));
+fn wait_balanced(handle: &Handle, device: &str, queues: u32) {
+    let done = wait_within(TEST_TIMEOUT, || is_balanced(handle, device, queues));
     assert!(done, "{:#?} of {:?}", handle.xdp_queues(), handle.lane_ids());
 }
 
@@ -40,7 +42,7 @@ fn shared_out(handle: &Handle, device: &str, queues: u32) {
 fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
     const COUNT: u64 = 60_000;
     const ROUNDS: u64 = 4;
-    let Some(testbed) = testbed("netns_xdp_lanes_that_come_and_go_share_the_queues", &quiet(4)) else {
+    let Some(testbed) = testbed("netns_xdp_lanes_that_come_and_go_share_the_queues", &ipv4_layout(4)) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -55,38 +57,38 @@ fn netns_xdp_lanes_that_come_and_go_share_the_queues() {
             // Two, three, four lanes, and back to two.
             for _ in 0..2 {
                 let id = b.run(|| handle.add_lane()).unwrap();
-                shared_out(handle, DEVICE, 4);
+                wait_balanced(handle, DEVICE, 4);
                 assert!(handle.xdp_queues().iter().any(|queue| queue.lane == id));
             }
             for id in &handle.lane_ids()[..2] {
                 handle.remove_lane(*id).unwrap();
-                shared_out(handle, DEVICE, 4);
+                wait_balanced(handle, DEVICE, 4);
             }
             let due = COUNT / (ROUNDS + 1) * round;
-            until(|| handle.counters().total().arrived() >= due, handle);
+            wait_until(|| handle.counters().total().arrived() >= due, handle);
         }
         assert_eq!(sending.join().unwrap(), COUNT);
     });
-    until(|| handle.counters().total().arrived() >= COUNT, handle);
-    all_by_xdp(&serving.stop().unwrap().total(), COUNT);
+    wait_until(|| handle.counters().total().arrived() >= COUNT, handle);
+    assert_all_by_xdp(&serving.stop().unwrap().total(), COUNT);
 }
 
 #[test]
 fn netns_xdp_lanes_by_hand_share_the_queues() {
-    let Some(testbed) = testbed("netns_xdp_lanes_by_hand_share_the_queues", &quiet(4)) else { return };
+    let Some(testbed) = testbed("netns_xdp_lanes_by_hand_share_the_queues", &ipv4_layout(4)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut hands = hands(b, xdp(b, any_port(b), |_| ()));
+    let mut hands = lane_driver(b, xdp(b, any_port(b), |_| ()));
     let handle = hands.handle.clone();
     let (server, mut pings) = (hands.addr(), 0);
-    let mut round = |hands: &mut manylane_tests::Hands| {
+    let mut round = |hands: &mut manylane_tests::LaneDriver| {
         // A lane that is called looks into its mailbox.
-        assert!(within(PATIENCE, || hands.drain() == 0 && is_shared_out(&handle, DEVICE, 4)));
+        assert!(wait_within(TEST_TIMEOUT, || hands.drain() == 0 && is_balanced(&handle, DEVICE, 4)));
         let clients: Vec<Client> = (0..32).map(|_| client(a, a.ip4(0).into(), server)).collect();
         clients.iter().for_each(|client| client.send(b"by hand"));
         hands.echo(clients.len());
         clients.iter().for_each(|client| client.expect(b"by hand"));
         pings += clients.len() as u64;
-        all_by_xdp(&handle.counters().total(), pings);
+        assert_all_by_xdp(&handle.counters().total(), pings);
     };
     round(&mut hands);
     for _ in 0..2 {
@@ -113,24 +115,24 @@ fn netns_xdp_lanes_by_hand_share_the_queues() {
 
 /// Two links between the first two hosts, and a third host without any.
 fn two_links() -> Layout {
-    Layout { hosts: 3, links: vec![(0, 1), (0, 1)], ..quiet(2) }
+    Layout { hosts: 3, links: vec![(0, 1), (0, 1)], ..ipv4_layout(2) }
 }
 
 /// How a socket finds its devices, and whether it has both links and loopback.
-fn reaches(b: &Host) -> [(SocketAddr, Option<[&'static str; 2]>, bool); 3] {
+fn device_selections(b: &Host) -> [(SocketAddr, Option<[&'static str; 2]>, bool); 3] {
     let wildcard = SocketAddr::from(([0, 0, 0, 0], 0));
     [(wildcard, None, true), (wildcard, Some([DEVICE, OTHER]), true), (any_port(b), None, false)]
 }
 
 /// Takes the first link away and brings it back, for each way in which a socket finds its devices.
-fn goes_and_comes_back(
+fn check_link_removal(
     name: &str,
     go: impl Fn(&Host, &manylane_testbed::Testbed),
     come: impl Fn(&Host, &manylane_testbed::Testbed),
 ) {
     let Some(testbed) = testbed(name, &two_links()) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    for (bound, devices, is_wide) in reaches(b) {
+    for (bound, devices, is_wide) in device_selections(b) {
         let serving = echo(
             b,
             xdp(b, bound, |builder: &mut Builder| {
@@ -158,10 +160,10 @@ fn goes_and_comes_back(
                 });
                 others += 1;
             }
-            shared_out(handle, DEVICE, 0);
+            wait_balanced(handle, DEVICE, 0);
             come(b, &testbed);
-            shared_out(handle, DEVICE, 2);
-            others += regain(&client(a, a.ip4(0).into(), at(0)), handle);
+            wait_balanced(handle, DEVICE, 2);
+            others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), at(0)), handle);
             by_xdp += ping(0);
             if is_wide {
                 by_xdp += ping(1);
@@ -170,16 +172,16 @@ fn goes_and_comes_back(
         let total = serving.stop().unwrap().total();
         let all = by_xdp + others;
         assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-        assert!(total.by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+        assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
     }
 }
 
 #[test]
 fn netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again() {
-    goes_and_comes_back(
+    check_link_removal(
         "netns_xdp_a_device_that_is_deleted_and_made_again_is_used_again",
         |b, _| b.ip_batch(&format!("link delete dev {DEVICE}\n")).unwrap(),
-        |_, testbed| testbed.renew_link(0, &two_links()).unwrap(),
+        |_, testbed| testbed.recreate_link(0, &two_links()).unwrap(),
     );
 }
 
@@ -188,7 +190,7 @@ fn netns_xdp_a_device_that_was_in_another_namespace_is_used_again() {
     let send = |from: &Host, to: &Host| {
         from.ip_batch(&format!("link set dev {DEVICE} netns {}\n", to.namespace().path())).unwrap();
     };
-    goes_and_comes_back(
+    check_link_removal(
         "netns_xdp_a_device_that_was_in_another_namespace_is_used_again",
         |b, testbed| send(b, testbed.host(2)),
         |b, testbed| {
@@ -213,11 +215,11 @@ fn netns_xdp_a_device_that_is_back_at_once_is_used_again() {
         testbed.host(2).ip_batch(&format!("link set dev {DEVICE} netns {back}\n")).unwrap();
         testbed.restore_link(0, &two_links()).unwrap();
         for serving in &all {
-            regain(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
-            shared_out(&serving.handle, DEVICE, 2);
-            let before = serving.handle.counters().total().by_xdp;
+            ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
+            wait_balanced(&serving.handle, DEVICE, 2);
+            let before = serving.handle.counters().total().delivered_by_xdp;
             let pings = ping_all_queues(a, serving.addr);
-            assert_eq!(serving.handle.counters().total().by_xdp, before + pings);
+            assert_eq!(serving.handle.counters().total().delivered_by_xdp, before + pings);
         }
     }
     for serving in all {
@@ -251,7 +253,7 @@ fn bridge(name: &str, b: &Host) -> bool {
 #[test]
 fn netns_xdp_a_bridge_and_its_ports_are_refused() {
     let name = "netns_xdp_a_bridge_and_its_ports_are_refused";
-    let Some(testbed) = testbed(name, &quiet(1)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     if !bridge(name, b) {
         return;
@@ -276,14 +278,14 @@ fn netns_xdp_a_bridge_and_its_ports_are_refused() {
     let serving = echo(b, open("br0", true).unwrap());
     let client = client(a, a.ip4(0).into(), serving.addr);
     (0..10).for_each(|_| client.ping());
-    all_by_xdp(&serving.stop().unwrap().total(), 10);
+    assert_all_by_xdp(&serving.stop().unwrap().total(), 10);
 }
 
 /// The program goes when a device becomes a part of a bridge, and comes back with the device.
 #[test]
 fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
     let name = "netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go";
-    let Some(testbed) = testbed(name, &quiet(2)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let addr = any_port(b);
     let serving = echo(b, xdp(b, addr, |builder| _ = builder.xdp_devices([DEVICE])));
@@ -291,24 +293,26 @@ fn netns_xdp_a_device_that_becomes_a_part_of_another_is_let_go() {
     if !bridge(name, b) {
         return;
     }
-    shared_out(&serving.handle, DEVICE, 0);
+    wait_balanced(&serving.handle, DEVICE, 0);
     let mut others = ping_all_queues(a, serving.addr);
-    assert_eq!(serving.handle.counters().total().by_xdp, by_xdp);
+    assert_eq!(serving.handle.counters().total().delivered_by_xdp, by_xdp);
     b.ip_batch(&format!("link del dev br0\naddress add {}/24 dev {DEVICE}\n", b.ip4(0))).unwrap();
-    shared_out(&serving.handle, DEVICE, 2);
-    others += regain(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
+    wait_balanced(&serving.handle, DEVICE, 2);
+    others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle);
     by_xdp += ping_all_queues(a, serving.addr);
     let total = serving.stop().unwrap().total();
     let all = by_xdp + others;
     assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-    assert_eq!(total.by_xdp, by_xdp + 1, "{total:#?}");
+    assert_eq!(total.delivered_by_xdp, by_xdp + 1, "{total:#?}");
 }
 
 /// A veth device takes no program as long as its peer sends by more queues than it receives by: said by name, and nothing else
 /// is suspected.
 #[test]
 fn netns_xdp_a_peer_with_more_queues_is_named() {
-    let Some(testbed) = testbed("netns_xdp_a_peer_with_more_queues_is_named", &quiet(4)) else { return };
+    let Some(testbed) = testbed("netns_xdp_a_peer_with_more_queues_is_named", &ipv4_layout(4)) else {
+        return;
+    };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let receive_by = |queues| b.run(|| device::set_queues(b.device(0), queues, 4)).unwrap();
     let addr = any_port(b);
@@ -320,12 +324,14 @@ fn netns_xdp_a_peer_with_more_queues_is_named() {
     receive_by(4);
     let serving = echo(b, open().unwrap());
     client(a, a.ip4(0).into(), serving.addr).ping();
-    assert_eq!(serving.stop().unwrap().total().by_xdp, 1);
+    assert_eq!(serving.stop().unwrap().total().delivered_by_xdp, 1);
 }
 
 #[test]
 fn netns_xdp_more_queues_are_served_as_they_come() {
-    let Some(testbed) = testbed("netns_xdp_more_queues_are_served_as_they_come", &quiet(4)) else { return };
+    let Some(testbed) = testbed("netns_xdp_more_queues_are_served_as_they_come", &ipv4_layout(4)) else {
+        return;
+    };
     let (a, b) = (testbed.host(0), testbed.host(1));
     // A veth device with a program wants as many receive queues as its peer has to send by, and sockets keep theirs.
     let set = |host: &Host, receive: u32, send: u32| {
@@ -339,7 +345,7 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
     set(b, 1, 4).unwrap();
     let serving = echo(b, xdp(b, any_port(b), |_| ()));
     let handle = &serving.handle;
-    assert!(is_shared_out(handle, DEVICE, 1));
+    assert!(is_balanced(handle, DEVICE, 1));
     let mut by_xdp = ping_all_queues(a, serving.addr);
     let mut others = 0;
     for queues in 2..=4 {
@@ -347,54 +353,54 @@ fn netns_xdp_more_queues_are_served_as_they_come() {
         set(a, 4, queues).unwrap();
         // Whether through the kernel or past it: all of them.
         others += ping_all_queues(a, serving.addr);
-        shared_out(handle, DEVICE, queues);
+        wait_balanced(handle, DEVICE, queues);
         // A veth device shows its new queues the program only when it comes up the next time (Linux 6.18).
         b.set_link(0, false).unwrap();
         b.set_link(0, true).unwrap();
         b.wait_for_carrier(0).unwrap();
-        others += regain(&client(a, a.ip4(0).into(), serving.addr), handle);
+        others += ping_until_recv_by_xdp(&client(a, a.ip4(0).into(), serving.addr), handle);
         by_xdp += ping_all_queues(a, serving.addr);
         // Two lanes, and those that come.
         b.run(|| handle.add_lane()).unwrap();
-        shared_out(handle, DEVICE, queues);
+        wait_balanced(handle, DEVICE, queues);
         by_xdp += ping_all_queues(a, serving.addr);
     }
     // None of those that are served can be taken away.
     set(a, 4, 1).unwrap();
     set(b, 1, 4).unwrap_err();
-    assert!(is_shared_out(handle, DEVICE, 4));
+    assert!(is_balanced(handle, DEVICE, 4));
     let total = serving.stop().unwrap().total();
     assert_eq!(
         (total.arrived(), total.delivered, total.sent),
         (by_xdp + others, by_xdp + others, by_xdp + others)
     );
-    assert!(total.by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
+    assert!(total.delivered_by_xdp >= by_xdp, "fewer than {by_xdp} by XDP: {total:#?}");
 }
 
 /// What would leave by a queue that the device does not send by stays in its TX ring.
 #[test]
 fn netns_xdp_queues_that_cannot_send_are_left_to_the_kernel() {
     let name = "netns_xdp_queues_that_cannot_send_are_left_to_the_kernel";
-    let Some(testbed) = testbed(name, &quiet(4)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(4)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     b.run(|| device::set_queues(b.device(0), 4, 2)).unwrap();
     b.wait_for_carrier(0).unwrap();
     let serving = echo(b, xdp(b, any_port(b), |_| ()));
     let all = ping_all_queues(a, serving.addr) + ping_all_queues(a, serving.addr);
-    assert!(is_shared_out(&serving.handle, DEVICE, 2));
+    assert!(is_balanced(&serving.handle, DEVICE, 2));
     let total = serving.stop().unwrap().total();
     assert_eq!(
         (total.arrived(), total.delivered, total.sent, total.lost()),
         (all, all, all, 0),
         "{total:#?}"
     );
-    assert!(total.by_xdp > 0 && total.by_xdp < all, "{total:#?}");
+    assert!(total.delivered_by_xdp > 0 && total.delivered_by_xdp < all, "{total:#?}");
 }
 
 #[test]
 fn netns_xdp_a_device_that_changes_its_hardware_address_is_followed() {
     let name = "netns_xdp_a_device_that_changes_its_hardware_address_is_followed";
-    let Some(testbed) = testbed(name, &quiet(2)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = echo(b, xdp(b, any_port(b), |_| ()));
     let handle = &serving.handle;
@@ -406,11 +412,11 @@ fn netns_xdp_a_device_that_changes_its_hardware_address_is_followed() {
         let to = b.ip4(0);
         a.ip_batch(&format!("neighbour replace {to} lladdr {mac} dev {DEVICE} nud permanent\n")).unwrap();
         let client = client(a, a.ip4(0).into(), serving.addr);
-        others += regain(&client, handle);
+        others += ping_until_recv_by_xdp(&client, handle);
         by_xdp += ping_all_queues(a, serving.addr);
     }
     let total = serving.stop().unwrap().total();
     let all = by_xdp + others;
     assert_eq!((total.arrived(), total.delivered, total.sent), (all, all, all), "{total:#?}");
-    assert!(total.by_xdp >= by_xdp + 3 && total.by_xdp <= all, "{by_xdp}: {total:#?}");
+    assert!(total.delivered_by_xdp >= by_xdp + 3 && total.delivered_by_xdp <= all, "{by_xdp}: {total:#?}");
 }

@@ -11,18 +11,18 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use faults_support::{Child, Resource, Signal, hold, is, limit, status, tell};
+use faults_support::{Child, Resource, Signal, is_child, report, set_limit, status, wait_for_parent};
 use manylane::{Builder, Engine, ErrorKind, Socket};
 use manylane_sys::packet::PacketSocket;
-use manylane_tests::{Client, Hands, PATIENCE, Serving};
+use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
 use manylane_wire::checksum::checksum;
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
-use netns_support::{client, echo, hands, open, until, within};
+use netns_support::{client, echo, lane_driver, open, wait_until, wait_within};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-use xdp_support::{PORT, at_port, programs, two_queues};
+use xdp_support::{PORT, programs, two_queues, xdp_builder};
 
-fn answer(socket: Socket) -> Serving {
+fn serve_echo(socket: Socket) -> Serving {
     Serving::start(socket, |batch, out| {
         for datagram in batch {
             out.reply_borrowed(&datagram, datagram.payload());
@@ -33,13 +33,13 @@ fn answer(socket: Socket) -> Serving {
 #[test]
 #[ignore = "started by netns_xdp_a_killed_process_leaves_nothing"]
 fn child_serves_by_xdp() {
-    if !is("child_serves_by_xdp") {
+    if !is_child("child_serves_by_xdp") {
         return;
     }
     let mut builder = Builder::new("0.0.0.0:4242").unwrap();
-    let serving = answer(builder.engine(Engine::Xdp).lanes(2).open().unwrap());
-    tell("serving");
-    hold();
+    let serving = serve_echo(builder.engine(Engine::Xdp).lanes(2).open().unwrap());
+    report("serving");
+    wait_for_parent();
     serving.stop().unwrap();
 }
 
@@ -67,39 +67,39 @@ fn netns_xdp_a_killed_process_leaves_nothing() {
     // Until it ends it is named. From then on nothing is in the way: its port is what it had first and what the kernel closes last.
     let named = format!("process {} (", child.pid());
     let next = loop {
-        match b.run(|| at_port(b).open()) {
+        match b.run(|| xdp_builder(b).open()) {
             Ok(socket) => break socket,
             Err(err) => assert!(err.to_string().contains(&named), "{err}"),
         }
     };
-    let serving = b.run(|| answer(next));
+    let serving = b.run(|| serve_echo(next));
     child.kill();
     let client = netns_support::client(a, a.ip(0, false), serving.addr);
     for _ in 0..100 {
         client.ping();
     }
     let total = serving.stop().unwrap().total();
-    assert!(total.by_xdp > 0 && total.delivered >= 100, "{total:#?}");
-    assert!(within(PATIENCE, || programs(b).is_empty()), "the program outlived its socket");
+    assert!(total.delivered_by_xdp > 0 && total.delivered >= 100, "{total:#?}");
+    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "the program outlived its socket");
 }
 
 #[test]
 #[ignore = "started by netns_xdp_too_little_memory_is_a_limit"]
 fn child_has_no_memory_for_frames() {
-    if !is("child_has_no_memory_for_frames") {
+    if !is_child("child_has_no_memory_for_frames") {
         return;
     }
     let open = || {
         let mut builder = Builder::new("0.0.0.0:4242").unwrap();
         builder.engine(Engine::Xdp).lanes(2).batch(8).gro(false).datagram_size(2048).xdp_ring(16_384).open()
     };
-    limit(Resource::As, Some(status("VmSize") * 1024 + (40 << 20)));
+    set_limit(Resource::As, Some(status("VmSize") * 1024 + (40 << 20)));
     let err = open().map(drop).unwrap_err();
-    limit(Resource::As, None);
+    set_limit(Resource::As, None);
     assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
     // Nothing is left over that would be in the way.
     open().map(drop).unwrap();
-    tell("done");
+    report("done");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn netns_xdp_too_little_memory_is_a_limit() {
 #[test]
 #[ignore = "started by netns_xdp_needs_no_privilege_once_it_is_open"]
 fn child_drops_its_privileges() {
-    if !is("child_drops_its_privileges") {
+    if !is_child("child_drops_its_privileges") {
         return;
     }
     let mut builder = Builder::new("0.0.0.0:4242").unwrap();
@@ -122,11 +122,11 @@ fn child_drops_its_privileges() {
     // Of this thread, and of all that it starts: the lanes'.
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none }).unwrap();
-    let serving = answer(socket);
-    tell("serving");
-    hold();
+    let serving = serve_echo(socket);
+    report("serving");
+    wait_for_parent();
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.by_xdp, total.sent), (2500, 2500, 2500), "{total:#?}");
+    assert_eq!((total.delivered, total.delivered_by_xdp, total.sent), (2500, 2500, 2500), "{total:#?}");
     // More than the first peer and one of the later ones make: the next hops of all were found.
     assert!(total.sent_by_xdp > 1500, "{total:#?}");
 }
@@ -164,7 +164,7 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
     let client = client(a, a.ip(0, false), serving.addr);
     let by_xdp = || serving.handle.counters().total().sent_by_xdp;
     // The first replies go through the kernel, until the next hop is known.
-    assert!(within(Duration::from_secs(30), || {
+    assert!(wait_within(Duration::from_secs(30), || {
         client.ping();
         by_xdp() > 0
     }));
@@ -180,14 +180,14 @@ fn netns_xdp_a_peer_that_changes_its_hardware_address_is_followed() {
         // A reply that is sent before the change has been followed goes to an address that nobody has any more, as
         // one of the kernel's would: it is asked for again.
         client.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        assert!(within(Duration::from_secs(30), || {
+        assert!(wait_within(Duration::from_secs(30), || {
             client.send(b"there?");
             client.try_recv().is_some()
         }));
         while client.try_recv().is_some() {}
-        client.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let before = by_xdp();
-        assert!(within(Duration::from_secs(30), || {
+        assert!(wait_within(Duration::from_secs(30), || {
             client.ping();
             by_xdp() > before
         }));
@@ -204,10 +204,10 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let everywhere = "0.0.0.0".parse().unwrap();
-    let mut hands = hands(b, open(b, everywhere, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+    let mut hands = lane_driver(b, open(b, everywhere, |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
     let port = hands.addr().port();
     let one = client(a, a.ip4(0).into(), SocketAddr::new(b.ip4(0).into(), port));
-    assert!(within(PATIENCE, || ping(&mut hands, &one).1));
+    assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &one).1));
     let device = b.device(0);
     for lines in [
         // Not an address before the kernel has looked for duplicates, which takes a second or two.
@@ -219,7 +219,7 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
     ] {
         b.ip_batch(&lines).unwrap();
         thread::scope(|scope| {
-            let settling = scope.spawn(|| b.settle(0).unwrap());
+            let settling = scope.spawn(|| b.wait_for_addrs(0).unwrap());
             while !settling.is_finished() {
                 assert_eq!(ping(&mut hands, &one), (true, true), "{lines}");
             }
@@ -227,21 +227,21 @@ fn netns_xdp_addresses_and_devices_of_others_do_not_move_replies() {
     }
     // What was told of last is followed now, and so is all that was told before.
     let other = client(a, a.ip4(0).into(), SocketAddr::new("10.77.0.77".parse().unwrap(), port));
-    assert!(within(PATIENCE, || ping(&mut hands, &other).0));
+    assert!(wait_within(TEST_TIMEOUT, || ping(&mut hands, &other).0));
     for _ in 0..50 {
         assert_eq!(ping(&mut hands, &one), (true, true));
     }
 }
 
 /// A request and its answer, by hand, so that it has been counted: whether they went past the stack.
-fn ping(hands: &mut Hands, client: &Client) -> (bool, bool) {
+fn ping(hands: &mut LaneDriver, client: &Client) -> (bool, bool) {
     let before = hands.handle.counters().total();
     client.send(b"ping");
     hands.echo(1);
     client.expect(b"ping");
     let after = hands.handle.counters().total();
     assert_eq!((after.delivered - before.delivered, after.sent - before.sent), (1, 1), "{after:#?}");
-    (after.by_xdp > before.by_xdp, after.sent_by_xdp > before.sent_by_xdp)
+    (after.delivered_by_xdp > before.delivered_by_xdp, after.sent_by_xdp > before.sent_by_xdp)
 }
 
 #[test]
@@ -287,9 +287,9 @@ fn netns_xdp_options_and_extension_headers_come_through_the_companion() {
             socket.send(&frame).unwrap();
         }
     }
-    until(|| serving.handle.counters().total().arrived() >= 50, &serving.handle);
+    wait_until(|| serving.handle.counters().total().arrived() >= 50, &serving.handle);
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.by_xdp), (50, 20), "{total:#?}");
+    assert_eq!((total.delivered, total.delivered_by_xdp), (50, 20), "{total:#?}");
 }
 
 #[test]
@@ -310,5 +310,5 @@ fn netns_xdp_a_link_that_flaps_goes_on() {
     client.ping();
     let total = serving.stop().unwrap().total();
     assert_eq!((total.delivered, total.lost()), (301, 0), "{total:#?}");
-    assert!(total.by_xdp > 0);
+    assert!(total.delivered_by_xdp > 0);
 }

@@ -17,7 +17,7 @@ use manylane_wire::checksum::checksum;
 use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::UdpFrame;
 use manylane_wire::{ipv4, udp};
-use netns_support::{client, echo, hands, open, sink, until};
+use netns_support::{client, echo, lane_driver, open, sink, wait_until};
 use xdp_support::{frame_to, testbed, two_queues};
 
 fn sender(host: &Host) -> PacketSocket {
@@ -25,14 +25,14 @@ fn sender(host: &Host) -> PacketSocket {
 }
 
 /// The frame with some bytes overwritten.
-fn with(frame: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+fn patched(frame: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut changed = frame.to_vec();
     changed[at..at + bytes.len()].copy_from_slice(bytes);
     changed
 }
 
 /// The header checksum of IPv4 made right again.
-fn summed(mut frame: Vec<u8>) -> Vec<u8> {
+fn fix_ip_checksum(mut frame: Vec<u8>) -> Vec<u8> {
     frame[24..26].fill(0);
     let sum = checksum(&frame[14..34]);
     frame[24..26].copy_from_slice(&sum.to_be_bytes());
@@ -40,7 +40,7 @@ fn summed(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 /// What the program on the device did, by name.
-fn seen(handle: &Handle) -> HashMap<&'static str, u64> {
+fn xdp_counts(handle: &Handle) -> HashMap<&'static str, u64> {
     handle.xdp_counts().into_iter().map(|(_, what, count)| (what, count)).collect()
 }
 
@@ -74,11 +74,11 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
         case(good.clone(), "redirected", "delivered"),
         case(frame_to(a, b, to, b"", |_| ()), "redirected", "delivered"),
         case(padded, "redirected", "delivered"),
-        case(with(&good, last, &[good[last] ^ 1]), "redirected", "bad_checksum"),
-        case(with(&good, sum, &[good[sum] ^ 0x80]), "redirected", "bad_checksum"),
-        case(with(&good, length, &far), "redirected", "malformed"),
-        case(with(&good, length, &[0, 7]), "redirected", "malformed"),
-        case(with(&good, length, &[0, 0]), "redirected", "malformed"),
+        case(patched(&good, last, &[good[last] ^ 1]), "redirected", "bad_checksum"),
+        case(patched(&good, sum, &[good[sum] ^ 0x80]), "redirected", "bad_checksum"),
+        case(patched(&good, length, &far), "redirected", "malformed"),
+        case(patched(&good, length, &[0, 7]), "redirected", "malformed"),
+        case(patched(&good, length, &[0, 0]), "redirected", "malformed"),
         // Cut off: in the payload; in the UDP header; in the IP header; behind the Ethernet header.
         case(good[..good.len() - 5].to_vec(), "redirected", "malformed"),
         case(good[..udp + 7].to_vec(), "not_udp", ""),
@@ -90,31 +90,31 @@ fn cases(a: &Host, b: &Host, to: SocketAddr) -> Vec<Case> {
             "source",
             from_ourselves,
         ),
-        case(with(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "source", ""),
+        case(patched(&good, if ipv6 { 22 } else { 26 }, &[if ipv6 { 0xff } else { 0xe0 }]), "source", ""),
         // Another version than the type says.
-        case(with(&good, 14, &[0x55]), "not_udp", ""),
+        case(patched(&good, 14, &[0x55]), "not_udp", ""),
         // To another port, where nobody is.
         case(frame_to(a, b, SocketAddr::new(to.ip(), 9), b"?", |_| ()), "no_port", ""),
     ];
     if ipv6 {
-        cases.push(case(with(&good, sum, &[0, 0]), "redirected", "bad_checksum"));
-        cases.push(case(with(&good, 18, &far), "redirected", "malformed"));
-        cases.push(case(with(&good, 18, &[0, 4]), "redirected", "malformed"));
+        cases.push(case(patched(&good, sum, &[0, 0]), "redirected", "bad_checksum"));
+        cases.push(case(patched(&good, 18, &far), "redirected", "malformed"));
+        cases.push(case(patched(&good, 18, &[0, 4]), "redirected", "malformed"));
         // A fragment header without an end, and one extension header after the other.
-        cases.push(case(with(&good, 20, &[44]), "complex", ""));
-        cases.push(case(with(&good, 20, &[60]), "complex", ""));
+        cases.push(case(patched(&good, 20, &[44]), "complex", ""));
+        cases.push(case(patched(&good, 20, &[60]), "complex", ""));
     } else {
-        cases.push(case(with(&good, sum, &[0, 0]), "redirected", "delivered"));
-        cases.push(case(with(&good, 24, &[good[24] ^ 1]), "redirected", "bad_checksum"));
-        cases.push(case(summed(with(&good, 16, &far)), "redirected", "malformed"));
-        cases.push(case(summed(with(&good, 16, &[0, 24])), "redirected", "malformed"));
+        cases.push(case(patched(&good, sum, &[0, 0]), "redirected", "delivered"));
+        cases.push(case(patched(&good, 24, &[good[24] ^ 1]), "redirected", "bad_checksum"));
+        cases.push(case(fix_ip_checksum(patched(&good, 16, &far)), "redirected", "malformed"));
+        cases.push(case(fix_ip_checksum(patched(&good, 16, &[0, 24])), "redirected", "malformed"));
         // A header of 16 bytes, a first fragment that no other follows, and one far behind.
-        cases.push(case(with(&good, 14, &[0x44]), "complex", ""));
-        cases.push(case(summed(with(&good, 20, &[0x20, 0])), "complex", ""));
-        cases.push(case(summed(with(&good, 20, &[0x1f, 0xff])), "complex", ""));
+        cases.push(case(patched(&good, 14, &[0x44]), "complex", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x20, 0])), "complex", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 20, &[0x1f, 0xff])), "complex", ""));
         // Loopback and this network as the sender.
-        cases.push(case(summed(with(&good, 26, &[127, 0, 0, 1])), "source", ""));
-        cases.push(case(summed(with(&good, 26, &[0, 0, 0, 0])), "source", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 26, &[127, 0, 0, 1])), "source", ""));
+        cases.push(case(fix_ip_checksum(patched(&good, 26, &[0, 0, 0, 0])), "source", ""));
     }
     cases
 }
@@ -145,12 +145,12 @@ fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
         let of = |program: &str| ROUNDS * cases.iter().filter(|case| case.program == program).count() as u64;
         let lane = |lane: &str| ROUNDS * cases.iter().filter(|case| case.lane == lane).count() as u64;
         let arrived = of("redirected") + lane("companion") + ROUNDS;
-        until(|| serving.handle.counters().total().arrived() >= arrived, &serving.handle);
-        let seen = seen(&serving.handle);
+        wait_until(|| serving.handle.counters().total().arrived() >= arrived, &serving.handle);
+        let seen = xdp_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
         let good = lane("delivered") + ROUNDS;
         let all = good + lane("companion");
-        assert_eq!((total.delivered, total.by_xdp), (all, good), "{total:#?}");
+        assert_eq!((total.delivered, total.delivered_by_xdp), (all, good), "{total:#?}");
         assert_eq!(
             (total.bad_checksum, total.malformed),
             (lane("bad_checksum"), lane("malformed")),
@@ -170,7 +170,7 @@ fn netns_xdp_a_flood_of_broken_frames_is_counted_one_by_one() {
 }
 
 /// A frame that the kernel's input path judges by more than its form.
-struct Judged {
+struct InputCase {
     what: &'static str,
     bytes: Vec<u8>,
     /// The counter of the program on the device.
@@ -180,7 +180,7 @@ struct Judged {
 }
 
 /// One frame of each kind to a wildcard socket at `port`, where `strict` says whether the device filters by reverse path.
-fn judged(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<Judged> {
+fn input_cases(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<InputCase> {
     let (to4, to6) = (SocketAddr::new(b.ip(0, false), port), SocketAddr::new(b.ip(0, true), port));
     let at = |text: &str| SocketAddr::new(text.parse().unwrap(), port);
     let from = |to: SocketAddr, source: IpAddr| {
@@ -193,8 +193,8 @@ fn judged(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<Judged> {
     let four = frame_to(a, b, to4, b"judge", |_| ());
     let six = frame_to(a, b, to6, b"judge", |_| ());
     // UDP is shorter than IP says, and without a checksum.
-    let short = with(&frame_to(a, b, to4, b"judge, cut", |_| ()), 38, &[0, 13, 0, 0]);
-    let judged = |what, bytes, program, delivered| Judged { what, bytes, program, delivered };
+    let short = patched(&frame_to(a, b, to4, b"judge, cut", |_| ()), 38, &[0, 13, 0, 0]);
+    let judged = |what, bytes, program, delivered| InputCase { what, bytes, program, delivered };
     vec![
         judged("IPv4", four.clone(), "redirected", true),
         judged("IPv6", six.clone(), "redirected", true),
@@ -208,8 +208,8 @@ fn judged(a: &Host, b: &Host, port: u16, strict: bool) -> Vec<Judged> {
         judged("from ::1", from(to6, "::1".parse().unwrap()), "source", false),
         judged("from a link-local address", from(to6, near), "source", true),
         judged("cut by UDP", short, "redirected", true),
-        judged("without hops left, IPv4", summed(with(&four, 22, &[0])), "redirected", true),
-        judged("without hops left, IPv6", with(&six, 21, &[0]), "redirected", true),
+        judged("without hops left, IPv4", fix_ip_checksum(patched(&four, 22, &[0])), "redirected", true),
+        judged("without hops left, IPv6", patched(&six, 21, &[0]), "redirected", true),
         judged(
             "from port 0",
             frame_to(a, b, to4, b"judge", |plan| plan.source.set_port(0)),
@@ -233,23 +233,23 @@ fn netns_xdp_input_checks_are_those_of_the_kernel() {
         }
         for engine in [Engine::Mmsg, Engine::Xdp] {
             let wildcard = "::".parse().unwrap();
-            let mut hands = hands(b, open(b, wildcard, |builder| _ = builder.engine(engine).lanes(1)));
+            let mut hands = lane_driver(b, open(b, wildcard, |builder| _ = builder.engine(engine).lanes(1)));
             let port = hands.addr().port();
             let fence = client(a, a.ip4(0).into(), SocketAddr::new(b.ip(0, false), port));
-            for Judged { what, bytes, program, delivered } in judged(a, b, port, strict) {
+            for InputCase { what, bytes, program, delivered } in input_cases(a, b, port, strict) {
                 let case = format!("{what}, {engine:?}, rp_filter {filter}");
                 println!("{case}");
-                let before = seen(&hands.handle);
+                let before = xdp_counts(&hands.handle);
                 socket.send(&bytes).unwrap();
                 // What comes after a frame comes after what became of it, which is looked at then.
                 fence.send(b"fence");
-                let got = hands.take(1 + usize::from(delivered));
+                let got = hands.recv_all(1 + usize::from(delivered));
                 let arrived: Vec<_> = got.iter().map(|got| got.payload.as_slice()).collect();
                 let expected: &[&[u8]] = if delivered { &[b"judge", b"fence"] } else { &[b"fence"] };
                 assert_eq!(arrived.len(), expected.len(), "{case}");
                 assert!(expected.iter().all(|one| arrived.contains(one)), "{case}");
                 if engine == Engine::Xdp {
-                    let after = seen(&hands.handle);
+                    let after = xdp_counts(&hands.handle);
                     let fences = u64::from(program == "redirected");
                     assert_eq!(after["redirected"], before["redirected"] + 1 + fences, "{case}: {after:?}");
                     if program != "redirected" {
@@ -268,17 +268,18 @@ fn netns_xdp_padding_is_no_payload() {
     let Some(testbed) = two_queues("netns_xdp_padding_is_no_payload") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let mut hands = hands(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
+        let mut hands =
+            lane_driver(b, open(b, b.ip(0, ipv6), |builder| _ = builder.engine(Engine::Xdp).lanes(2)));
         let socket = sender(a);
         for len in 0..=18 {
             let payload = pattern(len, len);
             let mut bytes = frame_to(a, b, hands.addr(), &payload, |_| ());
             bytes.resize(bytes.len().max(60), 0xa5);
             socket.send(&bytes).unwrap();
-            let got = &hands.take(1)[0];
+            let got = &hands.recv_all(1)[0];
             assert_eq!((&got.payload, got.full_len, got.truncated), (&payload, len, false));
         }
-        assert_eq!(hands.handle.counters().total().by_xdp, 19);
+        assert_eq!(hands.handle.counters().total().delivered_by_xdp, 19);
     }
 }
 
@@ -313,11 +314,14 @@ fn netns_xdp_hardware_addresses_that_lie_lead_nowhere() {
             }
         }
         peer.ping();
-        let seen = seen(&serving.handle);
+        let seen = xdp_counts(&serving.handle);
         let total = serving.stop().unwrap().total();
-        assert_eq!((total.delivered, total.by_xdp, total.sent), (5 * EACH + 1, 4 * EACH + 1, 5 * EACH + 1));
+        assert_eq!(
+            (total.delivered, total.delivered_by_xdp, total.sent),
+            (5 * EACH + 1, 4 * EACH + 1, 5 * EACH + 1)
+        );
         assert!(seen["other_mac"] >= 2 * EACH, "{seen:?}");
-        assert!(peer.is_quiet());
+        assert!(peer.is_idle());
     }
 }
 
@@ -344,11 +348,11 @@ fn netns_xdp_fragments_and_loopback_come_through_the_companion_once() {
             }
         }
         far.ping();
-        assert!(near.is_quiet() && far.is_quiet());
+        assert!(near.is_idle() && far.is_idle());
         let total = serving.stop().unwrap().total();
         let through = 4 * EACH as u64;
         assert_eq!(
-            (total.delivered, total.by_xdp, total.arrived()),
+            (total.delivered, total.delivered_by_xdp, total.arrived()),
             (through + 1, 1, through + 1),
             "{total:#?}"
         );
@@ -387,7 +391,7 @@ fn jumbo_echo(generic: bool) {
     assert_eq!((total.delivered, total.sent, total.lost()), (200, 200, 0), "{total:#?}");
     // Fragments are the kernel's; behind the driver long frames are, too.
     let by_xdp = if generic { 40 } else { 160 };
-    assert!(total.by_xdp == by_xdp, "{total:#?}");
+    assert!(total.delivered_by_xdp == by_xdp, "{total:#?}");
 }
 
 fn longer_frames(generic: bool, by_xdp: u64) {
@@ -398,12 +402,16 @@ fn longer_frames(generic: bool, by_xdp: u64) {
     let serving = sink(b, open(b, b.ip4(0).into(), options));
     let socket = sender(a);
     let longest = 2048 - 256;
-    let head = ethernet::HEADER + ipv4::HEADER + udp::HEADER;
+    let head = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN;
     for len in longest - head - 20..longest - head + 20 {
         socket.send(&frame_to(a, b, serving.addr, &pattern(1, len), |_| ())).unwrap();
     }
-    until(|| serving.handle.counters().total().arrived() >= 40, &serving.handle);
-    let seen = seen(&serving.handle);
+    wait_until(|| serving.handle.counters().total().arrived() >= 40, &serving.handle);
+    let seen = xdp_counts(&serving.handle);
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.by_xdp, seen["long"]), (40, by_xdp, 40 - by_xdp), "{total:#?}");
+    assert_eq!(
+        (total.delivered, total.delivered_by_xdp, seen["long"]),
+        (40, by_xdp, 40 - by_xdp),
+        "{total:#?}"
+    );
 }

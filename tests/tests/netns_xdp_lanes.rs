@@ -13,12 +13,12 @@ use std::time::Duration;
 use aya::EbpfLoader;
 use aya::maps::Map;
 use aya::programs::SocketFilter;
-use manylane::{Batch, Engine, Outbox, SteeringBy};
+use manylane::{Batch, Engine, Outbox, SteeringBackend};
 use manylane_bpf::abi;
 use manylane_sys::map::SharedWords;
 use manylane_testbed::{Host, Layout, Testbed, skip};
-use manylane_tests::{Client, PATIENCE, Serving, Slow, need_ebpf, pattern};
-use netns_support::{client, echo, open, until, within};
+use manylane_tests::{Client, Serving, SlowServer, TEST_TIMEOUT, need_ebpf, pattern};
+use netns_support::{client, echo, open, wait_until, wait_within};
 
 /// An idle lane takes what waits in the companion's queue of a lane that is at work. What is in that lane's rings is
 /// nobody else's, and waits for it.
@@ -33,37 +33,46 @@ fn netns_xdp_stealing_takes_what_came_through_the_kernel() {
     let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = open(b, b.ip4(0).into(), |builder| {
-        builder.engine(Engine::Xdp).lanes(2).stealing(true).steering_by(SteeringBy::Ebpf).gro(false);
+        builder
+            .engine(Engine::Xdp)
+            .lanes(2)
+            .stealing(true)
+            .steering_backend(SteeringBackend::Ebpf)
+            .gro(false);
     });
     let slow = socket.xdp_queues()[0].lane;
-    let Slow { serving, entered, release, handled } =
-        b.run(|| Slow::start(socket, slow, |payload: &[u8]| payload.len()));
+    let SlowServer { serving, entered, release, handled } =
+        b.run(|| SlowServer::start(socket, slow, |payload: &[u8]| payload.len()));
     let clients: Vec<Client> = (0..EACH).map(|_| client(a, a.ip4(0).into(), serving.addr)).collect();
     clients[0].send(b"to work");
-    entered.recv_timeout(PATIENCE).unwrap();
+    entered.recv_timeout(TEST_TIMEOUT).unwrap();
     for client in &clients {
         client.send(&pattern(0, 100));
         client.send(&pattern(0, 3000));
     }
     // All that is larger than a frame, wherever it was steered to.
     for _ in 0..EACH {
-        let (lane, len) = handled.recv_timeout(PATIENCE).unwrap();
+        let (lane, len) = handled.recv_timeout(TEST_TIMEOUT).unwrap();
         assert!(lane != slow && len == 3000, "{lane}: {len} bytes");
     }
     let steered = serving.handle.counters().lanes.iter().find(|(id, _)| *id == slow).unwrap().1.steered;
     assert!(handled.try_recv().is_err(), "the rest waits");
     drop(release);
     for due in [7].into_iter().chain([100; EACH]) {
-        assert_eq!(handled.recv_timeout(PATIENCE).unwrap(), (slow, due));
+        assert_eq!(handled.recv_timeout(TEST_TIMEOUT).unwrap(), (slow, due));
     }
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.by_xdp), (1 + 2 * EACH as u64, 1 + EACH as u64), "{total:#?}");
+    assert_eq!(
+        (total.delivered, total.delivered_by_xdp),
+        (1 + 2 * EACH as u64, 1 + EACH as u64),
+        "{total:#?}"
+    );
     // 40 flows do not all fall on one lane: a chance of 2^-39.
     assert!(total.stolen > 0 && Some(total.stolen) == steered, "{total:#?}");
 }
 
 /// Bytes that wait in the sockets of a port of `host`.
-fn waiting(host: &Host, port: u16) -> u64 {
+fn queued_bytes(host: &Host, port: u16) -> u64 {
     let table = host.run(|| fs::read_to_string("/proc/thread-self/net/udp").unwrap());
     let queue = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -81,7 +90,7 @@ fn netns_xdp_a_busy_lane_hears_its_companion() {
     const BATCH: usize = 4;
     const BATCHES: usize = 130;
     // By then it has been asked for what it could have had when the lane opened, or when it had something.
-    const BEFORE: usize = 40;
+    const WARMUP_BATCHES: usize = 40;
     let test = "netns_xdp_a_busy_lane_hears_its_companion";
     if !skip::need_root(test) || !need_ebpf(test) {
         return;
@@ -95,25 +104,25 @@ fn netns_xdp_a_busy_lane_hears_its_companion() {
     let client = client(a, a.ip4(0).into(), addr);
     (0..BATCH * BATCHES).for_each(|_| client.send(b"by XDP"));
     let redirected = || handle.xdp_counts().iter().find(|(_, what, _)| *what == "redirected").map(|c| c.2);
-    until(|| redirected() == Some((BATCH * BATCHES) as u64), &handle);
+    wait_until(|| redirected() == Some((BATCH * BATCHES) as u64), &handle);
 
     let mut take =
         || -> Vec<usize> { lane.recv().unwrap().batch.map(|datagram| datagram.payload().len()).collect() };
-    for _ in 0..BEFORE {
+    for _ in 0..WARMUP_BATCHES {
         assert_eq!(take(), [6; BATCH]);
     }
-    let mut left = BATCHES - BEFORE;
+    let mut left = BATCHES - WARMUP_BATCHES;
     // The second when the first is forgotten.
     for _ in 0..2 {
         // Larger than a frame: the kernel puts it together.
         client.send(&pattern(0, 3000));
-        assert!(within(PATIENCE, || waiting(b, addr.port()) > 0));
-        let after: Vec<Vec<usize>> = (0..=BEFORE).map(|_| take()).collect();
+        assert!(wait_within(TEST_TIMEOUT, || queued_bytes(b, addr.port()) > 0));
+        let after: Vec<Vec<usize>> = (0..=WARMUP_BATCHES).map(|_| take()).collect();
         let heard =
             after.iter().position(|batch| batch == &[3000]).expect("it comes before the rings are empty");
         assert!(heard <= 8, "after {heard} batches");
         assert!(after.iter().enumerate().all(|(at, batch)| at == heard || batch == &[6; BATCH]), "{after:?}");
-        left -= BEFORE;
+        left -= WARMUP_BATCHES;
     }
     (0..left).for_each(|_| assert_eq!(take(), [6; BATCH]));
     assert_eq!(take(), [0; 0]);
@@ -129,10 +138,10 @@ fn loopback_the_doorbell_moves_once_until_it_is_heard() {
     let filter: &mut SocketFilter = ebpf.program_mut("ml_doorbell").unwrap().try_into().unwrap();
     filter.load().unwrap();
     let companion = UdpSocket::bind("127.0.0.1:0").unwrap();
-    companion.set_read_timeout(Some(PATIENCE)).unwrap();
+    companion.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     filter.attach(&companion).unwrap();
     let Some(Map::Array(bell)) = ebpf.map("ml_bell") else { panic!("no bell") };
-    let bell = SharedWords::new(bell.fd().as_fd(), abi::BELL_WORDS).unwrap();
+    let bell = SharedWords::new(bell.fd().as_fd(), abi::WAKEUP_WORDS).unwrap();
     let client = UdpSocket::bind("127.0.0.1:0").unwrap();
     for heard in 0..3 {
         for number in 0..50_u8 {
@@ -141,8 +150,8 @@ fn loopback_the_doorbell_moves_once_until_it_is_heard() {
             assert_eq!(companion.recv(&mut buffer).unwrap(), 10, "all of it is kept");
             assert_eq!(buffer[..10], [number; 10]);
         }
-        assert_eq!(bell.load(abi::BELL_RINGS), heard + 1);
-        bell.raise(abi::BELL_HEARD, heard + 1);
+        assert_eq!(bell.load(abi::WAKEUP_SEQ), heard + 1);
+        bell.fetch_max(abi::WAKEUP_ACK, heard + 1);
     }
 }
 
@@ -157,20 +166,20 @@ fn netns_xdp_a_socket_that_stops_opens_nothing() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Xdp).lanes(2));
     let slow = socket.xdp_queues()[0].lane;
-    let Slow { serving, entered, release, handled: _handled } =
-        b.run(|| Slow::start(socket, slow, |payload: &[u8]| payload.len()));
+    let SlowServer { serving, entered, release, handled: _handled } =
+        b.run(|| SlowServer::start(socket, slow, |payload: &[u8]| payload.len()));
     // Flows, until one is the slow lane's.
     let mut clients = Vec::new();
-    let at_work = within(PATIENCE, || {
+    let at_work = wait_within(TEST_TIMEOUT, || {
         clients.push(client(a, a.ip4(0).into(), serving.addr));
         clients[clients.len() - 1].send(b"to work");
         entered.try_recv().is_ok()
     });
     assert!(at_work);
     serving.handle.stop();
-    until(|| serving.handle.xdp_queues().len() == 1, &serving.handle);
+    wait_until(|| serving.handle.xdp_queues().len() == 1, &serving.handle);
     // That it does not come to pass has no event of its own. Without a stop it takes some milliseconds.
-    let opened_again = within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
+    let opened_again = wait_within(Duration::from_millis(300), || serving.handle.xdp_queues().len() > 1);
     drop(release);
     assert_eq!(serving.stop().unwrap().total().delivered, clients.len() as u64);
     assert!(!opened_again);
@@ -193,7 +202,7 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     let testbed = Testbed::new(&Layout { queues: 1, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = open(b, b.ip4(0).into(), |builder| {
-        builder.engine(Engine::Xdp).lanes(1).linger(Duration::ZERO);
+        builder.engine(Engine::Xdp).lanes(1).rx_coalesce(Duration::ZERO);
     });
     let (tell, told) = mpsc::channel();
     let serving = b.run(|| {
@@ -210,21 +219,21 @@ fn netns_xdp_an_idle_lane_sleeps_and_wakes() {
     });
     let client = client(a, a.ip4(0).into(), serving.addr);
     client.ping();
-    let thread = told.recv_timeout(PATIENCE).unwrap();
+    let thread = told.recv_timeout(TEST_TIMEOUT).unwrap();
     // One that spins never gives its core away by itself. Ours looks whether it has to leave, and sleeps again.
     for _ in 0..3 {
         let before = sleeps(&thread);
-        assert!(within(PATIENCE, || sleeps(&thread) >= before + 5), "an idle lane does not sleep");
+        assert!(wait_within(TEST_TIMEOUT, || sleeps(&thread) >= before + 5), "an idle lane does not sleep");
         assert_eq!(serving.handle.counters().total().batches, 1, "nothing came");
     }
     for _ in 1..PINGS {
         // It sleeps before the next is sent.
         let before = sleeps(&thread);
-        assert!(within(PATIENCE, || sleeps(&thread) > before));
+        assert!(wait_within(TEST_TIMEOUT, || sleeps(&thread) > before));
         client.ping();
     }
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.batches, total.by_xdp), (PINGS, PINGS, PINGS), "{total:#?}");
+    assert_eq!((total.delivered, total.batches, total.delivered_by_xdp), (PINGS, PINGS, PINGS), "{total:#?}");
 }
 
 /// A wildcard takes from every device past the kernel, and answers through the one that the route says.
@@ -274,11 +283,11 @@ fn netns_xdp_a_wildcard_serves_several_devices() {
                 }
             }
         }
-        until(|| serving.handle.counters().total().sent >= due, &serving.handle);
+        wait_until(|| serving.handle.counters().total().sent >= due, &serving.handle);
         let each: Vec<u64> = ["link0", "link1", "link2"].into_iter().map(redirected).collect();
         let total = serving.stop().unwrap().total();
         assert_eq!(
-            (total.delivered, total.by_xdp, each.iter().sum()),
+            (total.delivered, total.delivered_by_xdp, each.iter().sum()),
             (due, due, due),
             "{each:?} {total:#?}"
         );

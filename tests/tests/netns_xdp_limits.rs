@@ -13,8 +13,8 @@ use manylane_sys::packet::PacketSocket;
 use manylane_testbed::Host;
 use manylane_tests::{Client, pattern};
 use manylane_wire::frame::UdpFrame;
-use netns_support::{client, echo, open, sink, until};
-use xdp_support::{count, frame_to, two_queues};
+use netns_support::{client, echo, open, sink, wait_until};
+use xdp_support::{frame_to, two_queues, xdp_count};
 
 /// Frames that may be under way at a time: no queue between is full.
 const CHUNK: usize = 100;
@@ -32,7 +32,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 /// Somebody who sends frames in the name of others.
-struct Crowd<'a> {
+struct SpoofingSender<'a> {
     a: &'a Host,
     b: &'a Host,
     socket: PacketSocket,
@@ -40,7 +40,7 @@ struct Crowd<'a> {
     handle: &'a Handle,
 }
 
-impl<'a> Crowd<'a> {
+impl<'a> SpoofingSender<'a> {
     fn new(a: &'a Host, b: &'a Host, to: SocketAddr, handle: &'a Handle) -> Self {
         let socket = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
         Self { a, b, socket, to, handle }
@@ -57,7 +57,7 @@ impl<'a> Crowd<'a> {
                 self.socket.send(&frame_to(self.a, self.b, self.to, b"let me in", from)).unwrap();
             }
             sent += sources.len() as u64;
-            until(|| outcome(self.handle).iter().sum::<u64>() >= sent, self.handle);
+            wait_until(|| outcome(self.handle).iter().sum::<u64>() >= sent, self.handle);
         }
         let after = outcome(self.handle);
         assert_eq!(after.iter().sum::<u64>(), sent, "{:#?}", self.handle.counters());
@@ -72,10 +72,10 @@ impl<'a> Crowd<'a> {
 /// Let in, denied, limited, so far.
 fn outcome(handle: &Handle) -> [u64; 3] {
     let counters = handle.counters();
-    [counters.total().arrived(), counters.refused.denied, counters.refused.limited]
+    [counters.total().arrived(), counters.filter_drops.denied, counters.filter_drops.limited]
 }
 
-fn guarded(builder: &mut Builder) -> &mut Builder {
+fn with_xdp(builder: &mut Builder) -> &mut Builder {
     builder.engine(Engine::Xdp).lanes(2)
 }
 
@@ -85,18 +85,25 @@ fn netns_xdp_limits_let_a_burst_of_each_source_in() {
     let Some(testbed) = two_queues("netns_xdp_limits_let_a_burst_of_each_source_in") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let socket = open(b, b.ip(0, ipv6), |builder| _ = guarded(builder).limit(limit("0.001/5")));
+        let socket = open(b, b.ip(0, ipv6), |builder| _ = with_xdp(builder).limit(limit("0.001/5")));
         let serving = sink(b, socket);
-        let crowd = Crowd::new(a, b, serving.addr, &serving.handle);
+        let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
         let (one, same, other) =
             if ipv6 { ("fd99::1", "fd99::2", "fd99:0:0:1::1") } else { ("10.7.0.1", "10.7.0.1", "10.7.0.2") };
         assert_eq!(crowd.send_times(one, 20), [5, 0, 15]);
         assert_eq!(crowd.send_times(same, 7), [0, 0, 7]);
         assert_eq!(crowd.send_times(other, 6), [5, 0, 1]);
-        assert_eq!((count(&serving.handle, "limited"), count(&serving.handle, "redirected")), (23, 10));
+        assert_eq!(
+            (xdp_count(&serving.handle, "limited"), xdp_count(&serving.handle, "redirected")),
+            (23, 10)
+        );
         let counters = serving.stop().unwrap();
         let total = counters.total();
-        assert_eq!((total.delivered, total.by_xdp, counters.refused.limited), (10, 10, 23), "{total:#?}");
+        assert_eq!(
+            (total.delivered, total.delivered_by_xdp, counters.filter_drops.limited),
+            (10, 10, 23),
+            "{total:#?}"
+        );
     }
 }
 
@@ -108,9 +115,9 @@ fn netns_xdp_limits_of_addresses_and_prefixes_hold_together() {
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let limits =
-        |builder: &mut Builder| _ = guarded(builder).limit(limit("0.001/3")).limit(limit("0.001/10,per=24"));
+        |builder: &mut Builder| _ = with_xdp(builder).limit(limit("0.001/3")).limit(limit("0.001/10,per=24"));
     let serving = sink(b, open(b, b.ip4(0).into(), limits));
-    let crowd = Crowd::new(a, b, serving.addr, &serving.handle);
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     // Of an address.
     assert_eq!(crowd.send_times("10.7.0.1", 9), [3, 0, 6]);
     // Seven are left to the prefix, whoever sends them.
@@ -130,7 +137,7 @@ fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decide
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let rules = |builder: &mut Builder| {
-        guarded(builder).limit(limit("0.001/2"));
+        with_xdp(builder).limit(limit("0.001/2"));
         for denied in ["10.7.0.0/16", "10.7.1.7", "::/0", "fd99:0:0:1::7"] {
             builder.deny(prefix(denied));
         }
@@ -141,7 +148,7 @@ fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decide
     let serving = sink(b, open(b, ip("::"), rules));
     for ipv6 in [false, true] {
         let to = SocketAddr::new(b.ip(0, ipv6), serving.addr.port());
-        let crowd = Crowd::new(a, b, to, &serving.handle);
+        let crowd = SpoofingSender::new(a, b, to, &serving.handle);
         let [far, denied, allowed, but] = if ipv6 {
             ["fd98::1", "fd99::1", "fd99:0:0:1::1", "fd99:0:0:1::7"]
         } else {
@@ -153,7 +160,7 @@ fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decide
         assert_eq!(crowd.send_times(allowed, 50), [50, 0, 0]);
         assert_eq!(crowd.send_times(but, 3), [0, 3, 0]);
     }
-    assert_eq!((count(&serving.handle, "denied"), count(&serving.handle, "limited")), (19, 3));
+    assert_eq!((xdp_count(&serving.handle, "denied"), xdp_count(&serving.handle, "limited")), (19, 3));
 }
 
 /// Limits and prefixes change while the socket serves, and what cannot be changes nothing.
@@ -161,9 +168,9 @@ fn netns_xdp_limits_do_not_hold_for_who_is_allowed_and_the_longest_prefix_decide
 fn netns_xdp_limits_change_while_lanes_serve() {
     let Some(testbed) = two_queues("netns_xdp_limits_change_while_lanes_serve") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = guarded(builder)));
-    let gate = serving.handle.gate().unwrap();
-    let crowd = Crowd::new(a, b, serving.addr, &serving.handle);
+    let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder)));
+    let gate = serving.handle.filter().unwrap();
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
     gate.set_limits(&[limit("0.001/4")]).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [4, 0, 6]);
@@ -179,19 +186,19 @@ fn netns_xdp_limits_change_while_lanes_serve() {
     assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
     gate.deny(prefix("10.7.0.1")).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
-    gate.forget(prefix("10.7.0.0/24")).unwrap();
+    gate.remove(prefix("10.7.0.0/24")).unwrap();
     assert_eq!(crowd.send_times("10.7.0.2", 10), [7, 0, 3]);
-    let before = gate.guard();
+    let before = gate.current();
     gate.set_limits(&[limit("1"), limit("2"), limit("3")]).unwrap_err();
     let several = gate.change(|guard| {
         guard.set_rule(prefix("10.7.0.1"), None)?;
         guard.set_limits(&[limit("1"), limit("2"), limit("3")])
     });
-    assert!(several.is_err() && gate.guard() == before);
+    assert!(several.is_err() && gate.current() == before);
     assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
-    gate.forget(prefix("10.7.0.1")).unwrap();
+    gate.remove(prefix("10.7.0.1")).unwrap();
     gate.set_limits(&[]).unwrap();
-    assert!(gate.guard().is_open());
+    assert!(gate.current().is_empty());
     assert_eq!(crowd.send_times("10.7.0.1", 100), [100, 0, 0]);
 }
 
@@ -203,9 +210,9 @@ fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
     };
     const OTHERS: u32 = 20_000;
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let limits = |builder: &mut Builder| _ = guarded(builder).limit_sources(1024).limit(limit("0.001/5"));
+    let limits = |builder: &mut Builder| _ = with_xdp(builder).limit_sources(1024).limit(limit("0.001/5"));
     let serving = sink(b, open(b, b.ip4(0).into(), limits));
-    let crowd = Crowd::new(a, b, serving.addr, &serving.handle);
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     let flooder = Ipv4Addr::new(10, 7, 255, 255);
     let others = |at| Ipv4Addr::from_bits(0x0b00_0000 + at);
     let all = (0..OTHERS).flat_map(|at| [others(at), flooder]);
@@ -221,11 +228,11 @@ fn netns_xdp_limits_hold_when_there_are_more_sources_than_buckets() {
 fn netns_xdp_limits_are_those_of_one_socket() {
     let Some(testbed) = two_queues("netns_xdp_limits_are_those_of_one_socket") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let one = echo(b, open(b, b.ip4(0).into(), |builder| _ = guarded(builder).xdp_sockets(2)));
-    let two = echo(b, open(b, b.ip4(0).into(), |builder| _ = guarded(builder).xdp_sockets(2)));
+    let one = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder).xdp_sockets(2)));
+    let two = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder).xdp_sockets(2)));
     let (to_one, to_two) = (client(a, a.ip4(0).into(), one.addr), client(a, a.ip4(0).into(), two.addr));
     let near = b.run(|| Client::between(SocketAddr::new(b.ip4(0).into(), 0), one.addr));
-    let gate = one.handle.gate().unwrap();
+    let gate = one.handle.filter().unwrap();
     gate.deny(prefix("0.0.0.0/0")).unwrap();
     gate.set_limits(&[limit("0.001/1")]).unwrap();
     for _ in 0..10 {
@@ -236,22 +243,25 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     // In fragments.
     to_one.send(&pattern(1, 3000));
     to_one.expect(&pattern(1, 3000));
-    until(|| one.handle.counters().refused.denied == 10, &one.handle);
-    assert!(to_one.is_quiet());
-    assert_eq!(two.handle.counters().refused, manylane::Refused::default());
+    wait_until(|| one.handle.counters().filter_drops.denied == 10, &one.handle);
+    assert!(to_one.is_idle());
+    assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
     // Each has its own word on the same prefix: what the second one lets in past its limit, the first one still denies.
-    let gate = two.handle.gate().unwrap();
+    let gate = two.handle.filter().unwrap();
     gate.allow(prefix("0.0.0.0/0")).unwrap();
     gate.set_limits(&[limit("0.001/1")]).unwrap();
     to_one.send(b"denied");
-    until(|| one.handle.counters().refused.denied == 11, &one.handle);
+    wait_until(|| one.handle.counters().filter_drops.denied == 11, &one.handle);
     for _ in 0..3 {
         to_two.ping();
     }
-    assert_eq!(two.handle.counters().refused, manylane::Refused::default());
+    assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
     let counters = one.stop().unwrap();
-    assert_eq!((counters.total().arrived(), counters.refused.denied, counters.refused.limited), (11, 11, 0));
-    let next = echo(b, open(b, b.ip4(0).into(), |builder| _ = guarded(builder)));
+    assert_eq!(
+        (counters.total().arrived(), counters.filter_drops.denied, counters.filter_drops.limited),
+        (11, 11, 0)
+    );
+    let next = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder)));
     let to_next = client(a, a.ip4(0).into(), next.addr);
     for _ in 0..10 {
         to_next.ping();
@@ -269,12 +279,12 @@ fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let limits = |builder: &mut Builder| {
-        _ = guarded(builder).limit(limit("0.001/1000")).limit(limit("0.001/64,per=16"));
+        _ = with_xdp(builder).limit(limit("0.001/1000")).limit(limit("0.001/64,per=16"));
     };
     let serving = echo(b, open(b, b.ip4(0).into(), limits));
-    serving.handle.gate().unwrap().allow(Prefix::new(a.ip4(0).into(), 32).unwrap()).unwrap();
+    serving.handle.filter().unwrap().allow(Prefix::new(a.ip4(0).into(), 32).unwrap()).unwrap();
     let honest = client(a, a.ip4(0).into(), serving.addr);
-    let crowd = Crowd::new(a, b, serving.addr, &serving.handle);
+    let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     let mut limited = 0;
     for round in 0..ROUNDS {
         let flood = (0..500).map(|at| Ipv4Addr::from_bits(0x0a07_0000 + round * 500 + at).into());
@@ -284,7 +294,7 @@ fn netns_xdp_limits_keep_a_flood_of_a_prefix_from_the_others() {
         }
     }
     assert_eq!(limited, u64::from(ROUNDS) * 500 - 64);
-    assert!(honest.is_quiet());
+    assert!(honest.is_idle());
 }
 
 /// Only frames can be held back.
@@ -293,7 +303,7 @@ fn netns_xdp_limits_are_refused_with_other_engines() {
     let Some(testbed) = two_queues("netns_xdp_limits_are_refused_with_other_engines") else { return };
     let b = testbed.host(1);
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.engine(Engine::Mmsg));
-    assert!(socket.handle().gate().unwrap_err().to_string().contains("engine xdp"));
+    assert!(socket.handle().filter().unwrap_err().to_string().contains("engine xdp"));
     // Auto with a device that is not there would be mmsg, which cannot.
     let refused = b.run(|| {
         let mut builder = Builder::new("127.0.0.1:0").unwrap();

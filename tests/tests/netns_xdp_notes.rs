@@ -18,12 +18,12 @@ use manylane_bpf::abi;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::raw_xsk::RawXsk;
 use manylane_testbed::{Host, Layout};
-use manylane_tests::{PATIENCE, pattern};
+use manylane_tests::{TEST_TIMEOUT, pattern};
 use manylane_wire::checksum::{Sum, checksum};
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
-use manylane_wire::{note, udp};
-use netns_support::within;
+use manylane_wire::{rx_hint, udp};
+use netns_support::wait_within;
 use xdp_support::{frame, frame_to, testbed};
 
 const PORT: u16 = 5300;
@@ -31,13 +31,13 @@ const PORT: u16 = 5300;
 const RING: u32 = 2048;
 
 /// The program on the first device of a host, and a socket at its first queue.
-struct Behind {
+struct AttachedProgram {
     _program: Ebpf,
     _maps: Vec<Box<dyn Any + Send>>,
     socket: RawXsk,
 }
 
-impl Behind {
+impl AttachedProgram {
     fn open(host: &Host, vlans: &[u32]) -> Self {
         let index = host.device_index(0).unwrap();
         let mut program = EbpfLoader::new().btf(None).load(manylane_bpf::object("xdp").unwrap()).unwrap();
@@ -45,9 +45,9 @@ impl Behind {
         take.load().unwrap();
         take.attach_to_if_index(index, XdpMode::Driver).unwrap();
         let socket = RawXsk::open(index, 0, RING, false).unwrap();
-        let mut about: Array<_, abi::DeviceWords> =
+        let mut about: Array<_, abi::DeviceBytes> =
             program.take_map("ml_device").unwrap().try_into().unwrap();
-        let mut words = [0; size_of::<abi::DeviceWords>()];
+        let mut words = [0; size_of::<abi::DeviceBytes>()];
         words[..6].copy_from_slice(&host.mac(0));
         words[8..].copy_from_slice(&1800_u32.to_ne_bytes());
         about.set(0, words, 0).unwrap();
@@ -75,9 +75,9 @@ impl Behind {
     }
 
     /// What is there of the frames sent up to the one that ends all, which is not among them.
-    fn take_up_to(&mut self, last: &[u8]) -> Vec<Vec<u8>> {
+    fn recv_until(&mut self, last: &[u8]) -> Vec<Vec<u8>> {
         let mut frames: Vec<Vec<u8>> = Vec::new();
-        let ended = within(PATIENCE, || {
+        let ended = wait_within(TEST_TIMEOUT, || {
             let before = frames.len();
             self.socket.receive(64, |frame| frames.push(frame.to_vec()));
             if frames.len() == before {
@@ -92,7 +92,7 @@ impl Behind {
 }
 
 /// Sends frames, and returns those that have come to the lane, in their order.
-fn through(a: &Host, b: &Host, behind: &mut Behind, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
+fn send_through(a: &Host, b: &Host, behind: &mut AttachedProgram, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     const END: &[u8] = b"this is the end";
     let sender = a.run(|| PacketSocket::open(a.device_index(0).unwrap())).unwrap();
     let end = frame_to(a, b, SocketAddr::new(b.ip(0, false), PORT), END, |_| ());
@@ -102,24 +102,24 @@ fn through(a: &Host, b: &Host, behind: &mut Behind, frames: &[Vec<u8>]) -> Vec<V
             sender.send(frame).unwrap();
         }
         sender.send(&end).unwrap();
-        arrived.extend(behind.take_up_to(END));
+        arrived.extend(behind.recv_until(END));
     }
     arrived
 }
 
 /// Whether a note has to be on this frame: a plain and short datagram of which nothing is wrong.
-fn deserves(frame: &[u8]) -> bool {
+fn should_have_hint(frame: &[u8]) -> bool {
     let Ok(datagram) = Datagram::parse(frame) else { return false };
-    let is_v6 = datagram.ends().is_ipv6();
+    let is_v6 = datagram.addr_pair().is_ipv6();
     let udp = if is_v6 { 54 } else { 34 };
     let total = if is_v6 { 18 } else { 16 };
     let word = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     // What IP has behind UDP is nothing that is wrong, but nothing that is plain.
-    let is_plain =
-        usize::from(datagram.at) == udp + 8 && word(udp + 4) + (if is_v6 { 0 } else { 20 }) == word(total);
+    let is_plain = usize::from(datagram.payload_offset) == udp + 8
+        && word(udp + 4) + (if is_v6 { 0 } else { 20 }) == word(total);
     is_plain
-        && usize::from(datagram.len) + udp::HEADER <= usize::from(note::MOST)
-        && datagram.checksum != Checksum::Wrong
+        && usize::from(datagram.len) + udp::HEADER_LEN <= usize::from(rx_hint::UDP_LEN_MAX)
+        && datagram.checksum != Checksum::Invalid
 }
 
 /// Each of the frames that came is as it was sent, but for a note if it deserves one, and what the note says is what is
@@ -129,13 +129,13 @@ fn check(b: &Host, sent: &[Vec<u8>], came: &[Vec<u8>]) -> usize {
     let mut sent = sent.iter();
     for frame in came {
         let mut restored = frame.clone();
-        note::restore(&mut restored, Mac(b.mac(0)));
+        rx_hint::restore(&mut restored, Mac(b.mac(0)));
         assert!(sent.any(|one| *one == restored), "a frame that was not sent: {restored:02x?}");
-        assert_eq!(note::is_noted(frame), deserves(&restored), "{restored:02x?}");
+        assert_eq!(rx_hint::has_hint(frame), should_have_hint(&restored), "{restored:02x?}");
         let mut read = Datagram::default();
-        let read = read.read_noted(frame).map(|()| read);
+        let read = read.read_hinted(frame).map(|()| read);
         assert_eq!(read, Datagram::parse(&restored), "{restored:02x?}");
-        noted += usize::from(note::is_noted(frame));
+        noted += usize::from(rx_hint::has_hint(frame));
     }
     noted
 }
@@ -149,7 +149,7 @@ fn netns_xdp_notes_say_what_a_lane_would_find_out() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut behind = b.run(|| Behind::open(b, &[]));
+    let mut behind = b.run(|| AttachedProgram::open(b, &[]));
     for ipv6 in [false, true] {
         let to = SocketAddr::new(b.ip(0, ipv6), PORT);
         let mut frames = Vec::new();
@@ -164,7 +164,7 @@ fn netns_xdp_notes_say_what_a_lane_would_find_out() {
             frames.extend((42..good.len()).map(|length| good[..length].to_vec()));
             frames.push(good);
         }
-        let came = through(a, b, &mut behind, &frames);
+        let came = send_through(a, b, &mut behind, &frames);
         assert!(came.len() > frames.len() / 2, "{} of {}", came.len(), frames.len());
         // Both good ones; hops and identification are summed over IPv4 and not over IPv6, whose class, label and hop
         // limit nothing protects.
@@ -183,7 +183,7 @@ fn netns_xdp_notes_are_not_on_lengths_that_lie() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut behind = b.run(|| Behind::open(b, &[]));
+    let mut behind = b.run(|| AttachedProgram::open(b, &[]));
     let mut good = frame_to(a, b, SocketAddr::new(b.ip(0, false), PORT), b"lengths", |_| ());
     // Without a checksum of UDP, which IPv4 allows, there is nothing to tell by but the lengths.
     good[40..42].fill(0);
@@ -200,10 +200,10 @@ fn netns_xdp_notes_are_not_on_lengths_that_lie() {
             frames.push(frame);
         }
     }
-    let came = through(a, b, &mut behind, &frames);
+    let came = send_through(a, b, &mut behind, &frames);
     assert_eq!(came.len(), frames.len());
     // One for each length that the frame has room for.
-    assert_eq!(check(b, &frames, &came), (udp::HEADER..=60 - 34).count());
+    assert_eq!(check(b, &frames, &came), (udp::HEADER_LEN..=60 - 34).count());
 }
 
 /// Payloads of all lengths, with padding and without, with a checksum that is right, wrong, left out, or left to a device.
@@ -212,18 +212,18 @@ fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
     const NAME: &str = "netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong";
     let Some(testbed) = testbed(NAME, &Layout { queues: 1, ..Layout::default() }) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut behind = b.run(|| Behind::open(b, &[]));
-    let longest = usize::from(note::MOST) - udp::HEADER;
+    let mut behind = b.run(|| AttachedProgram::open(b, &[]));
+    let longest = usize::from(rx_hint::UDP_LEN_MAX) - udp::HEADER_LEN;
     for ipv6 in [false, true] {
         let (from, to) = (a.ip(0, ipv6), SocketAddr::new(b.ip(0, ipv6), PORT));
         let mut frames = Vec::new();
         for length in 0..longest + 8 {
             let good = frame_to(a, b, to, &pattern(length, length), |_| ());
             let at = good.len() - length - 2;
-            let total = (length + udp::HEADER) as u16;
+            let total = (length + udp::HEADER_LEN) as u16;
             let pseudo = match (from, to.ip()) {
-                (IpAddr::V4(from), IpAddr::V4(to)) => Sum::pseudo4(from, to, udp::PROTOCOL, total),
-                (IpAddr::V6(from), IpAddr::V6(to)) => Sum::pseudo6(from, to, udp::PROTOCOL, total.into()),
+                (IpAddr::V4(from), IpAddr::V4(to)) => Sum::pseudo_v4(from, to, udp::PROTOCOL, total),
+                (IpAddr::V6(from), IpAddr::V6(to)) => Sum::pseudo_v6(from, to, udp::PROTOCOL, total.into()),
                 _ => unreachable!("both are of one family"),
             };
             let sum = [good[at], good[at + 1]];
@@ -235,7 +235,7 @@ fn netns_xdp_notes_are_on_short_datagrams_of_which_nothing_is_wrong() {
                 frames.push(frame);
             }
         }
-        let came = through(a, b, &mut behind, &frames);
+        let came = send_through(a, b, &mut behind, &frames);
         assert_eq!(came.len(), frames.len());
         // Right and unfinished ones, and over IPv4 those that left it out.
         let kinds = if ipv6 { 2 } else { 3 };
@@ -252,13 +252,13 @@ fn netns_xdp_notes_are_not_on_mapped_addresses() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut behind = b.run(|| Behind::open(b, &[]));
+    let mut behind = b.run(|| AttachedProgram::open(b, &[]));
     let IpAddr::V4(ours) = b.ip(0, false) else { unreachable!("it is asked for one of IPv4") };
     let mapped = SocketAddr::new(ours.to_ipv6_mapped().into(), PORT);
     let frame = frame((a, SocketAddr::new(a.ip(0, true), 4444)), (b, mapped), b"mapped", |_| ());
-    let came = through(a, b, &mut behind, std::slice::from_ref(&frame));
+    let came = send_through(a, b, &mut behind, std::slice::from_ref(&frame));
     assert_eq!(came, [frame]);
-    assert!(Datagram::default().read_noted(&came[0]).is_err());
+    assert!(Datagram::default().read_hinted(&came[0]).is_err());
 }
 
 /// Behind tags IP is elsewhere: the lane reads such a frame itself.
@@ -270,16 +270,16 @@ fn netns_xdp_notes_are_not_on_frames_with_tags() {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
-    let mut behind = b.run(|| Behind::open(b, &[7, 7 << 16 | 9]));
-    let tag = |control| Some(Vlan { ether_type: ether_type::VLAN, control });
+    let mut behind = b.run(|| AttachedProgram::open(b, &[7, 7 << 16 | 9]));
+    let tag = |control| Some(Vlan { ether_type: ether_type::VLAN, tci: control });
     for ipv6 in [false, true] {
         let to = SocketAddr::new(b.ip(0, ipv6), PORT);
         // Number 0 is a priority, and no VLAN.
         let tags = [[tag(7), None], [tag(7), tag(9)], [tag(0), None], [None, None]];
         let frames: Vec<Vec<u8>> =
             tags.map(|vlans| frame_to(a, b, to, b"tagged", |plan| plan.vlans = vlans)).into();
-        let came = through(a, b, &mut behind, &frames);
+        let came = send_through(a, b, &mut behind, &frames);
         assert_eq!((came.len(), check(b, &frames, &came)), (4, 1));
-        assert!(note::is_noted(&came[3]));
+        assert!(rx_hint::has_hint(&came[3]));
     }
 }

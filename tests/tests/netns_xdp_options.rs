@@ -13,21 +13,23 @@ use std::time::Duration;
 
 use aya::EbpfLoader;
 use aya::programs::{Xdp, XdpMode};
-use faults_support::{Child, is, tell};
+use faults_support::{Child, is_child, report};
 use manylane::{Builder, Engine, ErrorKind, Socket, Steering, WaitPolicy};
-use manylane_sys::seccomp::{self, Call};
+use manylane_sys::seccomp::{self, Syscall};
 use manylane_testbed::Host;
-use manylane_tests::PATIENCE;
-use netns_support::{ROOM, client, echo, open};
+use manylane_tests::TEST_TIMEOUT;
+use netns_support::{RECV_BUFFER, client, echo, open};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
-use xdp_support::{all_by_xdp, answered_by_xdp, quiet, testbed, warm};
+use xdp_support::{assert_all_by_xdp, assert_replies_by_xdp, ipv4_layout, ping_until_sent_by_xdp, testbed};
 
 const ENGINES: [Engine; 2] = [Engine::Xdp, Engine::Mmsg];
 
 #[test]
 fn netns_xdp_lanes_that_poll_answer_everything() {
     const PINGS: u64 = 500;
-    let Some(testbed) = testbed("netns_xdp_lanes_that_poll_answer_everything", &quiet(4)) else { return };
+    let Some(testbed) = testbed("netns_xdp_lanes_that_poll_answer_everything", &ipv4_layout(4)) else {
+        return;
+    };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for engine in ENGINES {
         let socket = open(b, b.ip4(0).into(), |builder| {
@@ -35,15 +37,15 @@ fn netns_xdp_lanes_that_poll_answer_everything() {
         });
         let serving = echo(b, socket);
         let one = client(a, a.ip4(0).into(), serving.addr);
-        let first = if engine == Engine::Xdp { warm(&one, &serving.handle) } else { 0 };
+        let first = if engine == Engine::Xdp { ping_until_sent_by_xdp(&one, &serving.handle) } else { 0 };
         for _ in 0..5 {
             let one = client(a, a.ip4(0).into(), serving.addr);
             (0..PINGS / 5).for_each(|_| one.ping());
         }
         let total = serving.stop().unwrap().total();
         if engine == Engine::Xdp {
-            all_by_xdp(&total, PINGS + first);
-            answered_by_xdp(&total, first);
+            assert_all_by_xdp(&total, PINGS + first);
+            assert_replies_by_xdp(&total, first);
         } else {
             assert_eq!((total.arrived(), total.delivered, total.sent), (PINGS, PINGS, PINGS), "{total:#?}");
         }
@@ -60,7 +62,7 @@ fn sleeps() -> u64 {
 #[test]
 fn netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over() {
     let name = "netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over";
-    let Some(testbed) = testbed(name, &quiet(1)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for engine in ENGINES {
         let socket = open(b, b.ip4(0).into(), |builder| {
@@ -79,25 +81,25 @@ fn netns_xdp_a_lane_that_polls_sleeps_when_its_time_is_over() {
             // While it polls, and while it sleeps: what comes is taken.
             let mut taken = 0;
             while taken < 2 {
-                taken += lane.recv_timeout(PATIENCE).unwrap().batch.len();
+                taken += lane.recv_timeout(TEST_TIMEOUT).unwrap().batch.len();
                 tell.send(()).unwrap();
             }
         });
-        told.recv_timeout(PATIENCE).unwrap();
+        told.recv_timeout(TEST_TIMEOUT).unwrap();
         let client = client(a, a.ip4(0).into(), server);
         for _ in 0..2 {
             client.send(b"taken");
-            told.recv_timeout(PATIENCE).unwrap();
+            told.recv_timeout(TEST_TIMEOUT).unwrap();
         }
         receiver.join().unwrap();
         let total = handle.counters().total();
-        assert_eq!((total.delivered, total.by_xdp), (2, if engine == Engine::Xdp { 2 } else { 0 }));
+        assert_eq!((total.delivered, total.delivered_by_xdp), (2, if engine == Engine::Xdp { 2 } else { 0 }));
     }
 }
 
 #[test]
 fn netns_xdp_a_stop_ends_polling() {
-    let Some(testbed) = testbed("netns_xdp_a_stop_ends_polling", &quiet(2)) else { return };
+    let Some(testbed) = testbed("netns_xdp_a_stop_ends_polling", &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for engine in ENGINES {
         let socket = open(b, b.ip4(0).into(), |builder| {
@@ -118,35 +120,35 @@ fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
     /// What the kernel says to a request that it does not know.
     const ENOTTY: i32 = 25;
     let name = "netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so";
-    let Some(testbed) = testbed(name, &quiet(1)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(1)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let time = Duration::from_micros(50);
     for is_refused in [false, true] {
         let open = || {
             if is_refused {
                 // For this thread, which ends with the closure.
-                seccomp::refuse(Call::Ioctl(SET_PARAMS), ENOTTY).unwrap();
+                seccomp::forbid_with_errno(Syscall::Ioctl(SET_PARAMS), ENOTTY).unwrap();
             }
             assert_eq!(manylane::probe().epoll_busy_poll.is_err(), is_refused);
             let mut builder = Builder::new((b.ip4(0), 0)).unwrap();
-            builder.engine(Engine::Xdp).lanes(1).recv_buffer(ROOM).wait(WaitPolicy::BusyPoll(time));
+            builder.engine(Engine::Xdp).lanes(1).recv_buffer(RECV_BUFFER).wait(WaitPolicy::BusyPoll(time));
             builder.open().unwrap()
         };
         let socket = b.run(open);
         let waiting = socket.waiting();
         if is_refused {
             assert_eq!(waiting.policy, WaitPolicy::Spin(time));
-            let why = waiting.why.unwrap();
+            let why = waiting.reason.unwrap();
             assert!(why.contains("EPIOCSPARAMS") && why.contains("6.9"), "{why}");
         } else {
-            assert_eq!((waiting.policy, waiting.why), (WaitPolicy::BusyPoll(time), None));
+            assert_eq!((waiting.policy, waiting.reason), (WaitPolicy::BusyPoll(time), None));
         }
         let serving = echo(b, socket);
         let client = client(a, a.ip4(0).into(), serving.addr);
-        let first = warm(&client, &serving.handle);
+        let first = ping_until_sent_by_xdp(&client, &serving.handle);
         (0..10).for_each(|_| client.ping());
         let total = serving.stop().unwrap().total();
-        all_by_xdp(&total, 10 + first);
+        assert_all_by_xdp(&total, 10 + first);
     }
 }
 
@@ -154,7 +156,7 @@ fn netns_xdp_an_epoll_that_cannot_look_at_devices_spins_and_says_so() {
 fn auto(host: &Host, change: impl FnOnce(&mut Builder) + Send) -> manylane::Result<Socket> {
     host.run(|| {
         let mut builder = Builder::new((host.ip4(0), 0)).unwrap();
-        builder.lanes(2).recv_buffer(ROOM).xdp_devices([host.device(0)]);
+        builder.lanes(2).recv_buffer(RECV_BUFFER).xdp_devices([host.device(0)]);
         change(&mut builder);
         builder.open()
     })
@@ -170,20 +172,20 @@ fn fallback(a: &Host, b: &Host, socket: Socket) -> String {
     let client = client(a, a.ip4(0).into(), serving.addr);
     (0..10).for_each(|_| client.ping());
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.sent, total.by_xdp), (10, 10, 0), "{total:#?}");
+    assert_eq!((total.delivered, total.sent, total.delivered_by_xdp), (10, 10, 0), "{total:#?}");
     why
 }
 
 #[test]
 fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
     let name = "netns_xdp_auto_takes_xdp_on_devices_that_are_named";
-    let Some(testbed) = testbed(name, &quiet(2)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let socket = auto(b, |_| ()).unwrap();
     assert_eq!((socket.engine(), socket.fallback(), socket.xdp_queues().len()), (Engine::Xdp, None, 2));
     let serving = echo(b, socket);
     let one = client(a, a.ip4(0).into(), serving.addr);
-    let first = warm(&one, &serving.handle);
+    let first = ping_until_sent_by_xdp(&one, &serving.handle);
     (0..10).for_each(|_| one.ping());
 
     // A port that is taken is so with any engine.
@@ -194,8 +196,8 @@ fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
     assert_eq!(taken.kind(), ErrorKind::InUse, "{taken}");
 
     let total = serving.stop().unwrap().total();
-    all_by_xdp(&total, 10 + first);
-    answered_by_xdp(&total, first);
+    assert_all_by_xdp(&total, 10 + first);
+    assert_replies_by_xdp(&total, first);
 
     // Without a name there is no program on a device.
     let socket = open(b, b.ip4(0).into(), |builder| _ = builder.lanes(2));
@@ -205,7 +207,7 @@ fn netns_xdp_auto_takes_xdp_on_devices_that_are_named() {
 
 #[test]
 fn netns_xdp_auto_falls_back_and_says_why() {
-    let Some(testbed) = testbed("netns_xdp_auto_falls_back_and_says_why", &quiet(2)) else { return };
+    let Some(testbed) = testbed("netns_xdp_auto_falls_back_and_says_why", &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let why = fallback(a, b, auto(b, |builder| _ = builder.steering(Steering::RoundRobin)).unwrap());
     assert!(why.contains("steering round-robin"), "{why}");
@@ -223,19 +225,20 @@ fn netns_xdp_auto_falls_back_and_says_why() {
     assert!(why.contains("the XDP program ml_take (number ") && why.contains(b.device(0)), "{why}");
     drop(other);
     // And once it is gone, not any more.
-    until_xdp(b);
+    wait_for_xdp(b);
 }
 
 /// Until a program that was detached is gone.
-fn until_xdp(host: &Host) {
-    let done = netns_support::within(PATIENCE, || auto(host, |_| ()).unwrap().engine() == Engine::Xdp);
+fn wait_for_xdp(host: &Host) {
+    let done =
+        netns_support::wait_within(TEST_TIMEOUT, || auto(host, |_| ()).unwrap().engine() == Engine::Xdp);
     assert!(done, "the program of another is still in the way");
 }
 
 #[test]
 #[ignore = "started by netns_xdp_auto_falls_back_without_privileges"]
 fn child_is_auto_without_privileges() {
-    if !is("child_is_auto_without_privileges") {
+    if !is_child("child_is_auto_without_privileges") {
         return;
     }
     // CAP_SYS_ADMIN would do for it.
@@ -251,12 +254,14 @@ fn child_is_auto_without_privileges() {
     // Who insists hears the same.
     let err = builder.engine(Engine::Xdp).open().map(drop).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::Permission, "{err}");
-    tell("done");
+    report("done");
 }
 
 #[test]
 fn netns_xdp_auto_falls_back_without_privileges() {
-    let Some(testbed) = testbed("netns_xdp_auto_falls_back_without_privileges", &quiet(2)) else { return };
+    let Some(testbed) = testbed("netns_xdp_auto_falls_back_without_privileges", &ipv4_layout(2)) else {
+        return;
+    };
     let b = testbed.host(1);
     let child = Child::start_in(b, "child_is_auto_without_privileges");
     assert_eq!(child.line(), "done");

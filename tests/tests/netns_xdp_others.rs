@@ -11,10 +11,10 @@ use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::thread;
 
 use manylane_testbed::{Host, Layout};
-use manylane_tests::{PATIENCE, pattern, uninterrupted};
-use netns_support::{client, echo, within};
+use manylane_tests::{TEST_TIMEOUT, pattern, retry_eintr};
+use netns_support::{client, echo, wait_within};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use xdp_support::{PORT, count, testbed, xdp};
+use xdp_support::{PORT, testbed, xdp, xdp_count};
 
 /// Bytes of each direction of a TCP connection: no multiple of anything.
 const STREAM: usize = 3_000_017;
@@ -23,14 +23,14 @@ const WINDOW: usize = 16 << 10;
 /// ICMP echo requests of each family.
 const ECHOES: u16 = 300;
 /// Datagrams of somebody else's to each port of theirs.
-const OTHERS: usize = 2000;
+const FOREIGN_DATAGRAMS: usize = 2000;
 /// Pings of each of our own clients.
-const OURS: u64 = 300;
+const OWN_PINGS: u64 = 300;
 const FAMILIES: [bool; 2] = [false, true];
 
 /// Sends and receives `STREAM` bytes at once, and compares what came.
 fn exchange(stream: &TcpStream, mine: usize, theirs: usize) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut to = stream;
@@ -62,7 +62,7 @@ fn tcp(a: &Host, b: &Host, v6: bool) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut far = None;
-            assert!(within(PATIENCE, || {
+            assert!(wait_within(TEST_TIMEOUT, || {
                 far = listener.accept().ok();
                 far.is_some()
             }));
@@ -71,7 +71,7 @@ fn tcp(a: &Host, b: &Host, v6: bool) {
             exchange(&far, 1, 2);
         });
         let near = open(a);
-        near.connect_timeout(&at, PATIENCE).unwrap();
+        near.connect_timeout(&at, TEST_TIMEOUT).unwrap();
         exchange(&TcpStream::from(near), 2, 1);
     });
 }
@@ -93,13 +93,13 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
         if v6 { (Domain::IPV6, Protocol::ICMPV6, 128, 129) } else { (Domain::IPV4, Protocol::ICMPV4, 8, 0) };
     let socket = a.run(|| Socket::new(domain, Type::RAW, Some(protocol)).unwrap());
     socket.connect(&SockAddr::from(SocketAddr::new(b.ip(0, v6), 0))).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     // IPv4 gives the packet with its header, IPv6 without.
     let header = if v6 { 0 } else { 20 };
     let mut buffer = [0; 2048];
     let mut next = || -> Option<Vec<u8>> {
         loop {
-            match uninterrupted(|| (&socket).read(&mut buffer)) {
+            match retry_eintr(|| (&socket).read(&mut buffer)) {
                 // Other messages are about neighbours.
                 Ok(len) if buffer[header] == reply => return Some(buffer[header..len].to_vec()),
                 Ok(_) => {}
@@ -127,13 +127,13 @@ fn icmp(a: &Host, b: &Host, v6: bool) {
 /// Another program's UDP: `port` takes numbers, each exactly once and in order, and sends them back.
 fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
     /// So many that every buffer on the way has room for them.
-    const TRAIN: usize = 10;
+    const BURST: usize = 10;
     let server = b.run(|| UdpSocket::bind((b.ip(0, v6), port)).unwrap());
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    server.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let to = server.local_addr().unwrap();
     let near = a.run(|| UdpSocket::bind((a.ip(0, v6), 0)).unwrap());
     near.connect(to).unwrap();
-    near.set_read_timeout(Some(PATIENCE)).unwrap();
+    near.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     // From 8 bytes to what an Ethernet frame holds.
     let numbered = |number: usize| {
         let mut payload = number.to_ne_bytes().to_vec();
@@ -141,17 +141,17 @@ fn udp(a: &Host, b: &Host, v6: bool, port: u16) {
         payload
     };
     let mut buffer = [0; 2048];
-    for first in (0..OTHERS).step_by(TRAIN) {
-        for number in first..first + TRAIN {
+    for first in (0..FOREIGN_DATAGRAMS).step_by(BURST) {
+        for number in first..first + BURST {
             near.send(&numbered(number)).unwrap();
         }
-        for number in first..first + TRAIN {
-            let (len, peer) = uninterrupted(|| server.recv_from(&mut buffer)).unwrap();
+        for number in first..first + BURST {
+            let (len, peer) = retry_eintr(|| server.recv_from(&mut buffer)).unwrap();
             assert!(buffer[..len] == numbered(number), "port {port}: not number {number}");
             server.send_to(&buffer[..len], peer).unwrap();
         }
-        for number in first..first + TRAIN {
-            let len = uninterrupted(|| near.recv(&mut buffer)).unwrap();
+        for number in first..first + BURST {
+            let len = retry_eintr(|| near.recv(&mut buffer)).unwrap();
             assert!(buffer[..len] == numbered(number), "port {port}: not the answer to {number}");
         }
     }
@@ -184,17 +184,17 @@ fn netns_xdp_what_is_not_ours_passes_untouched() {
                     scope.spawn(move || {
                         let at: IpAddr = b.ip(0, v6);
                         let client = client(a, a.ip(0, v6), SocketAddr::new(at, PORT));
-                        (0..OURS).for_each(|_| client.ping());
+                        (0..OWN_PINGS).for_each(|_| client.ping());
                     });
                 }
             }
         });
-        let redirected = count(&serving.handle, "redirected");
+        let redirected = xdp_count(&serving.handle, "redirected");
         let total = serving.stop().unwrap().total();
         // Behind the driver, what may be a train is the kernel's.
-        let ours = 4 * OURS;
+        let ours = 4 * OWN_PINGS;
         let past = if generic && unfinished { 0 } else { ours };
         assert_eq!((total.arrived(), total.delivered, total.sent), (ours, ours, ours), "{total:#?}");
-        assert_eq!((total.by_xdp, redirected), (past, past), "generic {generic}: {total:#?}");
+        assert_eq!((total.delivered_by_xdp, redirected), (past, past), "generic {generic}: {total:#?}");
     }
 }

@@ -11,20 +11,20 @@ use std::net::UdpSocket;
 
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use faults_support::{Child, Resource, hold, is, limit, tell};
+use faults_support::{Child, Resource, is_child, report, set_limit, wait_for_parent};
 use manylane::{Builder, Engine, Error, ErrorKind};
 use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::xsk;
 use manylane_testbed::Host;
-use manylane_tests::PATIENCE;
-use netns_support::{client, echo, within};
+use manylane_tests::TEST_TIMEOUT;
+use netns_support::{client, echo, wait_within};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use socket2::{Domain, Protocol, Socket, Type};
-use xdp_support::{PORT, at_port, programs, two_queues};
+use xdp_support::{PORT, programs, two_queues, xdp_builder};
 
 /// Opening fails as taken, and tells of the device; the port is free afterwards.
-fn refused(host: &Host) -> Error {
-    let err = host.run(|| at_port(host).open().map(drop)).unwrap_err();
+fn open_error(host: &Host) -> Error {
+    let err = host.run(|| xdp_builder(host).open().map(drop)).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::InUse, "{err}");
     assert!(err.to_string().contains(host.device(0)), "{err}");
     host.run(|| drop(UdpSocket::bind((host.ip4(0), PORT)).expect("the port is free")));
@@ -32,18 +32,18 @@ fn refused(host: &Host) -> Error {
 }
 
 /// Opens, serves a peer past the stack, and ends.
-fn works(a: &Host, b: &Host) {
-    let serving = echo(b, b.run(|| at_port(b).open().unwrap()));
+fn check_echo(a: &Host, b: &Host) {
+    let serving = echo(b, b.run(|| xdp_builder(b).open().unwrap()));
     client(a, a.ip4(0).into(), serving.addr).ping();
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.delivered, total.by_xdp), (1, 1), "{total:#?}");
-    assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+    assert_eq!((total.delivered, total.delivered_by_xdp), (1, 1), "{total:#?}");
+    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
 }
 
 /// Takes a queue, as soon as the kernel has given it free: that is a while after its last owner has closed it.
-fn take(host: &Host, index: u32, queue: u32) -> RawXsk {
+fn open_queue(host: &Host, index: u32, queue: u32) -> RawXsk {
     let mut taken = None;
-    let free = within(PATIENCE, || {
+    let free = wait_within(TEST_TIMEOUT, || {
         taken = host.run(|| RawXsk::open(index, queue, 64, false)).ok();
         taken.is_some()
     });
@@ -58,27 +58,27 @@ fn netns_xdp_a_queue_of_somebody_else_is_refused_by_name() {
     let (a, b) = (testbed.host(0), testbed.host(1));
     let index = b.device_index(0).unwrap();
     for queue in [0, 1] {
-        let other = take(b, index, queue);
-        let err = refused(b);
+        let other = open_queue(b, index, queue);
+        let err = open_error(b);
         assert!(err.to_string().contains(&format!("queue {queue}")), "{err}");
-        assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+        assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
         // The queue that was not taken is free again.
-        drop(take(b, index, 1 - queue));
+        drop(open_queue(b, index, 1 - queue));
         drop(other);
-        works(a, b);
+        check_echo(a, b);
     }
 }
 
 #[test]
 #[ignore = "started by netns_xdp_a_queue_of_another_process_is_refused_by_its_name"]
 fn child_takes_a_queue() {
-    if !is("child_takes_a_queue") {
+    if !is_child("child_takes_a_queue") {
         return;
     }
     let index = manylane_sys::netns::device_index("link0").unwrap();
     let queue = RawXsk::open(index, 1, 64, false).unwrap();
-    tell("taken");
-    hold();
+    report("taken");
+    wait_for_parent();
     drop(queue);
 }
 
@@ -102,13 +102,13 @@ fn netns_xdp_a_queue_of_another_process_is_refused_by_its_name() {
         Err(_) => "another process (see 'ss --xdp -p')".to_owned(),
     };
     let message = format!("{} queue 1 is served by an AF_XDP socket of {who}", b.device(0));
-    let err = refused(b);
+    let err = open_error(b);
     assert!(err.to_string().contains(&message), "{message}: {err}");
-    assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
     child.finish();
     // As soon as the kernel has given the queue free.
-    drop(take(b, index, 1));
-    works(a, b);
+    drop(open_queue(b, index, 1));
+    check_echo(a, b);
 }
 
 /// The error tells of the program by the name that the kernel has for it, and by its number, which `ip` shows.
@@ -152,7 +152,7 @@ fn set_by_netlink(index: u32, fd: i32) {
     message.extend([1, 0, 0, 0, 0, 0, 0, 0]);
     message.extend(body);
     let netlink = Socket::new(Domain::from(16), Type::RAW, Some(Protocol::from(0))).unwrap();
-    netlink.set_read_timeout(Some(PATIENCE)).unwrap();
+    netlink.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     netlink.send(&message).unwrap();
     let mut answer = [0; 1024];
     let len = std::io::Read::read(&mut (&netlink), &mut answer).unwrap();
@@ -172,23 +172,23 @@ fn netns_xdp_a_program_attached_in_the_old_way_is_in_use() {
     b.run(|| set_by_netlink(index, fd));
     let before = programs(b);
     assert!(!before.is_empty());
-    assert_names_program(&refused(b), &before);
+    assert_names_program(&open_error(b), &before);
     assert_eq!(programs(b), before, "theirs, as it was");
     b.run(|| set_by_netlink(index, -1));
-    works(a, b);
+    check_echo(a, b);
 }
 
 #[test]
 #[ignore = "started by netns_xdp_a_program_of_another_process_is_in_use"]
 fn child_attaches_a_program() {
-    if !is("child_attaches_a_program") {
+    if !is_child("child_attaches_a_program") {
         return;
     }
     let mut program = other_program();
     let index = manylane_sys::netns::device_index("link0").unwrap();
     let link = xdp(&mut program).attach_to_if_index(index, XdpMode::Driver).unwrap();
-    tell("attached");
-    hold();
+    report("attached");
+    wait_for_parent();
     xdp(&mut program).detach(link).unwrap();
 }
 
@@ -200,33 +200,33 @@ fn netns_xdp_a_program_of_another_process_is_in_use() {
     let child = Child::start_in(b, "child_attaches_a_program");
     assert_eq!(child.line(), "attached");
     let before = programs(b);
-    assert_names_program(&refused(b), &before);
+    assert_names_program(&open_error(b), &before);
     assert_eq!(programs(b), before, "theirs, as it was");
     child.finish();
-    works(a, b);
+    check_echo(a, b);
 }
 
 #[test]
 #[ignore = "started by netns_xdp_locked_memory_is_a_limit"]
 fn child_may_not_lock_memory() {
-    if !is("child_may_not_lock_memory") {
+    if !is_child("child_may_not_lock_memory") {
         return;
     }
     let mut less = capabilities(None).unwrap();
     less.effective.remove(CapabilitySet::IPC_LOCK);
     set_capabilities(None, less).unwrap();
     let open = || Builder::new("0.0.0.0:4242").unwrap().engine(Engine::Xdp).lanes(2).open();
-    limit(Resource::Memlock, Some(64 << 10));
+    set_limit(Resource::Memlock, Some(64 << 10));
     let err = open().map(drop).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::Limit, "{err}");
     assert!(err.to_string().contains("link0"), "{err}");
     drop(UdpSocket::bind("0.0.0.0:4242").expect("the port is free"));
-    tell("refused");
+    report("refused");
     // Two queues of 2 * 64 frames of 2 KiB fit into what is little enough.
-    limit(Resource::Memlock, Some(1 << 20));
+    set_limit(Resource::Memlock, Some(1 << 20));
     let mut builder = Builder::new("0.0.0.0:4242").unwrap();
     builder.engine(Engine::Xdp).lanes(2).xdp_ring(64).open().map(drop).unwrap();
-    tell("opened");
+    report("opened");
 }
 
 #[test]
@@ -236,5 +236,5 @@ fn netns_xdp_locked_memory_is_a_limit() {
     let child = Child::start_in(b, "child_may_not_lock_memory");
     assert_eq!((child.line(), child.line()), ("refused".into(), "opened".into()));
     child.finish();
-    assert!(within(PATIENCE, || programs(b).is_empty()), "{}", programs(b));
+    assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()), "{}", programs(b));
 }

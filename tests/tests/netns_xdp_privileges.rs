@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::time::Duration;
 
-use faults_support::{Child, NOBODY, hold, is, tell};
+use faults_support::{Child, NOBODY, is_child, report, wait_for_parent};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use manylane::{Builder, Engine};
 use manylane_sys::process;
-use manylane_tests::{PATIENCE, Serving};
-use netns_support::{client, within};
-use xdp_support::{PORT, count, programs, quiet, testbed};
+use manylane_tests::{Serving, TEST_TIMEOUT};
+use netns_support::{client, wait_within};
+use xdp_support::{PORT, ipv4_layout, programs, testbed, xdp_count};
 
 /// An address that the child's host is given when the child is nobody already.
-const LATER: &str = "10.77.0.77";
+const ADDED_ADDR: &str = "10.77.0.77";
 
 /// Passes warnings on: ours, not those of libraries.
 struct Warnings(SyncSender<String>);
@@ -68,7 +68,7 @@ fn assert_nobody() {
 #[test]
 #[ignore = "started by netns_xdp_goes_on_as_nobody"]
 fn child_becomes_nobody() {
-    if !is("child_becomes_nobody") {
+    if !is_child("child_becomes_nobody") {
         return;
     }
     let (sender, warnings) = mpsc::sync_channel(100);
@@ -76,7 +76,7 @@ fn child_becomes_nobody() {
     log::set_max_level(LevelFilter::Warn);
     let mut builder = Builder::new((IpAddr::from([0; 4]), PORT)).unwrap();
     let socket = builder.engine(Engine::Xdp).lanes(2).capture(false).open().unwrap();
-    let (later, to_later) = (LATER.parse::<IpAddr>().unwrap(), Arc::new(AtomicU64::new(0)));
+    let (later, to_later) = (ADDED_ADDR.parse::<IpAddr>().unwrap(), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&to_later);
     let serving = Serving::start(socket, move |batch, out| {
         for datagram in batch {
@@ -89,45 +89,49 @@ fn child_becomes_nobody() {
     let handle = serving.handle.clone();
     let total = || handle.counters().total();
     // All threads run by now, with all privileges.
-    tell("open");
-    assert!(within(PATIENCE, || total().delivered > 0));
+    report("open");
+    assert!(wait_within(TEST_TIMEOUT, || total().delivered > 0));
     process::become_user(NOBODY).unwrap();
     assert_nobody();
     // The kernel lets nobody else join a port than the user who has it.
     let err = handle.add_lane().unwrap_err();
     assert_eq!(err.kind(), manylane::ErrorKind::InUse, "{err}");
-    tell("nobody");
+    report("nobody");
     // Addresses are followed.
-    assert!(within(PATIENCE, || to_later.load(Ordering::Relaxed) > 0));
-    let before = total().by_xdp;
-    assert!(within(PATIENCE, || total().by_xdp > before));
-    tell("followed");
+    assert!(wait_within(TEST_TIMEOUT, || to_later.load(Ordering::Relaxed) > 0));
+    let before = total().delivered_by_xdp;
+    assert!(wait_within(TEST_TIMEOUT, || total().delivered_by_xdp > before));
+    report("followed");
     // The device goes.
-    assert!(within(PATIENCE, || handle.xdp_queues().is_empty()));
-    assert_eq!(warnings.recv_timeout(PATIENCE).unwrap(), "engine xdp: link0 is gone");
-    let of_first = total().by_xdp;
-    tell("gone");
+    assert!(wait_within(TEST_TIMEOUT, || handle.xdp_queues().is_empty()));
+    assert_eq!(warnings.recv_timeout(TEST_TIMEOUT).unwrap(), "engine xdp: link0 is gone");
+    let of_first = total().delivered_by_xdp;
+    report("gone");
     // It is back, and can be had only through the kernel.
-    let warning = warnings.recv_timeout(PATIENCE).unwrap();
+    let warning = warnings.recv_timeout(TEST_TIMEOUT).unwrap();
     assert!(warning.contains("link0") && warning.contains("CAP_BPF, CAP_NET_ADMIN"), "{warning}");
-    tell("warned");
-    hold();
+    report("warned");
+    wait_for_parent();
     assert_nobody();
     assert!(handle.xdp_queues().is_empty());
-    assert_eq!(count(&handle, "redirected"), 0);
+    assert_eq!(xdp_count(&handle, "redirected"), 0);
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.sent, total.lost(), total.by_xdp), (total.delivered, 0, of_first), "{total:#?}");
+    assert_eq!(
+        (total.sent, total.lost(), total.delivered_by_xdp),
+        (total.delivered, 0, of_first),
+        "{total:#?}"
+    );
     assert_eq!(total.arrived(), total.delivered, "{total:#?}");
     let more: Vec<String> = warnings.try_iter().collect();
     assert!(more.is_empty(), "said once: {more:?}");
-    tell(&format!("{} {}", total.delivered, total.by_xdp));
+    report(&format!("{} {}", total.delivered, total.delivered_by_xdp));
 }
 
 /// Peers, routes, addresses and links come and go, and nobody's process goes on past the stack. To a device that comes back it
 /// cannot attach: it says so, and serves on through the companion.
 #[test]
 fn netns_xdp_goes_on_as_nobody() {
-    let layout = quiet(2);
+    let layout = ipv4_layout(2);
     let Some(testbed) = testbed("netns_xdp_goes_on_as_nobody", &layout) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let child = Child::start_in(b, "child_becomes_nobody");
@@ -155,19 +159,19 @@ fn netns_xdp_goes_on_as_nobody() {
     b.wait_for_carrier(0).unwrap();
     ping(&home, &at, 500);
     let by_xdp = 10 + 3000;
-    b.add_address(0, LATER.parse().unwrap()).unwrap();
-    assert!(within(PATIENCE, || {
-        ping(&home, LATER, 1);
+    b.add_address(0, ADDED_ADDR.parse().unwrap()).unwrap();
+    assert!(wait_within(TEST_TIMEOUT, || {
+        ping(&home, ADDED_ADDR, 1);
         child.line_within(Duration::from_millis(1)).is_some_and(|line| line == "followed")
     }));
     b.ip_batch(&format!("link delete dev {}\n", b.device(0))).unwrap();
     assert_eq!(child.line(), "gone");
-    testbed.renew_link(0, &layout).unwrap();
+    testbed.recreate_link(0, &layout).unwrap();
     ping(&home, &at, 100);
     assert_eq!(child.line(), "warned");
     ping(&home, &at, 100);
     assert_eq!(programs(b), "");
-    let child = child.let_go();
+    let child = child.release();
     let told = child.line();
     child.finish();
     let (delivered, past) = told.split_once(' ').unwrap();

@@ -14,23 +14,23 @@ use manylane::{Batch, Outbox};
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
 use manylane_testbed::Host;
-use manylane_tests::{PATIENCE, Serving, pattern};
+use manylane_tests::{Serving, TEST_TIMEOUT, pattern};
 use manylane_wire::checksum::Sum;
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::{Frame, UdpFrame};
-use netns_support::{client, until, within};
-use xdp_support::{any_port, frame, two_queues, warm, xdp};
+use netns_support::{client, wait_until, wait_within};
+use xdp_support::{any_port, frame, ping_until_sent_by_xdp, two_queues, xdp};
 
 /// How often a reply may take the companion, which it does where the kernel shall look for the peer, before that is wrong.
-const TRIES: usize = 50;
+const ATTEMPTS_MAX: usize = 50;
 /// Longer than a request.
-const MORE: &[u8] = b" and more than was asked for";
+const SUFFIX: &[u8] = b" and more than was asked for";
 
 type Tags = [Option<Vlan>; 2];
 
 /// What the server does with a request: the first byte of its payload says it.
 #[derive(Clone, Copy, Debug)]
-enum How {
+enum ReplyMode {
     /// Sends the payload back where it lies.
     Whole = b'=' as isize,
     /// Sends a part of it back where it lies.
@@ -42,20 +42,28 @@ enum How {
     /// Builds the reply in the lane's buffer.
     Built = b'b' as isize,
     /// Sends a part of it, and then all of it, both from where it lies, and then more.
-    Thrice = b'3' as isize,
+    Triple = b'3' as isize,
     /// Sends something of no length.
-    Nothing = b'0' as isize,
+    Empty = b'0' as isize,
 }
 
-const ALL: [How; 7] = [How::Whole, How::Part, How::Copy, How::Longer, How::Built, How::Thrice, How::Nothing];
+const ALL: [ReplyMode; 7] = [
+    ReplyMode::Whole,
+    ReplyMode::Part,
+    ReplyMode::Copy,
+    ReplyMode::Longer,
+    ReplyMode::Built,
+    ReplyMode::Triple,
+    ReplyMode::Empty,
+];
 
-impl How {
-    fn of(payload: &[u8]) -> Self {
+impl ReplyMode {
+    fn from_payload(payload: &[u8]) -> Self {
         ALL.into_iter().find(|how| payload.first() == Some(&(*how as u8))).unwrap_or(Self::Whole)
     }
 
     /// A request of `len` bytes, one at least.
-    fn ask(self, len: usize) -> Vec<u8> {
+    fn request(self, len: usize) -> Vec<u8> {
         let mut payload = pattern(len, len.max(1));
         payload[0] = self as u8;
         payload
@@ -64,67 +72,67 @@ impl How {
     /// What comes back.
     fn replies(self, payload: &[u8]) -> Vec<Vec<u8>> {
         let part = payload[..payload.len() / 2].to_vec();
-        let longer = [payload, MORE].concat();
+        let longer = [payload, SUFFIX].concat();
         match self {
             Self::Whole | Self::Copy => vec![payload.to_vec()],
             Self::Part => vec![part],
             Self::Longer | Self::Built => vec![longer],
-            Self::Thrice => vec![part, payload.to_vec(), longer],
-            Self::Nothing => vec![Vec::new()],
+            Self::Triple => vec![part, payload.to_vec(), longer],
+            Self::Empty => vec![Vec::new()],
         }
     }
 }
 
-fn answer<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
+fn send_replies<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
     for datagram in batch {
         let payload = datagram.payload();
-        let (part, longer) = (&payload[..payload.len() / 2], [payload, MORE].concat());
-        match How::of(payload) {
-            How::Whole => out.reply_borrowed(&datagram, payload),
-            How::Part => out.reply_borrowed(&datagram, part),
-            How::Copy => out.reply(&datagram, payload),
-            How::Longer => out.reply(&datagram, &longer),
-            How::Built => out.reply_with(&datagram, longer.len() + 9, |space| {
+        let (part, longer) = (&payload[..payload.len() / 2], [payload, SUFFIX].concat());
+        match ReplyMode::from_payload(payload) {
+            ReplyMode::Whole => out.reply_borrowed(&datagram, payload),
+            ReplyMode::Part => out.reply_borrowed(&datagram, part),
+            ReplyMode::Copy => out.reply(&datagram, payload),
+            ReplyMode::Longer => out.reply(&datagram, &longer),
+            ReplyMode::Built => out.reply_with(&datagram, longer.len() + 9, |space| {
                 space[..longer.len()].copy_from_slice(&longer);
                 longer.len()
             }),
-            How::Thrice => {
+            ReplyMode::Triple => {
                 out.reply_borrowed(&datagram, part);
                 out.reply_borrowed(&datagram, payload);
                 out.reply(&datagram, &longer);
             }
-            How::Nothing => out.reply(&datagram, &[]),
+            ReplyMode::Empty => out.reply(&datagram, &[]),
         }
     }
 }
 
 /// A peer that sends frames and hears frames, and the server that it talks to.
-struct Talk<'t> {
+struct FramePeer<'t> {
     a: &'t Host,
     b: &'t Host,
     serving: Serving,
     socket: PacketSocket,
     /// So that nobody answers the replies by ICMP.
-    held: UdpSocket,
+    port_holder: UdpSocket,
 }
 
-impl<'t> Talk<'t> {
+impl<'t> FramePeer<'t> {
     /// With a next hop that is known.
     fn start(a: &'t Host, b: &'t Host, ipv6: bool) -> Self {
         let at = if ipv6 { SocketAddr::new(b.ip(0, true), 0) } else { any_port(b) };
         let socket = xdp(b, at, |builder| {
             _ = builder.xdp_vlan("5".parse().unwrap()).xdp_vlan("100.5".parse().unwrap());
         });
-        let serving = b.run(|| Serving::start(socket, answer));
-        warm(&client(a, a.ip(0, ipv6), serving.addr), &serving.handle);
+        let serving = b.run(|| Serving::start(socket, send_replies));
+        ping_until_sent_by_xdp(&client(a, a.ip(0, ipv6), serving.addr), &serving.handle);
         let held = a.run(|| UdpSocket::bind((a.ip(0, ipv6), 0))).unwrap();
         let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
-        sock::set_recv_timeout(socket.as_fd(), PATIENCE).unwrap();
-        Self { a, b, serving, socket, held }
+        sock::set_recv_timeout(socket.as_fd(), TEST_TIMEOUT).unwrap();
+        Self { a, b, serving, socket, port_holder: held }
     }
 
     fn from(&self) -> SocketAddr {
-        self.held.local_addr().unwrap()
+        self.port_holder.local_addr().unwrap()
     }
 
     /// A request from this peer.
@@ -144,18 +152,18 @@ impl<'t> Talk<'t> {
     }
 
     /// Sends a request, and returns the `count` frames of its replies, and whether all of them went past the kernel.
-    fn ask(&self, request: &[u8], count: usize) -> (Vec<Vec<u8>>, bool) {
+    fn exchange(&self, request: &[u8], count: usize) -> (Vec<Vec<u8>>, bool) {
         let before = self.serving.handle.counters().total();
         self.socket.send(request).unwrap();
-        let replies = (0..count).map(|_| self.hear()).collect();
+        let replies = (0..count).map(|_| self.recv_frame()).collect();
         let sent = |total: &manylane::LaneCounters| total.sent - before.sent >= count as u64;
-        until(|| sent(&self.serving.handle.counters().total()), &self.serving.handle);
+        wait_until(|| sent(&self.serving.handle.counters().total()), &self.serving.handle);
         let after = self.serving.handle.counters().total();
         (replies, after.sent_by_xdp - before.sent_by_xdp == count as u64)
     }
 
     /// The next frame from the server. Our own are heard, too, and what kernels tell each other.
-    fn hear(&self) -> Vec<u8> {
+    fn recv_frame(&self) -> Vec<u8> {
         // A process that was stopped for a while comes back from its wait with nothing, and waits again.
         let mut in_vain = 0;
         loop {
@@ -176,34 +184,34 @@ impl<'t> Talk<'t> {
     }
 
     /// The replies to a request that all went past the kernel.
-    fn ask_past_the_kernel(&self, request: &[u8], count: usize) -> Vec<Vec<u8>> {
-        let asked = (0..TRIES).find_map(|_| {
-            let (replies, by_xdp) = self.ask(request, count);
+    fn exchange_by_xdp(&self, request: &[u8], count: usize) -> Vec<Vec<u8>> {
+        let asked = (0..ATTEMPTS_MAX).find_map(|_| {
+            let (replies, by_xdp) = self.exchange(request, count);
             by_xdp.then_some(replies)
         });
         asked.expect("replies past the kernel")
     }
 
     /// Asks `how`, and compares all that comes back.
-    fn check(&self, how: How, tags: Tags, len: usize) {
-        let payload = how.ask(len);
+    fn check(&self, how: ReplyMode, tags: Tags, len: usize) {
+        let payload = how.request(len);
         self.compare(&self.request(tags, &payload), tags, &how.replies(&payload));
     }
 
     fn compare(&self, request: &[u8], tags: Tags, replies: &[Vec<u8>]) {
         let hop = Mac(self.a.mac(0));
         let expected: Vec<_> = replies.iter().map(|payload| self.reply(hop, tags, payload)).collect();
-        assert_eq!(self.ask_past_the_kernel(request, replies.len()), expected);
+        assert_eq!(self.exchange_by_xdp(request, replies.len()), expected);
     }
 
-    fn end(self) {
+    fn finish(self) {
         let total = self.serving.stop().unwrap().total();
         assert_eq!((total.lost(), total.recv_errors), (0, 0), "{total:#?}");
     }
 }
 
 fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
-    Some(Vlan { ether_type, control })
+    Some(Vlan { ether_type, tci: control })
 }
 
 /// Every kind of reply, to requests of every length that matters, without a tag and with them.
@@ -213,7 +221,7 @@ fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
     let Some(testbed) = two_queues(name) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let talk = Talk::start(a, b, ipv6);
+        let talk = FramePeer::start(a, b, ipv6);
         for tags in [
             [None, None],
             [tag(ether_type::VLAN, 0x6005), None],
@@ -226,10 +234,10 @@ fn netns_xdp_replies_are_byte_for_byte_what_the_layers_write() {
             }
             // So long that a device would compute the checksum, were there one to compute.
             for len in [511, 512, 1001, 1400] {
-                talk.check(How::Whole, tags, len);
+                talk.check(ReplyMode::Whole, tags, len);
             }
         }
-        talk.end();
+        talk.finish();
     }
 }
 
@@ -240,10 +248,10 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
     let Some(testbed) = two_queues(name) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let talk = Talk::start(a, b, ipv6);
+        let talk = FramePeer::start(a, b, ipv6);
         let at = if ipv6 { 54 } else { 34 } + 6;
         for how in ALL {
-            let payload = how.ask(33);
+            let payload = how.request(33);
             let good = talk.request([None; 2], &payload);
             let with = |field: u16| {
                 let mut changed = good.clone();
@@ -252,9 +260,11 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
             };
             let length = (8 + payload.len()) as u16;
             let pseudo = match (talk.from().ip(), talk.serving.addr.ip()) {
-                (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) => Sum::pseudo4(from, to, 17, length),
+                (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) => {
+                    Sum::pseudo_v4(from, to, 17, length)
+                }
                 (std::net::IpAddr::V6(from), std::net::IpAddr::V6(to)) => {
-                    Sum::pseudo6(from, to, 17, length.into())
+                    Sum::pseudo_v6(from, to, 17, length.into())
                 }
                 _ => unreachable!("both are of one family"),
             };
@@ -264,7 +274,7 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
             }
             // Two bytes that bring the sum to zero, which is sent as 0xffff: some pair of them does.
             let zero = (0..=u16::MAX).find_map(|end| {
-                let mut payload = how.ask(32);
+                let mut payload = how.request(32);
                 payload[30..].copy_from_slice(&end.to_be_bytes());
                 let request = talk.request([None; 2], &payload);
                 (request[at..at + 2] == [0xff, 0xff]).then_some((request, payload))
@@ -272,7 +282,7 @@ fn netns_xdp_replies_have_a_checksum_whatever_the_request_had() {
             let (request, payload) = zero.unwrap();
             talk.compare(&request, [None; 2], &how.replies(&payload));
         }
-        talk.end();
+        talk.finish();
     }
 }
 
@@ -283,7 +293,7 @@ fn netns_xdp_replies_go_to_the_next_hop_of_now() {
     let Some(testbed) = two_queues("netns_xdp_replies_go_to_the_next_hop_of_now") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for ipv6 in [false, true] {
-        let talk = Talk::start(a, b, ipv6);
+        let talk = FramePeer::start(a, b, ipv6);
         let other = Mac([2, 0xab, 0xcd, 1, 2, 3]);
         for hop in [other, Mac(a.mac(0)), other, Mac(a.mac(0))] {
             let neighbour = a.ip(0, ipv6).to_string();
@@ -292,22 +302,23 @@ fn netns_xdp_replies_go_to_the_next_hop_of_now() {
                 b.device(0)
             ))
             .unwrap();
-            let payload = How::Whole.ask(20);
+            let payload = ReplyMode::Whole.request(20);
             let request = talk.request([None; 2], &payload);
             let reply = talk.reply(hop, [None; 2], &payload);
             // The lanes hear of it by netlink, in a moment.
-            let followed = within(PATIENCE, || talk.ask(&request, 1) == (vec![reply.clone()], true));
+            let followed =
+                wait_within(TEST_TIMEOUT, || talk.exchange(&request, 1) == (vec![reply.clone()], true));
             assert!(followed, "replies do not go to {hop}");
             // And then every one of them, of each kind.
             for how in ALL {
-                let payload = how.ask(21);
+                let payload = how.request(21);
                 let replies = how.replies(&payload);
                 let expected: Vec<_> =
                     replies.iter().map(|payload| talk.reply(hop, [None; 2], payload)).collect();
                 let request = talk.request([None; 2], &payload);
-                assert_eq!(talk.ask_past_the_kernel(&request, replies.len()), expected);
+                assert_eq!(talk.exchange_by_xdp(&request, replies.len()), expected);
             }
         }
-        talk.end();
+        talk.finish();
     }
 }

@@ -7,20 +7,21 @@ mod serve_alloc_support;
 
 use manylane::Engine;
 use manylane_tests::{Client, Serving, Variant};
-use serve_alloc_support::{BEFORE, CLIENTS, COUNTED, allocations, answer, talk};
+use serve_alloc_support::{CLIENTS, COUNTED, WARMUP, allocations, exchange, reply_all_ways};
 
 fn check(variant: &Variant) {
     let mut answers = [0; 2048];
     for batch in [64, 3] {
-        let serving = Serving::start(variant.builder("127.0.0.1:0").batch(batch).open().unwrap(), answer);
+        let serving =
+            Serving::start(variant.builder("127.0.0.1:0").batch(batch).open().unwrap(), reply_all_ways);
         let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::to(serving.addr)).collect();
-        talk(&clients, BEFORE, &mut answers);
+        exchange(&clients, WARMUP, &mut answers);
         let before = allocations();
-        talk(&clients, COUNTED, &mut answers);
+        exchange(&clients, COUNTED, &mut answers);
         assert_eq!(allocations() - before, 0, "batch {batch}");
         let total = serving.stop().unwrap().total();
-        assert!(total.delivered >= (BEFORE + COUNTED) as u64 && total.sent == total.delivered);
-        assert_eq!(total.by_xdp, total.delivered);
+        assert!(total.delivered >= (WARMUP + COUNTED) as u64 && total.sent == total.delivered);
+        assert_eq!(total.delivered_by_xdp, total.delivered);
         assert!(total.sent_by_xdp >= COUNTED as u64, "{total:#?}");
     }
 }
@@ -30,5 +31,5 @@ fn netns_xdp_the_loop_of_serve_allocates_nothing() {
     let before = allocations();
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(allocations() - before, 1, "the counter counts");
-    Variant::of("netns_xdp_the_loop_of_serve_allocates_nothing", Engine::Xdp, 4).run(check);
+    Variant::new("netns_xdp_the_loop_of_serve_allocates_nothing", Engine::Xdp, 4).run(check);
 }

@@ -11,17 +11,20 @@ use std::os::fd::AsFd as _;
 use manylane_sys::packet::PacketSocket;
 use manylane_sys::sock;
 use manylane_testbed::traffic::{Traffic, Until, live::LiveSender};
-use manylane_tests::{PATIENCE, Serving};
+use manylane_tests::{Serving, TEST_TIMEOUT};
 use manylane_wire::ethernet::{Mac, Vlan, ether_type};
 use manylane_wire::frame::Frame;
-use netns_support::{client, echo, sink, until};
-use xdp_support::{all_by_xdp, answered_by_xdp, any_port, count, frame, quiet, testbed, warm, xdp};
+use netns_support::{client, echo, sink, wait_until};
+use xdp_support::{
+    any_port, assert_all_by_xdp, assert_replies_by_xdp, frame, ipv4_layout, ping_until_sent_by_xdp, testbed,
+    xdp, xdp_count,
+};
 
 #[test]
 fn netns_xdp_sockets_of_a_process_each_take_their_own() {
     const EACH: u64 = 50;
     const CLIENTS: u64 = 4;
-    let Some(testbed) = testbed("netns_xdp_sockets_of_a_process_each_take_their_own", &quiet(4)) else {
+    let Some(testbed) = testbed("netns_xdp_sockets_of_a_process_each_take_their_own", &ipv4_layout(4)) else {
         return;
     };
     let (a, b) = (testbed.host(0), testbed.host(1));
@@ -41,7 +44,7 @@ fn netns_xdp_sockets_of_a_process_each_take_their_own() {
         let mut firsts = Vec::new();
         for serving in &all {
             assert_eq!(serving.handle.xdp_queues().len(), 4);
-            firsts.push(warm(&client(a, a.ip4(0).into(), serving.addr), &serving.handle));
+            firsts.push(ping_until_sent_by_xdp(&client(a, a.ip4(0).into(), serving.addr), &serving.handle));
         }
         std::thread::scope(|scope| {
             for addr in all.iter().map(|serving| serving.addr) {
@@ -55,8 +58,8 @@ fn netns_xdp_sockets_of_a_process_each_take_their_own() {
         });
         for (serving, first) in all.into_iter().zip(firsts) {
             let total = serving.stop().unwrap().total();
-            all_by_xdp(&total, CLIENTS * EACH + first);
-            answered_by_xdp(&total, first);
+            assert_all_by_xdp(&total, CLIENTS * EACH + first);
+            assert_replies_by_xdp(&total, first);
         }
     }
 }
@@ -65,7 +68,8 @@ fn netns_xdp_sockets_of_a_process_each_take_their_own() {
 fn netns_xdp_a_socket_that_closes_takes_nothing_from_the_others() {
     const COUNT: u64 = 60_000;
     const ROUNDS: u64 = 5;
-    let Some(testbed) = testbed("netns_xdp_a_socket_that_closes_takes_nothing_from_the_others", &quiet(2))
+    let Some(testbed) =
+        testbed("netns_xdp_a_socket_that_closes_takes_nothing_from_the_others", &ipv4_layout(2))
     else {
         return;
     };
@@ -74,7 +78,7 @@ fn netns_xdp_a_socket_that_closes_takes_nothing_from_the_others() {
     let open = || xdp(b, any_port(b), |builder| _ = builder.xdp_ring(8192).xdp_sockets(2));
     let one = |serving: &Serving| {
         let client = client(a, a.ip4(0).into(), serving.addr);
-        let first = warm(&client, &serving.handle);
+        let first = ping_until_sent_by_xdp(&client, &serving.handle);
         (0..20).for_each(|_| client.ping());
         first
     };
@@ -91,26 +95,26 @@ fn netns_xdp_a_socket_that_closes_takes_nothing_from_the_others() {
             assert_eq!(serving.handle.xdp_queues().len(), 2);
             let first = one(&serving);
             let due = COUNT / (ROUNDS + 1) * round;
-            until(|| stays.handle.counters().total().arrived() >= due, &stays.handle);
+            wait_until(|| stays.handle.counters().total().arrived() >= due, &stays.handle);
             let total = serving.stop().unwrap().total();
-            all_by_xdp(&total, 20 + first);
-            answered_by_xdp(&total, first);
+            assert_all_by_xdp(&total, 20 + first);
+            assert_replies_by_xdp(&total, first);
         }
         assert_eq!(sending.join().unwrap(), COUNT);
     });
-    until(|| stays.handle.counters().total().arrived() >= COUNT, &stays.handle);
-    all_by_xdp(&stays.stop().unwrap().total(), COUNT);
+    wait_until(|| stays.handle.counters().total().arrived() >= COUNT, &stays.handle);
+    assert_all_by_xdp(&stays.stop().unwrap().total(), COUNT);
 }
 
 fn tag(ether_type: u16, control: u16) -> Option<Vlan> {
-    Some(Vlan { ether_type, control })
+    Some(Vlan { ether_type, tci: control })
 }
 
 #[test]
 fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
     const EACH: u64 = 20;
     let Some(testbed) =
-        testbed("netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them", &quiet(2))
+        testbed("netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them", &ipv4_layout(2))
     else {
         return;
     };
@@ -122,15 +126,15 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
         }),
     );
     let without = echo(b, xdp(b, any_port(b), |_| ()));
-    let first = warm(&client(a, a.ip4(0).into(), with.addr), &with.handle);
+    let first = ping_until_sent_by_xdp(&client(a, a.ip4(0).into(), with.addr), &with.handle);
 
     // Nobody is to answer the replies by ICMP.
     let held = a.run(|| UdpSocket::bind((a.ip4(0), 0))).unwrap();
     let from = held.local_addr().unwrap();
     let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
-    sock::set_recv_timeout(socket.as_fd(), PATIENCE).unwrap();
+    sock::set_recv_timeout(socket.as_fd(), TEST_TIMEOUT).unwrap();
     let (vlan, service) = (ether_type::VLAN, ether_type::SERVICE_VLAN);
-    let before = count(&with.handle, "vlan");
+    let before = xdp_count(&with.handle, "vlan");
     // With priorities, which come back, too. Number 0 is no VLAN.
     for tags in [
         [tag(vlan, 5), None],
@@ -155,10 +159,10 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
             assert_eq!((got.ethernet.vlans, got.ethernet.destination), (tags, Mac(a.mac(0))));
             assert_eq!(got.endpoints(), Some((with.addr, from)));
             assert_eq!(got.udp().unwrap().payload, payload);
-            assert!(got.checksums_hold());
+            assert!(got.has_valid_checksums());
         }
     }
-    assert_eq!(count(&with.handle, "vlan"), before);
+    assert_eq!(xdp_count(&with.handle, "vlan"), before);
     // The kernel of the other host has no such device: it takes them and drops them.
     let refused = [
         (&with, [tag(vlan, 7), None]),
@@ -175,16 +179,16 @@ fn netns_xdp_takes_the_vlans_that_it_is_told_of_and_answers_in_them() {
         }
     }
     let due = before + EACH * refused.len() as u64;
-    until(|| count(&with.handle, "vlan") >= due, &with.handle);
-    assert_eq!(count(&with.handle, "vlan"), due);
+    wait_until(|| xdp_count(&with.handle, "vlan") >= due, &with.handle);
+    assert_eq!(xdp_count(&with.handle, "vlan"), due);
     // Without a tag, and with a priority only, they are everybody's.
     for tags in [[None, None], [tag(vlan, 0xe000), None]] {
         let sent = frame((a, from), (b, without.addr), b"everybody's", |plan| plan.vlans = tags);
         socket.send(&sent).unwrap();
     }
-    until(|| without.handle.counters().total().arrived() >= 2, &without.handle);
-    all_by_xdp(&without.stop().unwrap().total(), 2);
+    wait_until(|| without.handle.counters().total().arrived() >= 2, &without.handle);
+    assert_all_by_xdp(&without.stop().unwrap().total(), 2);
     let total = with.stop().unwrap().total();
-    all_by_xdp(&total, first + 6 * EACH);
-    answered_by_xdp(&total, first);
+    assert_all_by_xdp(&total, first + 6 * EACH);
+    assert_replies_by_xdp(&total, first);
 }

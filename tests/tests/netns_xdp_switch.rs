@@ -16,12 +16,12 @@ use std::time::Duration;
 use aya::programs::loaded_links;
 use manylane_sys::{bpf_link, sock};
 use manylane_testbed::Host;
-use manylane_tests::{Hands, PATIENCE, uninterrupted};
-use netns_support::{ROOM, hands, within};
-use xdp_support::{PORT, count, programs, quiet, testbed, xdp};
+use manylane_tests::{LaneDriver, TEST_TIMEOUT, retry_eintr};
+use netns_support::{RECV_BUFFER, lane_driver, wait_within};
+use xdp_support::{PORT, ipv4_layout, programs, testbed, xdp, xdp_count};
 
 /// Datagrams that go each way before the next thing happens.
-const SOME: u64 = 1000;
+const DATAGRAMS: u64 = 1000;
 
 /// What a sender that never pauses has sent, and is told.
 #[derive(Default)]
@@ -57,27 +57,27 @@ impl Sender {
     }
 
     /// Sends on until so many more have gone to the other.
-    fn go_on(&self, more: u64) {
+    fn send_more(&self, more: u64) {
         let due = self.to_other.load(Ordering::Relaxed) + more;
-        assert!(within(PATIENCE, || self.to_other.load(Ordering::Relaxed) >= due));
+        assert!(wait_within(TEST_TIMEOUT, || self.to_other.load(Ordering::Relaxed) >= due));
     }
 }
 
 /// Ends the sender, also when the test fails.
-struct Ending<'a>(&'a Sender);
+struct StopOnDrop<'a>(&'a Sender);
 
-impl Drop for Ending<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.end.store(true, Ordering::Relaxed);
     }
 }
 
 /// Takes number after number from a socket of the kernel's, until the sender has ended: each of them, and once.
-fn take_all(socket: &UdpSocket, sender: &Sender) {
+fn recv_all(socket: &UdpSocket, sender: &Sender) {
     let mut number = [0; 8];
     let mut due = 0;
     let mut drain = || loop {
-        match uninterrupted(|| socket.recv(&mut number)) {
+        match retry_eintr(|| socket.recv(&mut number)) {
             Ok(8) => assert_eq!(u64::from_ne_bytes(number), due, "of somebody else's"),
             Err(err) if err.kind() == ErrorKind::WouldBlock => return due,
             other => panic!("number {due} is due: {other:?}"),
@@ -89,11 +89,11 @@ fn take_all(socket: &UdpSocket, sender: &Sender) {
         thread::sleep(Duration::from_millis(1));
     }
     let all = sender.to_other.load(Ordering::Relaxed);
-    assert!(within(PATIENCE, || drain() == all), "{} of {all} came", drain());
+    assert!(wait_within(TEST_TIMEOUT, || drain() == all), "{} of {all} came", drain());
 }
 
 /// Takes what is there, of numbers that all are new.
-fn take(hands: &mut Hands, got: &mut BTreeSet<u64>) {
+fn recv_new(hands: &mut LaneDriver, got: &mut BTreeSet<u64>) {
     for lane in &mut hands.lanes {
         for datagram in lane.recv().unwrap().batch {
             let number = u64::from_ne_bytes(datagram.payload().try_into().unwrap());
@@ -103,7 +103,7 @@ fn take(hands: &mut Hands, got: &mut BTreeSet<u64>) {
 }
 
 /// Takes the program off the first device of `host`, as somebody else.
-fn take_off(host: &Host) {
+fn detach_program(host: &Host) {
     let shown = programs(host);
     let number: u32 =
         shown.split_whitespace().skip_while(|word| *word != "id").nth(1).unwrap().parse().unwrap();
@@ -114,10 +114,10 @@ fn take_off(host: &Host) {
 
 /// A sender goes on all the time: the socket opens, and then either somebody takes its program off, so that it serves on
 /// through its companions, or it closes, and the program goes with it.
-fn comes_and_goes(a: &Host, b: &Host, generic: bool, by_force: bool) {
+fn check_open_close(a: &Host, b: &Host, generic: bool, by_force: bool) {
     let ours = SocketAddr::new(b.ip4(0).into(), PORT);
     let other = b.run(|| UdpSocket::bind((b.ip4(0), 0)).unwrap());
-    sock::set_buffer(other.as_fd(), sock::Buffer::Receive, ROOM).unwrap();
+    sock::set_buffer(other.as_fd(), sock::Buffer::Receive, RECV_BUFFER).unwrap();
     other.set_nonblocking(true).unwrap();
     let to_other = other.local_addr().unwrap();
     // Not connected: that nobody has the port yet is not told to it.
@@ -125,31 +125,32 @@ fn comes_and_goes(a: &Host, b: &Host, generic: bool, by_force: bool) {
     let sender = Sender::default();
     thread::scope(|scope| {
         scope.spawn(|| sender.run(&socket, ours, to_other));
-        let others = scope.spawn(|| take_all(&other, &sender));
-        let ending = Ending(&sender);
-        sender.go_on(SOME);
+        let others = scope.spawn(|| recv_all(&other, &sender));
+        let ending = StopOnDrop(&sender);
+        sender.send_more(DATAGRAMS);
         // Rings that hold almost a second: nothing is to be lost by a machine that is busy with something else.
-        let mut hands = hands(b, xdp(b, ours, |builder| _ = builder.xdp_ring(8192).xdp_generic(generic)));
+        let mut hands =
+            lane_driver(b, xdp(b, ours, |builder| _ = builder.xdp_ring(8192).xdp_generic(generic)));
         let handle = hands.handle.clone();
         let total = || handle.counters().total();
-        let by_companion = || total().delivered - total().by_xdp;
+        let by_companion = || total().delivered - total().delivered_by_xdp;
         let mut got = BTreeSet::new();
         let mut take_until = |what: &str, done: &dyn Fn(&BTreeSet<u64>) -> bool| {
-            let come = within(PATIENCE, || {
-                take(&mut hands, &mut got);
+            let come = wait_within(TEST_TIMEOUT, || {
+                recv_new(&mut hands, &mut got);
                 done(&got)
             });
             assert!(come, "{what}: {:?} to {:?}, {}: {:#?}", got.first(), got.last(), got.len(), total());
         };
-        take_until("the program takes them", &|_| total().by_xdp >= SOME);
+        take_until("the program takes them", &|_| total().delivered_by_xdp >= DATAGRAMS);
         let before = by_companion();
         assert!(before > 0, "the socket is there before its program: {:#?}", total());
         if by_force {
-            take_off(b);
-            take_until("they come through companions", &|_| by_companion() >= before + SOME);
+            detach_program(b);
+            take_until("they come through companions", &|_| by_companion() >= before + DATAGRAMS);
         }
         sender.leave_ours.store(true, Ordering::Relaxed);
-        assert!(within(PATIENCE, || sender.has_left.load(Ordering::Acquire)));
+        assert!(wait_within(TEST_TIMEOUT, || sender.has_left.load(Ordering::Acquire)));
         let all = sender.to_ours.load(Ordering::Acquire);
         take_until("all have come", &|got| {
             let first = got.first().copied().unwrap_or(all);
@@ -160,12 +161,12 @@ fn comes_and_goes(a: &Host, b: &Host, generic: bool, by_force: bool) {
         assert_eq!((total.arrived(), total.delivered), (total.delivered, got.len() as u64), "{total:#?}");
         drop(hands);
         // Whoever looks at its counters keeps nothing there.
-        assert!(within(PATIENCE, || programs(b).is_empty()));
+        assert!(wait_within(TEST_TIMEOUT, || programs(b).is_empty()));
         assert_eq!(
-            (count(&handle, "redirected"), handle.counters().total().by_xdp),
-            (total.by_xdp, total.by_xdp)
+            (xdp_count(&handle, "redirected"), handle.counters().total().delivered_by_xdp),
+            (total.delivered_by_xdp, total.delivered_by_xdp)
         );
-        sender.go_on(SOME);
+        sender.send_more(DATAGRAMS);
         drop(ending);
         others.join().unwrap();
     });
@@ -176,13 +177,13 @@ fn comes_and_goes(a: &Host, b: &Host, generic: bool, by_force: bool) {
 #[test]
 fn netns_xdp_nothing_is_lost_while_the_program_comes_and_goes() {
     let name = "netns_xdp_nothing_is_lost_while_the_program_comes_and_goes";
-    let Some(testbed) = testbed(name, &quiet(2)) else { return };
+    let Some(testbed) = testbed(name, &ipv4_layout(2)) else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     for generic in [false, true] {
         // Behind the driver, what may be a train is the kernel's.
         a.set_checksums(0, !generic).unwrap();
         for by_force in [false, true] {
-            comes_and_goes(a, b, generic, by_force);
+            check_open_close(a, b, generic, by_force);
         }
     }
 }

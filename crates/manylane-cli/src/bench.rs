@@ -11,36 +11,36 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use manylane::WaitPolicy;
-use manylane_testbed::bench::batch::{By, Plan};
+use manylane_testbed::bench::batch::{Plan, RecvMethod};
 use manylane_testbed::bench::flap::Event;
-use manylane_testbed::bench::replies::Sender;
-use manylane_testbed::bench::rtt::{self, Contender, asker::NUMBER};
-use manylane_testbed::bench::{self, Director, Options, Setup};
+use manylane_testbed::bench::replies::SendMethod;
+use manylane_testbed::bench::rtt::{self, Contender, generator::SEQ_LEN};
+use manylane_testbed::bench::{self, Controller, Options, Setup};
 use manylane_testbed::receiver::{Kind, Work};
-use manylane_testbed::report::{self, number};
+use manylane_testbed::report::{self, format_number};
 use manylane_testbed::schema::{BatchRow, BenchRow, BenchSettings, ChurnRow, Document, FlapRow, RttRow};
 use manylane_testbed::stats::Summary;
+use manylane_testbed::synthetic_work::SyntheticWork;
 use manylane_testbed::testbed;
-use manylane_testbed::toil::Toil;
 
 use crate::args::{
     BatchArgs, BenchArgs, BenchCommand, ChurnArgs, FlapArgs, GsoArgs, PlaceArgs, RepliesArgs, RttArgs, RxArgs,
 };
-use crate::output::{self, Usage};
+use crate::output::{self, UsageError};
 use crate::progress::Progress;
 use crate::signals;
 
 /// Length of a sample of `bench rx`.
-const SAMPLE: Duration = Duration::from_secs(1);
+const SAMPLE_DURATION: Duration = Duration::from_secs(1);
 /// The same in a quick run: twenty receivers, five rounds, searches, all within 40 seconds.
-const QUICK_SAMPLE: Duration = Duration::from_millis(100);
+const QUICK_SAMPLE_DURATION: Duration = Duration::from_millis(100);
 
 /// The same of `bench rtt`.
-const RTT_SAMPLE: Duration = Duration::from_millis(500);
-const QUICK_RTT: Duration = Duration::from_millis(50);
+const RTT_SAMPLE_DURATION: Duration = Duration::from_millis(500);
+const QUICK_RTT_DURATION: Duration = Duration::from_millis(50);
 
 /// Sources of the traffic: enough for the kernel's hash to spread over eight lanes.
-const FLOWS: u16 = 64;
+const DEFAULT_FLOWS: u16 = 64;
 
 /// Runs a benchmark.
 pub(crate) fn run(bench: &BenchCommand) -> Result<()> {
@@ -75,7 +75,7 @@ struct Bar {
     stop: Arc<AtomicBool>,
 }
 
-impl Director for Bar {
+impl Controller for Bar {
     fn progress(&mut self, done: f64, what: &str) {
         self.progress.show(done, what);
     }
@@ -86,16 +86,17 @@ impl Director for Bar {
 }
 
 /// Queues that a device of a testbed may have.
-const MOST_QUEUES: u32 = 64;
+const QUEUES_MAX: u32 = 64;
 
 fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
-    let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE } else { SAMPLE });
+    let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE_DURATION } else { SAMPLE_DURATION });
     let most = args.threads.iter().max().and_then(|most| u32::try_from(*most).ok());
-    let queues = args.queues.or(most).unwrap_or(1).min(MOST_QUEUES);
+    let queues = args.queues.or(most).unwrap_or(1).min(QUEUES_MAX);
     let must = args.place.testbed || args.interfaces > 1 || args.queues.is_some();
-    let mut setup =
-        place(&args.place, &args.common, must, |cpus| Setup::testbed_of(cpus, args.interfaces, queues))?;
-    setup.count_answers(args.answers);
+    let mut setup = make_setup(&args.place, &args.common, must, |cpus| {
+        Setup::testbed_with_queues(cpus, args.interfaces, queues)
+    })?;
+    setup.set_count_hook(args.answers);
     let has_device = !setup.device_names().is_empty();
     // A quick run has no time for all, and loopback has no device to take frames from; io_uring may be forbidden.
     let has_uring = manylane::probe().uring.is_ok();
@@ -104,14 +105,14 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
         !is_possible || (args.quick && (kind.needs_device() || kind.needs_uring()))
     };
     let usual: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| !left_out(kind)).collect();
-    let receivers = or_all(&args.receivers, &usual);
+    let receivers = or_default(&args.receivers, &usual);
     if let Some(kind) = receivers.iter().find(|kind| kind.needs_device() && !has_device) {
         bail!("{kind} takes frames from a device: it needs a testbed (root, without --loopback)");
     }
     let mut options = options(&args.common, &args.threads, receivers, duration, args.rate);
     options.quick = args.quick;
     options.work = work;
-    options.toil = Toil::of(args.work);
+    options.synthetic_work = SyntheticWork::calibrate(args.work);
     let document = bench::rx::run(&mut setup, &options, director)?;
     let name = match work {
         Work::Count => "rx",
@@ -124,7 +125,7 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
 const BATCH_SIZES: [usize; 4] = [64, 256, 1024, 8192];
 const REPLY_SIZES: [usize; 4] = [64, 1024, 8192, 60_000];
 /// Bytes of payload that surely fit a frame.
-const FRAME: usize = 1024;
+const FRAME_PAYLOAD_MAX: usize = 1024;
 
 fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
     // Loopback takes datagrams of every size, and has no frames.
@@ -134,28 +135,30 @@ fn batch(args: &BatchArgs, director: &mut Bar) -> Result<()> {
     };
     let has_device = !setup.device_names().is_empty();
     let has_uring = manylane::probe().uring.is_ok();
-    let possible = |by: &By| (has_device || !by.needs_device()) && (has_uring || !by.needs_uring());
-    let usual: Vec<By> = By::ALL.into_iter().filter(possible).collect();
-    let by = or_all(&args.receivers, &usual);
+    let possible = |by: &RecvMethod| (has_device || !by.needs_device()) && (has_uring || !by.needs_uring());
+    let usual: Vec<RecvMethod> = RecvMethod::ALL.into_iter().filter(possible).collect();
+    let by = or_default(&args.receivers, &usual);
     if let Some(by) = by.iter().find(|by| by.needs_device() && !has_device) {
         bail!("{by} takes frames from a device: it needs a testbed (root, --testbed)");
     }
     let mut options = options(&args.common, &[1], Vec::new(), Duration::ZERO, None);
     let all = if has_device { &BATCH_SIZES[..3] } else { &BATCH_SIZES };
-    options.sizes = or_all(&args.common.size, all);
-    if let Some(size) = options.sizes.iter().find(|size| has_device && **size > FRAME) {
-        bail!("--size {size} does not fit a frame of the testbed's sender: at most {FRAME}, or --loopback");
+    options.sizes = or_default(&args.common.size, all);
+    if let Some(size) = options.sizes.iter().find(|size| has_device && **size > FRAME_PAYLOAD_MAX) {
+        bail!(
+            "--size {size} does not fit a frame of the testbed's sender: at most {FRAME_PAYLOAD_MAX}, or --loopback"
+        );
     }
-    let plan = Plan { by, messages: args.messages.clone(), fills: args.queues };
+    let plan = Plan { methods: by, messages: args.messages.clone(), fills: args.queues };
     let document = bench::batch::run(&mut setup, &options, &plan, director)?;
     finish_batch(&args.common, director, "batch", &document)
 }
 
 fn replies(args: &RepliesArgs, director: &mut Bar) -> Result<()> {
     let mut options = options(&args.common, &[1], Vec::new(), Duration::ZERO, None);
-    options.sizes = or_all(&args.common.size, &REPLY_SIZES);
+    options.sizes = or_default(&args.common.size, &REPLY_SIZES);
     let setup = Setup::loopback(args.common.receiver_cpus.clone())?;
-    let senders = or_all(&args.senders, &Sender::ALL);
+    let senders = or_default(&args.senders, &SendMethod::ALL);
     let document = bench::replies::run(&setup, &options, &senders, &args.messages, director)?;
     finish_batch(&args.common, director, "replies", &document)
 }
@@ -170,7 +173,7 @@ fn finish_batch(
     director.progress = Progress::bar();
     let json = write(&args.out, &format!("bench-{name}.json"), &output::json(document)?)?;
     let page = write(&args.out, &format!("bench-{name}.html"), &report::batch::html(document)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json})"));
+    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
     if args.json {
         return output::print_json(document);
     }
@@ -182,7 +185,7 @@ fn batch_table(rows: &[BatchRow]) -> Table {
     let header = ["", "bytes", "a call", "taken or sent", "loss %", "CPU ns", "lowest", "highest"];
     table.load_style(presets::NOTHING).set_header(header);
     for row in rows {
-        let spread = Summary::of(row.samples.iter().map(|sample| sample.rx_cpu_ns));
+        let spread = Summary::from_samples(row.samples.iter().map(|sample| sample.rx_cpu_ns));
         let (lowest, highest) = spread.map_or((0.0, 0.0), |spread| (spread.min, spread.max));
         table.add_row([
             row.receiver.clone(),
@@ -202,7 +205,7 @@ fn batch_table(rows: &[BatchRow]) -> Table {
 }
 
 fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
-    let receivers = or_all(&args.receivers, &bench::gso::RECEIVERS);
+    let receivers = or_default(&args.receivers, &bench::gso::RECEIVERS);
     let mut options = options(&args.common, &args.threads, receivers, args.duration, args.rate.pps());
     options.flows = args.common.flows.unwrap_or(1);
     let mut setup = Setup::loopback(args.common.receiver_cpus.clone())?;
@@ -212,12 +215,12 @@ fn gso(args: &GsoArgs, director: &mut Bar) -> Result<()> {
 
 fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
     let options = options(&args.common, &args.threads, vec![Kind::LaneMmsg], args.duration, args.rate);
-    let mut setup = usual_place(&args.place, &args.common)?;
+    let mut setup = default_setup(&args.place, &args.common)?;
     let document = bench::churn::run(&mut setup, &options, args.every, director)?;
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-churn.json", &output::json(&document)?)?;
     let page = write(&args.common.out, "bench-churn.html", &report::events::churn(&document)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json})"));
+    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
     if args.common.json {
         return output::print_json(&document);
     }
@@ -225,15 +228,15 @@ fn churn(args: &ChurnArgs, director: &mut Bar) -> Result<()> {
 }
 
 fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
-    let receivers = or_all(&args.receivers, &bench::flap::RECEIVERS);
+    let receivers = or_default(&args.receivers, &bench::flap::RECEIVERS);
     let options = options(&args.common, &args.threads, receivers, args.duration, args.rate);
     let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), 1)?;
-    let events = or_all(&args.events, &Event::ALL);
+    let events = or_default(&args.events, &Event::ALL);
     let document = bench::flap::run(&mut setup, &options, &events, director)?;
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-flap.json", &output::json(&document)?)?;
     let page = write(&args.common.out, "bench-flap.html", &report::events::flap(&document)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json})"));
+    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
     if args.common.json {
         return output::print_json(&document);
     }
@@ -245,8 +248,8 @@ fn flap(args: &FlapArgs, director: &mut Bar) -> Result<()> {
 }
 
 fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
-    let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT } else { RTT_SAMPLE });
-    let mut setup = usual_place(&args.place, &args.common)?;
+    let duration = args.duration.unwrap_or(if args.quick { QUICK_RTT_DURATION } else { RTT_SAMPLE_DURATION });
+    let mut setup = default_setup(&args.place, &args.common)?;
     let has_device = !setup.device_names().is_empty();
     let can = manylane::probe();
     let is_possible = |contender: &Contender| {
@@ -262,20 +265,22 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
             // A quick run has no time for all.
             && !(args.quick && (kernel || kind.needs_device() || kind.needs_uring()))
     };
-    let usual: Vec<Contender> = Contender::usual().into_iter().filter(is_possible).collect();
-    let contenders = or_all(&args.contenders, &usual);
+    let usual: Vec<Contender> = Contender::defaults().into_iter().filter(is_possible).collect();
+    let contenders = or_default(&args.contenders, &usual);
     if let Some(contender) = contenders.iter().find(|contender| contender.kind.needs_device() && !has_device)
     {
         bail!("{contender} takes frames from a device: it needs a testbed (root, without --loopback)");
     }
-    if let Some(size) = args.common.size.iter().find(|size| **size < NUMBER) {
-        return Err(Usage(format!("--size {size}: a request carries its number, in {NUMBER} bytes")).into());
+    if let Some(size) = args.common.size.iter().find(|size| **size < SEQ_LEN) {
+        return Err(
+            UsageError(format!("--size {size}: a request carries its number, in {SEQ_LEN} bytes")).into()
+        );
     }
     let quick_rates = if args.quick { &[5e3, 20e3][..] } else { &[] };
     let plan = rtt::Plan {
         contenders,
         placements: args.placements.clone(),
-        rates: or_all(&args.rates, quick_rates),
+        rates: or_default(&args.rates, quick_rates),
         arrivals: args.arrivals,
     };
     let mut options = options(&args.common, &[1], Vec::new(), duration, None);
@@ -284,7 +289,7 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-rtt.json", &output::json(&document)?)?;
     let page = write(&args.common.out, "bench-rtt.html", &report::rtt::html(&document)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json})"));
+    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
     if args.common.json {
         return output::print_json(&document);
     }
@@ -295,7 +300,7 @@ fn rtt(args: &RttArgs, director: &mut Bar) -> Result<()> {
     output::print(&text)
 }
 
-fn or_all<T: Copy>(given: &[T], all: &[T]) -> Vec<T> {
+fn or_default<T: Copy>(given: &[T], all: &[T]) -> Vec<T> {
     if given.is_empty() { all.to_vec() } else { given.to_vec() }
 }
 
@@ -308,17 +313,17 @@ fn options(
 ) -> Options {
     Options {
         threads: threads.to_vec(),
-        sizes: or_all(&args.size, &[10]),
+        sizes: or_default(&args.size, &[10]),
         receivers,
         work: Work::Count,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         rounds: args.rounds,
         duration,
         pps,
-        flows: args.flows.unwrap_or(FLOWS),
+        flows: args.flows.unwrap_or(DEFAULT_FLOWS),
         batch: args.batch,
-        recv_buffer: args.recv_buffer.unwrap_or_else(bench::usual_recv_buffer),
-        linger: args.linger.map(Duration::from_micros),
+        recv_buffer: args.recv_buffer.unwrap_or_else(bench::default_recv_buffer),
+        rx_coalesce: args.linger.map(Duration::from_micros),
         steering: args.steering,
         quick: false,
         command: command_line(),
@@ -326,12 +331,12 @@ fn options(
 }
 
 /// The testbed where it can be had and nothing else was asked for, otherwise loopback.
-fn usual_place(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
-    place(args, common, args.testbed, |cpus| Setup::testbed(cpus, 1))
+fn default_setup(args: &PlaceArgs, common: &BenchArgs) -> Result<Setup> {
+    make_setup(args, common, args.testbed, |cpus| Setup::testbed(cpus, 1))
 }
 
 /// The same, of a testbed that `make` makes for receivers on these processors. What only a testbed has, it `must` be.
-fn place(
+fn make_setup(
     args: &PlaceArgs,
     common: &BenchArgs,
     must: bool,
@@ -347,7 +352,7 @@ fn place(
     match testbed::available() {
         Ok(()) => make(cpus),
         Err(why) => {
-            output::tell(&format!("on loopback: {why:#}"));
+            output::eprint_line(&format!("on loopback: {why:#}"));
             Setup::loopback(cpus)
         }
     }
@@ -364,7 +369,7 @@ fn finish(
     director.progress = Progress::bar();
     let json = write(&args.out, &format!("bench-{name}.json"), &output::json(document)?)?;
     let page = write(&args.out, &format!("bench-{name}.html"), &report::html(document)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json})"));
+    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
     if args.json {
         return output::print_json(document);
     }
@@ -384,7 +389,7 @@ fn write(folder: &Path, name: &str, text: &str) -> Result<String> {
 }
 
 fn table(rows: &[BenchRow]) -> Table {
-    let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), number);
+    let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), format_number);
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header([
         "receiver",
@@ -403,7 +408,7 @@ fn table(rows: &[BenchRow]) -> Table {
             row.figures.receiver.clone(),
             row.figures.threads.to_string(),
             row.figures.size.to_string(),
-            number(row.figures.offered_pps),
+            format_number(row.figures.offered_pps),
             format!("{:.3}", row.figures.loss * 100.0),
             format!("{:.0}", row.figures.rx_cpu_ns),
             format!("{:.0}", row.figures.total_cpu_ns),
@@ -472,7 +477,7 @@ fn flap_table(rows: &[FlapRow]) -> Table {
             row.figures.receiver.clone(),
             row.figures.threads.to_string(),
             row.figures.size.to_string(),
-            number(row.figures.offered_pps),
+            format_number(row.figures.offered_pps),
             count(row.sent),
             count(row.refused),
             count(row.delivered),
@@ -495,7 +500,7 @@ fn churn_text(rows: &[ChurnRow]) -> String {
             "{} at {}/s: {} lanes added, {} removed, one change every {} ms; {} sent, {} delivered, \
              {} lost ({} of them dropped by the kernel at a full queue)\n",
             row.receiver,
-            number(row.offered_pps),
+            format_number(row.offered_pps),
             row.added,
             row.removed,
             row.every_ms,
@@ -514,7 +519,7 @@ mod tests {
 
     #[test]
     fn the_table_has_a_line_for_each_row() {
-        let row = BenchRow::of("lane/mmsg", 2, 2, 10, Vec::new());
+        let row = BenchRow::from_samples("lane/mmsg", 2, 2, 10, Vec::new());
         let text = table(&[row.clone(), row]).to_string();
         assert_eq!(text.matches("lane/mmsg").count(), 2);
         assert!(text.contains("no-loss/s") && text.contains('–'));

@@ -7,40 +7,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
-use manylane::capture::{self, Capture, Direction, Point, Points};
+use manylane::capture::{self, Capture, Direction, Target, Targets};
 
 use crate::args::{CaptureArgs, CaptureTarget};
-use crate::output::{self, Usage};
+use crate::output::{self, UsageError};
 use crate::pcapng::{Packet, Statistics, Writer};
 use crate::signals;
 
 /// How often to look for frames: nobody tells us of them.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Frames after which to look for everything else.
-const BUDGET: u64 = 4096;
+const POLL_BUDGET: u64 = 4096;
 /// Frames that are still written after the end, at most.
-const LAST: u64 = 1 << 24;
+const DRAIN_FRAMES_MAX: u64 = 1 << 24;
 
-const WRITING: &str = "cannot write the capture";
+const WRITE_ERROR: &str = "cannot write the capture";
 /// Of each interface.
-const DESCRIPTION: &str = "frames that lanes of Manylane (engine xdp) receive and send";
+const INTERFACE_DESCRIPTION: &str = "frames that lanes of Manylane (engine xdp) receive and send";
 
 /// Captures until a signal comes, or enough was captured.
 pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
     let stop = signals::stop_flag()?;
     let to_terminal = args.write.is_none() && io::stdout().is_terminal();
     if to_terminal {
-        return Err(Usage("frames do not go to a terminal: name a file (-w FILE), or pipe them on, as in 'manylane capture | tcpdump -n -r -'".into()).into());
+        return Err(UsageError("frames do not go to a terminal: name a file (-w FILE), or pipe them on, as in 'manylane capture | tcpdump -n -r -'".into()).into());
     }
     let points = find(args.target.as_ref())?;
     let about = describe(&points);
     let out = open(args.write.as_deref())?;
     let capture = Capture::start(points, args.snaplen, args.buffer).context("cannot capture")?;
-    output::tell(&format!("capturing {about}"));
+    output::eprint_line(&format!("capturing {about}"));
     let mut recorder = Recorder::new(capture, out, args.snaplen)?;
     let outcome = recorder.record(&stop, args);
-    if recorder.capture.is_over() {
-        output::tell("the process has ended its side");
+    if recorder.capture.is_finished() {
+        output::eprint_line("the process has ended its side");
     }
     // The file is complete, whatever has ended it.
     let finished = recorder.finish();
@@ -48,16 +48,16 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<()> {
 }
 
 /// The sockets to capture.
-fn find(target: Option<&CaptureTarget>) -> Result<Vec<Point>> {
+fn find(target: Option<&CaptureTarget>) -> Result<Vec<Target>> {
     let of = match target {
         Some(CaptureTarget::Pid(pid)) => Some(*pid),
         _ => None,
     };
-    let Points { mut points, refused, .. } = capture::points(of)?;
+    let Targets { targets: mut points, refused, .. } = capture::find_targets(of)?;
     if let Some(CaptureTarget::Address(address)) = target {
         points.retain(|point| point.address() == *address);
     }
-    let first = points.first().map(Point::pid);
+    let first = points.first().map(Target::pid);
     if points.iter().any(|point| Some(point.pid()) != first) {
         let mut text =
             String::from("several processes can be captured: name one, or the address of a socket");
@@ -65,7 +65,7 @@ fn find(target: Option<&CaptureTarget>) -> Result<Vec<Point>> {
             // Writing to a string does not fail.
             _ = write!(text, "\n  {}", describe(std::slice::from_ref(point)));
         }
-        return Err(Usage(text).into());
+        return Err(UsageError(text).into());
     }
     if !points.is_empty() {
         return Ok(points);
@@ -87,7 +87,7 @@ fn find(target: Option<&CaptureTarget>) -> Result<Vec<Point>> {
 }
 
 /// Which process it is, and which of its sockets.
-fn describe(points: &[Point]) -> String {
+fn describe(points: &[Target]) -> String {
     let mut text = points.first().map_or_else(String::new, |point| format!("process {}", point.pid()));
     for point in points {
         let devices: Vec<&str> = point.devices().collect();
@@ -124,18 +124,19 @@ struct Recorder {
 
 impl Recorder {
     fn new(capture: Capture, out: Box<dyn Write>, snaplen: usize) -> Result<Self> {
-        let writer = Writer::new(BufWriter::with_capacity(1 << 16, out), snaplen as u32).context(WRITING)?;
+        let writer =
+            Writer::new(BufWriter::with_capacity(1 << 16, out), snaplen as u32).context(WRITE_ERROR)?;
         let mut recorder =
             Self { capture, writer, start: now(), written: Vec::new(), comment: String::new() };
-        recorder.announce()?;
-        recorder.writer.flush().context(WRITING)?;
+        recorder.write_new_interfaces()?;
+        recorder.writer.flush().context(WRITE_ERROR)?;
         Ok(recorder)
     }
 
     /// Writes down the interfaces that are new.
-    fn announce(&mut self) -> Result<()> {
+    fn write_new_interfaces(&mut self) -> Result<()> {
         for device in &self.capture.devices()[self.written.len()..] {
-            self.writer.interface(&device.name, DESCRIPTION).context(WRITING)?;
+            self.writer.write_interface(&device.name, INTERFACE_DESCRIPTION).context(WRITE_ERROR)?;
             self.written.push((0, 0));
         }
         Ok(())
@@ -153,32 +154,33 @@ impl Recorder {
             // Looked at before: what lanes did until then is written still.
             let is_last = stop.load(Ordering::Relaxed)
                 || until.is_some_and(|until| Instant::now() >= until)
-                || self.capture.is_over();
-            let took = self.take(left.min(if is_last { LAST } else { BUDGET }), is_last)?;
+                || self.capture.is_finished();
+            let took =
+                self.write_frames(left.min(if is_last { DRAIN_FRAMES_MAX } else { POLL_BUDGET }), is_last)?;
             left -= took;
             if left == 0 || is_last {
                 return Ok(());
             }
             if took > 0 {
                 // Readers of a pipe see what there is.
-                self.writer.flush().context(WRITING)?;
+                self.writer.flush().context(WRITE_ERROR)?;
             }
-            self.capture.wait(if took < BUDGET { LOOK } else { Duration::ZERO })?;
+            self.capture.wait(if took < POLL_BUDGET { POLL_INTERVAL } else { Duration::ZERO })?;
         }
     }
 
     /// Writes what is there, but not more than `most` frames, and returns how many it were. The last time that is what
     /// was there when it began.
-    fn take(&mut self, most: u64, is_last: bool) -> Result<u64> {
+    fn write_frames(&mut self, most: u64, is_last: bool) -> Result<u64> {
         let began = now();
         let mut took = 0;
         while took < most {
-            let Some(frame) = self.capture.take() else { break };
+            let Some(frame) = self.capture.next_frame() else { break };
             if is_last && frame.time > began {
                 break;
             }
             if frame.device == self.written.len() {
-                self.writer.interface(frame.device_name, DESCRIPTION).context(WRITING)?;
+                self.writer.write_interface(frame.device_name, INTERFACE_DESCRIPTION).context(WRITE_ERROR)?;
                 self.written.push((0, 0));
             }
             self.comment.clear();
@@ -194,7 +196,7 @@ impl Recorder {
                 len: frame.len as u32,
                 bytes: frame.bytes,
             };
-            self.writer.packet(&packet).context(WRITING)?;
+            self.writer.write_packet(&packet).context(WRITE_ERROR)?;
             if let Some((received, sent)) = self.written.get_mut(frame.device) {
                 *if is_sent { sent } else { received } += 1;
             }
@@ -206,22 +208,25 @@ impl Recorder {
     /// Completes the file, and says what is in it.
     fn finish(&mut self) -> Result<()> {
         let (end, dropped) = (now(), self.capture.dropped());
-        self.announce()?;
+        self.write_new_interfaces()?;
         // Another process's word.
         let missed = dropped.iter().flat_map(|(received, sent)| [received, sent]);
         let missed = missed.fold(0, |sum: u64, one| sum.saturating_add(*one));
         let (received, sent) = self.total();
-        output::tell(&format!("{} frames captured: {received} received, {sent} sent", received + sent));
+        output::eprint_line(&format!(
+            "{} frames captured: {received} received, {sent} sent",
+            received + sent
+        ));
         if missed > 0 {
-            output::tell(&format!(
+            output::eprint_line(&format!(
                 "{missed} frames not captured for want of room: raise --buffer, or lower --snaplen"
             ));
         }
         for ((at, (received, sent)), dropped) in (0..).zip(&self.written).zip(&dropped) {
             let (captured, dropped) = (received + sent, dropped.0.saturating_add(dropped.1));
             let known = Statistics { start: self.start, end, captured, dropped };
-            self.writer.statistics(at, &known).context(WRITING)?;
+            self.writer.write_statistics(at, &known).context(WRITE_ERROR)?;
         }
-        self.writer.flush().context(WRITING)
+        self.writer.flush().context(WRITE_ERROR)
     }
 }

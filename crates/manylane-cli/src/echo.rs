@@ -6,9 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use manylane::door::Door;
-use manylane::{Batch, Builder, Counters, Engine, Handle, LaneCounters, Outbox, Refused, Socket};
-use manylane_testbed::report::number;
+use manylane::control::ControlSocket;
+use manylane::{Batch, Builder, Counters, Engine, FilterDrops, Handle, LaneCounters, Outbox, Socket};
+use manylane_testbed::report::format_number;
 use manylane_testbed::schema::{Document, ECHO};
 use serde::Serialize;
 
@@ -19,16 +19,16 @@ use crate::progress::Progress;
 use crate::signals;
 
 /// How soon a signal is seen.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Serves until a signal comes.
 pub(crate) fn run(args: &EchoArgs) -> Result<()> {
     // Before the socket is there, so that no signal between the two is missed.
     let stop = signals::stop_flag()?;
     let socket = open(args)?;
-    let settings = Settings::of(args, &socket);
-    output::tell(&format!("listening on {}", settings.addr));
-    output::tell(&settings.describe());
+    let settings = Settings::new(args, &socket);
+    output::eprint_line(&format!("listening on {}", settings.addr));
+    output::eprint_line(&settings.describe());
     if let Some(at) = args.metrics {
         let handle = socket.handle();
         let page = move || {
@@ -40,12 +40,13 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
         metrics::serve(metrics::bind(at)?, page)?;
     }
     // Without it nothing is worse but that nobody sees it.
-    let _door = Door::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
+    let _door =
+        ControlSocket::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     let handle = socket.handle();
     let served = AtomicBool::new(false);
     let start = Instant::now();
     let counters = thread::scope(|scope| {
-        scope.spawn(|| watch(&handle, &stop, &served, args.stats));
+        scope.spawn(|| monitor(&handle, &stop, &served, args.stats));
         let counters = socket.serve(|batch: Batch<'_>, out: &mut Outbox<'_>| {
             for datagram in batch {
                 out.reply_borrowed(&datagram, datagram.payload());
@@ -64,15 +65,15 @@ fn open(args: &EchoArgs) -> Result<Socket> {
     builder
         .engine(args.engine)
         .steering(args.steering)
-        .steering_by(args.steering_by)
+        .steering_backend(args.steering_by)
         .placement(args.placement.clone())
         .batch(args.batch)
         .gso(args.gso.is_on())
         .stealing(args.stealing)
-        .overload(args.overload)
+        .drop_policy(args.overload)
         .ecn(args.ecn)
         .only_v6(args.only_v6)
-        .join_group(args.join_group)
+        .reuse_port(args.reuse_port)
         .xdp_generic(args.xdp_generic)
         .wait(args.wait);
     if let Some(micros) = args.busy_poll {
@@ -94,7 +95,7 @@ fn open(args: &EchoArgs) -> Result<Socket> {
         builder.xdp_devices(args.xdp_device.clone());
     }
     if let Some(micros) = args.linger {
-        builder.linger(Duration::from_micros(micros));
+        builder.rx_coalesce(Duration::from_micros(micros));
     }
     if let Some(gro) = args.gro {
         builder.gro(gro.is_on());
@@ -112,19 +113,19 @@ fn open(args: &EchoArgs) -> Result<Socket> {
 }
 
 /// Shows statistics, and ends the serving when a signal came.
-fn watch(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
+fn monitor(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
     let progress = Progress::live();
     let every = Duration::from_secs_f64(every);
     let mut last = (Instant::now(), Counters::default());
     while !served.load(Ordering::Relaxed) {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         if stop.load(Ordering::Relaxed) {
             handle.stop();
             return;
         }
         if !every.is_zero() && last.0.elapsed() >= every {
             let now = handle.counters();
-            progress.line(&interval(&last.1, &now, last.0.elapsed()));
+            progress.line(&interval_line(&last.1, &now, last.0.elapsed()));
             last = (Instant::now(), now);
         }
     }
@@ -132,7 +133,7 @@ fn watch(handle: &Handle, stop: &AtomicBool, served: &AtomicBool, every: f64) {
 
 /// What was sent to the socket and was not delivered, by the reason. With what was, it is what arrived.
 fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
-    let (total, refused) = (counters.total(), counters.refused);
+    let (total, refused) = (counters.total(), counters.filter_drops);
     [
         ("denied", refused.denied),
         ("over a limit", refused.limited),
@@ -140,15 +141,15 @@ fn undelivered(counters: &Counters) -> [(&'static str, u64); 8] {
         ("dropped at queues", total.xsk_dropped),
         ("wrong checksums", total.bad_checksum),
         ("malformed", total.malformed),
-        ("given up for newer", total.overtaken),
+        ("given up for newer", total.dropped_stale),
         ("discarded", total.discarded),
     ]
 }
 
 /// One line: what happened since `before`.
-fn interval(before: &Counters, now: &Counters, elapsed: Duration) -> String {
+fn interval_line(before: &Counters, now: &Counters, elapsed: Duration) -> String {
     let (was, total) = (before.total(), now.total());
-    let rate = |now: u64, before: u64| number((now - before) as f64 / elapsed.as_secs_f64());
+    let rate = |now: u64, before: u64| format_number((now - before) as f64 / elapsed.as_secs_f64());
     let messages = (total.messages - was.messages).max(1);
     let batches = (total.batches - was.batches).max(1);
     let mut line = format!(
@@ -175,7 +176,7 @@ fn text(counters: &Counters) -> String {
     let mut entry = |name: &str, value: u64| {
         let _ = writeln!(text, "{name:<24}{value}");
     };
-    entry("arrived", total.arrived() + counters.refused.denied + counters.refused.limited);
+    entry("arrived", total.arrived() + counters.filter_drops.denied + counters.filter_drops.limited);
     entry("  delivered", total.delivered);
     for (name, lost) in undelivered(counters) {
         entry(&format!("  {name}"), lost);
@@ -227,7 +228,7 @@ struct Settings {
 }
 
 impl Settings {
-    fn of(args: &EchoArgs, socket: &Socket) -> Self {
+    fn new(args: &EchoArgs, socket: &Socket) -> Self {
         let steering = socket.steering();
         let (can, waiting) = (socket.capabilities(), socket.waiting());
         Self {
@@ -237,11 +238,11 @@ impl Settings {
             engine: socket.engine().to_string(),
             hoped: if args.engine == Engine::Uring { "uring" } else { "xdp" },
             engine_why: socket.fallback().map(str::to_owned),
-            engine_choice: socket.choice().map(|choice| choice.why.clone()),
+            engine_choice: socket.choice().map(|choice| choice.reason.clone()),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
-            steering_by: steering.by.to_string(),
-            steering_why: steering.why,
+            steering_by: steering.backend.to_string(),
+            steering_why: steering.reason,
             placement: args.placement.to_string(),
             batch: args.batch,
             gro: can.gro,
@@ -250,7 +251,7 @@ impl Settings {
             overload: args.overload.to_string(),
             busy_poll_us: args.busy_poll.unwrap_or(0),
             wait: waiting.policy.to_string(),
-            wait_why: waiting.why,
+            wait_why: waiting.reason,
             recv_buffer: args.recv_buffer,
             limits: args.guard.limit.iter().map(ToString::to_string).collect(),
             allow: args.guard.allow.iter().map(ToString::to_string).collect(),
@@ -324,7 +325,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(lane: String, counters: &LaneCounters) -> Self {
+    fn new(lane: String, counters: &LaneCounters) -> Self {
         Self {
             lane,
             arrived: counters.arrived(),
@@ -333,12 +334,12 @@ impl Row {
             delivered: counters.delivered,
             delivered_bytes: counters.delivered_bytes,
             kernel_dropped: counters.kernel_dropped,
-            overtaken: counters.overtaken,
+            overtaken: counters.dropped_stale,
             discarded: counters.discarded,
             truncated: counters.truncated,
             batches: counters.batches,
             messages: counters.messages,
-            trains: counters.trains,
+            trains: counters.gro_messages,
             stolen: counters.stolen,
             recv_errors: counters.recv_errors,
             steered: counters.steered,
@@ -354,26 +355,26 @@ impl Row {
             lost_denied: counters.lost_denied,
             lost_other: counters.lost_other,
             abandoned: counters.abandoned,
-            by_xdp: counters.by_xdp,
+            by_xdp: counters.delivered_by_xdp,
             bad_checksum: counters.bad_checksum,
             malformed: counters.malformed,
             xsk_dropped: counters.xsk_dropped,
             sent_by_xdp: counters.sent_by_xdp,
-            uring_short: counters.uring_short,
+            uring_short: counters.uring_no_buffers,
             uring_fallbacks: counters.uring_fallbacks,
             sleeps: counters.sleeps,
-            looks: counters.looks,
+            looks: counters.empty_polls,
         }
     }
 }
 
 fn rows(counters: &Counters) -> Vec<Row> {
-    let mut rows: Vec<Row> = counters.lanes.iter().map(|(id, lane)| Row::of(id.to_string(), lane)).collect();
+    let mut rows: Vec<Row> = counters.lanes.iter().map(|(id, lane)| Row::new(id.to_string(), lane)).collect();
     if counters.closed != LaneCounters::default() {
-        rows.push(Row::of("closed".into(), &counters.closed));
+        rows.push(Row::new("closed".into(), &counters.closed));
     }
-    let Refused { denied, limited, .. } = counters.refused;
-    let total = Row::of("total".into(), &counters.total());
+    let FilterDrops { denied, limited, .. } = counters.filter_drops;
+    let total = Row::new("total".into(), &counters.total());
     rows.push(Row { arrived: total.arrived + denied + limited, denied, limited, ..total });
     rows
 }
@@ -388,13 +389,13 @@ mod tests {
         let closed = &mut counters.closed;
         closed.delivered = 1;
         closed.kernel_dropped = 1 << 1;
-        closed.overtaken = 1 << 2;
+        closed.dropped_stale = 1 << 2;
         closed.discarded = 1 << 3;
         closed.bad_checksum = 1 << 4;
         closed.malformed = 1 << 5;
         closed.xsk_dropped = 1 << 6;
-        counters.refused.denied = 1 << 7;
-        counters.refused.limited = 1 << 8;
+        counters.filter_drops.denied = 1 << 7;
+        counters.filter_drops.limited = 1 << 8;
         let text = text(&counters);
         let value = |line: &str| line.split_whitespace().last().unwrap().parse::<u64>().unwrap();
         let mut lines = text.lines();
@@ -404,10 +405,10 @@ mod tests {
             (1 << 9) - 1,
             "{text}"
         );
-        let line = interval(&Counters::default(), &counters, Duration::from_secs(1));
+        let line = interval_line(&Counters::default(), &counters, Duration::from_secs(1));
         for (name, lost) in undelivered(&counters) {
             assert!(lost > 0 && line.contains(&format!(", {lost} {name}")), "{name}: {line}");
         }
-        assert!(!interval(&counters, &counters, Duration::from_secs(1)).contains("dropped"));
+        assert!(!interval_line(&counters, &counters, Duration::from_secs(1)).contains("dropped"));
     }
 }

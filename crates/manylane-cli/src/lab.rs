@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
-use manylane_testbed::bench::Director;
+use manylane_testbed::bench::Controller;
 use manylane_testbed::lab::state::State;
 use manylane_testbed::lab::table;
-use manylane_testbed::lab::{self, Finished, LabSettings, Paper, Scale};
+use manylane_testbed::lab::{self, LabDocument, LabSettings, Paper, Scale};
 use manylane_testbed::report;
 
 use crate::args::{LabArgs, LabPaper};
@@ -38,19 +38,22 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
     let name = if args.paper == LabPaper::All { "all" } else { papers[0].name() };
     let mut state = match &args.resume {
         Some(file) => State::resume(file, &settings)?,
-        None => State::begin(&args.out.join(format!("lab-{name}.state.jsonl")), settings)?,
+        None => State::create(&args.out.join(format!("lab-{name}.state.jsonl")), settings)?,
     };
     if args.resume.is_some() {
-        let again = match state.failed() {
+        let again = match state.failed_parts() {
             0 => String::new(),
             failed => format!(", {failed} failed and are tried again"),
         };
-        output::tell(&format!("{} parts are done already{again}", state.len()));
+        output::eprint_line(&format!("{} parts are done already{again}", state.len()));
     }
-    let finished = work(&mut state, args)?;
+    let finished = run_parts(&mut state, args)?;
     let json = write(args, &format!("lab-{name}.json"), &output::json(&finished)?)?;
     let page = write(args, &format!("lab-{name}.html"), &report::lab::html(&finished)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json}); its parts took {:.0} s", state.seconds()));
+    output::eprint_line(&format!(
+        "report: {page} (raw samples: {json}); its parts took {:.0} s",
+        state.seconds()
+    ));
     if args.json { output::print_json(&finished) } else { output::print(&text(&finished)) }
 }
 
@@ -69,7 +72,7 @@ fn scale(args: &LabArgs) -> Scale {
 }
 
 /// Does the parts; what a stop leaves undone can be done later.
-fn work(state: &mut State, args: &LabArgs) -> Result<Finished> {
+fn run_parts(state: &mut State, args: &LabArgs) -> Result<LabDocument> {
     let mut director = Bar { progress: Progress::bar(), stop: signals::stop_flag()? };
     let done = lab::run(state, &mut director);
     director.progress = Progress::bar();
@@ -92,7 +95,7 @@ struct Bar {
     stop: Arc<AtomicBool>,
 }
 
-impl Director for Bar {
+impl Controller for Bar {
     fn progress(&mut self, done: f64, what: &str) {
         self.progress.show(done, what);
     }
@@ -111,15 +114,15 @@ fn write(args: &LabArgs, name: &str, text: &str) -> Result<String> {
 }
 
 /// Everything for a reader of plain text.
-fn text(run: &Finished) -> String {
+fn text(run: &LabDocument) -> String {
     let machine = &run.machine;
     let mut text = format!("{} × {}, Linux {}\n", machine.cpus, machine.model, machine.kernel);
-    text += &format!("{}\n", run.settings.scale.told());
+    text += &format!("{}\n", run.settings.scale.describe());
     for &paper in &run.settings.papers {
         text += &format!("\n{paper}\n{}\n\n", paper.title());
-        text += &table::text(paper, &run.settings.scale, &run.rows);
+        text += &table::format_tables(paper, &run.settings.scale, &run.rows);
         text += "\nWhat differs from the paper:\n";
-        for sentence in paper.differs(&run.settings.scale) {
+        for sentence in paper.differences(&run.settings.scale) {
             text += &format!("- {sentence}\n");
         }
         let said = paper.conclude(&run.rows);

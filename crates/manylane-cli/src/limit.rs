@@ -1,7 +1,7 @@
 //! `manylane limit`: what a running process lets in, shown and changed through its door.
 
 use anyhow::{Context, Result, bail};
-use manylane::door::{self, Knock};
+use manylane::control::{self, ControlClient};
 use manylane_testbed::schema::{Document, LIMIT};
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::output;
 /// Changes what there is to be changed; says what is in force.
 pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     let pid = args.pid;
-    let doors = door::doors(Some(pid))?;
+    let doors = control::find_control_sockets(Some(pid))?;
     if doors.is_empty() {
         bail!(
             "process {pid} has no door: 'manylane echo' and the launcher 'manylane run' have one, and programs that open one by the library"
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     // A process may have sockets with other engines beside the one that is meant.
     let (mut guarded, mut why) = (Vec::new(), None);
     for knock in &doors {
-        match knock.guard() {
+        match knock.filter() {
             Ok(_) => guarded.push(knock),
             Err(err) => why = Some(err),
         }
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
             knock.change(&changes).context("nothing was changed there")?;
         }
     }
-    let rows = guarded.into_iter().map(Row::of).collect::<Result<Vec<_>>>()?;
+    let rows = guarded.into_iter().map(Row::fetch).collect::<Result<Vec<_>>>()?;
     if args.json {
         let settings = Settings { command: crate::bench::command_line(), pid };
         return output::print_json(&Document::new(LIMIT, settings, rows));
@@ -73,9 +73,9 @@ struct Row {
 }
 
 impl Row {
-    fn of(knock: &Knock) -> Result<Self> {
+    fn fetch(knock: &ControlClient) -> Result<Self> {
         let mut row = Self { pid: knock.pid(), ..Self::default() };
-        for line in knock.guard()?.lines() {
+        for line in knock.filter()?.lines() {
             match line.split_once(' ') {
                 Some(("limit", limit)) => row.limits.push(limit.into()),
                 Some(("allow", prefix)) => row.allow.push(prefix.into()),

@@ -14,7 +14,7 @@ impl Log for Logger {
     fn log(&self, record: &Record<'_>) {
         // Other crates than ours have their own idea of what is worth a line.
         if self.enabled(record.metadata()) && record.target().starts_with("manylane") {
-            output::tell(&format!("{}: {}", record.level().as_str().to_lowercase(), record.args()));
+            output::eprint_line(&format!("{}: {}", record.level().as_str().to_lowercase(), record.args()));
         }
     }
 

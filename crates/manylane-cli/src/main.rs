@@ -44,19 +44,19 @@ fn main() -> ExitCode {
     if let Command::Run(args) = &cli.command {
         return run::run(args);
     }
-    match carry_out(cli) {
+    match execute(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(err) if output::is_closed_pipe(&err) => ExitCode::SUCCESS,
+        Err(err) if output::is_broken_pipe(&err) => ExitCode::SUCCESS,
         // What is wrong has been printed.
-        Err(err) if err.is::<output::Unwell>() => ExitCode::FAILURE,
+        Err(err) if err.is::<output::AlreadyReported>() => ExitCode::FAILURE,
         Err(err) => {
-            output::tell(&format!("manylane: {err:#}"));
-            if err.is::<output::Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            output::eprint_line(&format!("manylane: {err:#}"));
+            if err.is::<output::UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
 
-fn carry_out(cli: Cli) -> Result<()> {
+fn execute(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Echo(args) => echo::run(&args),
         Command::Send(args) => send::run(&args),

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::output;
 
 /// Parses where to serve: a port is one of this machine alone.
-pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn parse_addr(text: &str) -> Result<SocketAddr, String> {
     let port = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     port.or_else(|_| text.parse())
         .map_err(|_| "give a port, or an address with a port, such as 9100 or [::1]:9100".into())
@@ -33,7 +33,7 @@ pub(crate) fn bind(at: SocketAddr) -> Result<MetricsPort> {
 pub(crate) fn serve(port: MetricsPort, render: impl Fn() -> String + Send + 'static) -> Result<()> {
     // For as long as this process lives, which may end in many ways.
     let server = ManuallyDrop::new(port.serve(render)?);
-    output::tell(&format!("metrics at http://{}/metrics", server.addr()));
+    output::eprint_line(&format!("metrics at http://{}/metrics", server.addr()));
     Ok(())
 }
 
@@ -53,7 +53,7 @@ impl Page {
         for (at, (label, text)) in labels.iter().enumerate() {
             let comma = if at > 0 { "," } else { "" };
             // Writing to a string does not fail.
-            let _ = write!(sample, "{comma}{label}=\"{}\"", escaped(text));
+            let _ = write!(sample, "{comma}{label}=\"{}\"", escape_label(text));
         }
         let _ = write!(sample, "{} {value}", if labels.is_empty() { "" } else { "}" });
         match self.families.iter_mut().find(|(family, ..)| family == name) {
@@ -90,7 +90,7 @@ impl Page {
     }
 }
 
-fn escaped(label: &str) -> String {
+fn escape_label(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -125,8 +125,8 @@ mod tests {
 
     #[test]
     fn where_to_serve() {
-        assert_eq!(address("9100").unwrap(), "127.0.0.1:9100".parse().unwrap());
-        assert_eq!(address("[::1]:9100").unwrap(), "[::1]:9100".parse().unwrap());
-        assert!(address("x").is_err() && address("70000").is_err() && address("1.2.3.4").is_err());
+        assert_eq!(parse_addr("9100").unwrap(), "127.0.0.1:9100".parse().unwrap());
+        assert_eq!(parse_addr("[::1]:9100").unwrap(), "[::1]:9100".parse().unwrap());
+        assert!(parse_addr("x").is_err() && parse_addr("70000").is_err() && parse_addr("1.2.3.4").is_err());
     }
 }

@@ -14,16 +14,16 @@ const STATISTICS: u32 = 5;
 const PACKET: u32 = 6;
 
 /// Says which way round the numbers are.
-const BYTE_ORDER: u32 = 0x1a2b_3c4d;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 /// `LINKTYPE_ETHERNET`
-const ETHERNET: u16 = 1;
+const LINKTYPE_ETHERNET: u16 = 1;
 
 /// Codes of options, which mean something else in each kind of block.
 const COMMENT: u16 = 1;
 const SECTION_PROGRAM: u16 = 4;
 const INTERFACE_NAME: u16 = 2;
 const INTERFACE_DESCRIPTION: u16 = 3;
-const INTERFACE_RESOLUTION: u16 = 9;
+const INTERFACE_TSRESOL: u16 = 9;
 const PACKET_FLAGS: u16 = 2;
 const PACKET_QUEUE: u16 = 6;
 const STATISTICS_START: u16 = 2;
@@ -33,7 +33,7 @@ const STATISTICS_DROPPED: u16 = 5;
 const STATISTICS_DELIVERED: u16 = 8;
 
 /// Time stamps count 10^-9 seconds.
-const NANOSECONDS: u8 = 9;
+const TSRESOL_NANOSECONDS: u8 = 9;
 
 /// One packet.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ pub(crate) struct Statistics {
 
 /// Writes a file.
 pub(crate) struct Writer<W> {
-    to: W,
+    out: W,
     snaplen: u32,
     /// The block that is being made.
     block: Vec<u8>,
@@ -73,89 +73,89 @@ pub(crate) struct Writer<W> {
 impl<W: Write> Writer<W> {
     /// Begins a file whose packets have `snaplen` bytes at most.
     pub(crate) fn new(to: W, snaplen: u32) -> io::Result<Self> {
-        let mut writer = Self { to, snaplen, block: Vec::with_capacity(2048) };
-        writer.number(BYTE_ORDER);
+        let mut writer = Self { out: to, snaplen, block: Vec::with_capacity(2048) };
+        writer.write_u32(BYTE_ORDER_MAGIC);
         writer.block.extend_from_slice(&[1, 0, 0, 0]); // version 1.0
         writer.block.extend_from_slice(&[0xff; 8]); // of a length that is not known
-        writer.option(SECTION_PROGRAM, concat!("manylane ", env!("CARGO_PKG_VERSION")).as_bytes());
-        writer.end(SECTION)?;
+        writer.write_option(SECTION_PROGRAM, concat!("manylane ", env!("CARGO_PKG_VERSION")).as_bytes());
+        writer.finish_block(SECTION)?;
         Ok(writer)
     }
 
     /// Announces an interface.
-    pub(crate) fn interface(&mut self, name: &str, description: &str) -> io::Result<()> {
-        self.number(u32::from(ETHERNET));
-        self.number(self.snaplen);
-        self.option(INTERFACE_NAME, name.as_bytes());
-        self.option(INTERFACE_DESCRIPTION, description.as_bytes());
-        self.option(INTERFACE_RESOLUTION, &[NANOSECONDS]);
-        self.end(INTERFACE)
+    pub(crate) fn write_interface(&mut self, name: &str, description: &str) -> io::Result<()> {
+        self.write_u32(u32::from(LINKTYPE_ETHERNET));
+        self.write_u32(self.snaplen);
+        self.write_option(INTERFACE_NAME, name.as_bytes());
+        self.write_option(INTERFACE_DESCRIPTION, description.as_bytes());
+        self.write_option(INTERFACE_TSRESOL, &[TSRESOL_NANOSECONDS]);
+        self.finish_block(INTERFACE)
     }
 
     /// Writes a packet.
-    pub(crate) fn packet(&mut self, packet: &Packet<'_>) -> io::Result<()> {
-        self.number(packet.interface);
-        self.time(packet.time);
-        self.number(packet.bytes.len() as u32);
-        self.number(packet.len);
-        self.padded(packet.bytes);
-        self.option(PACKET_FLAGS, &if packet.is_sent { 2_u32 } else { 1 }.to_le_bytes());
-        self.option(PACKET_QUEUE, &packet.queue.to_le_bytes());
-        self.option(COMMENT, packet.comment.as_bytes());
-        self.end(PACKET)
+    pub(crate) fn write_packet(&mut self, packet: &Packet<'_>) -> io::Result<()> {
+        self.write_u32(packet.interface);
+        self.write_timestamp(packet.time);
+        self.write_u32(packet.bytes.len() as u32);
+        self.write_u32(packet.len);
+        self.write_padded(packet.bytes);
+        self.write_option(PACKET_FLAGS, &if packet.is_sent { 2_u32 } else { 1 }.to_le_bytes());
+        self.write_option(PACKET_QUEUE, &packet.queue.to_le_bytes());
+        self.write_option(COMMENT, packet.comment.as_bytes());
+        self.finish_block(PACKET)
     }
 
     /// Writes what is known of an interface at the end.
-    pub(crate) fn statistics(&mut self, interface: u32, known: &Statistics) -> io::Result<()> {
-        self.number(interface);
-        self.time(known.end);
+    pub(crate) fn write_statistics(&mut self, interface: u32, known: &Statistics) -> io::Result<()> {
+        self.write_u32(interface);
+        self.write_timestamp(known.end);
         for (code, time) in [(STATISTICS_START, known.start), (STATISTICS_END, known.end)] {
             let halves = [((time >> 32) as u32).to_le_bytes(), (time as u32).to_le_bytes()];
-            self.option(code, halves.as_flattened());
+            self.write_option(code, halves.as_flattened());
         }
         for (code, count) in [
             (STATISTICS_RECEIVED, known.captured + known.dropped),
             (STATISTICS_DROPPED, known.dropped),
             (STATISTICS_DELIVERED, known.captured),
         ] {
-            self.option(code, &count.to_le_bytes());
+            self.write_option(code, &count.to_le_bytes());
         }
-        self.end(STATISTICS)
+        self.finish_block(STATISTICS)
     }
 
     /// Hands everything on.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
+        self.out.flush()
     }
 
-    fn number(&mut self, number: u32) {
+    fn write_u32(&mut self, number: u32) {
         self.block.extend_from_slice(&number.to_le_bytes());
     }
 
-    fn time(&mut self, time: u64) {
-        self.number((time >> 32) as u32);
-        self.number(time as u32);
+    fn write_timestamp(&mut self, time: u64) {
+        self.write_u32((time >> 32) as u32);
+        self.write_u32(time as u32);
     }
 
-    fn padded(&mut self, bytes: &[u8]) {
+    fn write_padded(&mut self, bytes: &[u8]) {
         self.block.extend_from_slice(bytes);
         self.block.resize(self.block.len().next_multiple_of(4), 0);
     }
 
-    fn option(&mut self, code: u16, bytes: &[u8]) {
+    fn write_option(&mut self, code: u16, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(usize::from(u16::MAX))];
         self.block.extend_from_slice(&code.to_le_bytes());
         self.block.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
-        self.padded(bytes);
+        self.write_padded(bytes);
     }
 
     /// Writes the block, which is of `kind`, with its length at both ends and the end of its options.
-    fn end(&mut self, kind: u32) -> io::Result<()> {
-        self.number(0);
+    fn finish_block(&mut self, kind: u32) -> io::Result<()> {
+        self.write_u32(0);
         let len = (self.block.len() as u32 + 12).to_le_bytes();
         let written = [&kind.to_le_bytes()[..], &len, &self.block, &len]
             .into_iter()
-            .try_for_each(|part| self.to.write_all(part));
+            .try_for_each(|part| self.out.write_all(part));
         self.block.clear();
         written
     }
@@ -228,8 +228,8 @@ mod tests {
         let time = 1_700_000_000_123_456_789;
         let mut file = Vec::new();
         let mut writer = Writer::new(&mut file, 96).unwrap();
-        writer.interface("eth0", "what it is").unwrap();
-        writer.interface("a-longer-one", "what it is").unwrap();
+        writer.write_interface("eth0", "what it is").unwrap();
+        writer.write_interface("a-longer-one", "what it is").unwrap();
         let packet = Packet {
             interface: 1,
             time,
@@ -241,10 +241,10 @@ mod tests {
         };
         for len in 0..=4 {
             let bytes = &packet.bytes[..len];
-            writer.packet(&Packet { is_sent: len % 2 == 1, bytes, ..packet }).unwrap();
+            writer.write_packet(&Packet { is_sent: len % 2 == 1, bytes, ..packet }).unwrap();
         }
         let known = Statistics { start: time, end: time + 5, captured: 5, dropped: u64::from(u32::MAX) + 1 };
-        writer.statistics(1, &known).unwrap();
+        writer.write_statistics(1, &known).unwrap();
         writer.flush().unwrap();
         let expected = [
             "section 1.0".into(),

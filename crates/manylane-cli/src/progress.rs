@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::output;
 
 /// Without a terminal, a line at most this often: logs are read later.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
 /// Steps of the bar.
 const STEPS: u64 = 1000;
 
@@ -21,15 +21,15 @@ pub(crate) struct Progress {
 impl Progress {
     /// A bar that goes from 0 to 1.
     pub(crate) fn bar() -> Self {
-        Self::with("{bar:32} {percent:>3} %  {elapsed}  {wide_msg}")
+        Self::with_template("{bar:32} {percent:>3} %  {elapsed}  {wide_msg}")
     }
 
     /// A line that is kept up to date, for what has no end of its own.
     pub(crate) fn live() -> Self {
-        Self::with("{wide_msg}")
+        Self::with_template("{wide_msg}")
     }
 
-    fn with(template: &str) -> Self {
+    fn with_template(template: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr_with_hz(10));
             if let Ok(style) = ProgressStyle::with_template(template) {
@@ -45,9 +45,9 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.set_position((done.clamp(0.0, 1.0) * STEPS as f64) as u64);
             bar.set_message(what.to_owned());
-        } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
+        } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             self.last_line = Some(Instant::now());
-            output::tell(&format!("{:3.0} %  {what}", done * 100.0));
+            output::eprint_line(&format!("{:3.0} %  {what}", done * 100.0));
         }
     }
 
@@ -55,7 +55,7 @@ impl Progress {
     pub(crate) fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
-            None => output::tell(text),
+            None => output::eprint_line(text),
         }
     }
 }

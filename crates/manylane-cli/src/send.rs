@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use manylane_testbed::bench::{Load, Setup};
-use manylane_testbed::client::{self, Expect, Plan, Tally};
+use manylane_testbed::client::{self, Expect, Plan, RequestCounts};
 use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
-use manylane_testbed::report::number;
+use manylane_testbed::report::format_number;
 use manylane_testbed::schema::{Document, SEND};
-use manylane_testbed::toil::Toil;
+use manylane_testbed::synthetic_work::SyntheticWork;
 use manylane_testbed::traffic::{Sent, Traffic, Until, portable};
 use serde::Serialize;
 
@@ -23,18 +23,18 @@ use crate::progress::Progress;
 use crate::signals;
 
 /// How long it sends when nobody says.
-const DURATION: Duration = Duration::from_secs(10);
+const DEFAULT_DURATION: Duration = Duration::from_secs(10);
 
 /// Sends, and reports.
 pub(crate) fn run(args: &SendArgs) -> Result<()> {
-    let settings = Settings::of(args);
+    let settings = Settings::new(args);
     let row = if args.fast {
         fast(args)?
     } else {
         let to = resolve(args.addr.as_deref().unwrap_or_default())?;
         match args.expect {
             Expect::Nothing => generate(args, to)?,
-            _ => ask(args, to)?,
+            _ => send_requests(args, to)?,
         }
     };
     let document = Document::new(SEND, settings, vec![row]);
@@ -48,12 +48,12 @@ fn resolve(addr: &str) -> Result<SocketAddr> {
 }
 
 /// The span that was asked for, or the default; none when a count is given.
-fn span(args: &SendArgs) -> Option<Duration> {
-    args.duration.or_else(|| args.count.is_none().then_some(DURATION))
+fn send_duration(args: &SendArgs) -> Option<Duration> {
+    args.duration.or_else(|| args.count.is_none().then_some(DEFAULT_DURATION))
 }
 
 /// Requests by schedule, with replies.
-fn ask(args: &SendArgs, to: SocketAddr) -> Result<Row> {
+fn send_requests(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     ensure!(!args.gso, "--gso sends trains and cannot time single replies: leave out --gso or --expect");
     let Rate::Pps(rate) = args.rate else {
         anyhow::bail!("with --expect the rate is a schedule: give --rate a number");
@@ -63,32 +63,34 @@ fn ask(args: &SendArgs, to: SocketAddr) -> Result<Row> {
         to,
         rate,
         count: args.count,
-        duration: span(args),
+        duration: send_duration(args),
         size: args.size,
         flows: usize::from(args.flows),
         payload: args.payload.clone(),
         expect: args.expect.clone(),
         timeout: args.timeout,
     };
-    let total =
-        args.count.map_or_else(|| rate * span(args).unwrap_or(DURATION).as_secs_f64(), |count| count as f64);
+    let total = args.count.map_or_else(
+        || rate * send_duration(args).unwrap_or(DEFAULT_DURATION).as_secs_f64(),
+        |count| count as f64,
+    );
     let mut progress = Progress::bar();
-    let outcome = client::run(&plan, &stop, |tally: &Tally| {
+    let outcome = client::run(&plan, &stop, |tally: &RequestCounts| {
         progress
             .show(tally.asked as f64 / total, &format!("{} asked, {} answered", tally.asked, tally.answered));
     })?;
     drop(progress);
-    let tally = outcome.tally;
+    let tally = outcome.counts;
     Ok(Row {
         sent: tally.asked,
         rejected: outcome.unsent,
-        seconds: outcome.asking.as_secs_f64(),
-        offered_pps: tally.asked as f64 / outcome.asking.as_secs_f64().max(1e-9),
+        seconds: outcome.send_duration.as_secs_f64(),
+        offered_pps: tally.asked as f64 / outcome.send_duration.as_secs_f64().max(1e-9),
         replies: Some(tally),
         refused: outcome.refused,
         loss: Some((tally.asked - tally.answered) as f64 / tally.asked.max(1) as f64),
-        latency_ns: Some(Quantiles::of(&outcome.latency)),
-        behind_ns: Some(Quantiles::of(&outcome.behind)),
+        latency_ns: Some(Quantiles::from_histogram(&outcome.latency)),
+        behind_ns: Some(Quantiles::from_histogram(&outcome.send_lag)),
         delivered: None,
     })
 }
@@ -98,19 +100,19 @@ fn generate(args: &SendArgs, to: SocketAddr) -> Result<Row> {
     let traffic = Traffic {
         pps: args.rate.pps(),
         flows: args.flows,
-        segment: args.gso,
+        gso: args.gso,
         payload: args.payload.as_ref().map(|payload| payload.bytes().to_vec()),
         ..Traffic::new(to, args.size)
     };
-    let sent = match (args.count, span(args)) {
+    let sent = match (args.count, send_duration(args)) {
         (Some(count), _) => portable::send(&traffic, Until::CountOrStop(count, signals::stop_flag()?))?,
-        (None, time) => for_time(time.unwrap_or(DURATION), |until| portable::send(&traffic, until))?,
+        (None, time) => send_for(time.unwrap_or(DEFAULT_DURATION), |until| portable::send(&traffic, until))?,
     };
-    Ok(Row::of(&sent))
+    Ok(Row::from_sent(&sent))
 }
 
 /// Sends for a time, or until a signal.
-fn for_time(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<Sent> {
+fn send_for(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<Sent> {
     let signal = signals::stop_flag()?;
     let stop = Arc::new(AtomicBool::new(false));
     let start = Instant::now();
@@ -132,19 +134,19 @@ fn for_time(time: Duration, send: impl FnOnce(Until) -> Result<Sent>) -> Result<
 /// Frames by XDP, in a testbed of their own, to lanes that count them.
 fn fast(args: &SendArgs) -> Result<Row> {
     ensure!(args.expect == Expect::Nothing, "--fast only counts what arrives: leave out --expect");
-    output::tell(
+    output::eprint_line(
         "--fast: frames go through a testbed, two network namespaces made for this run; nothing leaves this machine",
     );
     let mut setup = Setup::testbed(None, 1)?;
     let receiver = ReceiverOptions {
         addr: setup.bind_addr(),
         work: Work::Count,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         threads: args.lanes,
         batch: 64,
         recv_buffer: 4 << 20,
         size: args.size,
-        linger: manylane::Builder::default_linger(args.lanes, setup.receiver_cpus().len()),
+        rx_coalesce: manylane::Builder::default_rx_coalesce(args.lanes, setup.receiver_cpus().len()),
         devices: setup.device_names(),
         wait: manylane::WaitPolicy::Sleep,
         ring: 2048,
@@ -152,19 +154,26 @@ fn fast(args: &SendArgs) -> Result<Row> {
         steering: manylane::Steering::Flow,
     };
     let running = setup.start(Kind::LaneMmsg, &receiver)?;
-    let load =
-        Load { pps: args.rate.pps(), duration: DURATION, size: args.size, flows: args.flows, segment: false };
+    let load = Load {
+        pps: args.rate.pps(),
+        duration: DEFAULT_DURATION,
+        size: args.size,
+        flows: args.flows,
+        gso: false,
+    };
     let to = running.addr();
-    let sent = match (args.count, span(args)) {
+    let sent = match (args.count, send_duration(args)) {
         (Some(count), _) => setup.send_until(to, &load, Until::CountOrStop(count, signals::stop_flag()?))?,
-        (None, time) => for_time(time.unwrap_or(DURATION), |until| setup.send_until(to, &load, until))?,
+        (None, time) => {
+            send_for(time.unwrap_or(DEFAULT_DURATION), |until| setup.send_until(to, &load, until))?
+        }
     };
     // What is queued is still handed out by a receiver that stops.
     let end = running.stop()?;
     Ok(Row {
         delivered: Some(end.delivered),
         loss: Some(1.0 - end.delivered as f64 / sent.datagrams.max(1) as f64),
-        ..Row::of(&sent)
+        ..Row::from_sent(&sent)
     })
 }
 
@@ -183,7 +192,7 @@ struct Settings {
 }
 
 impl Settings {
-    fn of(args: &SendArgs) -> Self {
+    fn new(args: &SendArgs) -> Self {
         Self {
             command: crate::bench::command_line(),
             to: args.addr.clone(),
@@ -195,7 +204,7 @@ impl Settings {
             },
             rate_pps: args.rate.pps(),
             count: args.count,
-            duration_seconds: span(args).map(|time| time.as_secs_f64()),
+            duration_seconds: send_duration(args).map(|time| time.as_secs_f64()),
             size: args.payload.as_ref().map_or(args.size, |payload| payload.bytes().len()),
             flows: args.flows,
             expect: args.expect.to_string(),
@@ -216,7 +225,7 @@ struct Row {
     offered_pps: f64,
     /// What became of the requests, with --expect.
     #[serde(flatten)]
-    replies: Option<Tally>,
+    replies: Option<RequestCounts>,
     /// Times the kernel said that nobody listens there.
     refused: u64,
     /// Share of datagrams that were lost, where that is known.
@@ -242,7 +251,7 @@ struct Quantiles {
 }
 
 impl Quantiles {
-    fn of(histogram: &hdrhistogram::Histogram<u64>) -> Self {
+    fn from_histogram(histogram: &hdrhistogram::Histogram<u64>) -> Self {
         Self {
             count: histogram.len(),
             min: if histogram.is_empty() { 0 } else { histogram.min() },
@@ -255,12 +264,12 @@ impl Quantiles {
     }
 
     fn text(&self) -> String {
-        let times = [self.p50, self.p90, self.p99, self.p999, self.max].map(time);
+        let times = [self.p50, self.p90, self.p99, self.p999, self.max].map(format_nanos);
         format!("p50 {}  p90 {}  p99 {}  p99.9 {}  max {}", times[0], times[1], times[2], times[3], times[4])
     }
 }
 
-fn time(ns: u64) -> String {
+fn format_nanos(ns: u64) -> String {
     match ns as f64 {
         ns if ns >= 1e9 => format!("{:.2} s", ns / 1e9),
         ns if ns >= 1e6 => format!("{:.2} ms", ns / 1e6),
@@ -270,7 +279,7 @@ fn time(ns: u64) -> String {
 }
 
 impl Row {
-    fn of(sent: &Sent) -> Self {
+    fn from_sent(sent: &Sent) -> Self {
         Self {
             sent: sent.datagrams,
             rejected: sent.rejected,
@@ -285,7 +294,7 @@ impl Row {
             "{} sent in {:.2} s, {}/s{}",
             self.sent,
             self.seconds,
-            number(self.offered_pps),
+            format_number(self.offered_pps),
             if self.rejected > 0 {
                 format!(", {} not taken by the kernel", self.rejected)
             } else {

@@ -16,7 +16,7 @@ use manylane_testbed::{Host, Layout, Testbed};
 use pcap_parser::Block;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
@@ -179,7 +179,7 @@ fn netns_capture_writes_complete_files() {
     drop(capture.child.stdout.take());
     let start = Instant::now();
     while capture.child.try_wait().unwrap().is_none() {
-        assert!(start.elapsed() < PATIENCE, "still running without a reader");
+        assert!(start.elapsed() < TEST_TIMEOUT, "still running without a reader");
         ask(a, &addr, 10);
         thread::sleep(Duration::from_millis(10));
     }

@@ -12,14 +12,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_sys::process::{Awaited, awaited};
+use manylane_sys::process::{BlockedOn, parse_blocked_on};
 use manylane_sys::{cpu, device, sock};
 use manylane_testbed::skip::{self, Forced};
 use manylane_testbed::{Host, Layout, Testbed};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the program inside `host`, with a `/sys` that shows the devices there.
 fn run(host: &Host, words: &[&str]) -> Output {
@@ -98,7 +98,7 @@ fn netns_doctor_names_the_socket_that_drops_and_how_many() {
         if received + lost == SENT {
             break lost;
         }
-        assert!(start.elapsed() < PATIENCE, "{received} received, {lost} lost, of {SENT}");
+        assert!(start.elapsed() < TEST_TIMEOUT, "{received} received, {lost} lost, of {SENT}");
     };
     assert!(lost > 0);
 
@@ -110,7 +110,7 @@ fn netns_doctor_names_the_socket_that_drops_and_how_many() {
             row.is_some_and(|seen| seen.contains(" processes, among them "))
         };
         let (mut document, mut code) = json(host, words);
-        while is_copied(&document) && start.elapsed() < PATIENCE {
+        while is_copied(&document) && start.elapsed() < TEST_TIMEOUT {
             (document, code) = json(host, words);
         }
         let [row] = rows(&document, "socket-drops")[..] else { panic!("{document}") };
@@ -161,7 +161,7 @@ fn netns_doctor_counts_threads_that_share_a_socket() {
             });
         }
         for _ in 0..3 {
-            wait_for(told.recv().unwrap(), Awaited::Receive(fd));
+            wait_for(told.recv().unwrap(), BlockedOn::Receive(fd));
         }
         let (seen, code) = shared();
         let seen = seen.unwrap();
@@ -182,10 +182,12 @@ fn netns_doctor_counts_threads_that_share_a_socket() {
 }
 
 /// Waits until a thread of this process waits for it.
-fn wait_for(thread: i32, what: Awaited) {
+fn wait_for(thread: i32, what: BlockedOn) {
     let start = Instant::now();
-    while awaited(&fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap()) != Some(what) {
-        assert!(start.elapsed() < PATIENCE);
+    while parse_blocked_on(&fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap())
+        != Some(what)
+    {
+        assert!(start.elapsed() < TEST_TIMEOUT);
         thread::yield_now();
     }
 }
@@ -444,7 +446,7 @@ fn netns_tune_says_what_it_may_not_set() {
         let start = Instant::now();
         while sock::queue_state(socket.as_fd()).unwrap().drops == 0 {
             sender.send_to(&[0; 1000], addr).unwrap();
-            assert!(start.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TEST_TIMEOUT);
         }
     });
     let (document, _) = json(host, &["doctor"]);
@@ -538,7 +540,7 @@ fn netns_doctor_sees_where_lanes_run_and_how_they_wait() {
         if document["facts"]["lanes"][0]["cpus"] == serde_json::json!([cpu]) {
             break document;
         }
-        assert!(start.elapsed() < PATIENCE, "{}", document["facts"]["lanes"]);
+        assert!(start.elapsed() < TEST_TIMEOUT, "{}", document["facts"]["lanes"]);
     };
     let lane = &document["facts"]["lanes"][0];
     assert_eq!((lane["pid"].as_u64(), &lane["wait"]), (Some(server.0.id().into()), &"adaptive".into()));

@@ -59,7 +59,7 @@ fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
     let socket = a.run(|| PacketSocket::listen(a.device_index(0).unwrap())).unwrap();
     sock::set_recv_timeout(socket.as_fd(), Duration::from_secs(30)).unwrap();
     let (vlan, service) = (ether_type::VLAN, ether_type::SERVICE_VLAN);
-    let tag = |ether_type, control| Some(Vlan { ether_type, control });
+    let tag = |ether_type, control| Some(Vlan { ether_type, tci: control });
     for vlans in [[tag(vlan, 7), None], [tag(vlan, 5), None], [tag(service, 100), tag(vlan, 5)], [None, None]]
     {
         let plan = UdpFrame {

@@ -219,7 +219,7 @@ fn parts_done(state: &PathBuf) -> usize {
 }
 
 /// Starts the run, and waits until one part is done.
-fn begun(out: &PathBuf, state: &PathBuf) -> Child {
+fn start_run(out: &PathBuf, state: &PathBuf) -> Child {
     let mut child = lab(&RUN, out).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
     while parts_done(state) == 0 {
@@ -238,7 +238,7 @@ fn places(rows: &[Value]) -> BTreeSet<String> {
 fn a_run_that_was_killed_goes_on_where_it_was() {
     let out = folder("lab-killed");
     let state = out.join("lab-rivera.state.jsonl");
-    let mut child = begun(&out, &state);
+    let mut child = start_run(&out, &state);
     child.kill().unwrap();
     child.wait().unwrap();
     let before = fs::read_to_string(&state).unwrap();
@@ -313,7 +313,7 @@ fn a_part_that_failed_is_tried_again() {
 fn an_interrupt_says_how_to_go_on() {
     let out = folder("lab-stopped");
     let state = out.join("lab-rivera.state.jsonl");
-    let child = begun(&out, &state);
+    let child = start_run(&out, &state);
     let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();

@@ -8,14 +8,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane::door::Door;
+use manylane::control::ControlSocket;
 use manylane::{Builder, Engine, probe};
 use manylane_testbed::skip::Forced;
 use manylane_testbed::{Host, Layout, Testbed, skip};
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs the program inside `host`, or here.
 fn run(host: Option<&Host>, words: &[&str]) -> Output {
@@ -24,18 +24,18 @@ fn run(host: Option<&Host>, words: &[&str]) -> Output {
 }
 
 /// What it prints when all is well.
-fn said(host: Option<&Host>, words: &[&str]) -> String {
+fn run_ok(host: Option<&Host>, words: &[&str]) -> String {
     let output = run(host, words);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 fn document(host: Option<&Host>, words: &[&str]) -> Value {
-    serde_json::from_str(&said(host, words)).unwrap()
+    serde_json::from_str(&run_ok(host, words)).unwrap()
 }
 
 /// What it complains of.
-fn refused(host: Option<&Host>, words: &[&str], code: i32) -> String {
+fn run_err(host: Option<&Host>, words: &[&str], code: i32) -> String {
     let output = run(host, words);
     assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8(output.stderr).unwrap()
@@ -60,7 +60,7 @@ impl Running {
         thread::spawn(move || lines.for_each(drop));
         let running = Self { child, addr };
         let look = ["top", &running.pid(), "--once", "--interval", "50ms"];
-        until(|| String::from_utf8_lossy(&run(host, &look).stdout).contains(&running.addr));
+        wait_until(|| String::from_utf8_lossy(&run(host, &look).stdout).contains(&running.addr));
         running
     }
 
@@ -80,10 +80,10 @@ impl Drop for Running {
     }
 }
 
-fn until(mut done: impl FnMut() -> bool) {
+fn wait_until(mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "it does not come to that");
+        assert!(start.elapsed() < TEST_TIMEOUT, "it does not come to that");
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -93,7 +93,7 @@ fn client(server: &str) -> UdpSocket {
     let socket =
         UdpSocket::bind(if server.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" }).unwrap();
     socket.connect(server).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     socket
 }
 
@@ -111,18 +111,18 @@ fn sum(document: &Value, field: &str) -> u64 {
 
 #[test]
 fn loopback_top_shows_each_lane_with_all_that_it_received() {
-    top_shows_each_lane("mmsg");
+    check_top_lanes("mmsg");
 }
 
 #[test]
 fn loopback_top_shows_each_lane_of_engine_uring() {
     let name = "loopback_top_shows_each_lane_of_engine_uring";
     if skip::need_unless_forced(name, probe().uring.is_ok(), Forced::Kernel, "no io_uring") {
-        top_shows_each_lane("uring");
+        check_top_lanes("uring");
     }
 }
 
-fn top_shows_each_lane(engine: &str) {
+fn check_top_lanes(engine: &str) {
     // By default it is what the machine does with less.
     let mut echo = Running::echo(None, "127.0.0.1:0", &["--engine", engine]);
     let pid = echo.pid();
@@ -132,7 +132,7 @@ fn top_shows_each_lane(engine: &str) {
     }
     let look = || document(None, &["top", &pid, "--json", "--interval", "50ms"]);
     // A reply may be here before its lane has counted it.
-    until(|| sum(&look(), "sent") == 100);
+    wait_until(|| sum(&look(), "sent") == 100);
     let seen = look();
     assert_eq!((sum(&seen, "received"), sum(&seen, "sent")), (100, 100), "{seen}");
     assert_eq!(seen["schema"], "manylane.top.v1");
@@ -149,16 +149,16 @@ fn top_shows_each_lane(engine: &str) {
         assert_eq!((&row["ring_frames"], &row["ring_entries"]), (&Value::Null, &Value::Null), "{row}");
     }
     assert!(!seen["settings"]["cores"].as_array().unwrap().is_empty());
-    let text = said(None, &["top", "--once", "--interval", "50ms"]);
+    let text = run_ok(None, &["top", "--once", "--interval", "50ms"]);
     assert_eq!(text.lines().filter(|line| line.contains(&echo.addr)).count(), 2, "{text}");
     // Without a terminal there is nothing to draw on.
-    assert!(refused(None, &["top"], 2).contains("--once"));
+    assert!(run_err(None, &["top"], 2).contains("--once"));
     // It holds nothing back, and says why.
-    assert!(refused(None, &["limit", &pid, "--limit", "5"], 1).contains("engine xdp"));
+    assert!(run_err(None, &["limit", &pid, "--limit", "5"], 1).contains("engine xdp"));
     assert_eq!(run(None, &["limit", &pid, "--limit", "sideways"]).status.code(), Some(2));
     echo.end();
-    assert!(!said(None, &["top", "--once", "--interval", "50ms"]).contains(&echo.addr));
-    assert!(refused(None, &["limit", &pid], 1).contains("no process"));
+    assert!(!run_ok(None, &["top", "--once", "--interval", "50ms"]).contains(&echo.addr));
+    assert!(run_err(None, &["limit", &pid], 1).contains("no process"));
 }
 
 #[test]
@@ -181,8 +181,8 @@ fn loopback_who_may_be_anybody_is_not_let_in() {
     thread::spawn(move || lines.for_each(drop));
     let running = Running { child, addr };
     let mut said = String::new();
-    until(|| {
-        said = refused(None, &["limit", &running.pid()], 1);
+    wait_until(|| {
+        said = run_err(None, &["limit", &running.pid()], 1);
         !said.contains("has no door")
     });
     assert!(said.contains("only root and the user"), "{said}");
@@ -195,7 +195,7 @@ fn netns_top_without_processes_says_so() {
         return;
     }
     let testbed = Testbed::new(&Layout::default()).unwrap();
-    let text = said(Some(testbed.host(0)), &["top", "--once", "--interval", "50ms"]);
+    let text = run_ok(Some(testbed.host(0)), &["top", "--once", "--interval", "50ms"]);
     assert!(text.starts_with("no process here shows lanes"), "{text}");
 }
 
@@ -214,7 +214,7 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let (mut lanes, handle, _door) = b.run(|| {
         let mut builder = Builder::new(addr.as_str()).unwrap();
         let socket = builder.engine(Engine::Xdp).lanes(1).batch(8).xdp_ring(64).open().unwrap();
-        let (handle, door) = (socket.handle(), Door::open(&socket.handle()).unwrap());
+        let (handle, door) = (socket.handle(), ControlSocket::open(&socket.handle()).unwrap());
         (socket.into_lanes(), handle, door)
     });
     let look = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
@@ -237,28 +237,30 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let socket = a.run(|| client(&addr));
     (0..SENT).for_each(|_| assert_eq!(socket.send(b"wait").unwrap(), 4));
     let redirected = |all: u64| {
-        until(|| handle.xdp_counts().iter().any(|(_, what, count)| *what == "redirected" && *count == all));
+        wait_until(|| {
+            handle.xdp_counts().iter().any(|(_, what, count)| *what == "redirected" && *count == all)
+        });
     };
     redirected(SENT);
     // A lane looks at its companion now and then, where nothing is.
-    until(|| take() == 8);
+    wait_until(|| take() == 8);
     told(8, 42);
-    let text = said(Some(b), &["top", "--once", "--interval", "50ms"]);
+    let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 66% ")), "{text}");
     let mut taken = 8;
-    until(|| {
+    wait_until(|| {
         taken += take();
         taken == SENT as usize
     });
     told(SENT, 0);
-    let text = said(Some(b), &["top", "--once", "--interval", "50ms"]);
+    let text = run_ok(Some(b), &["top", "--once", "--interval", "50ms"]);
     assert!(text.lines().any(|line| line.contains(&addr) && line.contains(" 0% ")), "{text}");
     // What finds no room is a loss, and the ring is as full as it can be. The last batch gives its frames back first.
     assert_eq!(take(), 0);
     (0..100).for_each(|_| assert_eq!(socket.send(b"drop").unwrap(), 4));
     redirected(SENT + 100);
     assert_eq!(handle.counters().total().xsk_dropped, 100 - 64);
-    until(|| take() == 8);
+    wait_until(|| take() == 8);
     let rows = look();
     let row = &rows[0];
     assert_eq!(
@@ -292,7 +294,7 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     for _ in 0..7 {
         socket.send(b"too much").unwrap();
     }
-    until(|| limits(&[])["limited"] == 7);
+    wait_until(|| limits(&[])["limited"] == 7);
     let own = format!("{}/32", a.ip4(0));
     let now = limits(&["--allow", &own, "--forget", "203.0.113.0/24"]);
     assert_eq!(
@@ -306,11 +308,11 @@ fn netns_xdp_limits_of_echo_change_from_outside() {
     for _ in 0..3 {
         socket.send(b"denied").unwrap();
     }
-    until(|| limits(&[])["denied"] == 3);
+    wait_until(|| limits(&[])["denied"] == 3);
     // All of it, or nothing.
     let many = ["limit", &pid, "--limit", "1", "--limit", "2", "--limit", "3", "--forget", &own];
-    assert!(refused(None, &many, 1).contains("at most 2"));
-    let text = said(None, &["limit", &pid]);
+    assert!(run_err(None, &many, 1).contains("at most 2"));
+    let text = run_ok(None, &["limit", &pid]);
     assert_eq!(text, format!("deny    {own}\ndropped 3 denied, 7 over a limit\n"));
     let seen = document(Some(b), &["top", "--json", "--interval", "50ms"]);
     assert_eq!(
@@ -359,24 +361,24 @@ fn netns_xdp_limits_of_programs_that_are_run() {
     let shown = || document(Some(b), &["top", &pid, "--json", "--interval", "50ms"]);
     // The queues come when the receiver has come back.
     let mut asked = 0;
-    until(|| {
+    wait_until(|| {
         ping(&socket);
         asked += 1;
-        asked > 20 && said(Some(b), &["limit", &pid]).contains("deny    203.0.113.0/24")
+        asked > 20 && run_ok(Some(b), &["limit", &pid]).contains("deny    203.0.113.0/24")
     });
-    until(|| sum(&shown(), "received") == asked);
+    wait_until(|| sum(&shown(), "received") == asked);
     let own = a.ip4(0).to_string();
-    said(None, &["limit", &pid, "--deny", &own]);
+    run_ok(None, &["limit", &pid, "--deny", &own]);
     for _ in 0..9 {
         socket.send(b"denied").unwrap();
     }
-    until(|| document(None, &["limit", &pid, "--json"])["rows"][0]["denied"] == 9);
+    wait_until(|| document(None, &["limit", &pid, "--json"])["rows"][0]["denied"] == 9);
     assert_eq!(sum(&shown(), "received"), asked);
-    said(None, &["limit", &pid, "--forget", &own]);
+    run_ok(None, &["limit", &pid, "--forget", &own]);
     ping(&socket);
     running.end();
     let wrong = ["run", "--limit", "5", "--", "true"];
-    assert!(refused(None, &wrong, 125).contains("--engine xdp"));
+    assert!(run_err(None, &wrong, 125).contains("--engine xdp"));
 }
 
 /// Without names, no device is taken that somebody else may need, and each is told why.

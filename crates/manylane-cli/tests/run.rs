@@ -17,7 +17,7 @@ use manylane_testbed::skip;
 use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_manylane");
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn run(words: &[&str]) -> Output {
     Command::new(PROGRAM).arg("run").args(words).stdin(Stdio::null()).output().unwrap()
@@ -42,7 +42,7 @@ fn folder(name: &str) -> PathBuf {
 /// Waits until `is` holds.
 fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
     // Counted in sleeps: a machine may stand still.
-    for _ in 0..PATIENCE.as_millis() / 2 {
+    for _ in 0..TEST_TIMEOUT.as_millis() / 2 {
         if is() {
             return;
         }
@@ -87,7 +87,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // The whole group.
-        let _ = process::send(-self.pid(), 9);
+        let _ = process::send_signal(-self.pid(), 9);
         let _ = self.child.wait();
     }
 }
@@ -209,10 +209,10 @@ fn signals_reach_the_program_once() {
         ("WINCH", 28),
         ("TTIN", 21),
     ] {
-        process::send(running.pid(), number).unwrap();
+        process::send_signal(running.pid(), number).unwrap();
         assert_eq!(running.line(), name);
     }
-    process::send(running.pid(), 15).unwrap();
+    process::send_signal(running.pid(), 15).unwrap();
     assert_eq!(running.line(), "TERM");
     assert_eq!(running.wait().code(), Some(5));
     assert!(running.lines.next().is_none());
@@ -237,23 +237,23 @@ fn both_stop_and_both_go_on() {
     };
     for _ in 0..3 {
         // As Ctrl-Z and fg do it: to the group.
-        process::send(-launcher, 20).unwrap();
+        process::send_signal(-launcher, 20).unwrap();
         both('T');
-        process::send(-launcher, 18).unwrap();
+        process::send_signal(-launcher, 18).unwrap();
         both('S');
         // By somebody who knows of the first process only.
-        process::send(launcher, 20).unwrap();
+        process::send_signal(launcher, 20).unwrap();
         both('T');
-        process::send(launcher, 18).unwrap();
+        process::send_signal(launcher, 18).unwrap();
         both('S');
     }
     // Whoever stops the program itself by force means that one.
-    process::send(program, 19).unwrap();
+    process::send_signal(program, 19).unwrap();
     wait_for("the program has stopped", || state(program) == Some('T'));
     wait_for("the launcher waits", || state(launcher) == Some('S'));
-    process::send(launcher, 18).unwrap();
+    process::send_signal(launcher, 18).unwrap();
     both('S');
-    process::send(launcher, 15).unwrap();
+    process::send_signal(launcher, 15).unwrap();
     assert_eq!(running.wait().signal(), Some(15));
 }
 
@@ -283,14 +283,14 @@ fn programs_that_go_into_the_background_are_left_or_followed() {
     let left: i32 = running.line().parse().unwrap();
     assert_eq!(running.wait().code(), Some(0));
     assert!(state(left).is_some(), "it ended with the program");
-    process::send(left, 9).unwrap();
+    process::send_signal(left, 9).unwrap();
 
     let mut running = Running::start(&["--follow", "--", "sh", "-c", script]);
     let left: i32 = running.line().parse().unwrap();
     // Before its end was noticed, the program would get the signal.
     let program = PathBuf::from(format!("/proc/{}", running.line()));
     wait_for("the end of the program is noticed", || !program.exists());
-    process::send(running.pid(), 15).unwrap();
+    process::send_signal(running.pid(), 15).unwrap();
     assert_eq!(running.wait().signal(), Some(15));
     assert!(state(left).is_none());
 }
@@ -335,7 +335,7 @@ fn a_program_that_cuts_the_report_short_harms_nobody() {
 }
 
 /// Runs a program that waits until it is told to end, and has it end when standard error has a line with `wanted`.
-fn until_it_says(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> String {
+fn wait_for_stderr(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(PROGRAM);
     command.arg("run").args(options).args(["--", "sh", "-c", "read line"]).envs(variables.iter().copied());
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -353,7 +353,7 @@ fn until_it_says(wanted: &str, options: &[&str], variables: &[(&str, &str)]) -> 
 
 #[test]
 fn what_happens_is_told_while_it_runs() {
-    let said = until_it_says("no lanes, 0/s received, 0/s sent", &["--stats=0.02"], &[]);
+    let said = wait_for_stderr("no lanes, 0/s received, 0/s sent", &["--stats=0.02"], &[]);
     assert!(said.ends_with("no UDP socket was received on"), "{said}");
 }
 
@@ -395,7 +395,7 @@ fn metrics_are_served_while_it_runs_and_signals_stay_the_launchers() {
 fn a_library_that_was_not_loaded_is_told() {
     // The dynamic linker goes on without what is no library.
     let variables = [("MANYLANE_PRELOAD", "/etc/hostname")];
-    let said = until_it_says("runs without lanes: the library was not loaded", &[], &variables);
+    let said = wait_for_stderr("runs without lanes: the library was not loaded", &[], &variables);
     assert!(said.ends_with("the library was not loaded into any process: no lanes"), "{said}");
 }
 

@@ -29,7 +29,7 @@ fn build() -> PathBuf {
 
 /// Runs it: what it says.
 fn run(mut command: Command) -> String {
-    process::die_with_us(&mut command);
+    process::kill_on_parent_exit(&mut command);
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", output.status);

@@ -14,7 +14,7 @@ use libc::{
 };
 
 use crate::{
-    aftermath, aside, descriptors, epoll, fresh, options, process, receive, select, send, signals, wait,
+    descriptors, detached, epoll, new_fds, options, process, receive, seccomp, select, send, signals, wait,
 };
 
 /// Not every machine has the call.
@@ -36,46 +36,46 @@ crate::interpose! {
         => descriptors::getsockname [short];
     fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_getpeername)
         => descriptors::getpeername [short];
-    fn close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | aftermath::close;
-    fn __close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | aftermath::close;
+    fn close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | detached::close;
+    fn __close(fd: c_int) -> c_int, Some(SYS_close) => descriptors::close [short] | detached::close;
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, Some(SYS_close_range)
-        => descriptors::close_range [short] | aftermath::close_range;
-    fn closefrom(first: c_int) -> (), None => descriptors::closefrom [short] | aftermath::closefrom;
-    fn fclose(file: *mut FILE) -> c_int, None => descriptors::fclose | aftermath::fclose;
+        => descriptors::close_range [short] | detached::close_range;
+    fn closefrom(first: c_int) -> (), None => descriptors::closefrom [short] | detached::closefrom;
+    fn fclose(file: *mut FILE) -> c_int, None => descriptors::fclose | detached::fclose;
     fn dup(fd: c_int) -> c_int, Some(SYS_dup) => descriptors::dup [short];
-    fn dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2 [short] | aftermath::dup2;
-    fn __dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2 [short] | aftermath::dup2;
-    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int, Some(SYS_dup3) => descriptors::dup3 [short] | aftermath::dup3;
+    fn dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2 [short] | detached::dup2;
+    fn __dup2(fd: c_int, to: c_int) -> c_int, None => descriptors::dup2 [short] | detached::dup2;
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int, Some(SYS_dup3) => descriptors::dup3 [short] | detached::dup3;
     fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
     fn __fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
     fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int, Some(SYS_fcntl) => descriptors::fcntl;
-    fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int, Some(SYS_ioctl) => options::ioctl | aftermath::ioctl;
+    fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int, Some(SYS_ioctl) => options::ioctl | detached::ioctl;
 
-    fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => fresh::open;
-    fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => fresh::open64;
+    fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => new_fds::open;
+    fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, OPEN => new_fds::open64;
     fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, Some(SYS_openat)
-        => fresh::openat;
+        => new_fds::openat;
     fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, Some(SYS_openat)
-        => fresh::openat64;
-    fn __open_2(path: *const c_char, flags: c_int) -> c_int, None => fresh::open_2;
-    fn __open64_2(path: *const c_char, flags: c_int) -> c_int, None => fresh::open64_2;
-    fn __openat_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => fresh::openat_2;
-    fn __openat64_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => fresh::openat64_2;
-    fn creat(path: *const c_char, mode: mode_t) -> c_int, None => fresh::creat;
-    fn creat64(path: *const c_char, mode: mode_t) -> c_int, None => fresh::creat64;
-    fn memfd_create(name: *const c_char, flags: c_uint) -> c_int, Some(SYS_memfd_create) => fresh::memfd_create [short];
-    fn pipe(fds: *mut c_int) -> c_int, None => fresh::pipe [short];
-    fn pipe2(fds: *mut c_int, flags: c_int) -> c_int, Some(SYS_pipe2) => fresh::pipe2 [short];
+        => new_fds::openat64;
+    fn __open_2(path: *const c_char, flags: c_int) -> c_int, None => new_fds::open_2;
+    fn __open64_2(path: *const c_char, flags: c_int) -> c_int, None => new_fds::open64_2;
+    fn __openat_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => new_fds::openat_2;
+    fn __openat64_2(folder: c_int, path: *const c_char, flags: c_int) -> c_int, None => new_fds::openat64_2;
+    fn creat(path: *const c_char, mode: mode_t) -> c_int, None => new_fds::creat;
+    fn creat64(path: *const c_char, mode: mode_t) -> c_int, None => new_fds::creat64;
+    fn memfd_create(name: *const c_char, flags: c_uint) -> c_int, Some(SYS_memfd_create) => new_fds::memfd_create [short];
+    fn pipe(fds: *mut c_int) -> c_int, None => new_fds::pipe [short];
+    fn pipe2(fds: *mut c_int, flags: c_int) -> c_int, Some(SYS_pipe2) => new_fds::pipe2 [short];
     fn socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int, Some(SYS_socketpair)
-        => fresh::socketpair [short];
-    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_accept) => fresh::accept;
+        => new_fds::socketpair [short];
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int, Some(SYS_accept) => new_fds::accept;
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int, Some(SYS_accept4)
-        => fresh::accept4;
-    fn eventfd(count: c_uint, flags: c_int) -> c_int, Some(SYS_eventfd2) => fresh::eventfd [short];
-    fn timerfd_create(clock: c_int, flags: c_int) -> c_int, Some(SYS_timerfd_create) => fresh::timerfd_create [short];
-    fn signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int, None => fresh::signalfd [short];
-    fn inotify_init() -> c_int, None => fresh::inotify_init [short];
-    fn inotify_init1(flags: c_int) -> c_int, Some(SYS_inotify_init1) => fresh::inotify_init1 [short];
+        => new_fds::accept4;
+    fn eventfd(count: c_uint, flags: c_int) -> c_int, Some(SYS_eventfd2) => new_fds::eventfd [short];
+    fn timerfd_create(clock: c_int, flags: c_int) -> c_int, Some(SYS_timerfd_create) => new_fds::timerfd_create [short];
+    fn signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int, None => new_fds::signalfd [short];
+    fn inotify_init() -> c_int, None => new_fds::inotify_init [short];
+    fn inotify_init1(flags: c_int) -> c_int, Some(SYS_inotify_init1) => new_fds::inotify_init1 [short];
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int,
         Some(SYS_setsockopt) => options::setsockopt [short];
@@ -133,7 +133,7 @@ crate::interpose! {
     fn epoll_create(size: c_int) -> c_int, None => epoll::epoll_create [short];
     fn epoll_create1(flags: c_int) -> c_int, Some(SYS_epoll_create1) => epoll::epoll_create1 [short];
     fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int, Some(SYS_epoll_ctl)
-        => epoll::epoll_ctl [short] | aftermath::epoll_ctl;
+        => epoll::epoll_ctl [short] | detached::epoll_ctl;
     fn epoll_wait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int, None
         => epoll::epoll_wait | epoll::epoll_wait;
     fn epoll_pwait(epfd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t)
@@ -150,12 +150,12 @@ crate::interpose! {
     fn bsd_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::bsd_signal [short];
     fn ssignal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::ssignal [short];
     fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::sysv_signal [short];
-    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::sysv_signal_too [short];
+    fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::sysv_signal_alias [short];
     fn sigset(signal: c_int, handler: sighandler_t) -> sighandler_t, None => signals::sigset [short];
     fn sigignore(signal: c_int) -> c_int, None => signals::sigignore [short];
     fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int, None => signals::siginterrupt [short];
 
-    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, Some(SYS_prctl) => aside::prctl;
+    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int, Some(SYS_prctl) => seccomp::prctl;
 
     fn unshare(what: c_int) -> c_int, Some(SYS_unshare) => process::unshare;
     fn setns(fd: c_int, kind: c_int) -> c_int, Some(SYS_setns) => process::setns;
@@ -171,9 +171,9 @@ crate::interpose! {
     fn posix_spawn(
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Args, env: Args
     ) -> c_int, None => process::posix_spawn;
-    fn _exit(status: c_int) -> (), Some(SYS_exit_group) => process::end_now;
-    fn _Exit(status: c_int) -> (), Some(SYS_exit_group) => process::end_now;
-    fn quick_exit(status: c_int) -> (), None => process::end_quickly;
+    fn _exit(status: c_int) -> (), Some(SYS_exit_group) => process::exit_now;
+    fn _Exit(status: c_int) -> (), Some(SYS_exit_group) => process::exit_now;
+    fn quick_exit(status: c_int) -> (), None => process::quick_exit;
     fn sleep(seconds: c_uint) -> c_int, None => process::sleep;
     fn usleep(microseconds: c_uint) -> c_int, None => process::usleep;
     fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int, Some(SYS_nanosleep) => process::nanosleep;

@@ -7,17 +7,17 @@ use libc::{FILE, c_int, c_uint, c_ulong, sockaddr, socklen_t};
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
-use crate::fresh::fresh;
-use crate::hidden::{self, Room};
+use crate::hidden_fds::{self, Vacated};
 use crate::lock::{Guard, lock};
+use crate::new_fds::clear_stale;
 use crate::sock::Sock;
-use crate::start::refuse;
+use crate::start::fail_with_errno;
 use crate::table::{self, Entry};
-use crate::{epoll, gather, identity, inside, lanes, me, options, real};
+use crate::{epoll, identity, lanes, options, quiesce, real, send_batch, thread};
 
 /// Looks at a number that the library uses for a moment, and the time between two: as long as one waits for a lock.
-const LOOKS: u32 = 10_000;
-const PAUSE: Duration = Duration::from_micros(500);
+const FD_BUSY_RETRIES: u32 = 10_000;
+const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 
 pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let fd = call::socket(domain, kind, protocol);
@@ -27,62 +27,62 @@ pub(crate) fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let udp = matches!(domain, libc::AF_INET | libc::AF_INET6)
         && kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) == libc::SOCK_DGRAM
         && matches!(protocol, 0 | libc::IPPROTO_UDP);
-    let entry = if udp && me::is_ours() { Sock::take(fd) } else { None };
-    remember(fd, entry.map_or(Entry::None, |sock| Entry::Sock(sock.index())));
+    let entry = if udp && thread::is_own_process() { Sock::alloc(fd) } else { None };
+    register(fd, entry.map_or(Entry::None, |sock| Entry::Sock(sock.index())));
     fd
 }
 
 /// A new descriptor means `entry`. What the number meant before was closed behind our back.
-pub(crate) fn remember(fd: c_int, entry: Entry) {
-    if me::is_ours() {
-        replaced(fd, entry, table::set(fd, entry));
+pub(crate) fn register(fd: c_int, entry: Entry) {
+    if thread::is_own_process() {
+        release_replaced(fd, entry, table::set(fd, entry));
     }
 }
 
 /// `fd` means `entry` now; what it meant `before`, if the table has room for it.
-fn replaced(fd: c_int, entry: Entry, before: Option<Entry>) {
+fn release_replaced(fd: c_int, entry: Entry, before: Option<Entry>) {
     match before {
         Some(Entry::Hidden) => {
-            hidden::lost(fd);
-            lanes::lost(fd);
+            hidden_fds::handle_lost_fd(fd);
+            lanes::handle_lost_fd(fd);
         }
-        Some(before) => forget(before),
-        None => forget(entry),
+        Some(before) => release(before),
+        None => release(entry),
     }
 }
 
 /// `fd` does not mean `entry` any more: it was closed past the library.
 #[cold]
-pub(crate) fn closed_unseen(fd: c_int, entry: Entry) {
-    let guard = hold_still(fd);
+pub(crate) fn handle_untracked_close(fd: c_int, entry: Entry) {
+    let guard = lock_entry(fd);
     let done = table::replace(fd, entry, Entry::None);
     drop(guard);
     if done {
-        forget(entry);
+        release(entry);
     }
 }
 
 /// Before `fd` is closed, or its number comes to mean something else: no other thread is telling an epoll instance of it
-/// (`epoll::move_to`) while this is held, nor finds it in the table after it has changed there.
-fn hold_still(fd: c_int) -> Option<Guard<'static>> {
+/// (`epoll::move_to_lane`) while this is held, nor finds it in the table after it has changed there.
+fn lock_entry(fd: c_int) -> Option<Guard<'static>> {
     match table::entry(fd) {
         Entry::Sock(index) => {
             let sock = Sock::at(index);
-            if sock.watched.load(Ordering::Acquire) == 0 { None } else { lock(&sock.numbers, true) }
+            if sock.in_epoll.load(Ordering::Acquire) == 0 { None } else { lock(&sock.fd_lock, true) }
         }
-        Entry::Epoll(index) => epoll::Epoll::at(index).hold_still(),
+        Entry::Epoll(index) => epoll::Epoll::at(index).lock_items(),
         Entry::None | Entry::Hidden => None,
     }
 }
 
 /// One descriptor less means `entry`.
-fn forget(entry: Entry) {
+fn release(entry: Entry) {
     let errno = real::errno();
     match entry {
         Entry::Sock(index) => {
             let sock = Sock::at(index);
             if sock.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
-                epoll::forget_sock(sock);
+                epoll::remove_sock(sock);
                 lanes::close(sock);
             }
         }
@@ -96,32 +96,32 @@ fn forget(entry: Entry) {
 fn share(fd: c_int, copy: c_int) -> Entry {
     let entry = table::entry(fd);
     match entry {
-        Entry::Sock(index) if identity::is(Sock::at(index), copy) => {
+        Entry::Sock(index) if identity::is_same_socket(Sock::at(index), copy) => {
             Sock::at(index).refs.fetch_add(1, Ordering::AcqRel);
         }
-        Entry::Epoll(index) => epoll::Epoll::at(index).hold(),
+        Entry::Epoll(index) => epoll::Epoll::at(index).acquire(),
         _ => return Entry::None,
     }
     entry
 }
 
 /// One descriptor more means what `fd` does.
-fn add(fd: c_int, new: c_int) {
-    if me::is_ours() {
-        remember(new, share(fd, new));
+fn add_dup(fd: c_int, new: c_int) {
+    if thread::is_own_process() {
+        register(new, share(fd, new));
     }
 }
 
 pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    let Some(sock) = identity::sock(fd).filter(|_| me::is_ours()) else {
-        return call::bind(hidden::seen(fd), addr, len);
+    let Some(sock) = identity::sock(fd).filter(|_| thread::is_own_process()) else {
+        return call::bind(hidden_fds::kernel_fd(fd), addr, len);
     };
     lanes::before_bind(sock, fd);
     let mut done = call::bind(fd, addr, len);
     // Lanes may be in the way, or in the same group, whose socket was closed past the library.
     if done == 0 {
-        identity::sweep_for(addr, len);
-    } else if real::errno() == libc::EADDRINUSE && identity::sweep_for(addr, len) {
+        identity::sweep_addr(addr, len);
+    } else if real::errno() == libc::EADDRINUSE && identity::sweep_addr(addr, len) {
         done = call::bind(fd, addr, len);
     }
     if done == 0 {
@@ -131,57 +131,57 @@ pub(crate) fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
 }
 
 pub(crate) fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
-    gather::flush();
-    if table::sock(fd).is_some() && inside::enter() {
+    send_batch::flush();
+    if table::sock(fd).is_some() && quiesce::enter() {
         if let Some(sock) = identity::sock(fd) {
             lanes::fall_back(sock, fd, Reason::Connect);
         }
-        inside::leave();
+        quiesce::leave();
     }
-    call::connect(hidden::seen(fd), addr, len)
+    call::connect(hidden_fds::kernel_fd(fd), addr, len)
 }
 
 pub(crate) fn shutdown(fd: c_int, how: c_int) -> c_int {
-    gather::flush();
+    send_batch::flush();
     if let Some(sock) = identity::sock(fd) {
         lanes::fall_back(sock, fd, Reason::Shutdown);
     }
-    call::shutdown(hidden::seen(fd), how)
+    call::shutdown(hidden_fds::kernel_fd(fd), how)
 }
 
 pub(crate) fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    call::getsockname(hidden::seen(fd), addr, len)
+    call::getsockname(hidden_fds::kernel_fd(fd), addr, len)
 }
 
 pub(crate) fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    call::getpeername(hidden::seen(fd), addr, len)
+    call::getpeername(hidden_fds::kernel_fd(fd), addr, len)
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
-    close_by(fd, || call::close(fd))
+    close_with(fd, || call::close(fd))
 }
 
 /// The program closes `fd`, by a call that does it.
-pub(crate) fn close_by(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
-    gather::flush();
+pub(crate) fn close_with(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
+    send_batch::flush();
     match table::entry(fd) {
         Entry::None => close(),
-        _ if !me::is_ours() => close(),
+        _ if !thread::is_own_process() => close(),
         // The program does not have this descriptor.
-        Entry::Hidden => refuse(libc::EBADF),
+        Entry::Hidden => fail_with_errno(libc::EBADF),
         _ => {
-            closed(fd);
+            unregister(fd);
             close()
         }
     }
 }
 
 /// A descriptor that the program has is about to be closed.
-fn closed(fd: c_int) {
-    let guard = hold_still(fd);
+fn unregister(fd: c_int) {
+    let guard = lock_entry(fd);
     let before = table::set(fd, Entry::None);
     drop(guard);
-    forget(before.unwrap_or(Entry::None));
+    release(before.unwrap_or(Entry::None));
 }
 
 pub(crate) fn fclose(file: *mut FILE) -> c_int {
@@ -189,19 +189,19 @@ pub(crate) fn fclose(file: *mut FILE) -> c_int {
     // SAFETY: the program's file, which it has not closed yet.
     let fd = unsafe { libc::fileno(file) };
     real::set_errno(errno);
-    close_by(fd, || call::fclose(file))
+    close_with(fd, || call::fclose(file))
 }
 
 pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const UNSHARE: c_int = 1 << 1;
     const CLOEXEC: c_int = 1 << 2;
-    if first > last || flags & !(UNSHARE | CLOEXEC) != 0 || !me::is_ours() {
+    if first > last || flags & !(UNSHARE | CLOEXEC) != 0 || !thread::is_own_process() {
         return call::close_range(first, last, flags);
     }
-    gather::flush();
+    send_batch::flush();
     // Around the lanes, which close with their sockets.
     let mut from = first;
-    for (fd, entry) in table::known(first, last) {
+    for (fd, entry) in table::tracked(first, last) {
         let fd = fd as c_uint;
         match entry {
             Entry::Hidden => {
@@ -210,7 +210,7 @@ pub(crate) fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
                 }
                 from = fd + 1;
             }
-            _ if flags & CLOEXEC == 0 => closed(fd as c_int),
+            _ if flags & CLOEXEC == 0 => unregister(fd as c_int),
             _ => {}
         }
     }
@@ -223,7 +223,7 @@ pub(crate) fn closefrom(first: c_int) {
         return;
     }
     // A kernel before 5.9: what is known here is closed here, the rest by the C library if no lane is in its way.
-    let known = || table::known(first, c_uint::MAX);
+    let known = || table::tracked(first, c_uint::MAX);
     known().filter(|(_, entry)| *entry != Entry::Hidden).for_each(|(fd, _)| _ = close(fd));
     if known().next().is_none() {
         call::closefrom(first as c_int);
@@ -231,47 +231,47 @@ pub(crate) fn closefrom(first: c_int) {
 }
 
 pub(crate) fn dup(fd: c_int) -> c_int {
-    let new = call::dup(hidden::seen(fd));
+    let new = call::dup(hidden_fds::kernel_fd(fd));
     if new >= 0 {
-        add(fd, new);
+        add_dup(fd, new);
     }
     new
 }
 
 pub(crate) fn dup2(fd: c_int, to: c_int) -> c_int {
-    put(fd, to, call::dup2)
+    dup_to(fd, to, call::dup2)
 }
 
 pub(crate) fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    put(fd, to, |fd, to| call::dup3(fd, to, flags))
+    dup_to(fd, to, |fd, to| call::dup3(fd, to, flags))
 }
 
 /// The program puts a copy of `fd` at a number of its choice, by a call that does it.
-fn put(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
-    gather::flush();
-    let seen = hidden::seen(fd);
+fn dup_to(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
+    send_batch::flush();
+    let seen = hidden_fds::kernel_fd(fd);
     if seen != fd {
         return by(seen, if fd == to { seen } else { to });
     }
-    if fd == to || !me::is_ours() {
+    if fd == to || !thread::is_own_process() {
         return by(fd, to);
     }
-    for _ in 0..LOOKS {
-        let numbers = hidden::lock();
+    for _ in 0..FD_BUSY_RETRIES {
+        let numbers = hidden_fds::lock();
         let mut moved = false;
         if table::entry(to) == Entry::Hidden {
-            match hidden::make_room(to) {
-                Room::Made => moved = true,
-                Room::Given => {}
-                Room::Never => break,
-                Room::Later => {
+            match hidden_fds::vacate(to) {
+                Vacated::Moved => moved = true,
+                Vacated::Overwrite => {}
+                Vacated::Refused => break,
+                Vacated::Busy => {
                     drop(numbers);
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(RETRY_INTERVAL);
                     continue;
                 }
             }
         }
-        let guard = hold_still(to);
+        let guard = lock_entry(to);
         let new = by(fd, to);
         if new < 0 {
             if moved {
@@ -285,33 +285,37 @@ fn put(fd: c_int, to: c_int, by: impl Fn(c_int, c_int) -> c_int) -> c_int {
         let before = table::set(to, entry);
         drop(guard);
         drop(numbers);
-        replaced(to, entry, before);
+        release_replaced(to, entry, before);
         return new;
     }
-    refuse(libc::EBUSY)
+    fail_with_errno(libc::EBUSY)
 }
 
 pub(crate) fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
     let entry = table::entry(fd);
     if entry == Entry::None {
         let done = call::fcntl(fd, command, arg);
-        return if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { fresh(done) } else { done };
+        return if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            clear_stale(done)
+        } else {
+            done
+        };
     }
-    if !inside::enter() {
+    if !quiesce::enter() {
         return call::fcntl(fd, command, arg);
     }
-    let done = fcntl_of_ours(fd, command, arg);
-    inside::leave();
+    let done = fcntl_tracked(fd, command, arg);
+    quiesce::leave();
     done
 }
 
-fn fcntl_of_ours(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
-    let done = call::fcntl(hidden::seen(fd), command, arg);
+fn fcntl_tracked(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+    let done = call::fcntl(hidden_fds::kernel_fd(fd), command, arg);
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add(fd, done),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if done >= 0 => add_dup(fd, done),
         libc::F_SETFL if done >= 0 => {
             if let Some((sock, shared)) = identity::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) {
-                options::nonblocking(fd, shared);
+                options::update_nonblocking(fd, shared);
                 if arg & libc::O_ASYNC as c_ulong != 0 {
                     lanes::fall_back(sock, fd, Reason::Ioctl);
                 }

@@ -1,4 +1,4 @@
-//! From a frame to a datagram, which `deliver.rs` hands out, and back: what a call sends is in [`Out`]. No system call, no memory
+//! From a frame to a datagram, which `recv_bufs.rs` hands out, and back: what a call sends is in [`TxDatagram`]. No system call, no memory
 //! of its own.
 
 use std::mem::size_of;
@@ -6,32 +6,35 @@ use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
 use libc::{c_int, iovec, msghdr, sockaddr, socklen_t};
-use manylane_sys::hops::Hop;
+use manylane_sys::next_hops::NextHop;
 use manylane_wire::checksum::checksum;
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
-use crate::loan::Loan;
+use crate::lease::Lease;
 
 /// A datagram in a frame that came through the XDP program and can be believed; none for one that the kernel would have
 /// dropped.
 #[inline]
-pub(crate) fn judge(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
+pub(crate) fn verify(frame: &[u8], is_virtual_pair: bool) -> Option<(SocketAddr, &[u8])> {
     let mut datagram = Datagram::default();
-    datagram.read_noted(frame).ok()?;
+    datagram.read_hinted(frame).ok()?;
     let believed = match datagram.checksum {
-        Checksum::Right => true,
-        Checksum::Unfinished => is_virtual_pair,
-        Checksum::Wrong => false,
+        Checksum::Valid => true,
+        Checksum::Partial => is_virtual_pair,
+        Checksum::Invalid => false,
     };
-    let at = usize::from(datagram.at);
+    let at = usize::from(datagram.payload_offset);
     let payload = frame.get(at..at + usize::from(datagram.len))?;
     believed.then(|| (datagram.source(), payload))
 }
 
 /// An address as the kernel writes it for a socket of that family, and its length.
-pub(crate) fn address(peer: SocketAddr, is_v6: bool) -> ([u8; size_of::<libc::sockaddr_in6>()], usize) {
+pub(crate) fn sockaddr_bytes(
+    peer: SocketAddr,
+    is_v6: bool,
+) -> ([u8; size_of::<libc::sockaddr_in6>()], usize) {
     let mut bytes = [0; size_of::<libc::sockaddr_in6>()];
     let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
     bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
@@ -49,40 +52,45 @@ pub(crate) fn address(peer: SocketAddr, is_v6: bool) -> ([u8; size_of::<libc::so
 
 /// One datagram that a call of the program sends.
 #[derive(Clone, Copy)]
-pub(crate) struct Out {
+pub(crate) struct TxDatagram {
     to: *const sockaddr,
     tolen: socklen_t,
-    pieces: *const iovec,
+    iovecs: *const iovec,
     count: usize,
 }
 
 /// Pieces that are put together at most; a call with more is the kernel's.
-const PIECES: usize = 64;
+const IOVECS_MAX: usize = 64;
 
-impl Out {
-    pub(crate) fn pieces(pieces: *const iovec, count: usize, to: *const sockaddr, tolen: socklen_t) -> Self {
-        Self { to, tolen, pieces, count }
+impl TxDatagram {
+    pub(crate) fn from_iovecs(
+        pieces: *const iovec,
+        count: usize,
+        to: *const sockaddr,
+        tolen: socklen_t,
+    ) -> Self {
+        Self { to, tolen, iovecs: pieces, count }
     }
 
     /// Of a message that asks for nothing but to be sent to an address.
-    pub(crate) fn message(message: *const msghdr) -> Option<Self> {
+    pub(crate) fn from_msghdr(message: *const msghdr) -> Option<Self> {
         // SAFETY: the program's message, which the kernel would read here; null is what it would refuse.
         let message = unsafe { message.as_ref() }?;
         if message.msg_controllen != 0 {
             return None;
         }
         let (to, tolen) = (message.msg_name.cast_const().cast(), message.msg_namelen);
-        Some(Self { to, tolen, pieces: message.msg_iov, count: message.msg_iovlen })
+        Some(Self { to, tolen, iovecs: message.msg_iov, count: message.msg_iovlen })
     }
 
     /// Bytes of the payload; none if it has too many pieces, or one that is nowhere.
     pub(crate) fn len(&self) -> Option<usize> {
-        if self.count > PIECES || (self.count > 0 && self.pieces.is_null()) {
+        if self.count > IOVECS_MAX || (self.count > 0 && self.iovecs.is_null()) {
             return None;
         }
         (0..self.count).try_fold(0_usize, |sum, nth| {
             // SAFETY: the program's array of `count` pieces.
-            let piece = unsafe { &*self.pieces.wrapping_add(nth) };
+            let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
             let is_somewhere = piece.iov_len == 0 || !piece.iov_base.is_null();
             sum.checked_add(piece.iov_len).filter(|_| is_somewhere)
         })
@@ -102,7 +110,7 @@ impl Out {
         let mut done = 0;
         for nth in 0..self.count {
             // SAFETY: the program's array of pieces.
-            let piece = unsafe { &*self.pieces.wrapping_add(nth) };
+            let piece = unsafe { &*self.iovecs.wrapping_add(nth) };
             let part = piece.iov_len.min(room.len() - done);
             // SAFETY: the program's memory of that length, which the kernel would read; there is room for the sum.
             unsafe {
@@ -138,13 +146,13 @@ impl Out {
     }
 
     /// Writes the frame of a datagram of `len` bytes, and says how long it is. None if it does not fit.
-    pub(crate) fn write(
+    pub(crate) fn write_frame(
         &self,
         room: &mut [u8],
         len: usize,
         peer: SocketAddr,
-        hop: &Hop,
-        loan: &Loan,
+        hop: &NextHop,
+        loan: &Lease,
         id: u16,
     ) -> Option<usize> {
         let source = SocketAddr::new(hop.source, loan.port);
@@ -153,8 +161,8 @@ impl Out {
         let (head, rest) = room.split_at_mut_checked(plan.len())?;
         let payload = rest.get_mut(..len)?;
         self.copy(payload);
-        UdpFrame { payload: &*payload, ..plan }.write_head(head).ok()?;
-        if loan.may_be_cut && peer.is_ipv4() {
+        UdpFrame { payload: &*payload, ..plan }.write_headers(head).ok()?;
+        if loan.allow_fragments && peer.is_ipv4() {
             allow_fragments(head, id);
         }
         Some(head.len() + len)
@@ -163,8 +171,8 @@ impl Out {
 
 /// What the socket asks for by `IP_MTU_DISCOVER`: routers may cut the packet up, so that it has a number.
 fn allow_fragments(head: &mut [u8], id: u16) {
-    const IP: usize = 14;
-    if let Some(ip) = head.get_mut(IP..IP + 20) {
+    const IP_OFFSET: usize = 14;
+    if let Some(ip) = head.get_mut(IP_OFFSET..IP_OFFSET + 20) {
         ip[4..6].copy_from_slice(&id.max(1).to_be_bytes());
         ip[6] &= !0x40;
         ip[10..12].fill(0);

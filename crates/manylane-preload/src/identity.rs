@@ -13,7 +13,7 @@ use libc::{EBADF, ENOTSOCK, c_int, sockaddr, socklen_t};
 use crate::calls::call;
 use crate::sock::{Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{descriptors, me, real};
+use crate::{descriptors, real, thread};
 
 const SO_COOKIE: c_int = 57;
 const SO_NETNS_COOKIE: c_int = 71;
@@ -22,7 +22,7 @@ const SO_NETNS_COOKIE: c_int = 71;
 static PORTS: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
 
 /// A number of 64 bits that the kernel has for a socket, or the error.
-fn number(fd: c_int, name: c_int) -> Result<u64, c_int> {
+fn u64_option(fd: c_int, name: c_int) -> Result<u64, c_int> {
     let errno = real::errno();
     let mut cookie = 0_u64;
     let mut len = size_of::<u64>() as socklen_t;
@@ -35,18 +35,18 @@ fn number(fd: c_int, name: c_int) -> Result<u64, c_int> {
 
 /// What the kernel tells a socket by; 0 if it does not (before Linux 4.12).
 pub(crate) fn cookie(fd: c_int) -> u64 {
-    number(fd, SO_COOKIE).unwrap_or(0)
+    u64_option(fd, SO_COOKIE).unwrap_or(0)
 }
 
 /// The network namespace of a socket. None before Linux 5.14.
-pub(crate) fn namespace(fd: c_int) -> Option<u64> {
-    number(fd, SO_NETNS_COOKIE).ok()
+pub(crate) fn netns_cookie(fd: c_int) -> Option<u64> {
+    u64_option(fd, SO_NETNS_COOKIE).ok()
 }
 
 /// Whether the kernel's descriptor `fd` is `sock`.
-pub(crate) fn is(sock: &Sock, fd: c_int) -> bool {
+pub(crate) fn is_same_socket(sock: &Sock, fd: c_int) -> bool {
     let known = sock.cookie.load(Ordering::Relaxed);
-    match number(fd, SO_COOKIE) {
+    match u64_option(fd, SO_COOKIE) {
         Ok(cookie) => known == 0 || known == cookie,
         Err(why) => !matches!(why, EBADF | ENOTSOCK),
     }
@@ -54,34 +54,34 @@ pub(crate) fn is(sock: &Sock, fd: c_int) -> bool {
 
 /// Whether `fd` is `sock`, as far as the table says so. If it is not any more, what it meant is closed. Without locks.
 #[cold]
-pub(crate) fn look(sock: &Sock, fd: c_int) -> bool {
+pub(crate) fn revalidate(sock: &Sock, fd: c_int) -> bool {
     let entry = Entry::Sock(sock.index());
-    if table::entry(fd) != entry || is(sock, fd) {
+    if table::entry(fd) != entry || is_same_socket(sock, fd) {
         return true;
     }
     // In the child of a vfork the table is the parent's.
-    if me::is_ours() {
-        descriptors::closed_unseen(fd, entry);
+    if thread::is_own_process() {
+        descriptors::handle_untracked_close(fd, entry);
     }
     false
 }
 
 /// The UDP socket behind `fd`: [`table::sock`], for calls that can afford to ask the kernel.
 pub(crate) fn sock(fd: c_int) -> Option<&'static Sock> {
-    table::sock(fd).filter(|sock| look(sock, fd))
+    table::sock(fd).filter(|sock| revalidate(sock, fd))
 }
 
 /// A socket has lanes or queues from now on.
-pub(crate) fn note(shared: &Shared) {
+pub(crate) fn record_port(shared: &Shared) {
     let port = shared.port.load(Ordering::Relaxed) as usize & 0xffff;
     PORTS[port / 64].fetch_or(1 << (port % 64), Ordering::Relaxed);
 }
 
 /// Looks at all descriptors of `sock`. Whether one was closed unseen.
-pub(crate) fn look_at_all(sock: &Sock) -> bool {
+pub(crate) fn revalidate_all(sock: &Sock) -> bool {
     let entry = Entry::Sock(sock.index());
-    let all = table::known(0, u32::MAX).filter(|(_, at)| *at == entry);
-    all.fold(false, |any, (fd, _)| !look(sock, fd) || any)
+    let all = table::tracked(0, u32::MAX).filter(|(_, at)| *at == entry);
+    all.fold(false, |any, (fd, _)| !revalidate(sock, fd) || any)
 }
 
 /// Looks at all sockets with lanes or queues; with a port, at those of that port. Whether one was closed unseen.
@@ -97,15 +97,15 @@ pub(crate) fn sweep(port: Option<u16>) -> bool {
     };
     let mut any = false;
     for sock in Sock::in_use() {
-        if (sock.lane_fds().next().is_some() || sock.loan().is_some()) && has_port(sock) {
-            any |= look_at_all(sock);
+        if (sock.lane_fds().next().is_some() || sock.lease().is_some()) && has_port(sock) {
+            any |= revalidate_all(sock);
         }
     }
     any
 }
 
 /// [`sweep`] for the port of an address of the program, of which the kernel has read `len` bytes.
-pub(crate) fn sweep_for(addr: *const sockaddr, len: socklen_t) -> bool {
+pub(crate) fn sweep_addr(addr: *const sockaddr, len: socklen_t) -> bool {
     if addr.is_null() || (len as usize) < size_of::<libc::sockaddr_in>() {
         return false;
     }

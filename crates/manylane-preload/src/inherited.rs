@@ -8,7 +8,7 @@ use manylane_sys::shim::Reason;
 
 use crate::sock::{PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{inside, lanes, mirror, real, report, start};
+use crate::{lanes, quiesce, real, report, sockopt, start};
 
 /// Looks at what there is; once, at start. Without a report nobody wants to know.
 pub(crate) fn find() {
@@ -16,36 +16,36 @@ pub(crate) fn find() {
         return;
     }
     let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return };
-    all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).for_each(note);
+    all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).for_each(register);
 }
 
-fn note(fd: c_int) {
-    let is_udp = mirror::number(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP);
+fn register(fd: c_int) {
+    let is_udp = sockopt::int_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP);
     let port = || lanes::local_addr(fd).map(|addr| addr.port()).filter(|port| *port != 0);
-    let is_taken = |port: u16| start::settings().is_some_and(|settings| settings.takes(port));
+    let is_taken = |port: u16| start::settings().is_some_and(|settings| settings.allows_port(port));
     if table::entry(fd) != Entry::None || !is_udp || !port().is_some_and(is_taken) {
         return;
     }
-    let Some(sock) = Sock::take(fd) else { return };
-    let Some(shared) = sock.share() else { return sock.give_back() };
+    let Some(sock) = Sock::alloc(fd) else { return };
+    let Some(shared) = sock.map_shared() else { return sock.release() };
     shared.inherited.store(1, Ordering::Relaxed);
     shared.mode.store(PLAIN, Ordering::Release);
     if table::set(fd, Entry::Sock(sock.index())).is_none() {
-        sock.give_back();
+        sock.release();
     }
 }
 
 /// A socket that is plain is received on.
 #[inline]
-pub(crate) fn tell(shared: &Shared, fd: c_int) {
-    if shared.inherited.load(Ordering::Relaxed) != 0 && inside::enter() {
-        tell_now(shared, fd);
-        inside::leave();
+pub(crate) fn report_inherited(shared: &Shared, fd: c_int) {
+    if shared.inherited.load(Ordering::Relaxed) != 0 && quiesce::enter() {
+        report_inherited_now(shared, fd);
+        quiesce::leave();
     }
 }
 
 #[cold]
-fn tell_now(shared: &Shared, fd: c_int) {
+fn report_inherited_now(shared: &Shared, fd: c_int) {
     let errno = real::errno();
     if shared.inherited.swap(0, Ordering::Relaxed) != 0 {
         report::count_socket();

@@ -15,72 +15,72 @@
 //! | `table.rs` | descriptor to socket or epoll instance; a descriptor that is not ours goes no further |
 //! | `identity.rs` | whether a descriptor still is what the table says |
 //! | `descriptors.rs`, `process.rs`, `options.rs`, `signals.rs` | calls that change what a descriptor means |
-//! | `fresh.rs`, `syscall.rs`, `inherited.rs` | descriptors that are handed out, closed by number, or there from the start |
-//! | `receive.rs`, `order.rs`, `look.rs` | receiving: the calls; in which order they look at lanes; what waits in which |
-//! | `wait.rs`, `select.rs`, `epoll/`, `entries.rs` | waiting: for which lane, and how long at most; room for what is waited for |
-//! | `alone.rs` | a program with one receiver goes straight through |
-//! | `hold.rs`, `deliver.rs` | datagrams taken ahead, many with one call; into the program's buffers |
-//! | `overtake.rs` | under overload, the newest wins (`--overload newest`) |
-//! | `pace.rs` | the pause before a sleep, for more than one datagram |
-//! | `send.rs`, `gather.rs` | sending: from which lane; replies that are sent together |
-//! | `sock.rs`, `me.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
+//! | `new_fds.rs`, `syscall.rs`, `inherited.rs` | descriptors that are handed out, closed by number, or there from the start |
+//! | `receive.rs`, `recv_call.rs`, `readiness.rs` | receiving: the calls; in which order they look at lanes; what waits in which |
+//! | `wait.rs`, `select.rs`, `epoll/`, `pollfds.rs` | waiting: for which lane, and how long at most; room for what is waited for |
+//! | `single_receiver.rs` | a program with one receiver goes straight through |
+//! | `prefetch.rs`, `recv_bufs.rs` | datagrams taken ahead, many with one call; into the program's buffers |
+//! | `head_drop.rs` | under overload, the newest wins (`--overload newest`) |
+//! | `rx_coalesce.rs` | the pause before a sleep, for more than one datagram |
+//! | `send.rs`, `send_batch.rs` | sending: from which lane; replies that are sent together |
+//! | `sock.rs`, `thread.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
 //! | `lanes/` | when lanes are made, who owns which, how a socket falls back |
-//! | `rest.rs` | threads beyond the processors rest: their lanes are not steered to |
-//! | `reach.rs` | which lanes others must look at: why nothing is out of reach |
-//! | `life.rs`, `mend.rs`, `points.rs` | who is alive; what the living do for the dead; where tests have somebody die |
-//! | `open.rs`, `hidden.rs`, `mirror.rs`, `steer.rs` | a lane's kernel socket, its number, its options, its steering |
-//! | `loan.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
-//! | `inside.rs`, `aside.rs`, `leftovers.rs`, `aftermath.rs` | standing aside before a seccomp filter |
+//! | `active_set.rs` | threads beyond the processors rest: their lanes are not steered to |
+//! | `coverage.rs` | which lanes others must look at: why nothing is out of reach |
+//! | `liveness.rs`, `recovery.rs`, `failpoint.rs` | who is alive; what the living do for the dead; where tests have somebody die |
+//! | `lane_socket.rs`, `hidden_fds.rs`, `sockopt.rs`, `steer.rs` | a lane's kernel socket, its number, its options, its steering |
+//! | `lease.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
+//! | `quiesce.rs`, `seccomp.rs`, `leftovers.rs`, `detached.rs` | standing aside before a seccomp filter |
 //! | `report.rs` | what the launcher reads |
 
 #![cfg_attr(test, allow(dead_code, reason = "without its exports, most of the library is called by nobody"))]
 
-mod aftermath;
-mod alone;
-mod aside;
+mod active_set;
 mod calls;
-mod deliver;
+mod coverage;
 mod descriptors;
-mod entries;
+mod detached;
 mod epoll;
+mod failpoint;
 mod frames;
-mod fresh;
-mod gather;
-mod hidden;
-mod hold;
+mod head_drop;
+mod hidden_fds;
 mod identity;
 mod inherited;
-mod inside;
+mod lane_socket;
 mod lanes;
+mod lease;
 mod leftovers;
-mod life;
-mod loan;
+mod liveness;
 mod lock;
-mod look;
-mod me;
 mod memory;
-mod mend;
-mod mirror;
-mod open;
+mod new_fds;
 mod options;
-mod order;
-mod overtake;
-mod pace;
-mod points;
+mod pollfds;
+mod prefetch;
 mod process;
 mod queues;
-mod reach;
+mod quiesce;
+mod readiness;
 mod real;
 mod receive;
+mod recovery;
+mod recv_bufs;
+mod recv_call;
 mod report;
-mod rest;
+mod rx_coalesce;
+mod seccomp;
 mod select;
 mod send;
+mod send_batch;
 mod settings;
 mod signals;
+mod single_receiver;
 mod sock;
+mod sockopt;
 mod start;
 mod steer;
 mod syscall;
 mod table;
+mod thread;
 mod wait;

@@ -1,30 +1,30 @@
 //! The lock around what changes modes and lanes. Never taken to receive or to send on a lane.
 //!
 //! Signals are blocked while it is held, so that no handler of the same thread can meet it taken; a thread elsewhere
-//! holds it for some system calls at most. It holds the life (`life.rs`) of who has it: a lock of the dead is as good as
-//! open, and what they had begun is finished by the next one (`mend.rs`). A holder that is stopped may come back: who wants
+//! holds it for some system calls at most. It holds the life (`liveness.rs`) of who has it: a lock of the dead is as good as
+//! open, and what they had begun is finished by the next one (`recovery.rs`). A holder that is stopped may come back: who wants
 //! the lock gives up after a while, and the socket stays as it is.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::life;
-use crate::me;
+use crate::liveness;
+use crate::thread;
 
 /// Yields before sleeping, and sleeps before giving up: the holder may be waiting for a grace period, or for its turn on a
 /// machine that is busy. Only one that is stopped takes longer than these 5 s.
-const YIELDS: u32 = 100;
-const SLEEPS: u32 = 10_000;
-const SLEEP: Duration = Duration::from_micros(500);
+const YIELDS_MAX: u32 = 100;
+const SLEEPS_MAX: u32 = 10_000;
+const SLEEP_INTERVAL: Duration = Duration::from_micros(500);
 
 /// Held by a thread without a life, of which nobody will know that it died.
-pub(crate) const SOMEBODY: u64 = u64::MAX;
+pub(crate) const UNTRACKED_HOLDER: u64 = u64::MAX;
 
 /// No signal reaches the calling thread until this is dropped.
-pub(crate) struct Quiet(libc::sigset_t);
+pub(crate) struct SignalMask(libc::sigset_t);
 
-impl Quiet {
+impl SignalMask {
     pub(crate) fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
@@ -37,7 +37,7 @@ impl Quiet {
     }
 }
 
-impl Drop for Quiet {
+impl Drop for SignalMask {
     fn drop(&mut self) {
         // SAFETY: the set is one that pthread_sigmask gave.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
@@ -48,28 +48,28 @@ impl Drop for Quiet {
 pub(crate) struct Guard<'a> {
     word: &'a AtomicU64,
     /// Dropped after the lock was opened.
-    _quiet: Quiet,
+    _signal_mask: SignalMask,
 }
 
 /// Takes the lock, unless somebody else who is alive has it and `wait` says not to wait.
 pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
-    let quiet = Quiet::new();
-    let mine = match me::life() {
-        0 => SOMEBODY,
+    let quiet = SignalMask::new();
+    let mine = match thread::liveness() {
+        0 => UNTRACKED_HOLDER,
         token => token,
     };
-    for attempt in 0..if wait { YIELDS + SLEEPS } else { 1 } {
+    for attempt in 0..if wait { YIELDS_MAX + SLEEPS_MAX } else { 1 } {
         let holder = word.load(Ordering::Relaxed);
         // A token is never used twice: who is seen dead here and is in the word below is the same.
-        if (holder == 0 || life::is_dead(holder))
+        if (holder == 0 || liveness::has_exited(holder))
             && word.compare_exchange(holder, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         {
-            return Some(Guard { word, _quiet: quiet });
+            return Some(Guard { word, _signal_mask: quiet });
         }
-        if wait && attempt < YIELDS {
+        if wait && attempt < YIELDS_MAX {
             std::thread::yield_now();
         } else if wait {
-            std::thread::sleep(SLEEP);
+            std::thread::sleep(SLEEP_INTERVAL);
         }
     }
     None
@@ -77,9 +77,9 @@ pub(crate) fn lock(word: &AtomicU64, wait: bool) -> Option<Guard<'_>> {
 
 /// Whether somebody died with the lock.
 #[inline]
-pub(crate) fn is_of_the_dead(word: &AtomicU64) -> bool {
+pub(crate) fn is_holder_dead(word: &AtomicU64) -> bool {
     let holder = word.load(Ordering::Relaxed);
-    holder != 0 && life::is_dead(holder)
+    holder != 0 && liveness::has_exited(holder)
 }
 
 impl Drop for Guard<'_> {

@@ -8,12 +8,13 @@ use libc::{c_int, c_ulong, c_void, socklen_t, timeval};
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
-use crate::look::ready;
-use crate::reach::uncovered;
+use crate::coverage::uncovered;
+use crate::readiness::ready_lanes;
 use crate::receive::is_managed;
-use crate::sock::{LANED, PLAIN, Shared, Sock};
+use crate::sock::{MULTI_LANE, PLAIN, Shared, Sock};
 use crate::{
-    aftermath, gather, hidden, hold, identity, inside, lanes, me, mirror, queues, real, start, table,
+    detached, hidden_fds, identity, lanes, prefetch, queues, quiesce, real, send_batch, sockopt, start,
+    table, thread,
 };
 
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -28,48 +29,48 @@ pub(crate) fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    gather::flush();
+    send_batch::flush();
     let Some(sock) = identity::sock(fd) else {
-        return call::setsockopt(hidden::seen(fd), level, name, value, len);
+        return call::setsockopt(hidden_fds::kernel_fd(fd), level, name, value, len);
     };
     // What other threads have sent was sent before the option was in force.
-    if start::gathers()
+    if start::is_send_batching()
         && let Some(shared) = sock.shared()
     {
-        gather::flush_all(sock, shared, fd);
+        send_batch::flush_all(sock, shared, fd);
     }
     if level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) {
         return set_timeout(sock, fd, name, value, len);
     }
-    if mirror::concerns_frames(level, name) && sock.shared().is_some_and(queues::are_open) {
+    if sockopt::affects_frames(level, name) && sock.shared().is_some_and(queues::is_open) {
         lanes::fall_back(sock, fd, Reason::Control);
     }
-    if let Some(reason) = mirror::spoils(level, name).filter(|_| !is_zero(value, len)) {
+    if let Some(reason) = sockopt::plain_reason(level, name).filter(|_| !is_zero(value, len)) {
         // Before the option is in force: what it changes must not meet lanes.
         lanes::fall_back(sock, fd, reason);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT) && !is_zero(value, len) {
-        lanes::forget_steering(sock, fd);
+        lanes::detach_steering(sock, fd);
     }
     // Off is what it is for the program already: the group stays.
-    if mirror::brings_control(level, name)
+    if sockopt::enables_cmsg(level, name)
         && !is_zero(value, len)
         && let Some(shared) = sock.shared()
     {
         // What is taken from now on comes with what was asked for.
-        hold::one_by_one(shared, fd, Reason::OneControl);
+        prefetch::disable(shared, fd, Reason::NoPrefetchControl);
     }
     if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEPORT)
         && is_zero(value, len)
-        && sock.shared().is_some_and(is_group)
+        && sock.shared().is_some_and(is_in_group)
     {
         return 0;
     }
     let done = call::setsockopt(fd, level, name, value, len);
-    if done == 0 && mirror::is_mirrored(level, name) {
+    if done == 0 && sockopt::is_replicated(level, name) {
         let errno = real::errno();
         for (_, lane) in sock.lane_fds() {
-            mirror::copy_one(fd, lane, level, name);
+            sockopt::replicate_one(fd, lane, level, name);
         }
         real::set_errno(errno);
     }
@@ -77,7 +78,7 @@ pub(crate) fn setsockopt(
 }
 
 /// Whether the socket shares its port with lanes, so that SO_REUSEPORT is the library's own.
-fn is_group(shared: &Shared) -> bool {
+fn is_in_group(shared: &Shared) -> bool {
     shared.lanes.load(Ordering::Acquire) > 1 && shared.mode() != PLAIN
 }
 
@@ -97,7 +98,7 @@ fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void
     if !fits || !bounded {
         let done = call::setsockopt(fd, libc::SOL_SOCKET, name, value, len);
         if done == 0 && fits {
-            remember(sock, value);
+            store_timeout(sock, value);
         }
         return done;
     }
@@ -107,16 +108,16 @@ fn set_timeout(sock: &'static Sock, fd: c_int, name: c_int, value: *const c_void
         real::set_errno(libc::EDOM);
         return -1;
     }
-    remember(sock, value);
+    store_timeout(sock, value);
     0
 }
 
-fn remember(sock: &'static Sock, value: *const c_void) {
+fn store_timeout(sock: &'static Sock, value: *const c_void) {
     // SAFETY: the caller has checked the length.
     let time = unsafe { value.cast::<timeval>().read_unaligned() };
     // A negative time is none at all: the kernel takes it for a receive that does not wait. Too odd to imitate.
     let us = time.tv_sec.max(0) as u64 * 1_000_000 + time.tv_usec.max(0) as u64;
-    let us = in_ticks(us);
+    let us = round_to_ticks(us);
     sock.timeout_us.store(us, Ordering::Relaxed);
     if let Some(shared) = sock.shared() {
         shared.timeout_us.store(us, Ordering::Relaxed);
@@ -124,7 +125,7 @@ fn remember(sock: &'static Sock, value: *const c_void) {
 }
 
 /// A timeout as the kernel keeps it, and tells it: in whole ticks of its clock, rounded up.
-fn in_ticks(us: u64) -> u64 {
+fn round_to_ticks(us: u64) -> u64 {
     let mut tick = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time is ours, and written by the call, which is none of the kernel's; it stays zero should it fail.
     unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
@@ -147,14 +148,14 @@ pub(crate) fn getsockopt(
     let shared = if is_ours { identity::sock(fd).and_then(Sock::shared) } else { None };
     let is_bounded = |shared: &Shared| shared.bounded.load(Ordering::Acquire) != 0;
     let (was_group, was_bounded) =
-        shared.map_or((false, false), |shared| (is_group(shared), is_bounded(shared)));
-    let done = call::getsockopt(hidden::seen(fd), level, name, value, len);
+        shared.map_or((false, false), |shared| (is_in_group(shared), is_bounded(shared)));
+    let done = call::getsockopt(hidden_fds::kernel_fd(fd), level, name, value, len);
     let (Some(shared), 0) = (shared, done) else { return done };
     // SAFETY: the kernel has just written the length.
     let room = unsafe { *len } as usize;
     match name {
         // Set by the program, it would have made the socket plain: what the kernel says is ours.
-        libc::SO_REUSEPORT if was_group || is_group(shared) => {
+        libc::SO_REUSEPORT if was_group || is_in_group(shared) => {
             // SAFETY: the kernel has just written as many bytes here.
             unsafe { value.cast::<u8>().write_bytes(0, room.min(size_of::<c_int>())) };
         }
@@ -173,48 +174,52 @@ pub(crate) fn getsockopt(
 
 pub(crate) fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     if table::sock(fd).is_none() {
-        return call::ioctl(hidden::seen(fd), request, arg);
+        return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
     }
-    if !inside::enter() {
-        return aftermath::ioctl(fd, request, arg);
+    if !quiesce::enter() {
+        return detached::ioctl(fd, request, arg);
     }
-    let done = ioctl_of_ours(fd, request, arg);
-    inside::leave();
+    let done = ioctl_tracked(fd, request, arg);
+    quiesce::leave();
     done
 }
 
-fn ioctl_of_ours(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
+fn ioctl_tracked(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
     let Some((sock, shared)) = identity::sock(fd).and_then(|sock| Some((sock, sock.shared()?))) else {
-        return call::ioctl(hidden::seen(fd), request, arg);
+        return call::ioctl(hidden_fds::kernel_fd(fd), request, arg);
     };
     match request {
         libc::FIONBIO => {
             let done = call::ioctl(fd, request, arg);
-            nonblocking(fd, shared);
+            update_nonblocking(fd, shared);
             done
         }
         libc::FIONREAD if is_managed(shared) && !arg.is_null() => {
-            let own = me::known(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
-            let mask = if queues::are_draining(shared) { u64::MAX } else { 1 << own.max(0) };
-            if let Some(len) = queues::measure(sock, shared, mask) {
+            let own =
+                thread::cached_member(sock, shared).map_or(-1, |member| member.lane.load(Ordering::Acquire));
+            let mask = if queues::is_draining(shared) { u64::MAX } else { 1 << own.max(0) };
+            if let Some(len) = queues::next_len(sock, shared, mask) {
                 // SAFETY: the program's number, which the kernel would write here.
                 unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
                 return 0;
             }
             // Of a socket that is plain, what is held comes first.
-            let held =
-                if hold::has_leftovers(sock, shared, fd) { hold::measure(sock, u64::MAX) } else { None };
-            let lane = held.map_or_else(|| lane_to_measure(sock, shared, fd), |(_, lane)| lane);
-            let held = held.or_else(|| hold::measure(sock, 1 << lane)).map(|(len, _)| len);
+            let held = if prefetch::has_leftovers(sock, shared, fd) {
+                prefetch::next_len(sock, u64::MAX)
+            } else {
+                None
+            };
+            let lane = held.map_or_else(|| next_recv_lane(sock, shared, fd), |(_, lane)| lane);
+            let held = held.or_else(|| prefetch::next_len(sock, 1 << lane)).map(|(len, _)| len);
             if held.is_some() {
-                me::peek(sock, lane);
+                thread::set_peeked(sock, lane);
             }
-            if let Some(len) = held.or_else(|| queues::measure(sock, shared, 1 << lane)) {
+            if let Some(len) = held.or_else(|| queues::next_len(sock, shared, 1 << lane)) {
                 // SAFETY: as above.
                 unsafe { arg.cast::<c_int>().write_unaligned(len as c_int) };
                 return 0;
             }
-            me::peek(sock, lane);
+            thread::set_peeked(sock, lane);
             call::ioctl(sock.fd_of(lane, fd), request, arg)
         }
         SIOCGSTAMP | SIOCGSTAMPNS | FIOASYNC => {
@@ -226,22 +231,22 @@ fn ioctl_of_ours(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int {
 }
 
 /// The lane that the calling thread would receive from.
-fn lane_to_measure(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
+fn next_recv_lane(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
     let errno = real::errno();
-    let own = me::member(sock, shared, fd).map_or(-1, |member| member.lane.load(Ordering::Acquire));
+    let own = thread::member(sock, shared, fd).map_or(-1, |member| member.lane.load(Ordering::Acquire));
     let own = usize::try_from(own).unwrap_or(0);
     let mut lane = own;
-    let retired = shared.retired.load(Ordering::Acquire) & !hold::HOLDS;
-    let older = shared.first.load(Ordering::Acquire) | retired;
+    let retired = shared.retired.load(Ordering::Acquire) & !prefetch::PREFETCH_BIT;
+    let older = shared.drain_first.load(Ordering::Acquire) | retired;
     for mask in [older, 1 << own] {
-        let has = ready(sock, shared, fd, mask);
+        let has = ready_lanes(sock, shared, fd, mask);
         if has != 0 {
             real::set_errno(errno);
             return has.trailing_zeros() as usize;
         }
     }
-    if shared.mode() == LANED {
-        let has = ready(sock, shared, fd, uncovered(sock, shared, Some(own)));
+    if shared.mode() == MULTI_LANE {
+        let has = ready_lanes(sock, shared, fd, uncovered(sock, shared, Some(own)));
         if has != 0 {
             lane = has.trailing_zeros() as usize;
         }
@@ -251,7 +256,7 @@ fn lane_to_measure(sock: &'static Sock, shared: &Shared, fd: c_int) -> usize {
 }
 
 /// The program has made `fd` blocking or non-blocking.
-pub(crate) fn nonblocking(fd: c_int, shared: &Shared) {
+pub(crate) fn update_nonblocking(fd: c_int, shared: &Shared) {
     let errno = real::errno();
     let flags = call::fcntl(fd, libc::F_GETFL, 0);
     if flags >= 0 {

@@ -7,116 +7,121 @@ use manylane_sys::shim::Reason;
 
 use crate::calls::{self, call};
 use crate::epoll::Epoll;
-use crate::sock::{LANED, Sock};
+use crate::sock::{MULTI_LANE, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, gather, hidden, identity, inside, lanes, me, mend, real, report};
+use crate::{
+    hidden_fds, identity, lanes, quiesce, real, recovery, report, send_batch, single_receiver, thread,
+};
 
 type Args = *const *const c_char;
 
 /// Before a fork. What lanes there will be has to exist now: a socket that one process opens later is out of reach of
 /// the others, and what it held would be lost with its process.
 pub(crate) extern "C" fn before_fork() {
-    if !inside::enter() {
+    if !quiesce::enter() {
         return;
     }
-    if me::is_ours() {
-        prepare();
+    if thread::is_own_process() {
+        prepare_fork();
     }
-    inside::leave();
+    quiesce::leave();
 }
 
-fn prepare() {
-    gather::flush();
+fn prepare_fork() {
+    send_batch::flush();
     // Lanes that live on in the child would keep the port for as long as that does.
     identity::sweep(None);
-    lanes::open_in_advance();
+    lanes::preopen_lanes();
     Sock::before_fork();
     for sock in Sock::in_use() {
         if sock.shared().is_none() {
             // Not bound yet: the other process will know nothing of what this one makes of it.
-            sock.spoil(Reason::Forked);
+            sock.mark_plain(Reason::Forked);
         }
         // Asked for again: it may be bound at this moment.
         if let Some(shared) = sock.shared() {
             // Under the lock: who opens lanes has it, and must not go on with it after the fork.
-            let _guard = mend::lock(sock, shared, true);
+            let _guard = recovery::lock(sock, shared, true);
             shared.forked.store(1, Ordering::SeqCst);
         }
     }
-    alone::leave_all();
+    single_receiver::disarm_all();
 }
 
 /// In the child of a fork: what threads of the parent remembered is not the child's.
 pub(crate) extern "C" fn in_child() {
-    if inside::is_due() {
+    if quiesce::is_detaching() {
         return;
     }
-    inside::in_child();
-    me::start();
+    quiesce::in_child();
+    thread::start();
     Epoll::in_child();
     Sock::in_child();
-    hidden::in_child();
-    alone::leave_all();
+    hidden_fds::in_child();
+    single_receiver::disarm_all();
     report::count_process();
 }
 
 /// The process, or one that it was forked from, has gone to another network namespace, or may have.
-static HAS_MOVED: AtomicBool = AtomicBool::new(false);
+static HAS_CHANGED_NETNS: AtomicBool = AtomicBool::new(false);
 
 /// Whether a socket that is opened now may be in another network namespace than one that was opened before, as far as the C
 /// library was asked for it.
-pub(crate) fn has_moved() -> bool {
-    HAS_MOVED.load(Ordering::SeqCst)
+pub(crate) fn has_changed_netns() -> bool {
+    HAS_CHANGED_NETNS.load(Ordering::SeqCst)
 }
 
 pub(crate) fn unshare(what: c_int) -> c_int {
     if what & libc::CLONE_NEWNET != 0 {
-        HAS_MOVED.store(true, Ordering::SeqCst);
+        HAS_CHANGED_NETNS.store(true, Ordering::SeqCst);
     }
     call::unshare(what)
 }
 
 pub(crate) fn setns(fd: c_int, kind: c_int) -> c_int {
-    HAS_MOVED.store(true, Ordering::SeqCst);
-    call::setns(hidden::seen(fd), kind)
+    HAS_CHANGED_NETNS.store(true, Ordering::SeqCst);
+    call::setns(hidden_fds::kernel_fd(fd), kind)
 }
 
-fn before_privileges_go() {
+fn before_privilege_drop() {
     // SAFETY: geteuid(2) takes nothing and touches no memory.
-    if me::is_ours() && unsafe { libc::geteuid() } == 0 {
-        lanes::open_in_advance();
+    if thread::is_own_process() && unsafe { libc::geteuid() } == 0 {
+        lanes::preopen_lanes();
     }
 }
 
 pub(crate) fn setuid(uid: uid_t) -> c_int {
-    before_privileges_go();
+    before_privilege_drop();
     call::setuid(uid)
 }
 
 pub(crate) fn seteuid(uid: uid_t) -> c_int {
-    before_privileges_go();
+    before_privilege_drop();
     call::seteuid(uid)
 }
 
 pub(crate) fn setreuid(real: uid_t, effective: uid_t) -> c_int {
-    before_privileges_go();
+    before_privilege_drop();
     call::setreuid(real, effective)
 }
 
 pub(crate) fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
-    before_privileges_go();
+    before_privilege_drop();
     call::setresuid(real, effective, saved)
 }
 
 /// A program is started that inherits what is not closed on exec. It may receive, and would only see the first lane.
 fn before_exec() {
     // Should there be no such program, threads go on keeping replies.
-    gather::the_end(false);
-    for (fd, entry) in table::known(0, u32::MAX) {
+    send_batch::flush_at_exit(false);
+    for (fd, entry) in table::tracked(0, u32::MAX) {
         let Entry::Sock(index) = entry else { continue };
         let sock = Sock::at(index);
-        let laned = sock.shared().is_some_and(|shared| shared.mode() == LANED);
-        if laned && identity::look(sock, fd) && call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0 {
+        let laned = sock.shared().is_some_and(|shared| shared.mode() == MULTI_LANE);
+        if laned
+            && identity::revalidate(sock, fd)
+            && call::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0
+        {
             lanes::fall_back(sock, fd, Reason::Exec);
         }
     }
@@ -144,7 +149,7 @@ pub(crate) fn execvpe(path: *const c_char, args: Args, env: Args) -> c_int {
 
 pub(crate) fn fexecve(fd: c_int, args: Args, env: Args) -> c_int {
     before_exec();
-    call::fexecve(hidden::seen(fd), args, env)
+    call::fexecve(hidden_fds::kernel_fd(fd), args, env)
 }
 
 pub(crate) fn posix_spawn(
@@ -172,29 +177,29 @@ pub(crate) fn posix_spawnp(
 }
 
 /// The process ends without the handlers of `exit`.
-pub(crate) fn end_now(status: c_int) {
-    gather::the_end(true);
+pub(crate) fn exit_now(status: c_int) {
+    send_batch::flush_at_exit(true);
     call::_exit(status);
 }
 
-/// As [`end_now`]; what a handler of `at_quick_exit` sends goes out at once.
-pub(crate) fn end_quickly(status: c_int) {
-    gather::the_end(true);
+/// As [`exit_now`]; what a handler of `at_quick_exit` sends goes out at once.
+pub(crate) fn quick_exit(status: c_int) {
+    send_batch::flush_at_exit(true);
     call::quick_exit(status);
 }
 
 pub(crate) fn sleep(seconds: c_uint) -> c_int {
-    gather::flush();
+    send_batch::flush();
     call::sleep(seconds)
 }
 
 pub(crate) fn usleep(microseconds: c_uint) -> c_int {
-    gather::flush();
+    send_batch::flush();
     call::usleep(microseconds)
 }
 
 pub(crate) fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
-    gather::flush();
+    send_batch::flush();
     call::nanosleep(time, left)
 }
 
@@ -204,13 +209,13 @@ pub(crate) fn clock_nanosleep(
     time: *const timespec,
     left: *mut timespec,
 ) -> c_int {
-    gather::flush();
+    send_batch::flush();
     call::clock_nanosleep(clock, flags, time, left)
 }
 
 /// Whether a process is gone: nobody has its number, or it has ended and its parent has not asked for it yet.
 #[cold]
-pub(crate) fn is_gone(pid: pid_t) -> bool {
+pub(crate) fn has_exited(pid: pid_t) -> bool {
     let errno = real::errno();
     // SAFETY: signal 0 is sent to nobody; the call only says whether it could be.
     let mut gone = unsafe { libc::kill(pid, 0) != 0 } && real::errno() == libc::ESRCH;

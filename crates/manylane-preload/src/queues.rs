@@ -7,13 +7,13 @@
 //!
 //! | stage | who | when it is full or missing |
 //! |---|---|---|
-//! | a frame in the RX ring | whoever takes from the lane: queues first, the companion each [`TURN`]th time and when they are empty | ring full: the kernel counts it |
+//! | a frame in the RX ring | whoever takes from the lane: queues first, the companion each [`KERNEL_RECV_INTERVAL`]th time and when they are empty | ring full: the kernel counts it |
 //! | judged | broken ones are passed over, as the kernel drops them | |
 //! | in the program's buffers | copied under the queue's lock; the frame goes back at once | |
 //! | a reply | written into a free frame of a queue of the next hop's device | no next hop, no frame, longer than the MTU, control messages, flags: by the companion |
 //! | the kernel told ([`flush`]) | at once; while more waits to be received, together with the replies to that | the launcher looks every few milliseconds, too |
 //!
-//! Which queues a lane has changes under the socket's lock ([`spread`]), as lanes come and go; what is in a queue goes along.
+//! Which queues a lane has changes under the socket's lock ([`distribute`]), as lanes come and go; what is in a queue goes along.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -23,59 +23,59 @@ use std::ptr;
 use std::sync::atomic::Ordering;
 
 use libc::pollfd;
-use manylane_sys::hops::{Hop, Pair};
-use manylane_sys::lend::QUEUES;
-use manylane_sys::xsk::{Borrowed, Held, Holder};
+use manylane_sys::lease::QUEUES_MAX;
+use manylane_sys::next_hops::{AddrPair, NextHop};
+use manylane_sys::xsk::{Holder, LeasedQueue, QueueGuard};
 
-use crate::deliver::{Into, Parcel};
-use crate::frames::{self, Out};
-use crate::loan::{CLOSED, DRAINING, Loan, OPEN};
-use crate::sock::{LANED, MAX_LANES, Member, Shared, Sock};
-use crate::{inside, life, loan, me, points, real, report, start};
+use crate::frames::{self, TxDatagram};
+use crate::lease::{CLOSED, DRAINING, Lease, OPEN};
+use crate::recv_bufs::{DatagramRef, RecvBufs};
+use crate::sock::{MAX_LANES, MULTI_LANE, Member, Shared, Sock};
+use crate::{failpoint, lease, liveness, quiesce, real, report, start, thread};
 
 /// A companion has its turn each so many receives, should the queues never be empty.
-pub(crate) const TURN: u32 = 16;
+pub(crate) const KERNEL_RECV_INTERVAL: u32 = 16;
 /// A launcher that was not there for so long, in milliseconds, keeps no next hops any more.
-const BEAT: u32 = 2000;
+const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
 /// Broken frames that one receive passes over.
-const BROKEN: u32 = 256;
+const BAD_FRAMES_MAX: u32 = 256;
 
 struct Pending {
     /// Queues of the loan at `loan` that hold what the kernel was not told of.
     mask: Cell<u32>,
     count: Cell<u32>,
-    loan: Cell<*const Loan>,
+    lease: Cell<*const Lease>,
     /// The number of the last packet that routers may cut up.
-    id: Cell<u16>,
+    ip_id: Cell<u16>,
 }
 
 thread_local! {
     // Without a destructor and with a constant: neither the heap nor a registration is involved.
     static PENDING: Pending = const {
-        Pending { mask: Cell::new(0), count: Cell::new(0), loan: Cell::new(ptr::null()), id: Cell::new(0) }
+        Pending { mask: Cell::new(0), count: Cell::new(0), lease: Cell::new(ptr::null()), ip_id: Cell::new(0) }
     };
 }
 
 /// Whether frames come to queues of this socket.
 #[inline]
-pub(crate) fn are_open(shared: &Shared) -> bool {
-    shared.loan.load(Ordering::Acquire) == OPEN
+pub(crate) fn is_open(shared: &Shared) -> bool {
+    shared.lease.load(Ordering::Acquire) == OPEN
 }
 
 /// Whether queues still hold what came before the socket was plain.
 #[inline]
-pub(crate) fn are_draining(shared: &Shared) -> bool {
-    shared.loan.load(Ordering::Acquire) == DRAINING
+pub(crate) fn is_draining(shared: &Shared) -> bool {
+    shared.lease.load(Ordering::Acquire) == DRAINING
 }
 
 /// The queues of the lanes of `mask`, with their numbers.
-fn of_lanes<'a>(
+fn lane_queues<'a>(
     sock: &'static Sock,
     shared: &'a Shared,
     mask: u64,
-) -> impl Iterator<Item = (usize, &'static Borrowed)> + 'a {
-    let live = matches!(shared.loan.load(Ordering::Acquire), OPEN | DRAINING);
-    let loan = if live { sock.loan() } else { None };
+) -> impl Iterator<Item = (usize, &'static LeasedQueue)> + 'a {
+    let live = matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING);
+    let loan = if live { sock.lease() } else { None };
     let all = loan.map_or(&[][..], |loan| &loan.queues);
     all.iter().enumerate().filter_map(move |(number, queue)| {
         let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES;
@@ -84,30 +84,30 @@ fn of_lanes<'a>(
 }
 
 /// A bit for each lane of `mask` of which a queue has something.
-pub(crate) fn ready(sock: &'static Sock, shared: &Shared, mask: u64) -> u64 {
-    if !are_open(shared) {
+pub(crate) fn ready_lanes(sock: &'static Sock, shared: &Shared, mask: u64) -> u64 {
+    if !is_open(shared) {
         return 0;
     }
-    of_lanes(sock, shared, mask)
+    lane_queues(sock, shared, mask)
         .filter(|(_, queue)| queue.has_received())
         .fold(0, |all, (number, _)| all | 1 << (shared.queue_lane[number].load(Ordering::Relaxed) % 64))
 }
 
 /// Whether queues hold what is older than all that comes now.
 pub(crate) fn has_leftovers(sock: &'static Sock, shared: &Shared) -> bool {
-    are_draining(shared) && of_lanes(sock, shared, u64::MAX).any(|(_, queue)| queue.has_received())
+    is_draining(shared) && lane_queues(sock, shared, u64::MAX).any(|(_, queue)| queue.has_received())
 }
 
 /// Adds the sockets of the queues of the lanes of `mask` to what is asked of ppoll(2), behind the first `count`.
-pub(crate) fn append(
+pub(crate) fn append_pollfds(
     sock: &'static Sock,
     shared: &Shared,
     mask: u64,
     fds: &mut [pollfd],
     mut count: usize,
 ) -> usize {
-    if are_open(shared) {
-        for (_, queue) in of_lanes(sock, shared, mask) {
+    if is_open(shared) {
+        for (_, queue) in lane_queues(sock, shared, mask) {
             let Some(place) = fds.get_mut(count) else { break };
             *place = pollfd { fd: queue.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
             count += 1;
@@ -117,10 +117,10 @@ pub(crate) fn append(
 }
 
 #[inline]
-fn hold(queue: &'static Borrowed) -> Option<Held<'static>> {
-    let own = Holder::new(queue.terms().loan, me::token());
+fn lock_queue(queue: &'static LeasedQueue) -> Option<QueueGuard<'static>> {
+    let own = Holder::new(queue.terms().lease_id, thread::holder_token());
     // Tokens of another program mean nothing here. When all of it is dead, the launcher breaks its lock.
-    queue.lock(own, |holder| loan::is_ours(holder.loan()) && life::is_dead(holder.token()))
+    queue.lock(own, |holder| lease::is_own_lease(holder.lease()) && liveness::has_exited(holder.token()))
 }
 
 /// Receives from the queues of a lane for a call of the program: what the call returns, and of how many datagrams. None if
@@ -131,61 +131,61 @@ pub(crate) fn receive(
     shared: &Shared,
     lane: usize,
     flags: c_int,
-    into: &Into,
+    into: &RecvBufs,
 ) -> Option<isize> {
-    let loan = sock.loan()?;
-    of_lanes(sock, shared, 1 << lane).find_map(|(number, queue)| {
-        if start::newest_wins() && flags & libc::MSG_PEEK == 0 {
-            make_room(sock, shared, queue);
+    let loan = sock.lease()?;
+    lane_queues(sock, shared, 1 << lane).find_map(|(number, queue)| {
+        if start::is_head_drop() && flags & libc::MSG_PEEK == 0 {
+            drop_stale(sock, shared, queue);
         }
-        if queue.has_received() { take(sock, loan, lane, number, queue, flags, into) } else { None }
+        if queue.has_received() { recv_from(sock, loan, lane, number, queue, flags, into) } else { None }
     })
 }
 
 /// Under overload the newest wins: of a ring that is more than half full, the oldest go unread, down to a quarter.
-fn make_room(sock: &'static Sock, shared: &Shared, queue: &'static Borrowed) {
-    let entries = queue.terms().ring;
-    if queue.waiting() <= entries / 2 {
+fn drop_stale(sock: &'static Sock, shared: &Shared, queue: &'static LeasedQueue) {
+    let entries = queue.terms().ring_size;
+    if queue.rx_pending() <= entries / 2 {
         return;
     }
-    let Some(mut held) = hold(queue) else { return };
+    let Some(mut held) = lock_queue(queue) else { return };
     // Somebody else may have made room meanwhile; what comes after this look stays.
-    let many = queue.waiting().saturating_sub(entries / 4);
-    (0..many).for_each(|_| held.pass());
+    let many = queue.rx_pending().saturating_sub(entries / 4);
+    (0..many).for_each(|_| held.pop());
     drop(held);
-    if let Some(member) = me::known(sock, shared) {
-        report::overtaken(member, many.into());
+    if let Some(member) = thread::cached_member(sock, shared) {
+        report::record_dropped_stale(member, many.into());
     }
 }
 
 /// Takes from one queue.
-fn take(
+fn recv_from(
     sock: &'static Sock,
-    loan: &Loan,
+    loan: &Lease,
     lane: usize,
     number: usize,
-    queue: &'static Borrowed,
+    queue: &'static LeasedQueue,
     flags: c_int,
-    into: &Into,
+    into: &RecvBufs,
 ) -> Option<isize> {
-    let mut held = hold(queue)?;
+    let mut held = lock_queue(queue)?;
     let peeks = flags & libc::MSG_PEEK != 0;
-    let most = if peeks { 1 } else { into.room() };
+    let most = if peeks { 1 } else { into.capacity() };
     let (mut done, mut broken) = (0, 0);
     let mut answer = 0;
-    while done < most && broken < BROKEN && (done == 0 || !into.is_refused(done, flags)) {
-        let Some(frame) = held.first() else { break };
-        match frames::judge(frame, queue.terms().is_virtual_pair) {
+    while done < most && broken < BAD_FRAMES_MAX && (done == 0 || !into.is_invalid(done, flags)) {
+        let Some(frame) = held.peek() else { break };
+        match frames::verify(frame, queue.terms().is_veth) {
             Some((peer, payload)) => {
-                let (name, len) = frames::address(peer, loan.is_v6);
-                let parcel = Parcel { name: &name[..len], payload: [payload, &[]] };
-                answer = into.put(done, &parcel, flags);
+                let (name, len) = frames::sockaddr_bytes(peer, loan.is_v6);
+                let parcel = DatagramRef { name: &name[..len], payload: [payload, &[]] };
+                answer = into.write(done, &parcel, flags);
                 if peeks {
                     done += 1;
-                    points::pass("peeked");
+                    failpoint::hit("peeked");
                     break;
                 }
-                held.pass();
+                held.pop();
                 if answer < 0 {
                     break;
                 }
@@ -202,35 +202,40 @@ fn take(
         return (answer < 0).then_some(answer);
     }
     if peeks {
-        me::peek(sock, lane | (number + 1) << 8);
+        thread::set_peeked(sock, lane | (number + 1) << 8);
     } else if let Some(shared) = sock.shared()
-        && let Some(member) = me::known(sock, shared)
+        && let Some(member) = thread::cached_member(sock, shared)
     {
-        report::by_frames(member, done as u64, 0);
+        report::record_frames(member, done as u64, 0);
     }
-    Some(if into.is_many() { done as isize } else { answer })
+    Some(if into.is_mmsg() { done as isize } else { answer })
 }
 
 /// What the calling thread has peeked at: the same again, of the same queue.
-pub(crate) fn receive_peeked(sock: &'static Sock, peeked: usize, flags: c_int, into: &Into) -> Option<isize> {
+pub(crate) fn receive_peeked(
+    sock: &'static Sock,
+    peeked: usize,
+    flags: c_int,
+    into: &RecvBufs,
+) -> Option<isize> {
     let (lane, number) = (peeked & 0xff, (peeked >> 8).checked_sub(1)?);
-    let loan = sock.loan()?;
+    let loan = sock.lease()?;
     let queue = loan.queues.get(number)?.as_ref()?;
-    take(sock, loan, lane, number, queue, flags, into)
+    recv_from(sock, loan, lane, number, queue, flags, into)
 }
 
 /// Bytes of the datagram that a receive from the lane would bring, and remembers it for that receive.
-pub(crate) fn measure(sock: &'static Sock, shared: &Shared, mask: u64) -> Option<usize> {
-    if !matches!(shared.loan.load(Ordering::Acquire), OPEN | DRAINING) {
+pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Option<usize> {
+    if !matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING) {
         return None;
     }
-    of_lanes(sock, shared, mask).find_map(|(number, queue)| {
-        let mut held = hold(queue)?;
-        for _ in 0..BROKEN {
-            let len = frames::judge(held.first()?, queue.terms().is_virtual_pair).map(|(_, at)| at.len());
+    lane_queues(sock, shared, mask).find_map(|(number, queue)| {
+        let mut held = lock_queue(queue)?;
+        for _ in 0..BAD_FRAMES_MAX {
+            let len = frames::verify(held.peek()?, queue.terms().is_veth).map(|(_, at)| at.len());
             if let Some(len) = len {
                 let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize;
-                me::peek(sock, lane | (number + 1) << 8);
+                thread::set_peeked(sock, lane | (number + 1) << 8);
                 return Some(len);
             }
             held.refuse();
@@ -241,12 +246,12 @@ pub(crate) fn measure(sock: &'static Sock, shared: &Shared, mask: u64) -> Option
 
 /// What is left in the queues of a socket that is plain; none once there is nothing.
 #[cold]
-pub(crate) fn drain(sock: &'static Sock, shared: &Shared, flags: c_int, into: &Into) -> Option<isize> {
-    let loan = sock.loan()?;
-    let found = of_lanes(sock, shared, u64::MAX)
-        .find_map(|(number, queue)| take(sock, loan, 0, number, queue, flags, into));
+pub(crate) fn drain(sock: &'static Sock, shared: &Shared, flags: c_int, into: &RecvBufs) -> Option<isize> {
+    let loan = sock.lease()?;
+    let found = lane_queues(sock, shared, u64::MAX)
+        .find_map(|(number, queue)| recv_from(sock, loan, 0, number, queue, flags, into));
     if found.is_none() && !has_leftovers(sock, shared) {
-        _ = shared.loan.compare_exchange(DRAINING, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
+        _ = shared.lease.compare_exchange(DRAINING, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
     }
     found
 }
@@ -257,36 +262,36 @@ pub(crate) fn send(
     sock: &'static Sock,
     shared: &Shared,
     member: &Member,
-    out: &Out,
+    out: &TxDatagram,
     flags: c_int,
 ) -> Option<isize> {
     if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 {
-        return by_kernel();
+        return flush_for_kernel();
     }
-    let Some(loan) = sock.loan() else { return by_kernel() };
+    let Some(loan) = sock.lease() else { return flush_for_kernel() };
     let lane = usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0);
     let sent = out.len().zip(out.peer(loan.is_v6)).and_then(|(len, peer)| {
         // A wildcard of IPv6 is one of IPv4, too.
         let any = loan.local.is_unspecified() && peer.is_ipv4();
         let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { loan.local };
-        let pair = Pair::new(local, peer.ip())?;
+        let pair = AddrPair::new(local, peer.ip())?;
         let hop = next_hop(loan, &pair)?;
         let head = if peer.is_ipv4() { 28 } else { 48 };
         if len + head > hop.mtu as usize {
             return None;
         }
-        let id = PENDING.with(|pending| pending.id.replace(pending.id.get().wrapping_add(1)));
-        let all = of_lanes(sock, shared, 1 << lane).chain(of_lanes(sock, shared, u64::MAX));
+        let id = PENDING.with(|pending| pending.ip_id.replace(pending.ip_id.get().wrapping_add(1)));
+        let all = lane_queues(sock, shared, 1 << lane).chain(lane_queues(sock, shared, u64::MAX));
         let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.ifindex)?;
-        let sent = hold(queue)?.send(|room| out.write(room, len, peer, &hop, loan, id));
+        let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, peer, &hop, loan, id));
         sent.then_some((len, number))
     });
-    let Some((len, number)) = sent else { return by_kernel() };
-    report::by_frames(member, 0, 1);
-    later(loan, number);
+    let Some((len, number)) = sent else { return flush_for_kernel() };
+    report::record_frames(member, 0, 1);
+    mark_pending(loan, number);
     // While more waits, the program comes back for it, and its replies go together.
-    let waits = of_lanes(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());
-    let most = start::settings().map_or(1, |settings| settings.frames_together);
+    let waits = lane_queues(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());
+    let most = start::settings().map_or(1, |settings| settings.tx_frame_batch);
     if !waits || PENDING.with(|pending| pending.count.get()) >= most {
         flush();
     }
@@ -295,28 +300,28 @@ pub(crate) fn send(
 
 /// The kernel's socket sends next: what was put into rings goes first, or it would be overtaken.
 #[cold]
-fn by_kernel() -> Option<isize> {
+fn flush_for_kernel() -> Option<isize> {
     flush();
     None
 }
 
-fn next_hop(loan: &Loan, pair: &Pair) -> Option<Hop> {
-    if !loan.hops.is_kept(BEAT) {
+fn next_hop(loan: &Lease, pair: &AddrPair) -> Option<NextHop> {
+    if !loan.next_hops.is_alive(HEARTBEAT_TIMEOUT_MS) {
         return None;
     }
-    let found = loan.hops.find(pair);
+    let found = loan.next_hops.find(pair);
     if found.is_none() {
-        loan.hops.ask(pair);
+        loan.next_hops.request(pair);
     }
     found
 }
 
 /// Remembers that the kernel is to be told of a queue.
-fn later(loan: &Loan, number: usize) {
+fn mark_pending(loan: &Lease, number: usize) {
     PENDING.with(|pending| {
-        if !ptr::eq(pending.loan.get(), loan) {
+        if !ptr::eq(pending.lease.get(), loan) {
             flush();
-            pending.loan.set(loan);
+            pending.lease.set(loan);
         }
         pending.mask.set(pending.mask.get() | 1 << number);
         pending.count.set(pending.count.get() + 1);
@@ -335,32 +340,32 @@ pub(crate) fn flush() {
 
 #[cold]
 fn flush_now(pending: &Pending) {
-    if inside::enter() {
-        flush_as_insider(pending);
-        inside::leave();
+    if quiesce::enter() {
+        flush_pending(pending);
+        quiesce::leave();
     }
 }
 
-fn flush_as_insider(pending: &Pending) {
+fn flush_pending(pending: &Pending) {
     let errno = real::errno();
     let mask = pending.mask.replace(0);
     pending.count.set(0);
     // SAFETY: null, or a loan, which is never unmapped.
-    if let Some(loan) = unsafe { pending.loan.get().as_ref() } {
+    if let Some(loan) = unsafe { pending.lease.get().as_ref() } {
         let queues = loan.queues.iter().enumerate().filter(|(number, _)| mask & 1 << number != 0);
-        queues.filter_map(|(_, queue)| queue.as_ref()).for_each(Borrowed::kick);
+        queues.filter_map(|(_, queue)| queue.as_ref()).for_each(LeasedQueue::kick);
     }
     real::set_errno(errno);
 }
 
 /// Gives the queues to the lanes that there are, in turn. Under the socket's lock.
-pub(crate) fn spread(shared: &Shared) {
-    let count = (shared.queue_count.load(Ordering::Relaxed) as usize).min(QUEUES);
+pub(crate) fn distribute(shared: &Shared) {
+    let count = (shared.queue_count.load(Ordering::Relaxed) as usize).min(QUEUES_MAX);
     if count == 0 {
         return;
     }
     let owned = |lane: &usize| shared.owner[*lane].load(Ordering::Relaxed) != 0;
-    let lanes = if shared.mode() == LANED { (0..MAX_LANES).filter(owned).count() } else { 0 };
+    let lanes = if shared.mode() == MULTI_LANE { (0..MAX_LANES).filter(owned).count() } else { 0 };
     for number in 0..count {
         let lane = if lanes == 0 { 0 } else { (0..MAX_LANES).filter(owned).nth(number % lanes).unwrap_or(0) };
         shared.queue_lane[number].store(lane as u32, Ordering::Release);
@@ -369,11 +374,11 @@ pub(crate) fn spread(shared: &Shared) {
 
 /// One receiver with queues has a lane, too: the report shall say so.
 pub(crate) fn report_lanes(shared: &Shared) {
-    if shared.mode() == LANED {
+    if shared.mode() == MULTI_LANE {
         return;
     }
     let joined = shared.joined.load(Ordering::Acquire) as usize;
-    for member in shared.members.iter().take(joined).filter(|at| at.who.load(Ordering::Relaxed) != 0) {
-        report::lane(member, 0, shared.inode_of(0));
+    for member in shared.members.iter().take(joined).filter(|at| at.thread_id.load(Ordering::Relaxed) != 0) {
+        report::record_lane(member, 0, shared.inode_of(0));
     }
 }

@@ -10,31 +10,31 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{c_int, c_void};
 
 /// What a function returns.
-pub(crate) trait Answer {
+pub(crate) trait FromSyscall {
     /// What a system call returned, in the function's own type; -1 for one that cannot be called at all.
-    fn of(returned: libc::c_long) -> Self;
+    fn from_syscall(returned: libc::c_long) -> Self;
 }
 
-impl Answer for c_int {
-    fn of(returned: libc::c_long) -> Self {
+impl FromSyscall for c_int {
+    fn from_syscall(returned: libc::c_long) -> Self {
         returned as Self
     }
 }
 
-impl Answer for isize {
-    fn of(returned: libc::c_long) -> Self {
+impl FromSyscall for isize {
+    fn from_syscall(returned: libc::c_long) -> Self {
         returned as Self
     }
 }
 
-impl Answer for usize {
-    fn of(returned: libc::c_long) -> Self {
+impl FromSyscall for usize {
+    fn from_syscall(returned: libc::c_long) -> Self {
         returned as Self
     }
 }
 
-impl Answer for () {
-    fn of(_: libc::c_long) {}
+impl FromSyscall for () {
+    fn from_syscall(_: libc::c_long) {}
 }
 
 /// Finds the next function called `name` behind this library, and remembers it.
@@ -73,7 +73,7 @@ pub(crate) fn is_on_signal_stack() -> bool {
 /// One list makes prototypes, lookups and exports: `fn NAME(ARGS) -> RETURN, SYSCALL = OURS;` with `SYSCALL` the number
 /// to use before the C library's function was found, or where it has none.
 /// `[short]` marks a function that never waits, but may make system calls of the library's own
-/// (`inside.rs`). `| AFTER` takes its place while there are leftovers (`aftermath.rs`).
+/// (`quiesce.rs`). `| AFTER` takes its place while there are leftovers (`detached.rs`).
 #[macro_export]
 macro_rules! interpose {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty, $raw:expr => $ours:path $([$short:ident])? $(| $after:path)?;)*) => {
@@ -107,7 +107,7 @@ macro_rules! interpose {
                             // SAFETY: a system call with the arguments of the function that it implements; memory
                             // is the caller's, as for the function itself.
                             let returned = unsafe { $crate::syscall::call(number, &[$($arg as libc::c_long),*]) };
-                            return <$ret as $crate::real::Answer>::of(returned);
+                            return <$ret as $crate::real::FromSyscall>::from_syscall(returned);
                         }
                         let at = $crate::real::find(
                             &TABLE.$name,
@@ -116,7 +116,7 @@ macro_rules! interpose {
                         );
                         if at.is_null() {
                             $crate::real::set_errno(libc::ENOSYS);
-                            return <$ret as $crate::real::Answer>::of(-1);
+                            return <$ret as $crate::real::FromSyscall>::from_syscall(-1);
                         }
                         self::$name($($arg),*)
                     }
@@ -145,7 +145,7 @@ macro_rules! interpose {
                         $crate::leftovers_first!([$($after)?] ($($arg),*));
                         return call::$name($($arg),*);
                     }
-                    $crate::within!($($short)?, $ours($($arg),*), self::$name($($arg),*))
+                    $crate::guarded_call!($($short)?, $ours($($arg),*), self::$name($($arg),*))
                 }
             )*
         }
@@ -154,16 +154,16 @@ macro_rules! interpose {
 
 /// Calls a function of the library; `again` if the library stands aside.
 #[macro_export]
-macro_rules! within {
+macro_rules! guarded_call {
     (, $ours:expr, $again:expr) => {
         $ours
     };
     (short, $ours:expr, $again:expr) => {{
-        if !$crate::inside::enter() {
+        if !$crate::quiesce::enter() {
             return $again;
         }
         let answer = $ours;
-        $crate::inside::leave();
+        $crate::quiesce::leave();
         answer
     }};
 }
@@ -173,7 +173,7 @@ macro_rules! within {
 macro_rules! leftovers_first {
     ([] $args:tt) => {};
     ([$after:path] ($($arg:ident),*)) => {
-        if $crate::aftermath::are_there() {
+        if $crate::detached::has_leftovers() {
             return $after($($arg),*);
         }
     };

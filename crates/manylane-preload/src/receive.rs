@@ -1,6 +1,6 @@
 //! Receiving: the program's calls become one operation, done on the caller's own lane first.
 //!
-//! One function, [`the_long_way`], decides where; each call of the C library says how. With one receiving thread it is the
+//! One function, [`slow_path`], decides where; each call of the C library says how. With one receiving thread it is the
 //! program's own call on the program's own socket.
 
 use std::cell::Cell;
@@ -12,30 +12,30 @@ use libc::{EAGAIN, EBADF, EINTR, ENOTSOCK, MSG_DONTWAIT, MSG_ERRQUEUE, MSG_PEEK,
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::calls::call;
-use crate::deliver::Into;
-use crate::order::Call;
-use crate::sock::{LANED, LEARN, Member, PLAIN, SINGLE, Shared, Sock, UNBOUND};
+use crate::recv_bufs::RecvBufs;
+use crate::recv_call::RecvCall;
+use crate::sock::{MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUND};
 use crate::{
-    aftermath, alone, fresh, gather, hidden, identity, inherited, inside, lanes, loan, me, overtake, pace,
-    queues, real, report, rest, signals, start, table,
+    active_set, detached, head_drop, hidden_fds, identity, inherited, lanes, lease, new_fds, queues, quiesce,
+    real, report, rx_coalesce, send_batch, signals, single_receiver, start, table, thread,
 };
 
 #[inline]
 pub(crate) fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    straight(
+    fast_path(
         (fd, to, len, flags),
         fd,
         flags,
         || call::recv(fd, to, len, flags),
-        |args| recv_by_lane(args.0, args.1, args.2, args.3),
+        |args| recv_slow_path(args.0, args.1, args.2, args.3),
     )
 }
 
 #[inline(never)]
-fn recv_by_lane(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+fn recv_slow_path(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recv(fd, to, len, flags | more);
-    let into = bytes(to, len);
-    the_long_way(fd, flags, into, op, |got| {
+    let into = addressless_buf(to, len);
+    slow_path(fd, flags, into, op, |got| {
         (1, if flags & MSG_TRUNC == 0 { got } else { got.min(len as isize) })
     })
 }
@@ -50,13 +50,13 @@ pub(crate) fn recvfrom(
     fromlen: *mut socklen_t,
 ) -> ssize_t {
     let own = || call::recvfrom(fd, to, len, flags, from, fromlen);
-    straight((fd, to, len, flags, from, fromlen), fd, flags, own, |args| {
-        recvfrom_by_lane(args.0, args.1, args.2, args.3, args.4, args.5)
+    fast_path((fd, to, len, flags, from, fromlen), fd, flags, own, |args| {
+        recvfrom_slow_path(args.0, args.1, args.2, args.3, args.4, args.5)
     })
 }
 
 #[inline(never)]
-fn recvfrom_by_lane(
+fn recvfrom_slow_path(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -65,28 +65,28 @@ fn recvfrom_by_lane(
     fromlen: *mut socklen_t,
 ) -> ssize_t {
     // A receive that brings nothing leaves the length alone, so that a second try finds it as the program set it.
-    let into = Into::Bytes { to, len, from, fromlen };
+    let into = RecvBufs::Bytes { to, len, from, fromlen };
     let op = |fd, more| call::recvfrom(fd, to, len, flags | more, from, fromlen);
-    the_long_way(fd, flags, into, op, |got| (1, got))
+    slow_path(fd, flags, into, op, |got| (1, got))
 }
 
 #[inline]
 pub(crate) fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    straight(
+    fast_path(
         (fd, message, flags),
         fd,
         flags,
         || call::recvmsg(fd, message, flags),
-        |args| recvmsg_by_lane(args.0, args.1, args.2),
+        |args| recvmsg_slow_path(args.0, args.1, args.2),
     )
 }
 
 #[inline(never)]
-fn recvmsg_by_lane(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+fn recvmsg_slow_path(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let op = |fd, more| call::recvmsg(fd, message, flags | more);
-    let got = the_long_way(fd, flags, Into::Message(message), op, |got| (1, got));
+    let got = slow_path(fd, flags, RecvBufs::Message(message), op, |got| (1, got));
     if got >= 0 && table::sock(fd).is_none() {
-        fresh::came_with(message);
+        new_fds::clear_passed_fds(message);
     }
     got
 }
@@ -94,34 +94,34 @@ fn recvmsg_by_lane(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
 #[inline]
 pub(crate) fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     // No bytes are asked for: read(2) takes no datagram then.
-    let flags = if len == 0 { SPECIAL } else { 0 };
-    straight(
+    let flags = if len == 0 { SLOW_PATH_FLAGS } else { 0 };
+    fast_path(
         (fd, to, len),
         fd,
         flags,
         || call::read(fd, to, len),
-        |args| read_by_lane(args.0, args.1, args.2),
+        |args| read_slow_path(args.0, args.1, args.2),
     )
 }
 
 #[inline(never)]
-fn read_by_lane(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    let found = hidden::sock(fd);
+fn read_slow_path(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    let found = hidden_fds::sock(fd);
     if len == 0 || len > isize::MAX as usize || found.is_err() {
-        gather::flush();
+        send_batch::flush();
         return call::read(found.err().unwrap_or(fd), to, len);
     }
     // The program's own call on its own descriptor: that may be no socket any more.
     let op = |at, more| {
         if at == fd && more == 0 { call::read(at, to, len) } else { call::recv(at, to, len, more) }
     };
-    the_long_way(fd, 0, bytes(to, len), op, |got| (1, got))
+    slow_path(fd, 0, addressless_buf(to, len), op, |got| (1, got))
 }
 
 pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
-    let found = hidden::sock(fd);
+    let found = hidden_fds::sock(fd);
     if found.is_err() || !(1..=1024).contains(&count) || is_empty(to, count as usize) {
-        gather::flush();
+        send_batch::flush();
         return call::readv(found.err().unwrap_or(fd), to, count);
     }
     let op = |at, more| {
@@ -134,7 +134,7 @@ pub(crate) fn readv(fd: c_int, to: *const iovec, count: c_int) -> ssize_t {
         message.msg_iovlen = count as usize;
         call::recvmsg(at, &raw mut message, more)
     };
-    the_long_way(fd, 0, Into::Pieces { to, count: count as usize }, op, |got| (1, got))
+    slow_path(fd, 0, RecvBufs::Iovecs { to, count: count as usize }, op, |got| (1, got))
 }
 
 /// Whether pieces have no room at all: readv(2) takes no datagram then, as read(2) does not.
@@ -144,8 +144,8 @@ fn is_empty(pieces: *const iovec, count: usize) -> bool {
 }
 
 /// A buffer without an address.
-fn bytes(to: *mut c_void, len: size_t) -> Into {
-    Into::Bytes { to, len, from: std::ptr::null_mut(), fromlen: std::ptr::null_mut() }
+fn addressless_buf(to: *mut c_void, len: size_t) -> RecvBufs {
+    RecvBufs::Bytes { to, len, from: std::ptr::null_mut(), fromlen: std::ptr::null_mut() }
 }
 
 pub(crate) fn recv_chk(fd: c_int, to: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
@@ -179,30 +179,30 @@ pub(crate) fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     if flags & (MSG_DONTWAIT | MSG_WAITFORONE) != 0
-        && let Some(place) = alone::find(fd)
-        && let Some(member) = alone_with(place, flags)
+        && let Some(place) = single_receiver::find(fd)
+        && let Some(member) = start_fast_path(place, flags)
     {
         let answer = call::recvmmsg(fd, messages, count, flags, timeout);
-        alone::end(member);
+        single_receiver::finish_wait(member);
         if answer >= 0 {
-            let (datagrams, bytes) = sum(messages, 0, answer as isize);
-            alone::received(member, datagrams, bytes);
+            let (datagrams, bytes) = sum_messages(messages, 0, answer as isize);
+            single_receiver::count_received(member, datagrams, bytes);
             return answer;
         }
-        if !is_to_be_made_again(fd) {
+        if !should_retry(fd) {
             return answer;
         }
     }
     let found = managed(fd);
-    let is_kernels = flags & MSG_ERRQUEUE != 0 || count == 0 || is_no_time(timeout);
-    if found.is_err() && !aftermath::are_there() || is_kernels {
-        gather::flush();
+    let is_kernels = flags & MSG_ERRQUEUE != 0 || count == 0 || is_invalid_timeout(timeout);
+    if found.is_err() && !detached::has_leftovers() || is_kernels {
+        send_batch::flush();
         let got = call::recvmmsg(found.err().unwrap_or(fd), messages, count, flags, timeout);
         if got > 0 && table::sock(fd).is_none() {
             // SAFETY: the kernel has just filled these messages of the program's array.
             let all =
                 (0..got as usize).map(|nth| unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
-            all.for_each(fresh::came_with);
+            all.for_each(new_fds::clear_passed_fds);
         }
         return got;
     }
@@ -222,11 +222,11 @@ pub(crate) fn recvmmsg(
             let wait_for_one = if more & MSG_DONTWAIT == 0 { MSG_WAITFORONE } else { 0 };
             call::recvmmsg(fd, at, count - fill, flags | more | wait_for_one, std::ptr::null_mut()) as isize
         };
-        let bytes = |got| sum(messages, fill, got);
+        let bytes = |got| sum_messages(messages, fill, got);
         let more = if done > 0 && flags & MSG_WAITFORONE != 0 { MSG_DONTWAIT } else { 0 };
         let at = messages.wrapping_add(fill as usize);
-        let into = Into::Messages { to: at, count: (count - fill) as usize };
-        let got = the_long_way(fd, flags | more, into, |fd, extra| op(fd, extra | more), bytes);
+        let into = RecvBufs::Messages { to: at, count: (count - fill) as usize };
+        let got = slow_path(fd, flags | more, into, |fd, extra| op(fd, extra | more), bytes);
         if got < 0 {
             return if done > 0 { done as c_int } else { -1 };
         }
@@ -247,14 +247,14 @@ pub(crate) fn recvmmsg(
 }
 
 /// Whether a timeout is none that the kernel takes.
-fn is_no_time(timeout: *const timespec) -> bool {
+fn is_invalid_timeout(timeout: *const timespec) -> bool {
     // SAFETY: null, or the program's timespec, which the kernel would read here, too.
     let timeout = unsafe { timeout.as_ref() };
     timeout.is_some_and(|time| time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec))
 }
 
 /// Datagrams and bytes of `got` messages behind the first `fill`.
-fn sum(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
+fn sum_messages(messages: *mut mmsghdr, fill: c_uint, got: isize) -> (u64, isize) {
     let filled = fill as usize..fill as usize + got.max(0) as usize;
     // SAFETY: the kernel has just filled these messages of the program's array.
     let bytes: u64 = filled.map(|at| u64::from(unsafe { (*messages.wrapping_add(at)).msg_len })).sum();
@@ -270,7 +270,7 @@ fn is_nonblocking(shared: &'static Shared) -> bool {
 pub(crate) fn is_managed(shared: &Shared) -> bool {
     match shared.mode() {
         UNBOUND => false,
-        PLAIN => shared.retired.load(Ordering::Acquire) != 0 || queues::are_draining(shared),
+        PLAIN => shared.retired.load(Ordering::Acquire) != 0 || queues::is_draining(shared),
         _ => true,
     }
 }
@@ -278,49 +278,49 @@ pub(crate) fn is_managed(shared: &Shared) -> bool {
 /// The socket that is received on, if the library has a say in it; if not, the number for the kernel.
 #[inline]
 fn managed(fd: c_int) -> Result<(&'static Sock, &'static Shared), c_int> {
-    let sock = hidden::sock(fd)?;
+    let sock = hidden_fds::sock(fd)?;
     let Some(shared) = sock.shared() else { return Err(fd) };
     if is_managed(shared) {
         return Ok((sock, shared));
     }
-    inherited::tell(shared, fd);
+    inherited::report_inherited(shared, fd);
     Err(fd)
 }
 
 /// Flags with which a receive is not counted as one that brings a datagram of that length, or is none that waits.
-const SPECIAL: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE;
+const SLOW_PATH_FLAGS: c_int = MSG_PEEK | MSG_TRUNC | MSG_ERRQUEUE;
 
 /// The one receiver of a socket makes the program's own call now. Not with flags that want more care.
 #[inline(always)]
-fn alone_with(place: &alone::Place, flags: c_int) -> Option<&'static Member> {
-    if flags & SPECIAL != 0 {
+fn start_fast_path(place: &single_receiver::FastPath, flags: c_int) -> Option<&'static Member> {
+    if flags & SLOW_PATH_FLAGS != 0 {
         return None;
     }
-    place.begin()
+    place.start_wait()
 }
 
 /// Receives for the program: by its `own` call, at once, where the calling thread is the one receiver; else, and where that wait
 /// ended because it is not any more, `by_lane`, which gets the arguments of the call.
 #[inline(always)]
-fn straight<A: Copy>(
+fn fast_path<A: Copy>(
     args: A,
     fd: c_int,
     flags: c_int,
     own: impl FnOnce() -> isize,
     by_lane: impl Fn(A) -> isize,
 ) -> isize {
-    if let Some(place) = alone::find(fd)
-        && let Some(member) = alone_with(place, flags)
+    if let Some(place) = single_receiver::find(fd)
+        && let Some(member) = start_fast_path(place, flags)
     {
         // In memory meanwhile, and not in registers that would have to be saved for each call.
         let kept = (fd, args);
         _ = black_box(&kept);
         let answer = own();
-        alone::end(member);
+        single_receiver::finish_wait(member);
         if answer < 0 {
             return after_error(kept.0, || by_lane(kept.1));
         }
-        alone::received(member, 1, answer);
+        single_receiver::count_received(member, 1, answer);
         return answer;
     }
     by_lane(args)
@@ -330,18 +330,18 @@ fn straight<A: Copy>(
 #[cold]
 #[inline(never)]
 fn after_error(fd: c_int, again: impl FnOnce() -> isize) -> isize {
-    if is_to_be_made_again(fd) { again() } else { -1 }
+    if should_retry(fd) { again() } else { -1 }
 }
 
 /// While it waited, a second receiver came: what ended the wait may be the bound that waits have since then.
 #[cold]
-fn is_to_be_made_again(fd: c_int) -> bool {
+fn should_retry(fd: c_int) -> bool {
     let goes_on = || match real::errno() {
         EAGAIN => true,
-        EINTR => signals::restarts() && has_no_timeout(fd),
+        EINTR => signals::should_restart() && has_no_timeout(fd),
         _ => false,
     };
-    alone::find(fd).is_none() && goes_on()
+    single_receiver::find(fd).is_none() && goes_on()
 }
 
 fn has_no_timeout(fd: c_int) -> bool {
@@ -350,36 +350,36 @@ fn has_no_timeout(fd: c_int) -> bool {
 }
 
 /// A receive failed: whether that is because the descriptor was closed past the library, and means something else, or nothing.
-fn is_gone(sock: &Sock, fd: c_int) -> bool {
-    matches!(real::errno(), EBADF | ENOTSOCK) && !identity::look(sock, fd)
+fn is_stale_fd(sock: &Sock, fd: c_int) -> bool {
+    matches!(real::errno(), EBADF | ENOTSOCK) && !identity::revalidate(sock, fd)
 }
 
 /// Receives for the program. `op` does it on a descriptor, with further flags; `into` says where a frame would go; `size` says
 /// how many datagrams and bytes an answer means.
-fn the_long_way(
+fn slow_path(
     fd: c_int,
     flags: c_int,
-    into: Into,
+    into: RecvBufs,
     op: impl Fn(c_int, c_int) -> isize,
     size: impl Fn(isize) -> (u64, isize),
 ) -> isize {
     let (sock, shared) = match managed(fd) {
-        Ok(found) if flags & MSG_ERRQUEUE == 0 && !into.is_refused(0, flags) => found,
+        Ok(found) if flags & MSG_ERRQUEUE == 0 && !into.is_invalid(0, flags) => found,
         found => {
-            gather::flush();
-            return aftermath::receive(fd, flags, &into, || op(found.err().unwrap_or(fd), 0));
+            send_batch::flush();
+            return detached::receive(fd, flags, &into, || op(found.err().unwrap_or(fd), 0));
         }
     };
-    if inside::enter() {
+    if quiesce::enter() {
         match managed_receive(sock, shared, (fd, flags, into), &op, size) {
             Some(answer) => {
-                inside::leave();
+                quiesce::leave();
                 return answer;
             }
-            None => inside::step_aside(),
+            None => quiesce::park_and_leave(),
         }
     }
-    aftermath::receive(fd, flags, &into, || op(fd, 0))
+    detached::receive(fd, flags, &into, || op(fd, 0))
 }
 
 /// Receives on a socket that the library has a say in. None: it stands aside.
@@ -387,66 +387,68 @@ fn the_long_way(
 fn managed_receive<Op: Fn(c_int, c_int) -> isize>(
     sock: &'static Sock,
     shared: &Shared,
-    (fd, flags, into): (c_int, c_int, Into),
+    (fd, flags, into): (c_int, c_int, RecvBufs),
     op: &Op,
     size: impl Fn(isize) -> (u64, isize),
 ) -> Option<isize> {
-    gather::before_receive(sock);
-    let Some(member) = me::member(sock, shared, fd) else { return Some(inside::out(|| op(fd, 0))) };
-    rest::after_work(sock, shared, member);
-    lanes::beat(member);
-    let call = Call {
+    send_batch::before_receive(sock);
+    let Some(member) = thread::member(sock, shared, fd) else {
+        return Some(quiesce::run_outside(|| op(fd, 0)));
+    };
+    active_set::after_work(sock, shared, member);
+    lanes::heartbeat(member);
+    let call = RecvCall {
         sock,
         shared,
         member,
         fd,
         flags,
-        into,
+        bufs: into,
         op,
-        was_held: Cell::new(false),
-        signals: signals::Held::not(),
+        was_prefetched: Cell::new(false),
+        signals: signals::DeferredSignals::new(),
     };
     let overtaking =
-        if start::newest_wins() { overtake::receive(sock, shared, member, fd, flags, &into) } else { None };
+        if start::is_head_drop() { head_drop::receive(sock, shared, member, fd, flags, &into) } else { None };
     let (answer, helped) = overtaking.map_or_else(|| call.run(), |answer| Some((answer, false)))?;
-    if inside::is_due() {
+    if quiesce::is_detaching() {
         return Some(answer);
     }
-    if answer < 0 && is_gone(sock, fd) {
-        return Some(inside::out(|| op(fd, 0)));
+    if answer < 0 && is_stale_fd(sock, fd) {
+        return Some(quiesce::run_outside(|| op(fd, 0)));
     }
     if answer >= 0 && flags & MSG_PEEK == 0 {
         let (datagrams, bytes) = size(answer);
-        report::received(member, datagrams, bytes.max(0) as u64, helped, call.was_held.get());
+        report::record_received(member, datagrams, bytes.max(0) as u64, helped, call.was_prefetched.get());
         let receives = member.receives.load(Ordering::Relaxed);
-        if receives < lanes::COMES_BACK {
+        if receives < lanes::PROVEN_RECEIVES_MIN {
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
-        if receives + 1 >= lanes::COMES_BACK && loan::is_due(shared) {
-            loan::begin(sock, shared, fd);
+        if receives + 1 >= lanes::PROVEN_RECEIVES_MIN && lease::is_pending(shared) {
+            lease::start(sock, shared, fd);
         }
         let mode = shared.mode();
         if mode == SINGLE {
-            alone::arm(sock, shared, member, fd);
+            single_receiver::arm(sock, shared, member, fd);
         }
-        if mode == LANED || queues::are_open(shared) {
-            pace::took(datagrams);
+        if mode == MULTI_LANE || queues::is_open(shared) {
+            rx_coalesce::add_received(datagrams);
         }
-        if mode == LANED {
-            rest::before_work(shared, member);
+        if mode == MULTI_LANE {
+            active_set::before_work(shared, member);
         }
-        let without = mode == LANED && member.lane.load(Ordering::Relaxed) < 0;
-        if (mode == LEARN || without)
-            && receives + 1 >= lanes::COMES_BACK
-            && lanes::is_worth_a_look(shared, member)
+        let without = mode == MULTI_LANE && member.lane.load(Ordering::Relaxed) < 0;
+        if (mode == OBSERVING || without)
+            && receives + 1 >= lanes::PROVEN_RECEIVES_MIN
+            && lanes::should_try_create(shared, member)
         {
-            lanes::consider(sock, shared, fd);
+            lanes::try_create(sock, shared, fd);
         }
     }
     // Woken like others for one datagram that another one got: it came to receive all the same.
-    if answer < 0 && shared.mode() == LEARN && real::errno() == EAGAIN {
+    if answer < 0 && shared.mode() == OBSERVING && real::errno() == EAGAIN {
         let receives = member.receives.load(Ordering::Relaxed);
-        if receives < lanes::COMES_BACK {
+        if receives < lanes::PROVEN_RECEIVES_MIN {
             member.receives.store(receives + 1, Ordering::Relaxed);
         }
     }

@@ -13,7 +13,7 @@ use crate::table::{self, Entry};
 
 static REPORT: OnceLock<ReportFile> = OnceLock::new();
 /// The descriptor that programs which this one starts inherit; negative if there is none.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+static REPORT_FD: AtomicI32 = AtomicI32::new(-1);
 
 /// Maps the report, if there is one. A path that does not lead to one costs a line on standard error.
 pub(crate) fn start() {
@@ -24,17 +24,17 @@ pub(crate) fn start() {
             if let Some(fd) = inherited {
                 // Of the program's descriptors it is none, but what the program starts inherits it.
                 table::set(fd, Entry::Hidden);
-                DESCRIPTOR.store(fd, Ordering::Relaxed);
+                REPORT_FD.store(fd, Ordering::Relaxed);
             }
         }
-        Err(err) => start::say(&format!("MANYLANE_REPORT={}: {err}; no report is written", path.display())),
+        Err(err) => start::log(&format!("MANYLANE_REPORT={}: {err}; no report is written", path.display())),
     }
     count_process();
 }
 
 /// Whether a descriptor is the report's.
-pub(crate) fn has(fd: c_int) -> bool {
-    DESCRIPTOR.load(Ordering::Relaxed) == fd
+pub(crate) fn is_report_fd(fd: c_int) -> bool {
+    REPORT_FD.load(Ordering::Relaxed) == fd
 }
 
 fn report() -> Option<&'static Report> {
@@ -73,7 +73,7 @@ pub(crate) fn count_reason(reason: Reason, addr: Option<SocketAddr>) {
 }
 
 /// Claims a slot for a thread that receives; the answer is what [`Member::slot`] holds.
-pub(crate) fn claim(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 {
+pub(crate) fn claim_slot(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 {
     let Some(report) = report() else { return 0 };
     for wanted in [FREE, ENDED] {
         for (at, slot) in report.receivers.iter().enumerate() {
@@ -82,10 +82,10 @@ pub(crate) fn claim(who: u64, addr: Option<SocketAddr>, inode: u64) -> u32 {
             {
                 continue;
             }
-            for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.helped] {
+            for count in [&slot.rx_datagrams, &slot.rx_bytes, &slot.rx_batches, &slot.rx_stolen] {
                 count.store(0, Ordering::Relaxed);
             }
-            for count in [&slot.rx_frames, &slot.tx_frames, &slot.overtaken] {
+            for count in [&slot.rx_frames, &slot.tx_frames, &slot.dropped_stale] {
                 count.store(0, Ordering::Relaxed);
             }
             for count in [&slot.tx_datagrams, &slot.tx_bytes, &slot.tx_batches] {
@@ -121,19 +121,19 @@ fn add(cell: &AtomicU64, n: u64) {
 
 /// A call of the program brought datagrams; without a call of the kernel's, if they were `held`.
 #[inline]
-pub(crate) fn received(member: &Member, datagrams: u64, bytes: u64, helped: bool, held: bool) {
+pub(crate) fn record_received(member: &Member, datagrams: u64, bytes: u64, helped: bool, held: bool) {
     let Some(slot) = slot_of(member) else { return };
     add(&slot.rx_datagrams, datagrams);
     add(&slot.rx_bytes, bytes);
     add(&slot.rx_batches, u64::from(!held));
     if helped {
-        add(&slot.helped, datagrams);
+        add(&slot.rx_stolen, datagrams);
     }
 }
 
 /// Of what was received and sent, so many datagrams were frames.
 #[inline]
-pub(crate) fn by_frames(member: &Member, received: u64, sent: u64) {
+pub(crate) fn record_frames(member: &Member, received: u64, sent: u64) {
     let Some(slot) = slot_of(member) else { return };
     add(&slot.rx_frames, received);
     add(&slot.tx_frames, sent);
@@ -141,15 +141,15 @@ pub(crate) fn by_frames(member: &Member, received: u64, sent: u64) {
 
 /// So many datagrams were thrown away, that newer ones may be handed out.
 #[cold]
-pub(crate) fn overtaken(member: &Member, datagrams: u64) {
+pub(crate) fn record_dropped_stale(member: &Member, datagrams: u64) {
     if let Some(slot) = slot_of(member) {
-        add(&slot.overtaken, datagrams);
+        add(&slot.dropped_stale, datagrams);
     }
 }
 
 /// A call of the program sent datagrams.
 #[inline]
-pub(crate) fn sent(member: &Member, datagrams: u64, bytes: u64) {
+pub(crate) fn record_sent(member: &Member, datagrams: u64, bytes: u64) {
     if let Some(slot) = slot_of(member) {
         count_sent(slot, datagrams, bytes);
     }
@@ -157,14 +157,14 @@ pub(crate) fn sent(member: &Member, datagrams: u64, bytes: u64) {
 
 /// A call of the program sent a datagram that was kept, or went with those that were.
 #[inline]
-pub(crate) fn kept(member: &Member, bytes: u64) {
+pub(crate) fn record_batched(member: &Member, bytes: u64) {
     let Some(slot) = slot_of(member) else { return };
     add(&slot.tx_datagrams, 1);
     add(&slot.tx_bytes, bytes);
 }
 
 /// What was kept went out with so many calls of the kernel.
-pub(crate) fn send_calls(member: &Member, calls: u64) {
+pub(crate) fn record_send_calls(member: &Member, calls: u64) {
     if let Some(slot) = slot_of(member) {
         add(&slot.tx_batches, calls);
     }
@@ -185,7 +185,7 @@ pub(crate) fn count_sent(slot: &Receiver, datagrams: u64, bytes: u64) {
 }
 
 /// A member got a lane, or lost it; `inode` is the number of the kernel socket that it has now.
-pub(crate) fn lane(member: &Member, lane: c_int, inode: u64) {
+pub(crate) fn record_lane(member: &Member, lane: c_int, inode: u64) {
     if let Some(slot) = slot_of(member) {
         slot.inode.store(inode, Ordering::Relaxed);
         slot.lane.store(u32::try_from(lane).unwrap_or(NO_LANE), Ordering::Relaxed);
@@ -193,7 +193,7 @@ pub(crate) fn lane(member: &Member, lane: c_int, inode: u64) {
 }
 
 /// A member is gone: its counts stay.
-pub(crate) fn end(member: &Member) {
+pub(crate) fn release_slot(member: &Member) {
     if let Some(slot) = slot_of(member) {
         slot.state.store(ENDED, Ordering::Release);
     }

@@ -13,16 +13,16 @@ use libc::{c_int, c_ulong, fd_set, pollfd, sigset_t, timespec, timeval};
 use crate::calls::call;
 use crate::receive::is_managed;
 use crate::sock::{Shared, Sock};
-use crate::start::refuse;
-use crate::wait::{self, Until, timespec_of};
-use crate::{aftermath, entries, epoll, gather, hidden, inside, queues, real, table};
+use crate::start::fail_with_errno;
+use crate::wait::{self, Deadline, timespec_of};
+use crate::{detached, epoll, hidden_fds, pollfds, queues, quiesce, real, send_batch, table};
 
 /// The bands that the kernel counts as readable and as writable.
 const RDBAND: i16 = 0x80;
 const WRBAND: i16 = 0x200;
 
 /// What a set asks poll(2) for, and which answers count for it; in the order of the call's arguments.
-const GROUPS: [(i16, i16); 3] = [
+const SET_EVENTS: [(i16, i16); 3] = [
     (POLLIN | POLLRDNORM | RDBAND, POLLIN | POLLRDNORM | RDBAND | POLLHUP | POLLERR),
     (POLLOUT | POLLWRNORM | WRBAND, POLLOUT | POLLWRNORM | WRBAND | POLLERR),
     (POLLPRI, POLLPRI),
@@ -35,17 +35,17 @@ pub(crate) fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    if aftermath::are_there() {
-        let mut over = aftermath::now();
+    if detached::has_leftovers() {
+        let mut over = detached::zero_timeval();
         let mut time = |now| if now { &raw mut over } else { timeout };
-        return aftermath::select(count, read, |now| call::select(count, read, write, except, time(now)));
+        return detached::select(count, read, |now| call::select(count, read, write, except, time(now)));
     }
-    let sets = Sets { count, all: [read, write, except] };
+    let sets = FdSets { count, sets: [read, write, except] };
     let native = || call::select(count, read, write, except, timeout);
     let until = || {
         // SAFETY: null, or the program's timeval, which the kernel would read here, too.
-        let time = unsafe { timeout.as_ref() }.map(carried);
-        Until::after(time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
+        let time = unsafe { timeout.as_ref() }.map(normalize_timeval);
+        Deadline::from_timespec(time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
     };
     let (answer, left) = sets.wait(until, std::ptr::null(), native);
     // Linux says how much of the time was left.
@@ -66,14 +66,14 @@ pub(crate) fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    if aftermath::are_there() {
-        let time = |now| if now { &raw const aftermath::NOW } else { timeout };
+    if detached::has_leftovers() {
+        let time = |now| if now { &raw const detached::ZERO_TIMEOUT } else { timeout };
         let own = |now| call::pselect(count, read, write, except, time(now), mask);
-        return aftermath::select(count, read, own);
+        return detached::select(count, read, own);
     }
-    let sets = Sets { count, all: [read, write, except] };
+    let sets = FdSets { count, sets: [read, write, except] };
     let native = || call::pselect(count, read, write, except, timeout, mask);
-    let (answer, left) = sets.wait(|| Until::after(timeout), mask, native);
+    let (answer, left) = sets.wait(|| Deadline::from_timespec(timeout), mask, native);
     answer.unwrap_or_else(|| {
         let left = left.map(timespec_of);
         let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -82,61 +82,62 @@ pub(crate) fn pselect(
 }
 
 /// Whole seconds in the microseconds count as seconds. What is negative stays so, for the kernel to refuse.
-fn carried(time: &timeval) -> timespec {
-    const MILLION: i64 = 1_000_000;
+fn normalize_timeval(time: &timeval) -> timespec {
+    const USEC_PER_SEC: i64 = 1_000_000;
     timespec {
-        tv_sec: if time.tv_usec < 0 { -1 } else { time.tv_sec.saturating_add(time.tv_usec / MILLION) },
-        tv_nsec: time.tv_usec % MILLION * 1000,
+        tv_sec: if time.tv_usec < 0 { -1 } else { time.tv_sec.saturating_add(time.tv_usec / USEC_PER_SEC) },
+        tv_nsec: time.tv_usec % USEC_PER_SEC * 1000,
     }
 }
 
 /// What a call says of descriptors.
 #[derive(Clone, Copy)]
-struct Sets {
+struct FdSets {
     count: c_int,
-    all: [*mut fd_set; 3],
+    sets: [*mut fd_set; 3],
 }
 
-impl Sets {
+impl FdSets {
     /// The answer; where it is not the kernel's own, also the time that was left. No answer: what is
     /// left of the wait is for the program's own call.
     fn wait(
         &self,
-        until: impl FnOnce() -> Option<Until>,
+        until: impl FnOnce() -> Option<Deadline>,
         mask: *const sigset_t,
         native: impl Fn() -> c_int,
     ) -> (Option<c_int>, Option<Duration>) {
-        if self.has_hidden() {
-            return (Some(refuse(libc::EBADF)), None);
+        if self.has_hidden_fd() {
+            return (Some(fail_with_errno(libc::EBADF)), None);
         }
-        self.known().for_each(epoll::waited_for);
-        let until = if self.socks().next().is_some() { until() } else { None };
+        self.tracked_fds().for_each(epoll::mark_nested);
+        let until = if self.managed_socks().next().is_some() { until() } else { None };
         let Some(until) = until else {
-            gather::flush();
+            send_batch::flush();
             return (Some(native()), None);
         };
-        if !inside::enter() {
-            return (None, until.left());
+        if !quiesce::enter() {
+            return (None, until.remaining());
         }
         let own = Cell::new(false);
         let native = || {
             own.set(true);
-            inside::out(&native)
+            quiesce::run_outside(&native)
         };
         let by_poll = |room: &mut [pollfd]| {
-            let used = self.collect(room);
-            let answer = wait::sliced(&mut room[..used], until, mask, |_| native())?;
-            Some(if own.get() { answer } else { self.spread(answer, &room[..used]) })
+            let used = self.fill_pollfds(room);
+            let answer = wait::poll_sliced(&mut room[..used], until, mask, |_| native())?;
+            Some(if own.get() { answer } else { self.write_back(answer, &room[..used]) })
         };
-        let room = if self.is_short() { self.entries() } else { usize::MAX };
-        let answer = entries::with_room(room, by_poll).unwrap_or_else(|| Some(self.unsliced(mask, native)));
-        inside::leave();
-        (answer, until.left().filter(|_| !own.get()))
+        let room = if self.is_within_setsize() { self.count_entries() } else { usize::MAX };
+        let answer =
+            pollfds::with_pollfds(room, by_poll).unwrap_or_else(|| Some(self.wait_unsliced(mask, native)));
+        quiesce::leave();
+        (answer, until.remaining().filter(|_| !own.get()))
     }
 
     /// The word of a set that has the bits from `nth` times its size on; bits beyond the count are none.
     fn word(&self, set: usize, nth: usize) -> c_ulong {
-        let set = self.all[set].cast::<c_ulong>();
+        let set = self.sets[set].cast::<c_ulong>();
         let bits = c_ulong::BITS as usize;
         let left = (self.count as usize).saturating_sub(nth * bits);
         if set.is_null() || left == 0 {
@@ -154,57 +155,57 @@ impl Sets {
     }
 
     /// Words of sets that are not longer than FD_SETSIZE.
-    fn words(&self) -> usize {
+    fn word_count(&self) -> usize {
         usize::try_from(self.count).unwrap_or(0).min(libc::FD_SETSIZE).div_ceil(c_ulong::BITS as usize)
     }
 
-    fn is_short(&self) -> bool {
+    fn is_within_setsize(&self) -> bool {
         self.count as usize <= libc::FD_SETSIZE
     }
 
     /// What is asked by any of the sets, in one word of theirs.
-    fn any(&self, nth: usize) -> c_ulong {
-        (0..GROUPS.len()).fold(0, |any, set| any | self.word(set, nth))
+    fn any_word(&self, nth: usize) -> c_ulong {
+        (0..SET_EVENTS.len()).fold(0, |any, set| any | self.word(set, nth))
     }
 
     /// Descriptors that something is asked of.
-    fn entries(&self) -> usize {
-        (0..self.words()).map(|nth| self.any(nth).count_ones() as usize).sum()
+    fn count_entries(&self) -> usize {
+        (0..self.word_count()).map(|nth| self.any_word(nth).count_ones() as usize).sum()
     }
 
     /// The sockets and instances in the first set.
-    fn known(&self) -> impl Iterator<Item = c_int> {
-        (0..self.count.min(table::end()))
+    fn tracked_fds(&self) -> impl Iterator<Item = c_int> {
+        (0..self.count.min(table::fd_end()))
             .filter(|fd| table::entry(*fd) != table::Entry::None && self.has(0, *fd))
     }
 
     /// Whether a set that is not longer than FD_SETSIZE names a descriptor that the program does not have.
-    fn has_hidden(&self) -> bool {
+    fn has_hidden_fd(&self) -> bool {
         let bits = c_ulong::BITS as usize;
-        let is_hidden = |fd: usize| hidden::seen(fd as c_int) != fd as c_int;
-        self.is_short()
-            && (0..self.words()).any(|nth| {
-                let word = self.any(nth);
+        let is_hidden = |fd: usize| hidden_fds::kernel_fd(fd as c_int) != fd as c_int;
+        self.is_within_setsize()
+            && (0..self.word_count()).any(|nth| {
+                let word = self.any_word(nth);
                 word != 0 && (0..bits).any(|bit| word >> bit & 1 != 0 && is_hidden(nth * bits + bit))
             })
     }
 
     /// The sockets in the first set that are to be looked after.
-    fn socks(&self) -> impl Iterator<Item = (c_int, &'static Sock, &'static Shared)> {
-        self.known().filter_map(managed)
+    fn managed_socks(&self) -> impl Iterator<Item = (c_int, &'static Sock, &'static Shared)> {
+        self.tracked_fds().filter_map(managed)
     }
 
     /// The sets as an array for poll(2); the entries that are used.
-    fn collect(&self, fds: &mut [pollfd]) -> usize {
+    fn fill_pollfds(&self, fds: &mut [pollfd]) -> usize {
         let mut used = 0;
         let bits = c_ulong::BITS as usize;
-        for nth in 0..self.words() {
-            let words: [c_ulong; GROUPS.len()] = std::array::from_fn(|set| self.word(set, nth));
+        for nth in 0..self.word_count() {
+            let words: [c_ulong; SET_EVENTS.len()] = std::array::from_fn(|set| self.word(set, nth));
             let mut any = words.into_iter().fold(0, |any, word| any | word);
             while any != 0 {
                 let bit = any.trailing_zeros();
                 any &= any - 1;
-                let asked = words.into_iter().zip(GROUPS).filter(|(word, _)| word >> bit & 1 != 0);
+                let asked = words.into_iter().zip(SET_EVENTS).filter(|(word, _)| word >> bit & 1 != 0);
                 let events = asked.fold(0, |events, (_, (asked, _))| events | asked);
                 // Another thread may change the sets meanwhile.
                 let Some(at) = fds.get_mut(used) else { return used };
@@ -216,7 +217,7 @@ impl Sets {
     }
 
     /// The answer of poll(2) as the sets that select(2) leaves behind.
-    fn spread(&self, answer: c_int, fds: &[pollfd]) -> c_int {
+    fn write_back(&self, answer: c_int, fds: &[pollfd]) -> c_int {
         if answer < 0 {
             return answer;
         }
@@ -225,8 +226,8 @@ impl Sets {
             return -1;
         }
         let mut total = 0;
-        for (set, (asked, says)) in self.all.into_iter().zip(GROUPS).filter(|(set, _)| !set.is_null()) {
-            for nth in 0..self.words() {
+        for (set, (asked, says)) in self.sets.into_iter().zip(SET_EVENTS).filter(|(set, _)| !set.is_null()) {
+            for nth in 0..self.word_count() {
                 // SAFETY: the program's set; as in word(), and the kernel writes whole words, too.
                 unsafe { set.cast::<c_ulong>().add(nth).write(0) };
             }
@@ -241,22 +242,22 @@ impl Sets {
 
     /// More than can be looked through: waits as the program said.
     #[cold]
-    fn unsliced(&self, mask: *const sigset_t, native: impl FnOnce() -> c_int) -> c_int {
-        let mut older = [-1; entries::ON_STACK];
+    fn wait_unsliced(&self, mask: *const sigset_t, native: impl FnOnce() -> c_int) -> c_int {
+        let mut older = [-1; pollfds::STACK_POLLFDS_MAX];
         let mut count = 0;
-        for (fd, sock, shared) in self.socks() {
+        for (fd, sock, shared) in self.managed_socks() {
             // What there is no room for is told of by the next call.
-            if wait::begin_unsliced(sock, shared, fd) && count < older.len() {
+            if wait::start_unsliced(sock, shared, fd) && count < older.len() {
                 older[count] = fd;
                 count += 1;
             }
         }
         queues::flush();
-        gather::flush();
+        send_batch::flush();
         let mut answer = if count == 0 {
             native()
         } else {
-            let [read, write, except] = self.all;
+            let [read, write, except] = self.sets;
             call::pselect(self.count, read, write, except, &timespec_of(Duration::ZERO), mask)
         };
         let told = if answer < 0 { &[] } else { &older[..count] };
@@ -264,12 +265,12 @@ impl Sets {
             let bits = c_ulong::BITS as usize;
             let (nth, bit) = (*fd as usize / bits, 1 << (*fd as usize % bits));
             // SAFETY: a word that was read from this set before.
-            let word = unsafe { &mut *self.all[0].cast::<c_ulong>().add(nth) };
+            let word = unsafe { &mut *self.sets[0].cast::<c_ulong>().add(nth) };
             answer += c_int::from(*word & bit == 0);
             *word |= bit;
         }
-        let all = (0..self.count.min(table::end())).filter_map(managed);
-        all.for_each(|(_, sock, shared)| wait::end(sock, shared));
+        let all = (0..self.count.min(table::fd_end())).filter_map(managed);
+        all.for_each(|(_, sock, shared)| wait::finish_wait(sock, shared));
         answer
     }
 }

@@ -8,29 +8,31 @@ use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, sock
 use manylane_sys::shim::Reason;
 
 use crate::calls::call;
-use crate::frames::Out;
-use crate::gather::Reply;
+use crate::frames::TxDatagram;
 use crate::receive::is_managed;
-use crate::sock::{LANED, Member, Sock};
-use crate::start::refuse;
-use crate::{alone, gather, hidden, identity, inside, lanes, me, queues, report, start, table};
+use crate::send_batch::Reply;
+use crate::sock::{MULTI_LANE, Member, Sock};
+use crate::start::fail_with_errno;
+use crate::{
+    hidden_fds, identity, lanes, queues, quiesce, report, send_batch, single_receiver, start, table, thread,
+};
 
 #[inline]
 pub(crate) fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    if let Some(alone) = alone::find(fd) {
-        return alone.sends(|| call::send(fd, from, len, flags));
+    if let Some(alone) = single_receiver::find(fd) {
+        return alone.count_send(|| call::send(fd, from, len, flags));
     }
-    send_by_lane(fd, from, len, flags)
+    send_slow_path(fd, from, len, flags)
 }
 
 /// The long way.
 #[inline(never)]
-fn send_by_lane(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    let at = place(fd);
-    if let Some(sent) = alone_now(&at) {
+fn send_slow_path(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    let at = send_route(fd);
+    if let Some(sent) = flush_before_send(&at) {
         return sent;
     }
-    done(&at, call::send(at.of, from, len, flags))
+    finish_send(&at, call::send(at.own_fd, from, len, flags))
 }
 
 #[inline]
@@ -42,15 +44,15 @@ pub(crate) fn sendto(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
-    if let Some(alone) = alone::find(fd) {
-        return alone.sends(|| call::sendto(fd, from, len, flags, to, tolen));
+    if let Some(alone) = single_receiver::find(fd) {
+        return alone.count_send(|| call::sendto(fd, from, len, flags, to, tolen));
     }
-    sendto_by_lane(fd, from, len, flags, to, tolen)
+    sendto_slow_path(fd, from, len, flags, to, tolen)
 }
 
 /// The long way.
 #[inline(never)]
-fn sendto_by_lane(
+fn sendto_slow_path(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -58,168 +60,172 @@ fn sendto_by_lane(
     to: *const sockaddr,
     tolen: socklen_t,
 ) -> ssize_t {
-    let at = place(fd);
-    if at.frames {
+    let at = send_route(fd);
+    if at.has_queues {
         let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
-        if let Some(sent) = by_frames(&at, &Out::pieces(&raw const piece, 1, to, tolen), flags) {
-            return done(&at, sent);
+        if let Some(sent) = send_frame(&at, &TxDatagram::from_iovecs(&raw const piece, 1, to, tolen), flags) {
+            return finish_send(&at, sent);
         }
     }
-    if start::gathers() {
+    if start::is_send_batching() {
         let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
-        if let Some(sent) = with_others(&at, &Out::pieces(&raw const piece, 1, to, tolen), flags) {
+        if let Some(sent) = send_batched(&at, &TxDatagram::from_iovecs(&raw const piece, 1, to, tolen), flags)
+        {
             return sent;
         }
     }
-    let (out, more) = at.way(to.is_null());
-    done(&at, call::sendto(out, from, len, flags | more, to, tolen))
+    let (out, more) = at.fd_and_flags(to.is_null());
+    finish_send(&at, call::sendto(out, from, len, flags | more, to, tolen))
 }
 
 #[inline]
 pub(crate) fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    if let Some(alone) = alone::find(fd) {
-        return alone.sends(|| call::sendmsg(fd, message, flags));
+    if let Some(alone) = single_receiver::find(fd) {
+        return alone.count_send(|| call::sendmsg(fd, message, flags));
     }
-    sendmsg_by_lane(fd, message, flags)
+    sendmsg_slow_path(fd, message, flags)
 }
 
 /// The long way.
 #[inline(never)]
-fn sendmsg_by_lane(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let at = place(fd);
+fn sendmsg_slow_path(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let at = send_route(fd);
     if at.member.is_none() {
-        give_away(message);
+        mark_passed_fds(message);
     }
-    if at.frames
-        && let Some(out) = Out::message(message)
-        && let Some(sent) = by_frames(&at, &out, flags)
+    if at.has_queues
+        && let Some(out) = TxDatagram::from_msghdr(message)
+        && let Some(sent) = send_frame(&at, &out, flags)
     {
-        return done(&at, sent);
+        return finish_send(&at, sent);
     }
     queues::flush();
-    if start::gathers()
-        && let Some(sent) =
-            Out::message(message).map_or_else(|| alone_now(&at), |out| with_others(&at, &out, flags))
+    if start::is_send_batching()
+        && let Some(sent) = TxDatagram::from_msghdr(message)
+            .map_or_else(|| flush_before_send(&at), |out| send_batched(&at, &out, flags))
     {
         return sent;
     }
     // SAFETY: null, or the program's message, which the kernel would read here, too.
-    let (out, more) = at.way(unsafe { message.as_ref() }.is_none_or(|message| message.msg_name.is_null()));
-    done(&at, call::sendmsg(out, message, flags | more))
+    let (out, more) =
+        at.fd_and_flags(unsafe { message.as_ref() }.is_none_or(|message| message.msg_name.is_null()));
+    finish_send(&at, call::sendmsg(out, message, flags | more))
 }
 
 pub(crate) fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    let at = place(fd);
+    let at = send_route(fd);
     if at.member.is_none() && !messages.is_null() {
         for nth in 0..count.min(1024) as usize {
             // SAFETY: the program's array of `count` messages.
-            give_away(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
+            mark_passed_fds(unsafe { &raw const (*messages.wrapping_add(nth)).msg_hdr });
         }
     }
-    if let Some(sent) = alone_now(&at) {
+    if let Some(sent) = flush_before_send(&at) {
         return sent as c_int;
     }
     let first =
-        if at.frames && !messages.is_null() { many_by_frames(&at, messages, count, flags) } else { 0 };
+        if at.has_queues && !messages.is_null() { send_frames(&at, messages, count, flags) } else { 0 };
     let mut sent = first as c_int;
     if first < count || count == 0 {
         queues::flush();
         let rest = messages.wrapping_add(first as usize);
-        let more = call::sendmmsg(at.fd, rest, count - first, flags | at.more);
+        let more = call::sendmmsg(at.fd, rest, count - first, flags | at.extra_flags);
         sent = if more < 0 && first > 0 { sent } else { sent.saturating_add(more) };
     }
     if let (Some(member), true) = (at.member, sent > 0) {
         // SAFETY: the kernel has just filled the lengths of these messages of the program's array.
         let bytes = (0..sent as usize).map(|nth| u64::from(unsafe { (*messages.wrapping_add(nth)).msg_len }));
-        report::sent(member, sent as u64, bytes.sum());
+        report::record_sent(member, sent as u64, bytes.sum());
     }
     sent
 }
 
 #[inline]
 pub(crate) fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    if let Some(alone) = alone::find(fd) {
-        return alone.sends(|| call::write(fd, from, len));
+    if let Some(alone) = single_receiver::find(fd) {
+        return alone.count_send(|| call::write(fd, from, len));
     }
-    write_by_lane(fd, from, len)
+    write_slow_path(fd, from, len)
 }
 
 /// The long way.
 #[inline(never)]
-fn write_by_lane(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    let at = place(fd);
-    if let Some(sent) = alone_now(&at) {
+fn write_slow_path(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    let at = send_route(fd);
+    if let Some(sent) = flush_before_send(&at) {
         return sent;
     }
-    done(&at, call::write(at.of, from, len))
+    finish_send(&at, call::write(at.own_fd, from, len))
 }
 
 pub(crate) fn writev(fd: c_int, from: *const iovec, count: c_int) -> ssize_t {
-    let at = place(fd);
-    if let Some(sent) = alone_now(&at) {
+    let at = send_route(fd);
+    if let Some(sent) = flush_before_send(&at) {
         return sent;
     }
-    done(&at, call::writev(at.of, from, count))
+    finish_send(&at, call::writev(at.own_fd, from, count))
 }
 
 /// Keeps a datagram to be sent with others, if that can be; else it goes alone, after what was kept. None: by the kernel, now.
-fn with_others(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
-    if !inside::enter() {
+fn send_batched(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+    if !quiesce::enter() {
         return None;
     }
-    let sent = with_others_now(at, out, flags);
-    inside::leave();
+    let sent = send_batched_now(at, out, flags);
+    quiesce::leave();
     sent
 }
 
-fn with_others_now(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
-    if let Some(errno) = at.owed {
-        return alone_now(at).or(Some(refuse(errno) as isize));
+fn send_batched_now(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
+    if let Some(errno) = at.reply_error {
+        return flush_before_send(at).or(Some(fail_with_errno(errno) as isize));
     }
     if let (Some(sock), Some(member)) = (at.sock, at.member)
         && let Some(lane) = at.lane
         && let Some(shared) = sock.shared()
         && shared.owner_of(lane).is_some_and(|owner| std::ptr::eq(owner, member))
     {
-        let reply = Reply { sock, shared, member, lane, fd: at.of, flags: flags | at.more };
-        if let Some(sent) = gather::keep(&reply, out) {
+        let reply = Reply { sock, shared, member, lane, fd: at.own_fd, flags: flags | at.extra_flags };
+        if let Some(sent) = send_batch::enqueue(&reply, out) {
             return Some(sent);
         }
-        gather::flush();
-        at.proves.set(out.len());
+        send_batch::flush();
+        at.probe_len.set(out.len());
         return None;
     }
-    gather::flush();
+    send_batch::flush();
     None
 }
 
 /// What is to be sent goes by the kernel, by itself: after what was kept. An answer where an earlier one failed: the error.
 #[inline]
-fn alone_now(at: &Place) -> Option<isize> {
-    gather::flush();
-    at.owed.map(|errno| refuse(errno) as isize)
+fn flush_before_send(at: &SendRoute) -> Option<isize> {
+    send_batch::flush();
+    at.reply_error.map(|errno| fail_with_errno(errno) as isize)
 }
 
 /// Sends a datagram as a frame, if that can be.
 #[inline]
-fn by_frames(at: &Place, out: &Out, flags: c_int) -> Option<isize> {
+fn send_frame(at: &SendRoute, out: &TxDatagram, flags: c_int) -> Option<isize> {
     let (sock, member) = at.sock.zip(at.member)?;
     let shared = sock.shared()?;
-    if !inside::enter() {
+    if !quiesce::enter() {
         return None;
     }
     let sent = queues::send(sock, shared, member, out, flags);
-    inside::leave();
+    quiesce::leave();
     sent
 }
 
 /// Sends the first of several messages as frames, up to one that cannot go that way; how many.
-fn many_by_frames(at: &Place, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_uint {
+fn send_frames(at: &SendRoute, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_uint {
     for nth in 0..count {
         let message = messages.wrapping_add(nth as usize);
         // SAFETY: the program's array of `count` messages.
         let header = unsafe { &raw const (*message).msg_hdr };
-        let Some(sent) = Out::message(header).and_then(|out| by_frames(at, &out, flags)) else { return nth };
+        let Some(sent) = TxDatagram::from_msghdr(header).and_then(|out| send_frame(at, &out, flags)) else {
+            return nth;
+        };
         // SAFETY: as above; the kernel would write here.
         unsafe { (*message).msg_len = sent as c_uint };
     }
@@ -227,92 +233,98 @@ fn many_by_frames(at: &Place, messages: *mut mmsghdr, count: c_uint, flags: c_in
 }
 
 /// Where a datagram leaves.
-struct Place {
+struct SendRoute {
     /// There are queues, which it may leave by.
-    frames: bool,
+    has_queues: bool,
     sock: Option<&'static Sock>,
     fd: c_int,
     /// A lane's socket is never non-blocking: what the program set on its own is asked for with each call.
-    more: c_int,
+    extra_flags: c_int,
     member: Option<&'static Member>,
     /// The program's descriptor, or one that is not open if it has none of that number; the lane of the calling thread.
-    of: c_int,
+    own_fd: c_int,
     lane: Option<usize>,
     /// Bytes of a datagram that could be kept, had one of its length gone without an error.
-    proves: Cell<Option<usize>>,
+    probe_len: Cell<Option<usize>>,
     /// The error of a reply that the program takes for sent.
-    owed: Option<c_int>,
+    reply_error: Option<c_int>,
 }
 
-impl Place {
+impl SendRoute {
     /// The descriptor and further flags for a call of the kernel. A socket with lanes is not connected: what has no address goes
     /// nowhere, unless the descriptor means something else by now, which the library does not know of.
     #[inline]
-    fn way(&self, has_no_address: bool) -> (c_int, c_int) {
-        if has_no_address { (self.of, 0) } else { (self.fd, self.more) }
+    fn fd_and_flags(&self, has_no_address: bool) -> (c_int, c_int) {
+        if has_no_address { (self.own_fd, 0) } else { (self.fd, self.extra_flags) }
     }
 }
 
 #[inline]
-fn place(fd: c_int) -> Place {
-    let found = hidden::sock(fd);
+fn send_route(fd: c_int) -> SendRoute {
+    let found = hidden_fds::sock(fd);
     let fd = found.err().unwrap_or(fd);
     let proves = Cell::new(None);
-    let own = Place {
+    let own = SendRoute {
         fd,
-        more: 0,
+        extra_flags: 0,
         member: None,
-        frames: false,
+        has_queues: false,
         sock: None,
-        of: fd,
+        own_fd: fd,
         lane: None,
-        proves,
-        owed: None,
+        probe_len: proves,
+        reply_error: None,
     };
     let Ok(sock) = found else { return own };
     let Some(shared) = sock.shared() else { return own };
-    let own = Place { owed: gather::owed(shared), ..own };
+    let own = SendRoute { reply_error: send_batch::take_reply_error(shared), ..own };
     if !is_managed(shared) {
         return own;
     }
     // A thread that only sends has no lane, and needs none.
-    let Some(member) = me::known(sock, shared) else { return own };
+    let Some(member) = thread::cached_member(sock, shared) else { return own };
     let lane = member.lane.load(Ordering::Acquire);
-    let own = Place { frames: queues::are_open(shared), sock: Some(sock), ..own };
-    if shared.mode() != LANED || lane < 1 {
-        let lane = if shared.mode() == LANED { usize::try_from(lane).ok() } else { None };
-        return Place { member: Some(member), lane, ..own };
+    let own = SendRoute { has_queues: queues::is_open(shared), sock: Some(sock), ..own };
+    if shared.mode() != MULTI_LANE || lane < 1 {
+        let lane = if shared.mode() == MULTI_LANE { usize::try_from(lane).ok() } else { None };
+        return SendRoute { member: Some(member), lane, ..own };
     }
     let nonblock = shared.nonblock.load(Ordering::Relaxed) != 0;
     let more = if nonblock { libc::MSG_DONTWAIT } else { 0 };
-    Place { fd: sock.fd_of(lane as usize, fd), more, member: Some(member), lane: Some(lane as usize), ..own }
+    SendRoute {
+        fd: sock.fd_of(lane as usize, fd),
+        extra_flags: more,
+        member: Some(member),
+        lane: Some(lane as usize),
+        ..own
+    }
 }
 
 #[inline]
-fn done(at: &Place, sent: isize) -> isize {
+fn finish_send(at: &SendRoute, sent: isize) -> isize {
     if let (Some(member), true) = (at.member, sent >= 0) {
-        report::sent(member, 1, sent as u64);
-        if let (Some(len), Some(sock), Some(lane)) = (at.proves.get(), at.sock, at.lane) {
-            gather::passed(sock, lane, len);
+        report::record_sent(member, 1, sent as u64);
+        if let (Some(len), Some(sock), Some(lane)) = (at.probe_len.get(), at.sock, at.lane) {
+            send_batch::record_sent_len(sock, lane, len);
         }
     }
     sent
 }
 
 /// A message that carries descriptors to somebody else: sockets of ours among them become plain.
-fn give_away(message: *const msghdr) {
-    for_each_descriptor(message, |fd| {
-        if table::sock(fd).is_some() && inside::enter() {
+fn mark_passed_fds(message: *const msghdr) {
+    for_each_fd(message, |fd| {
+        if table::sock(fd).is_some() && quiesce::enter() {
             if let Some(sock) = identity::sock(fd) {
                 lanes::fall_back(sock, fd, Reason::Passed);
             }
-            inside::leave();
+            quiesce::leave();
         }
     });
 }
 
 /// The descriptors that a message of the program carries.
-pub(crate) fn for_each_descriptor(message: *const msghdr, mut of: impl FnMut(c_int)) {
+pub(crate) fn for_each_fd(message: *const msghdr, mut of: impl FnMut(c_int)) {
     // SAFETY: the program's message, which the kernel reads or has written; null is what it would refuse.
     let Some(message) = (unsafe { message.as_ref() }) else { return };
     if message.msg_control.is_null() || message.msg_controllen < size_of::<libc::cmsghdr>() {

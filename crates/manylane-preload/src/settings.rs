@@ -8,7 +8,7 @@
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
-//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 32 where threads rest (`rest.rs`), else 1; replies by frames 16 |
+//! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 32 where threads rest (`active_set.rs`), else 1; replies by frames 16 |
 //! | `MANYLANE_OVERLOAD` | `oldest`, or `newest`: what waits in a queue that is more than half full is thrown away | `oldest` |
 //! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
@@ -16,21 +16,21 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use manylane_sys::lend::{Ticket, VARIABLE};
+use manylane_sys::lease::{LeaseToken, TOKEN_ENV_VAR};
 
-use crate::hold::MOST;
-use crate::open::SLICE_MS;
+use crate::lane_socket::WAIT_SLICE_MS;
+use crate::prefetch::PREFETCH_MAX;
 use crate::sock::MAX_LANES;
 use crate::steer::Policy;
 
 /// Ranges of ports that can be named.
-const MAX_RANGES: usize = 32;
+const PORT_RANGES_MAX: usize = 32;
 /// Longest pause, in microseconds: a slice.
-const MAX_LINGER: u64 = SLICE_MS as u64 * 1000;
+const COALESCE_USECS_MAX: u64 = WAIT_SLICE_MS as u64 * 1000;
 /// Where threads share processors: elsewhere batches are too small to save anything (measured, see docs/results).
-const BATCH: usize = MOST;
+const BATCH_DEFAULT: usize = PREFETCH_MAX;
 /// With engine `xdp` a reply is a frame in a ring, and telling the kernel is what costs.
-const FRAMES_TOGETHER: u32 = 16;
+const TX_FRAME_BATCH_DEFAULT: u32 = 16;
 
 /// What was asked for, checked.
 #[derive(Clone, Debug)]
@@ -43,20 +43,20 @@ pub(crate) struct Settings {
     /// Ports that are taken; none: all.
     ports: Vec<(u16, u16)>,
     /// The pause before a sleep; none: as long as suits the machine.
-    pub(crate) linger: Option<Duration>,
+    pub(crate) rx_coalesce: Option<Duration>,
     /// Datagrams that one call takes from the kernel, and replies that one sends; 1: none ahead.
     pub(crate) batch: usize,
-    /// That only where threads rest, and their work was seen not to sleep: nobody asked for a number (`rest.rs`).
-    pub(crate) batch_at_rest: bool,
+    /// That only where threads rest, and their work was seen not to sleep: nobody asked for a number (`active_set.rs`).
+    pub(crate) batch_when_limited: bool,
     /// Replies that go into rings before the kernel is told.
-    pub(crate) frames_together: u32,
+    pub(crate) tx_frame_batch: u32,
     /// Under overload, what is old is thrown away.
-    pub(crate) newest: bool,
+    pub(crate) head_drop: bool,
     pub(crate) report: Option<PathBuf>,
     /// Processors that a control group leaves the program, rounded up; none: no fewer than it may run on.
     pub(crate) quota: Option<u32>,
     /// Who is asked for queues; only with engine `xdp`.
-    pub(crate) lender: Option<Ticket>,
+    pub(crate) lessor: Option<LeaseToken>,
 }
 
 impl Settings {
@@ -71,14 +71,14 @@ impl Settings {
             cpus,
             lanes: (4 * cpus).clamp(2, MAX_LANES),
             ports: Vec::new(),
-            linger: None,
-            batch: BATCH,
-            batch_at_rest: true,
-            frames_together: FRAMES_TOGETHER,
-            newest: false,
+            rx_coalesce: None,
+            batch: BATCH_DEFAULT,
+            batch_when_limited: true,
+            tx_frame_batch: TX_FRAME_BATCH_DEFAULT,
+            head_drop: false,
             report: var("MANYLANE_REPORT").filter(|path| !path.is_empty()).map(PathBuf::from),
             quota: None,
-            lender: None,
+            lessor: None,
         };
         let mut take = |name: &str, known: &str, set: &mut dyn FnMut(&str) -> Option<()>| {
             if let Some(value) = var(name).filter(|value| !value.is_empty())
@@ -87,11 +87,11 @@ impl Settings {
                 complain(name, &value, known);
             }
         };
-        let mut lender = var(VARIABLE).and_then(|text| Ticket::parse(&text));
+        let mut lender = var(TOKEN_ENV_VAR).and_then(|text| LeaseToken::parse(&text));
         take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
             "auto" | "mmsg" => Some(()),
             "xdp" => {
-                settings.lender = Some(lender.take()?);
+                settings.lessor = Some(lender.take()?);
                 Some(())
             }
             _ => None,
@@ -106,11 +106,11 @@ impl Settings {
             Some(())
         });
         take("MANYLANE_PORTS", "up to 32 ports and ranges, as in 53,5000-5010", &mut |text| {
-            settings.ports = ranges(text)?;
+            settings.ports = parse_port_ranges(text)?;
             Some(())
         });
         take("MANYLANE_OVERLOAD", "oldest, newest", &mut |text| {
-            settings.newest = match text {
+            settings.head_drop = match text {
                 "oldest" => false,
                 "newest" => true,
                 _ => return None,
@@ -118,33 +118,33 @@ impl Settings {
             Some(())
         });
         take("MANYLANE_LINGER", "microseconds from 0 to 20000", &mut |text| {
-            let pause = text.parse().ok().filter(|pause| *pause <= MAX_LINGER)?;
-            settings.linger = Some(Duration::from_micros(pause));
+            let pause = text.parse().ok().filter(|pause| *pause <= COALESCE_USECS_MAX)?;
+            settings.rx_coalesce = Some(Duration::from_micros(pause));
             Some(())
         });
         take("MANYLANE_BATCH", "a number from 1 to 32", &mut |text| {
-            settings.batch = text.parse().ok().filter(|batch| (1..=MOST).contains(batch))?;
-            settings.batch_at_rest = false;
-            settings.frames_together = settings.batch as u32;
+            settings.batch = text.parse().ok().filter(|batch| (1..=PREFETCH_MAX).contains(batch))?;
+            settings.batch_when_limited = false;
+            settings.tx_frame_batch = settings.batch as u32;
             Some(())
         });
         settings
     }
 
     /// Whether sockets that are bound to `port` may have lanes.
-    pub(crate) fn takes(&self, port: u16) -> bool {
+    pub(crate) fn allows_port(&self, port: u16) -> bool {
         self.lanes > 1
             && (self.ports.is_empty() || self.ports.iter().any(|(low, high)| (*low..=*high).contains(&port)))
     }
 }
 
-fn ranges(text: &str) -> Option<Vec<(u16, u16)>> {
+fn parse_port_ranges(text: &str) -> Option<Vec<(u16, u16)>> {
     let mut ranges = Vec::new();
     for part in text.split(',') {
         let (low, high) = part.split_once('-').unwrap_or((part, part));
         let range = (low.trim().parse().ok()?, high.trim().parse().ok()?);
         ranges.push(range);
-        if range.0 > range.1 || ranges.len() > MAX_RANGES {
+        if range.0 > range.1 || ranges.len() > PORT_RANGES_MAX {
             return None;
         }
     }
@@ -164,13 +164,13 @@ mod tests {
 
     #[test]
     fn ports_are_all_or_those_named() {
-        assert!(read(&[]).0.takes(1) && read(&[]).0.takes(65535));
+        assert!(read(&[]).0.allows_port(1) && read(&[]).0.allows_port(65535));
         let (some, wrong) = read(&[("MANYLANE_PORTS", "53,5000-5010")]);
         assert!(wrong.is_empty());
         for (port, taken) in [(52, false), (53, true), (5000, true), (5010, true), (5011, false)] {
-            assert_eq!(some.takes(port), taken, "{port}");
+            assert_eq!(some.allows_port(port), taken, "{port}");
         }
-        assert!(!read(&[("MANYLANE_LANES", "1")]).0.takes(53));
+        assert!(!read(&[("MANYLANE_LANES", "1")]).0.allows_port(53));
     }
 
     #[test]
@@ -186,17 +186,17 @@ mod tests {
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
-        assert!(settings.takes(9) && settings.lanes == 8 && settings.linger.is_none());
-        assert_eq!((settings.batch, settings.newest), (BATCH, false));
-        assert!(read(&[("MANYLANE_OVERLOAD", "newest")]).0.newest);
-        assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.linger, Some(Duration::ZERO));
+        assert!(settings.allows_port(9) && settings.lanes == 8 && settings.rx_coalesce.is_none());
+        assert_eq!((settings.batch, settings.head_drop), (BATCH_DEFAULT, false));
+        assert!(read(&[("MANYLANE_OVERLOAD", "newest")]).0.head_drop);
+        assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.rx_coalesce, Some(Duration::ZERO));
         assert_eq!(
-            (settings.frames_together, read(&[]).0.frames_together),
-            (FRAMES_TOGETHER, FRAMES_TOGETHER)
+            (settings.tx_frame_batch, read(&[]).0.tx_frame_batch),
+            (TX_FRAME_BATCH_DEFAULT, TX_FRAME_BATCH_DEFAULT)
         );
         for batch in [1, 32] {
             let asked = read(&[("MANYLANE_BATCH", &batch.to_string())]).0;
-            assert_eq!((asked.batch, asked.frames_together), (batch, batch as u32));
+            assert_eq!((asked.batch, asked.tx_frame_batch), (batch, batch as u32));
         }
     }
 }

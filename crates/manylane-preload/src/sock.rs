@@ -20,15 +20,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use libc::c_int;
-use manylane_sys::lend::QUEUES;
+use manylane_sys::lease::QUEUES_MAX;
 use manylane_sys::shim::Reason;
 
-use crate::gather::Outbox;
-use crate::hold::Hold;
+use crate::lease::Lease;
 use crate::leftovers::Leftovers;
-use crate::loan::Loan;
 use crate::memory::{self, Atomics};
-use crate::{identity, me, start};
+use crate::prefetch::Prefetch;
+use crate::send_batch::Outbox;
+use crate::{identity, start, thread};
 
 /// Lanes that a socket can have: bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
@@ -39,8 +39,8 @@ const MAX_SOCKS: usize = 4096;
 
 pub(crate) const UNBOUND: u32 = 0;
 pub(crate) const SINGLE: u32 = 1;
-pub(crate) const LEARN: u32 = 2;
-pub(crate) const LANED: u32 = 3;
+pub(crate) const OBSERVING: u32 = 2;
+pub(crate) const MULTI_LANE: u32 = 3;
 pub(crate) const PLAIN: u32 = 4;
 
 /// A member is not waiting: it may be away for long.
@@ -59,11 +59,11 @@ pub(crate) const POLLS: u32 = 2;
 #[repr(C, align(64))]
 pub(crate) struct Member {
     /// Process and thread; 0 if free.
-    pub(crate) who: AtomicU64,
+    pub(crate) thread_id: AtomicU64,
     /// [`BUSY`], [`UNBOUNDED`], or [`WAITS_ON`] a lane.
     pub(crate) state: AtomicU32,
     /// Changes with each receive and each return from a wait: a member whose beat stands still is away, or dead.
-    pub(crate) beat: AtomicU32,
+    pub(crate) heartbeat: AtomicU32,
     /// Receives that brought something, or came too late after a wait; up to where it matters.
     pub(crate) receives: AtomicU32,
     /// Its lane, -1 if none.
@@ -73,17 +73,17 @@ pub(crate) struct Member {
     /// Its slot in the report, and one; 0 if none.
     pub(crate) slot: AtomicU32,
     /// It found something in a lane of somebody else: where there was something, there may be more.
-    pub(crate) helps: AtomicU32,
-    /// Receives since it last looked how full its lane's queue is: `overtake.rs`.
-    pub(crate) unlooked: AtomicU32,
-    /// Tells whether its thread is alive: `life.rs`; 0 while that is not known.
-    pub(crate) life: AtomicU64,
-    /// A datagram that it works on is looked at: how often it had slept, and how many microseconds it had run, before (`rest.rs`).
-    pub(crate) is_watched: AtomicU32,
-    pub(crate) slept: AtomicU32,
-    pub(crate) ran: AtomicU32,
-    /// When a wait of its own last looked at other lanes, in milliseconds (`reach::now_ms`).
-    pub(crate) looked: AtomicU32,
+    pub(crate) has_stolen: AtomicU32,
+    /// Receives since it last looked how full its lane's queue is: `head_drop.rs`.
+    pub(crate) receives_since_check: AtomicU32,
+    /// Tells whether its thread is alive: `liveness.rs`; 0 while that is not known.
+    pub(crate) liveness: AtomicU64,
+    /// A datagram that it works on is looked at: how often it had slept, and how many microseconds it had run, before (`active_set.rs`).
+    pub(crate) is_sampled: AtomicU32,
+    pub(crate) sampled_switches: AtomicU32,
+    pub(crate) sampled_cpu_micros: AtomicU32,
+    /// When a wait of its own last looked at other lanes, in milliseconds (`coverage::now_ms`).
+    pub(crate) polled_at_ms: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Member>() == 64);
@@ -94,7 +94,7 @@ pub(crate) struct Shared {
     pub(crate) mode: AtomicU32,
     /// Guards what changes modes and lanes: `lock.rs`.
     pub(crate) lock: AtomicU64,
-    /// The change that who has the lock is at; who finds one that is not its own finishes it: `mend.rs`.
+    /// The change that who has the lock is at; who finds one that is not its own finishes it: `recovery.rs`.
     pub(crate) change: AtomicU32,
     /// The program made it non-blocking.
     pub(crate) nonblock: AtomicU32,
@@ -103,7 +103,7 @@ pub(crate) struct Shared {
     /// The program's own receive timeout in microseconds; 0: none.
     pub(crate) timeout_us: AtomicU64,
     /// There were fewer descriptors to spare than it was to have lanes.
-    pub(crate) short: AtomicU32,
+    pub(crate) lacks_fds: AtomicU32,
     /// Kernel sockets of the group; 1 if there is only the program's own.
     pub(crate) lanes: AtomicU32,
     /// A fork gave the socket to another process: lanes that do not exist yet could not be reached by all.
@@ -111,48 +111,48 @@ pub(crate) struct Shared {
     /// Places of members that were ever taken.
     pub(crate) joined: AtomicU32,
     /// Looks at whether lanes can be made, in vain.
-    pub(crate) tries: AtomicU32,
+    pub(crate) attempts: AtomicU32,
     pub(crate) port: AtomicU32,
     /// Something would show that datagrams are taken ahead, or they cannot be: none are. A bit for each reason, by its number.
-    pub(crate) one_by_one: AtomicU32,
+    pub(crate) prefetch_off: AtomicU32,
     /// Of the reasons why they are not, those that are in the report.
-    pub(crate) told: AtomicU32,
+    pub(crate) counted_reasons: AtomicU32,
     /// A reply that was put together with others failed: none are any more. The error, until a send has reported it.
-    pub(crate) gathers_not: AtomicU32,
+    pub(crate) send_batch_off: AtomicU32,
     pub(crate) reply_error: AtomicI32,
     /// Lanes that several members have.
-    pub(crate) crowded: AtomicU64,
+    pub(crate) oversubscribed: AtomicU64,
     /// Lanes that hold older datagrams than any other: they are emptied first.
-    pub(crate) first: AtomicU64,
+    pub(crate) drain_first: AtomicU64,
     /// Receives out of those before they are emptied by their owners alone.
-    pub(crate) first_left: AtomicU32,
+    pub(crate) drain_first_left: AtomicU32,
     /// Lanes that were taken out of steering for good, and may still hold something; and whether anything is held
-    /// (`hold::HOLDS`).
+    /// (`hold::PREFETCH_BIT`).
     pub(crate) retired: AtomicU64,
     /// Lanes that are steered to.
     pub(crate) steered: AtomicU64,
     /// It was bound before the program started, which the report does not say yet.
     pub(crate) inherited: AtomicU32,
     /// Whether threads beyond the processors rest, what speaks for it or against it, how much has to, and slices since the
-    /// processors were looked at: `rest.rs`.
-    pub(crate) rest: AtomicU32,
-    pub(crate) signs: AtomicU32,
-    pub(crate) calm: AtomicU32,
-    pub(crate) looks: AtomicU32,
+    /// processors were looked at: `active_set.rs`.
+    pub(crate) active_state: AtomicU32,
+    pub(crate) sleep_score: AtomicU32,
+    pub(crate) clean_required: AtomicU32,
+    pub(crate) polls: AtomicU32,
     /// Whose turn it is to be awake.
-    pub(crate) first_awake: AtomicU32,
-    /// What queues the socket has: `loan.rs`.
-    pub(crate) loan: AtomicU32,
+    pub(crate) first_active: AtomicU32,
+    /// What queues the socket has: `lease.rs`.
+    pub(crate) lease: AtomicU32,
     pub(crate) queue_count: AtomicU32,
     /// The lane of each queue.
-    pub(crate) queue_lane: [AtomicU32; QUEUES],
+    pub(crate) queue_lane: [AtomicU32; QUEUES_MAX],
     /// Member of each lane, and one; 0 if none.
     pub(crate) owner: [AtomicU32; MAX_LANES],
     /// The beat of the owner when somebody last looked, how often it had not changed since, and when that was counted
     /// last (milliseconds).
-    pub(crate) seen: [AtomicU32; MAX_LANES],
-    pub(crate) still: [AtomicU32; MAX_LANES],
-    pub(crate) looked: [AtomicU32; MAX_LANES],
+    pub(crate) seen_heartbeat: [AtomicU32; MAX_LANES],
+    pub(crate) stalled_polls: [AtomicU32; MAX_LANES],
+    pub(crate) polled_at_ms: [AtomicU32; MAX_LANES],
     /// Numbers of the kernel sockets, for the report; 0 where not known.
     pub(crate) inode: [AtomicU64; MAX_LANES],
     pub(crate) members: [Member; MAX_MEMBERS],
@@ -184,42 +184,48 @@ impl Shared {
         let words = [&self.mode, &self.nonblock, &self.bounded, &self.lanes, &self.forked, &self.joined];
         for word in words.into_iter().chain([
             &self.change,
-            &self.tries,
-            &self.short,
+            &self.attempts,
+            &self.lacks_fds,
             &self.port,
-            &self.one_by_one,
-            &self.told,
+            &self.prefetch_off,
+            &self.counted_reasons,
         ]) {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.first_left, &self.rest, &self.signs, &self.calm, &self.looks, &self.first_awake] {
+        for word in
+            [&self.active_state, &self.sleep_score, &self.clean_required, &self.polls, &self.first_active]
+        {
             word.store(0, Ordering::Relaxed);
         }
+        self.drain_first_left.store(0, Ordering::Relaxed);
         self.inherited.store(0, Ordering::Relaxed);
-        self.gathers_not.store(0, Ordering::Relaxed);
+        self.send_batch_off.store(0, Ordering::Relaxed);
         self.reply_error.store(0, Ordering::Relaxed);
-        for word in [&self.timeout_us, &self.first, &self.retired, &self.steered, &self.crowded] {
+        for word in [&self.timeout_us, &self.drain_first, &self.retired, &self.steered, &self.oversubscribed]
+        {
             word.store(0, Ordering::Relaxed);
         }
-        for word in [&self.loan, &self.queue_count].into_iter().chain(&self.queue_lane) {
+        for word in [&self.lease, &self.queue_count].into_iter().chain(&self.queue_lane) {
             word.store(0, Ordering::Relaxed);
         }
-        for word in self.owner.iter().chain(&self.seen).chain(&self.still).chain(&self.looked) {
+        for word in
+            self.owner.iter().chain(&self.seen_heartbeat).chain(&self.stalled_polls).chain(&self.polled_at_ms)
+        {
             word.store(0, Ordering::Relaxed);
         }
         for member in &self.members {
-            member.life.store(0, Ordering::Relaxed);
-            member.who.store(0, Ordering::Relaxed);
+            member.liveness.store(0, Ordering::Relaxed);
+            member.thread_id.store(0, Ordering::Relaxed);
         }
     }
 
     /// Whether `member`, which has taken its place and is counted in `joined`, is the only one.
-    pub(crate) fn is_alone(&self, member: &Member) -> bool {
+    pub(crate) fn is_single_receiver(&self, member: &Member) -> bool {
         // Of two that come at a time, one at least sees the other: each has taken its place, and counts, before it looks.
         fence(Ordering::SeqCst);
         let joined = self.joined.load(Ordering::Relaxed) as usize;
         let mut others = self.members.iter().take(joined).filter(|other| !ptr::eq(*other, member));
-        others.all(|other| other.who.load(Ordering::Relaxed) == 0)
+        others.all(|other| other.thread_id.load(Ordering::Relaxed) == 0)
     }
 }
 
@@ -235,28 +241,28 @@ pub(crate) struct Sock {
     /// Changes with each use of the slot: what others remember of a socket that is gone does not fit the next one.
     pub(crate) generation: AtomicU32,
     /// Why it must stay plain, and one, found before it was bound.
-    spoilt: AtomicU32,
+    plain_reason: AtomicU32,
     /// The program's own receive timeout in microseconds, set before it was bound.
     pub(crate) timeout_us: AtomicU64,
-    /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `alone.rs`.
-    pub(crate) alone: AtomicI32,
+    /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `single_receiver.rs`.
+    pub(crate) fast_path_fd: AtomicI32,
     /// The descriptor of an epoll instance that does so, and one; 0 if none.
-    pub(crate) alone_in: AtomicI32,
+    pub(crate) fast_path_epfd: AtomicI32,
     /// There was such a descriptor.
-    pub(crate) was_alone: AtomicU32,
-    /// Should a group come of it, all that comes is its own until somebody steers: `open::steer_ahead`.
-    pub(crate) steered_ahead: AtomicU32,
+    pub(crate) had_fast_path: AtomicU32,
+    /// Should a group come of it, all that comes is its own until somebody steers: `open::pre_steer`.
+    pub(crate) pre_steered: AtomicU32,
     /// It was put into an epoll instance.
-    pub(crate) watched: AtomicU32,
+    pub(crate) in_epoll: AtomicU32,
     /// Held by who tells an epoll instance of one of its descriptors, and by who makes the number of one mean something else.
-    pub(crate) numbers: AtomicU64,
+    pub(crate) fd_lock: AtomicU64,
     shared: AtomicPtr<Shared>,
-    loan: AtomicPtr<Loan>,
-    /// One for each lane that there may be; null: `hold.rs`.
-    holds: AtomicPtr<Hold>,
-    /// As many, or null: `gather.rs`.
+    lease: AtomicPtr<Lease>,
+    /// One for each lane that there may be; null: `prefetch.rs`.
+    prefetches: AtomicPtr<Prefetch>,
+    /// As many, or null: `send_batch.rs`.
     outboxes: AtomicPtr<Outbox>,
-    /// Datagrams left in its lanes when the library stood aside, or null: `aside.rs`.
+    /// Datagrams left in its lanes when the library stood aside, or null: `seccomp.rs`.
     leftovers: AtomicPtr<Leftovers>,
     /// Descriptors of the lanes, and one; 0 if none. The first is the program's own, whichever it uses.
     lane_fd: [AtomicI32; MAX_LANES],
@@ -301,21 +307,21 @@ impl Sock {
     }
 
     /// Takes a slot for a socket that has one descriptor.
-    pub(crate) fn take(fd: c_int) -> Option<&'static Sock> {
+    pub(crate) fn alloc(fd: c_int) -> Option<&'static Sock> {
         let sock = Self::all()
             .iter()
             .find(|sock| sock.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
         sock.generation.fetch_add(1, Ordering::Relaxed);
         sock.refs.store(1, Ordering::Relaxed);
         sock.cookie.store(identity::cookie(fd), Ordering::Relaxed);
-        sock.spoilt.store(0, Ordering::Relaxed);
+        sock.plain_reason.store(0, Ordering::Relaxed);
         sock.timeout_us.store(0, Ordering::Relaxed);
-        sock.alone.store(0, Ordering::Relaxed);
-        sock.alone_in.store(0, Ordering::Relaxed);
-        sock.was_alone.store(0, Ordering::Relaxed);
-        sock.steered_ahead.store(0, Ordering::Relaxed);
-        sock.watched.store(0, Ordering::Relaxed);
-        sock.numbers.store(0, Ordering::Relaxed);
+        sock.fast_path_fd.store(0, Ordering::Relaxed);
+        sock.fast_path_epfd.store(0, Ordering::Relaxed);
+        sock.had_fast_path.store(0, Ordering::Relaxed);
+        sock.pre_steered.store(0, Ordering::Relaxed);
+        sock.in_epoll.store(0, Ordering::Relaxed);
+        sock.fd_lock.store(0, Ordering::Relaxed);
         // It was given back while a fork marked it.
         if sock.shared().is_some_and(|shared| shared.forked.load(Ordering::SeqCst) != 0) {
             sock.unshare();
@@ -334,30 +340,30 @@ impl Sock {
         for sock in Self::all() {
             match sock.used.load(Ordering::Relaxed) {
                 0 => sock.unshare(),
-                _ => sock.numbers.store(0, Ordering::Relaxed),
+                _ => sock.fd_lock.store(0, Ordering::Relaxed),
             }
         }
     }
 
     /// Gives the slot back. What was shared by a fork still belongs to the other process.
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn release(&self) {
         let forks = FORKS.load(Ordering::SeqCst);
         match self.shared() {
             Some(shared) if shared.forked.load(Ordering::SeqCst) != 0 => self.unshare(),
             Some(shared) => {
-                let mine = me::token();
-                let holds = self.holds().unwrap_or_default();
+                let mine = thread::holder_token();
+                let holds = self.prefetches().unwrap_or_default();
                 let outboxes = self.outboxes().unwrap_or_default();
                 let is_free = holds.iter().all(|hold| hold.reset(mine))
                     && outboxes.iter().all(|outbox| outbox.reset(mine));
                 shared.reset();
                 if is_free {
-                    holds.iter().for_each(Hold::reopen);
+                    holds.iter().for_each(Prefetch::reopen);
                     outboxes.iter().for_each(Outbox::reopen);
                 } else {
                     // The next socket gets others, of both: the number of mappings is bound by that
                     // of holds.
-                    self.holds.store(ptr::null_mut(), Ordering::Relaxed);
+                    self.prefetches.store(ptr::null_mut(), Ordering::Relaxed);
                     self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
                 }
                 // A fork that has begun meanwhile may just have said so in what was reset.
@@ -374,7 +380,7 @@ impl Sock {
     /// The next socket in this slot gets mappings of its own: another process has these.
     fn unshare(&self) {
         self.shared.store(ptr::null_mut(), Ordering::Relaxed);
-        self.holds.store(ptr::null_mut(), Ordering::Relaxed);
+        self.prefetches.store(ptr::null_mut(), Ordering::Relaxed);
         self.outboxes.store(ptr::null_mut(), Ordering::Relaxed);
     }
 
@@ -387,7 +393,7 @@ impl Sock {
     }
 
     /// [`shared`](Self::shared), mapped if it was not yet.
-    pub(crate) fn share(&self) -> Option<&'static Shared> {
+    pub(crate) fn map_shared(&self) -> Option<&'static Shared> {
         if self.shared().is_none() {
             let fresh = memory::map::<Shared>(1, true)?;
             self.shared.store(fresh.as_ptr().cast_mut(), Ordering::Release);
@@ -396,45 +402,45 @@ impl Sock {
     }
 
     /// It is not to have lanes, for a reason; the first one counts.
-    pub(crate) fn spoil(&self, reason: Reason) {
-        _ = self.spoilt.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
-        // As in `spoilt_by`: either the thread that forks sees the shared socket, or the one that binds sees this.
+    pub(crate) fn mark_plain(&self, reason: Reason) {
+        _ = self.plain_reason.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
+        // As in `plain_reason`: either the thread that forks sees the shared socket, or the one that binds sees this.
         fence(Ordering::SeqCst);
     }
 
     /// Why it is not to have lanes, if that is so.
-    pub(crate) fn spoilt_by(&self) -> Option<Reason> {
+    pub(crate) fn plain_reason(&self) -> Option<Reason> {
         fence(Ordering::SeqCst);
-        Reason::ALL.get((self.spoilt.load(Ordering::Relaxed) as usize).wrapping_sub(1)).copied()
+        Reason::ALL.get((self.plain_reason.load(Ordering::Relaxed) as usize).wrapping_sub(1)).copied()
     }
 
     /// The queues that this process has for it.
     #[inline]
-    pub(crate) fn loan(&self) -> Option<&'static Loan> {
-        // SAFETY: null, or one that `set_loan` was given, which lives for ever.
-        unsafe { self.loan.load(Ordering::Acquire).as_ref() }
+    pub(crate) fn lease(&self) -> Option<&'static Lease> {
+        // SAFETY: null, or one that `set_lease` was given, which lives for ever.
+        unsafe { self.lease.load(Ordering::Acquire).as_ref() }
     }
 
-    pub(crate) fn set_loan(&self, loan: Option<&'static Loan>) {
+    pub(crate) fn set_lease(&self, loan: Option<&'static Lease>) {
         let at = loan.map_or(ptr::null_mut(), |loan| ptr::from_ref(loan).cast_mut());
-        self.loan.store(at, Ordering::Release);
+        self.lease.store(at, Ordering::Release);
     }
 
     /// What was taken ahead of its lanes, lane by lane.
     #[inline]
-    pub(crate) fn holds(&self) -> Option<&'static [Hold]> {
-        let at = self.holds.load(Ordering::Acquire);
+    pub(crate) fn prefetches(&self) -> Option<&'static [Prefetch]> {
+        let at = self.prefetches.load(Ordering::Acquire);
         if at.is_null() {
             return None;
         }
         let count = start::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: what `set_holds` was given: as many as there may be lanes, in a mapping that is never unmapped.
+        // SAFETY: what `set_prefetches` was given: as many as there may be lanes, in a mapping that is never unmapped.
         Some(unsafe { std::slice::from_raw_parts(at, count) })
     }
 
     /// `holds` are as many as there may be lanes.
-    pub(crate) fn set_holds(&self, holds: &'static [Hold]) {
-        self.holds.store(holds.as_ptr().cast_mut(), Ordering::Release);
+    pub(crate) fn set_prefetches(&self, holds: &'static [Prefetch]) {
+        self.prefetches.store(holds.as_ptr().cast_mut(), Ordering::Release);
     }
 
     /// What its lanes have kept to be sent, lane by lane.

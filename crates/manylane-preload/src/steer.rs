@@ -50,15 +50,15 @@ const JA: u16 = 0x05;
 const JEQ_K: u16 = 0x15;
 const RET_K: u16 = 0x06;
 /// Ancillary loads, and the start of the network header (`linux/filter.h`).
-const AD: u32 = -0x1000_i32 as u32;
-const AD_PKTTYPE: u32 = AD + 4;
-const AD_CPU: u32 = AD + 36;
-const AD_RANDOM: u32 = AD + 56;
-const NET: u32 = -0x10_0000_i32 as u32;
+const SKF_AD_OFF: u32 = -0x1000_i32 as u32;
+const AD_PKTTYPE: u32 = SKF_AD_OFF + 4;
+const AD_CPU: u32 = SKF_AD_OFF + 36;
+const AD_RANDOM: u32 = SKF_AD_OFF + 56;
+const SKF_NET_OFF: u32 = -0x10_0000_i32 as u32;
 /// An odd constant that spreads bits: 2^32 divided by the golden ratio.
-const SPREAD: u32 = 0x9e37_79b1;
+const MIX_MULTIPLIER: u32 = 0x9e37_79b1;
 /// Another one, for the last round.
-const FINISH: u32 = 0x85eb_ca6b;
+const MIX_FINAL: u32 = 0x85eb_ca6b;
 
 fn op(code: u16, k: u32) -> sock_filter {
     sock_filter { code, jt: 0, jf: 0, k }
@@ -69,8 +69,8 @@ fn jeq(k: u32, jt: u8, jf: u8) -> sock_filter {
 }
 
 /// Longest program that is made here: the hash of a flow, and two instructions for each lane.
-const LONGEST: usize = 256;
-const SIZE: usize = LONGEST * size_of::<sock_filter>();
+const PROGRAM_LEN_MAX: usize = 256;
+const PROGRAM_BYTES: usize = PROGRAM_LEN_MAX * size_of::<sock_filter>();
 
 /// A program being put together, without the heap, and in a mapping: steering changes while a thread ends or a signal is
 /// handled, which may be on a small stack.
@@ -82,7 +82,7 @@ pub(crate) struct Program {
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: the mapping of that size from `new`, which ends with this.
-        unsafe { libc::munmap(self.code.as_mut_ptr().cast(), SIZE) };
+        unsafe { libc::munmap(self.code.as_mut_ptr().cast(), PROGRAM_BYTES) };
     }
 }
 
@@ -91,12 +91,12 @@ impl Program {
     fn new() -> Option<Self> {
         let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let at = unsafe { libc::mmap(ptr::null_mut(), SIZE, rights, kind, -1, 0) };
+        let at = unsafe { libc::mmap(ptr::null_mut(), PROGRAM_BYTES, rights, kind, -1, 0) };
         if at == libc::MAP_FAILED {
             return None;
         }
         // SAFETY: a mapping of so many, which are plain numbers, and nothing else refers to it.
-        Some(Self { code: unsafe { std::slice::from_raw_parts_mut(at.cast(), LONGEST) }, len: 0 })
+        Some(Self { code: unsafe { std::slice::from_raw_parts_mut(at.cast(), PROGRAM_LEN_MAX) }, len: 0 })
     }
 
     fn push(&mut self, insn: sock_filter) {
@@ -113,7 +113,8 @@ impl Program {
 
     /// Scratch word 0 = mixed with A.
     fn mix(&mut self) {
-        for insn in [op(LDX_MEM, 0), op(XOR_X, 0), op(MUL_K, SPREAD), op(TAX, 0), op(RSH_K, 15), op(XOR_X, 0)]
+        for insn in
+            [op(LDX_MEM, 0), op(XOR_X, 0), op(MUL_K, MIX_MULTIPLIER), op(TAX, 0), op(RSH_K, 15), op(XOR_X, 0)]
         {
             self.push(insn);
         }
@@ -121,40 +122,45 @@ impl Program {
     }
 
     /// A = a hash of addresses and ports.
-    fn flow(&mut self) {
-        self.push(op(LD_IMM, SPREAD));
+    fn hash_flow(&mut self) {
+        self.push(op(LD_IMM, MIX_MULTIPLIER));
         self.push(op(ST, 0));
-        self.push(op(LD_B_ABS, NET));
+        self.push(op(LD_B_ABS, SKF_NET_OFF));
         self.push(op(RSH_K, 4));
         let branch = self.len;
         self.push(jeq(4, 0, 0));
         for word in [12, 16] {
-            self.push(op(LD_W_ABS, NET.wrapping_add(word)));
+            self.push(op(LD_W_ABS, SKF_NET_OFF.wrapping_add(word)));
             self.mix();
         }
-        self.push(op(LDX_MSH, NET));
-        self.push(op(LD_W_IND, NET));
+        self.push(op(LDX_MSH, SKF_NET_OFF));
+        self.push(op(LD_W_IND, SKF_NET_OFF));
         self.mix();
         let end_of_v4 = self.len;
         self.push(op(JA, 0));
         self.code[branch].jf = (self.len - branch - 1) as u8;
         for word in [8, 12, 16, 20, 24, 28, 32, 36] {
-            self.push(op(LD_W_ABS, NET.wrapping_add(word)));
+            self.push(op(LD_W_ABS, SKF_NET_OFF.wrapping_add(word)));
             self.mix();
         }
         // Behind an extension header the ports are not where they would be: the addresses have to do.
-        self.push(op(LD_B_ABS, NET.wrapping_add(6)));
+        self.push(op(LD_B_ABS, SKF_NET_OFF.wrapping_add(6)));
         let no_ports = self.len;
         self.push(jeq(17, 0, 0));
-        self.push(op(LD_W_ABS, NET.wrapping_add(40)));
+        self.push(op(LD_W_ABS, SKF_NET_OFF.wrapping_add(40)));
         self.mix();
         self.code[no_ports].jf = (self.len - no_ports - 1) as u8;
         self.code[end_of_v4].k = (self.len - end_of_v4 - 1) as u32;
         // Once more for the last word, whose upper half has only met few bits; the upper bits of a product are the
         // better mixed ones.
-        for insn in
-            [op(LD_MEM, 0), op(MUL_K, FINISH), op(TAX, 0), op(RSH_K, 13), op(XOR_X, 0), op(MUL_K, SPREAD)]
-        {
+        for insn in [
+            op(LD_MEM, 0),
+            op(MUL_K, MIX_FINAL),
+            op(TAX, 0),
+            op(RSH_K, 13),
+            op(XOR_X, 0),
+            op(MUL_K, MIX_MULTIPLIER),
+        ] {
             self.push(insn);
         }
         self.push(op(RSH_K, 16));
@@ -165,7 +171,7 @@ impl Program {
 pub(crate) fn program(policy: Policy, lanes: u64) -> Option<Program> {
     let mut to = Program::new()?;
     match policy {
-        Policy::Flow => to.flow(),
+        Policy::Flow => to.hash_flow(),
         Policy::Cpu => to.push(op(LD_W_ABS, AD_CPU)),
         Policy::Random => to.push(op(LD_W_ABS, AD_RANDOM)),
     }
@@ -182,7 +188,7 @@ pub(crate) fn program(policy: Policy, lanes: u64) -> Option<Program> {
 }
 
 /// Steers to the one lane whose bit is set; to lane 0 if none is.
-pub(crate) fn only(lanes: u64) -> [sock_filter; 1] {
+pub(crate) fn single_lane(lanes: u64) -> [sock_filter; 1] {
     [op(RET_K, if lanes == 0 { 0 } else { lanes.trailing_zeros() })]
 }
 
@@ -196,23 +202,23 @@ pub(crate) fn unicast_only() -> Option<Program> {
     to.push(op(AND_K, 7));
     let to_host = to.len;
     to.push(jeq(0, 0, 0));
-    to.push(op(LD_B_ABS, NET));
+    to.push(op(LD_B_ABS, SKF_NET_OFF));
     to.push(op(RSH_K, 4));
     let branch = to.len;
     to.push(jeq(4, 0, 0));
     // 224.0.0.0/4, 255.255.255.255, and the loopback network's broadcast.
-    to.push(op(LD_B_ABS, NET.wrapping_add(16)));
+    to.push(op(LD_B_ABS, SKF_NET_OFF.wrapping_add(16)));
     to.push(op(AND_K, 0xf0));
     let multicast = to.len;
     to.push(jeq(0xe0, 0, 0));
-    to.push(op(LD_W_ABS, NET.wrapping_add(16)));
+    to.push(op(LD_W_ABS, SKF_NET_OFF.wrapping_add(16)));
     let everybody = to.len;
     to.push(jeq(u32::MAX, 0, 0));
     let loopback = to.len;
     to.push(jeq(0x7fff_ffff, 0, 0));
     to.push(op(RET_K, u32::MAX));
     to.code[branch].jf = (to.len - branch - 1) as u8;
-    to.push(op(LD_B_ABS, NET.wrapping_add(24)));
+    to.push(op(LD_B_ABS, SKF_NET_OFF.wrapping_add(24)));
     let v6_multicast = to.len;
     to.push(jeq(0xff, 0, 0));
     to.push(op(RET_K, u32::MAX));
@@ -226,10 +232,10 @@ pub(crate) fn unicast_only() -> Option<Program> {
 }
 
 /// Refuses everything: the filter of a lane that only hands out what it still holds.
-pub(crate) static NOTHING: [sock_filter; 1] = [sock_filter { code: RET_K, jt: 0, jf: 0, k: 0 }];
+pub(crate) static DROP_ALL: [sock_filter; 1] = [sock_filter { code: RET_K, jt: 0, jf: 0, k: 0 }];
 
 /// The first socket of a group gets everything.
-pub(crate) static FIRST: [sock_filter; 1] = NOTHING;
+pub(crate) static FIRST_SOCKET: [sock_filter; 1] = DROP_ALL;
 
 #[cfg(test)]
 mod tests {
@@ -239,10 +245,10 @@ mod tests {
     fn run(code: &[sock_filter], packet: &[u8], ancillary: u32) -> u32 {
         let (mut a, mut x, mut mem, mut at) = (0_u32, 0_u32, [0_u32; 16], 0);
         let load = |offset: u32, size: usize| -> u32 {
-            if (AD..AD + 64).contains(&offset) {
+            if (SKF_AD_OFF..SKF_AD_OFF + 64).contains(&offset) {
                 return ancillary;
             }
-            let from = offset.wrapping_sub(NET) as usize;
+            let from = offset.wrapping_sub(SKF_NET_OFF) as usize;
             packet[from..from + size].iter().fold(0, |word, byte| word << 8 | u32::from(*byte))
         };
         loop {
@@ -322,13 +328,13 @@ mod tests {
     #[test]
     fn all_64_lanes_fit() {
         let made = program(Policy::Flow, u64::MAX).unwrap();
-        assert!(made.len < LONGEST);
+        assert!(made.len < PROGRAM_LEN_MAX);
         let cpu = program(Policy::Cpu, u64::MAX).unwrap();
         for lane in 0..64 {
             assert_eq!(run(cpu.code(), &[], lane), lane);
         }
-        assert_eq!(run(&only(0), &[], 7), 0);
-        assert_eq!(run(&only(4), &[], 7), 2);
+        assert_eq!(run(&single_lane(0), &[], 7), 0);
+        assert_eq!(run(&single_lane(4), &[], 7), 2);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) unsafe fn call(number: c_long, args: &[c_long]) -> c_long {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     if at.is_null() {
         // SAFETY: the caller's promise.
-        return unsafe { bare(number, all) };
+        return unsafe { raw_syscall(number, all) };
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let at = if at.is_null() { real::find(&REAL, c"syscall") } else { at };
@@ -48,7 +48,7 @@ pub(crate) unsafe fn call(number: c_long, args: &[c_long]) -> c_long {
 }
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-unsafe fn bare(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
+unsafe fn raw_syscall(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
     let answer: c_long;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the kernel's convention: it changes what is named here and, as the call says, memory.
@@ -84,7 +84,7 @@ unsafe fn bare(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> c_long {
 mod exports {
     use libc::{c_int, c_long, c_uint, c_ulong};
 
-    use crate::{aftermath, aside, descriptors, start};
+    use crate::{descriptors, detached, seccomp, start};
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub(super) extern "C-unwind" fn syscall(
@@ -100,17 +100,17 @@ mod exports {
         let own = || unsafe { super::call(number, &[a, b, c, d, e, f]) };
         match number {
             libc::SYS_close if start::is_ready() => {
-                descriptors::close_by(a as c_int, || own() as c_int).into()
+                descriptors::close_with(a as c_int, || own() as c_int).into()
             }
             libc::SYS_close_range if start::is_ready() => {
                 descriptors::close_range(a as c_uint, b as c_uint, c as c_int).into()
             }
-            libc::SYS_close if aftermath::are_there() => aftermath::close(a as c_int).into(),
+            libc::SYS_close if detached::has_leftovers() => detached::close(a as c_int).into(),
             libc::SYS_prctl if start::is_ready() => {
-                aside::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong).into()
+                seccomp::prctl(a as c_int, b as c_ulong, c as c_ulong, d as c_ulong, e as c_ulong).into()
             }
             libc::SYS_seccomp if start::is_ready() => {
-                aside::seccomp(a, b, c);
+                seccomp::seccomp(a, b, c);
                 own()
             }
             _ => own(),

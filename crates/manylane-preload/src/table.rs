@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use libc::c_int;
 
-use crate::alone;
 use crate::epoll::Epoll;
 use crate::memory::{self, Atomics};
+use crate::single_receiver;
 use crate::sock::Sock;
 
 const PAGE: usize = 4096;
@@ -37,23 +37,23 @@ pub(crate) enum Entry {
     Hidden,
 }
 
-const KIND: u32 = 0xc000_0000;
+const KIND_MASK: u32 = 0xc000_0000;
 const SOCK: u32 = 0x4000_0000;
 const EPOLL: u32 = 0x8000_0000;
 const HIDDEN: u32 = 0xc000_0000;
 
 impl Entry {
     #[inline]
-    fn of(word: u32) -> Self {
-        match word & KIND {
-            SOCK => Self::Sock(word & !KIND),
-            EPOLL => Self::Epoll(word & !KIND),
+    fn from_word(word: u32) -> Self {
+        match word & KIND_MASK {
+            SOCK => Self::Sock(word & !KIND_MASK),
+            EPOLL => Self::Epoll(word & !KIND_MASK),
             HIDDEN => Self::Hidden,
             _ => Self::None,
         }
     }
 
-    fn word(self) -> u32 {
+    fn to_word(self) -> u32 {
         match self {
             Self::None => 0,
             Self::Sock(index) => SOCK | index,
@@ -73,7 +73,7 @@ fn page(fd: c_int) -> Option<&'static Page> {
 #[inline]
 pub(crate) fn entry(fd: c_int) -> Entry {
     let Some(page) = page(fd) else { return Entry::None };
-    Entry::of(page.0[fd as usize % PAGE].load(Ordering::Acquire))
+    Entry::from_word(page.0[fd as usize % PAGE].load(Ordering::Acquire))
 }
 
 /// The UDP socket behind `fd`.
@@ -115,13 +115,13 @@ pub(crate) fn set(fd: c_int, entry: Entry) -> Option<Entry> {
     if entry != Entry::None && entry != Entry::Hidden {
         TOP.fetch_max(fd, Ordering::Relaxed);
     }
-    let before = page(fd)?.0[number % PAGE].swap(entry.word(), Ordering::AcqRel);
-    alone::forget(fd);
-    Some(Entry::of(before))
+    let before = page(fd)?.0[number % PAGE].swap(entry.to_word(), Ordering::AcqRel);
+    single_receiver::disarm_fd(fd);
+    Some(Entry::from_word(before))
 }
 
 /// The program's sockets and instances are among the descriptors below this.
-pub(crate) fn end() -> c_int {
+pub(crate) fn fd_end() -> c_int {
     TOP.load(Ordering::Relaxed) + 1
 }
 
@@ -130,15 +130,16 @@ pub(crate) fn end() -> c_int {
 pub(crate) fn replace(fd: c_int, found: Entry, entry: Entry) -> bool {
     let Some(page) = page(fd) else { return false };
     let slot = &page.0[fd as usize % PAGE];
-    let done = slot.compare_exchange(found.word(), entry.word(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let done =
+        slot.compare_exchange(found.to_word(), entry.to_word(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if done {
-        alone::forget(fd);
+        single_receiver::disarm_fd(fd);
     }
     done
 }
 
 /// The descriptors within `first..=last` that mean something.
-pub(crate) fn known(first: u32, last: u32) -> impl Iterator<Item = (c_int, Entry)> {
+pub(crate) fn tracked(first: u32, last: u32) -> impl Iterator<Item = (c_int, Entry)> {
     let last = last.min((PAGE * PAGES - 1) as u32);
     (0..PAGES as u32)
         .filter(|at| !TABLE[*at as usize].load(Ordering::Acquire).is_null())

@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{build, laned, plain};
+use support::{build, run_native, run_preloaded};
 
 /// Times that a program is run. An owner that a busy machine holds up for long loses its lane, and may end without one.
 const RUNS: usize = 3;
@@ -12,9 +12,9 @@ const RUNS: usize = 3;
 fn ends_with_lanes(ways: &[&str]) {
     let program = build("alone");
     for way in ways {
-        let without = plain(&program, &[way]);
+        let without = run_native(&program, &[way]);
         let all_have_lanes = (0..RUNS).any(|_| {
-            let with = laned(&program, &[way], &[("MANYLANE_LANES", "8")]);
+            let with = run_preloaded(&program, &[way], &[("MANYLANE_LANES", "8")]);
             assert_eq!(with.output, without.output, "{way}");
             assert_eq!(with.reasons(), [""; 0], "{way}");
             with.lanes() == 3

@@ -5,21 +5,21 @@
 
 mod support;
 
-use support::{Outcome, build, laned, plain};
+use support::{Outcome, build, run_native, run_preloaded};
 
 const VARS: [(&str, &str); 3] = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
 
-fn same(program: &str, args: &[&str]) -> Outcome {
+fn assert_same_output(program: &str, args: &[&str]) -> Outcome {
     let program = build(program);
-    let without = plain(&program, args);
-    let with = laned(&program, args, &VARS);
+    let without = run_native(&program, args);
+    let with = run_preloaded(&program, args, &VARS);
     assert_eq!(with.output, without.output, "{args:?}");
     with
 }
 
 /// Runs `batches CASE`: one call brought several datagrams.
 fn batches(case: &str, reasons: &[&str]) {
-    let with = same("batches", &[case]);
+    let with = assert_same_output("batches", &[case]);
     assert_eq!(with.reasons(), reasons, "{case}");
     assert!(with.output.contains("twice 0, out of order 0\nlost 0\n"), "{case}: {}", with.output);
     assert!(with.calls() < with.received(), "{case}: {} calls", with.calls());

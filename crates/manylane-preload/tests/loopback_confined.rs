@@ -5,7 +5,7 @@
 mod support;
 
 use manylane_sys::shim::Reason;
-use support::{build, laned, plain, runs_without};
+use support::{build, can_run_without, run_native, run_preloaded};
 
 const WAYS: [&str; 4] = ["poll", "select", "epoll", "recvfrom"];
 
@@ -13,10 +13,14 @@ const WAYS: [&str; 4] = ["poll", "select", "epoll", "recvfrom"];
 fn confined(when: &str, lanes: &str, output: &str, fallen: u64) {
     let program = build("confined");
     for way in WAYS {
-        assert_eq!(plain(&program, &[when, way, "1"]).output, output, "{when}, {way}, without the library");
+        assert_eq!(
+            run_native(&program, &[when, way, "1"]).output,
+            output,
+            "{when}, {way}, without the library"
+        );
         for batch in ["1", "32"] {
             let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch)];
-            let with = laned(&program, &[when, way, lanes], &vars);
+            let with = run_preloaded(&program, &[when, way, lanes], &vars);
             assert_eq!(with.output, output, "{when}, {way}, batch {batch}");
             assert_eq!(with.count(Reason::Seccomp), fallen, "{when}, {way}, batch {batch}");
             let others: Vec<_> = with.reasons().into_iter().filter(|why| !why.starts_with("one-")).collect();
@@ -34,8 +38,11 @@ fn loopback_one_receiver_makes_no_calls_but_its_own_behind_a_filter() {
 #[test]
 fn loopback_forks_and_ends_behind_a_filter_make_no_other_calls() {
     let name = "loopback_forks_and_ends_behind_a_filter_make_no_other_calls";
-    if runs_without(&["thread"], name, "the runtime starts a thread in each child, which the filter forbids")
-    {
+    if can_run_without(
+        &["thread"],
+        name,
+        "the runtime starts a thread in each child, which the filter forbids",
+    ) {
         confined("forks", "1", "0 missing\n", 1);
     }
 }

@@ -5,16 +5,16 @@
 
 mod support;
 
-use support::{build, build_library, laned, library};
+use support::{build, build_library, library, run_preloaded};
 
-fn between(pattern: &str, linger: &str) -> support::Outcome {
+fn run_between(pattern: &str, linger: &str) -> support::Outcome {
     let both = format!("{}:{}", library().display(), build_library("gap").display());
     let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", linger), ("LD_PRELOAD", &both)];
-    laned(&build("gaps"), &[pattern], &vars)
+    run_preloaded(&build("gaps"), &[pattern], &vars)
 }
 
 fn interrupt(pattern: &str, linger: &str) {
-    let with = between(pattern, linger);
+    let with = run_between(pattern, linger);
     assert_eq!(with.output, "interrupted 12 of 12\n", "{pattern}, pauses {linger}");
     assert_eq!(with.reasons(), [""; 0], "{pattern}");
 }
@@ -42,7 +42,7 @@ fn loopback_signals_between_waits_interrupt_epoll() {
 #[test]
 fn loopback_options_of_ours_are_not_told_while_a_socket_becomes_plain() {
     for option in ["option", "time"] {
-        let with = between(option, "0");
+        let with = run_between(option, "0");
         assert_eq!(with.output, "before 0 between 0 after 0\n", "{option}");
         assert_eq!(with.reasons(), ["option"], "{option}");
     }

@@ -5,13 +5,13 @@
 
 mod support;
 
-use support::{build, laned, plain};
+use support::{build, run_native, run_preloaded};
 
-fn looks(case: &str) {
+fn assert_replies_flushed(case: &str) {
     let program = build("looks");
-    let without = plain(&program, &[case]);
+    let without = run_native(&program, &[case]);
     let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
-    let with = laned(&program, &[case], &vars);
+    let with = run_preloaded(&program, &[case], &vars);
     assert_eq!(with.output, without.output, "{case}");
     assert_eq!(with.reasons(), [""; 0], "{case}");
     let (sent, calls) = with.sent();
@@ -20,16 +20,16 @@ fn looks(case: &str) {
 
 #[test]
 fn loopback_who_waits_looks_after_what_others_keep() {
-    looks("receives");
-    looks("polls");
+    assert_replies_flushed("receives");
+    assert_replies_flushed("polls");
 }
 
 #[test]
 fn loopback_who_has_no_lane_looks_after_what_others_keep() {
-    looks("guest");
+    assert_replies_flushed("guest");
 }
 
 #[test]
 fn loopback_who_never_waits_looks_after_what_others_keep() {
-    looks("busy");
+    assert_replies_flushed("busy");
 }

@@ -5,35 +5,35 @@
 mod support;
 
 use manylane_sys::shim::Reason;
-use support::{Outcome, build, laned, plain};
+use support::{Outcome, build, run_native, run_preloaded};
 
 /// Datagrams that a server gets.
 const DATAGRAMS: u64 = 6000;
 
-fn both(pattern: &str, receivers: u64) -> Outcome {
-    both_with(pattern, receivers, &[])
+fn run_both(pattern: &str, receivers: u64) -> Outcome {
+    run_both_with(pattern, receivers, &[])
 }
 
-fn both_with(pattern: &str, receivers: u64, more: &[(&str, &str)]) -> Outcome {
+fn run_both_with(pattern: &str, receivers: u64, more: &[(&str, &str)]) -> Outcome {
     let program = build("receivers");
     let args = [pattern, &receivers.to_string(), &DATAGRAMS.to_string()];
     let expected = format!("once {DATAGRAMS} never 0 often 0 wrong 0\n");
-    assert_eq!(plain(&program, &args).output, expected, "{pattern} without the library");
-    let with = laned(&program, &args, &[&[("MANYLANE_LANES", "8")], more].concat());
+    assert_eq!(run_native(&program, &args).output, expected, "{pattern} without the library");
+    let with = run_preloaded(&program, &args, &[&[("MANYLANE_LANES", "8")], more].concat());
     assert_eq!(with.output, expected, "{pattern} with the library");
     with
 }
 
 /// Four receivers get four lanes, and each datagram reaches one of them. Their words "stop" are datagrams, too.
 fn gets_lanes(pattern: &str) {
-    let with = both(pattern, 4);
+    let with = run_both(pattern, 4);
     assert_eq!(with.reasons(), [""; 0], "{pattern}");
     assert_eq!(with.lanes(), 4, "{pattern}");
     assert_eq!(with.received(), DATAGRAMS + 4, "{pattern}");
 }
 
 fn stays_plain(pattern: &str, reason: Reason) {
-    let with = both(pattern, 4);
+    let with = run_both(pattern, 4);
     assert_eq!(with.reasons(), [reason.name()], "{pattern}");
     assert_eq!(with.lanes(), 0, "{pattern}");
 }
@@ -63,7 +63,7 @@ fn loopback_forked_children_get_lanes() {
 
 #[test]
 fn loopback_a_child_that_is_killed_takes_nothing_with_it() {
-    let with = both("kill", 4);
+    let with = run_both("kill", 4);
     assert_eq!((with.reasons(), with.lanes()), (vec![], 4));
     assert_eq!(with.received(), DATAGRAMS + 3);
 }
@@ -73,7 +73,7 @@ fn loopback_more_threads_than_lanes_share_them() {
     for pattern in ["block", "leave", "fork"] {
         let program = build("receivers");
         let args = [pattern, "12", &DATAGRAMS.to_string()];
-        let with = laned(&program, &args, &[("MANYLANE_LANES", "3")]);
+        let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "3")]);
         assert_eq!(with.output, format!("once {DATAGRAMS} never 0 often 0 wrong 0\n"), "{pattern}");
         assert_eq!(with.reasons(), [""; 0], "{pattern}");
         // Those that leave early may have been gone before they were due for a lane.
@@ -85,7 +85,7 @@ fn loopback_more_threads_than_lanes_share_them() {
 #[test]
 fn loopback_receivers_of_many_messages_get_lanes() {
     // One that got two words "stop" sends one back, so that there may be more datagrams than were sent at first.
-    let with = both("messages", 4);
+    let with = run_both("messages", 4);
     assert_eq!((with.reasons(), with.lanes()), (vec![], 4));
     assert!(with.received() >= DATAGRAMS + 4);
 }
@@ -93,7 +93,7 @@ fn loopback_receivers_of_many_messages_get_lanes() {
 #[test]
 fn loopback_pauses_lose_nothing() {
     for pattern in ["block", "level", "edge", "poll", "select", "fork", "messages"] {
-        let with = both_with(pattern, 4, &[("MANYLANE_LINGER", "1000")]);
+        let with = run_both_with(pattern, 4, &[("MANYLANE_LINGER", "1000")]);
         assert_eq!(with.reasons(), [""; 0], "{pattern}");
         // A thread that is slow to start may find that others had all there was.
         assert!((2..=4).contains(&with.lanes()), "{pattern}: {} lanes", with.lanes());
@@ -112,13 +112,13 @@ fn loopback_threads_that_share_an_epoll_instance_share_the_socket() {
 
 #[test]
 fn loopback_a_thread_that_waits_for_others_to_receive_gets_no_lanes_for_them() {
-    let with = both("hand", 4);
+    let with = run_both("hand", 4);
     assert_eq!(with.lanes(), 0);
 }
 
 #[test]
 fn loopback_threads_that_leave_leave_nothing_behind() {
-    let with = both("leave", 4);
+    let with = run_both("leave", 4);
     assert_eq!(with.reasons(), [""; 0]);
     // One of those that had not had enough may take a "stop", too.
     assert!((DATAGRAMS + 1..=DATAGRAMS + 4).contains(&with.received()), "{}", with.received());
@@ -126,13 +126,13 @@ fn loopback_threads_that_leave_leave_nothing_behind() {
 
 #[test]
 fn loopback_connecting_with_lanes_loses_nothing() {
-    let with = both("connect", 4);
+    let with = run_both("connect", 4);
     assert_eq!(with.reasons(), ["connect"]);
 }
 
 #[test]
 fn loopback_one_thread_keeps_the_programs_own_socket() {
-    let with = both("block", 1);
+    let with = run_both("block", 1);
     assert_eq!((with.reasons(), with.lanes()), (vec![], 0));
     assert_eq!(with.received(), DATAGRAMS + 1);
 }

@@ -4,11 +4,11 @@
 
 mod support;
 
-use support::{build, laned, plain};
+use support::{build, run_native, run_preloaded};
 
 /// Turns of a program that is to pause: as many as it takes. Of one that is not to: enough for lanes and some pauses.
-const UNTIL_SEEN: &str = "1000000";
-const SOME: &str = "500";
+const ROUNDS_MAX: &str = "1000000";
+const ROUNDS_FEW: &str = "500";
 
 const PATTERNS: [&str; 4] = ["block", "poll", "select", "epoll"];
 
@@ -16,11 +16,11 @@ const PATTERNS: [&str; 4] = ["block", "poll", "select", "epoll"];
 fn loopback_threads_with_lanes_pause_before_they_sleep() {
     let program = build("pauses");
     for pattern in PATTERNS {
-        let with = laned(&program, &[pattern, "3", UNTIL_SEEN], &[("MANYLANE_LINGER", "20000")]);
+        let with = run_preloaded(&program, &[pattern, "3", ROUNDS_MAX], &[("MANYLANE_LINGER", "20000")]);
         assert_eq!(with.output, "received all, pauses yes\n", "{pattern}");
     }
     // As long as suits the machine.
-    let with = laned(&program, &["block", "3", UNTIL_SEEN], &[]);
+    let with = run_preloaded(&program, &["block", "3", ROUNDS_MAX], &[]);
     assert_eq!(with.output, "received all, pauses yes\n");
 }
 
@@ -28,10 +28,14 @@ fn loopback_threads_with_lanes_pause_before_they_sleep() {
 fn loopback_nobody_pauses_alone_or_unasked() {
     let program = build("pauses");
     for pattern in PATTERNS {
-        assert_eq!(plain(&program, &[pattern, "3", SOME]).output, "received all, pauses no\n", "{pattern}");
-        let never = laned(&program, &[pattern, "3", SOME], &[("MANYLANE_LINGER", "0")]);
+        assert_eq!(
+            run_native(&program, &[pattern, "3", ROUNDS_FEW]).output,
+            "received all, pauses no\n",
+            "{pattern}"
+        );
+        let never = run_preloaded(&program, &[pattern, "3", ROUNDS_FEW], &[("MANYLANE_LINGER", "0")]);
         assert_eq!(never.output, "received all, pauses no\n", "{pattern}");
-        let alone = laned(&program, &[pattern, "1", SOME], &[("MANYLANE_LINGER", "20000")]);
+        let alone = run_preloaded(&program, &[pattern, "1", ROUNDS_FEW], &[("MANYLANE_LINGER", "20000")]);
         assert_eq!((alone.output.as_str(), alone.lanes()), ("received all, pauses no\n", 0), "{pattern}");
     }
 }

@@ -7,20 +7,20 @@ mod support;
 
 use manylane_sys::shim::Reason;
 use manylane_testbed::skip;
-use support::{Outcome, build, laned, plain};
+use support::{Outcome, build, run_native, run_preloaded};
 
 fn replies(case: &str, batch: &str) -> Outcome {
     let program = build("replies");
-    let without = plain(&program, &[case]);
+    let without = run_native(&program, &[case]);
     let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_LINGER", "0")];
-    let with = laned(&program, &[case], &vars);
+    let with = run_preloaded(&program, &[case], &vars);
     assert_eq!(with.output, without.output, "{case}");
     let (sent, calls) = with.sent();
     assert!(calls < sent, "{case}: {calls} calls for {sent} replies");
     with
 }
 
-fn all(cases: &[&str]) {
+fn run_all(cases: &[&str]) {
     for case in cases {
         assert_eq!(replies(case, "32").reasons(), [""; 0], "{case}");
     }
@@ -28,49 +28,60 @@ fn all(cases: &[&str]) {
 
 #[test]
 fn loopback_what_was_kept_goes_out_before_the_thread_waits() {
-    all(&[
+    run_all(&[
         "poll", "ppoll", "select", "pselect", "epoll", "pwait", "pwait2", "read", "readv", "recv", "recvmmsg",
     ]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_before_the_thread_turns_to_another_socket() {
-    all(&["spin", "other-poll", "other-epoll", "learn-epoll"]);
+    run_all(&["spin", "other-poll", "other-epoll", "learn-epoll"]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_where_the_thread_wants_no_more() {
-    all(&["own-epoll", "refused"]);
+    run_all(&["own-epoll", "refused"]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_before_the_thread_sleeps() {
-    all(&["sleep", "usleep", "nanosleep", "clock"]);
+    run_all(&["sleep", "usleep", "nanosleep", "clock"]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_before_what_others_could_see() {
-    all(&["write", "send", "client", "sendmmsg", "other", "errors", "fork", "spawn", "option", "setsockopt"]);
+    run_all(&[
+        "write",
+        "send",
+        "client",
+        "sendmmsg",
+        "other",
+        "errors",
+        "fork",
+        "spawn",
+        "option",
+        "setsockopt",
+    ]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_before_a_descriptor_changes() {
-    all(&["close", "range", "connect", "shutdown", "dup2", "dup3"]);
+    run_all(&["close", "range", "connect", "shutdown", "dup2", "dup3"]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_when_the_thread_ends() {
-    all(&["thread", "cancel", "closed"]);
+    run_all(&["thread", "cancel", "closed"]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_when_the_process_ends() {
-    all(&["exit", "_exit", "quick", "exec"]);
+    run_all(&["exit", "_exit", "quick", "exec"]);
 }
 
 #[test]
 fn loopback_what_was_kept_goes_out_for_threads_that_are_away_and_for_the_dead() {
-    all(&["look", "die"]);
+    run_all(&["look", "die"]);
 }
 
 #[test]
@@ -92,7 +103,7 @@ fn netns_a_reply_that_fails_is_told_with_the_next_one() {
     }
     let program = build("replies");
     let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
-    let with = laned(&program, &["error"], &vars);
+    let with = run_preloaded(&program, &["error"], &vars);
     assert_eq!(with.output, "then Network is unreachable\nthen sent\n");
     assert!(with.count(Reason::ReplyFailed) > 0);
     assert_eq!(with.reasons(), ["reply-failed"]);

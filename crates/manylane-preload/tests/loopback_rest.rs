@@ -4,12 +4,12 @@
 
 mod support;
 
-use support::{Outcome, build, laned};
+use support::{Outcome, build, run_preloaded};
 
 const PATTERNS: [&str; 2] = ["block", "epoll"];
 
 /// Whether one thread came to answer all, questions until then, and behind that.
-fn said(with: &Outcome) -> (&str, u64, u64) {
+fn parse_summary(with: &Outcome) -> (&str, u64, u64) {
     let mut words = with.output.split_whitespace();
     let word = words.next().unwrap();
     let mut number = || words.next().unwrap().parse().unwrap();
@@ -20,16 +20,16 @@ fn said(with: &Outcome) -> (&str, u64, u64) {
 fn loopback_one_of_the_threads_that_share_a_processor_is_awake() {
     let program = build("rest");
     for pattern in PATTERNS {
-        let with = laned(&program, &["calm", pattern], &[]);
-        let (word, before, after) = said(&with);
+        let with = run_preloaded(&program, &["calm", pattern], &[]);
+        let (word, before, after) = parse_summary(&with);
         // Each has its lane all the same.
         assert_eq!((word, with.lanes(), with.reasons()), ("one", 4, vec![]), "{pattern}");
         // With one call it takes many of those that come together.
         let calls = with.calls();
         assert!(calls < before + after / 2, "{pattern}: {calls} calls, {before} and {after} datagrams");
         // As few as asked for.
-        let with = laned(&program, &["calm", pattern], &[("MANYLANE_BATCH", "1")]);
-        assert_eq!((said(&with).0, with.calls()), ("one", with.received()), "{pattern}");
+        let with = run_preloaded(&program, &["calm", pattern], &[("MANYLANE_BATCH", "1")]);
+        assert_eq!((parse_summary(&with).0, with.calls()), ("one", with.received()), "{pattern}");
     }
 }
 
@@ -37,12 +37,12 @@ fn loopback_one_of_the_threads_that_share_a_processor_is_awake() {
 fn loopback_all_are_awake_where_work_sleeps() {
     let program = build("rest");
     for pattern in PATTERNS {
-        let with = laned(&program, &["sleeps", pattern], &[]);
-        let (word, _, _) = said(&with);
+        let with = run_preloaded(&program, &["sleeps", pattern], &[]);
+        let (word, _, _) = parse_summary(&with);
         assert_eq!((word, with.lanes(), with.reasons()), ("all", 4, vec![]), "{pattern}");
         // Nothing is taken ahead of one that may be away for long.
         assert_eq!(with.calls(), with.received(), "{pattern}");
-        least_of_four(&with, pattern, 0);
+        assert_all_lanes_used(&with, pattern, 0);
     }
 }
 
@@ -50,15 +50,15 @@ fn loopback_all_are_awake_where_work_sleeps() {
 fn loopback_all_are_awake_again_when_work_begins_to_sleep() {
     let program = build("rest");
     for pattern in PATTERNS {
-        let with = laned(&program, &["turns", pattern], &[]);
-        let (word, before, _) = said(&with);
+        let with = run_preloaded(&program, &["turns", pattern], &[]);
+        let (word, before, _) = parse_summary(&with);
         assert_eq!((word, with.lanes(), with.reasons()), ("one", 4, vec![]), "{pattern}");
-        least_of_four(&with, pattern, before);
+        assert_all_lanes_used(&with, pattern, before);
     }
 }
 
 /// Three of the four lanes had a quarter of what came many at a time, give or take what flows are spread by, beside what came `before`.
-fn least_of_four(with: &Outcome, pattern: &str, before: u64) {
+fn assert_all_lanes_used(with: &Outcome, pattern: &str, before: u64) {
     let mut own = with.own();
     own.sort_unstable();
     let others: u64 = own.iter().take(3).sum();

@@ -4,30 +4,30 @@
 
 mod support;
 
-use support::{build, laned, laned_with_descriptor, plain, runs_without};
+use support::{build, can_run_without, run_native, run_preloaded, run_preloaded_with_fd};
 
 #[test]
 fn loopback_lanes_whose_owners_are_away_hide_nothing() {
     let program = build("semantics");
-    let without = plain(&program, &[]);
+    let without = run_native(&program, &[]);
     assert!(!without.output.contains(": no"), "{}", without.output);
     // Pauses as they come, none, and long ones.
     for (steering, linger) in [("flow", ""), ("random", "0"), ("cpu", "20000")] {
         let vars = [("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", linger)];
-        let with = laned(&program, &[], &vars);
+        let with = run_preloaded(&program, &[], &vars);
         assert_eq!(with.output, without.output, "{steering}");
         // Until errors were asked for, there were lanes: the main thread took from those of others.
         assert_eq!(with.reasons(), ["error-queue"], "{steering}");
-        assert!(with.helped() > 0, "{steering}");
+        assert!(with.stolen() > 0, "{steering}");
     }
 }
 
 #[test]
 fn loopback_ports_that_are_not_named_are_left_alone() {
     let program = build("semantics");
-    let without = plain(&program, &[]);
+    let without = run_native(&program, &[]);
     for vars in [("MANYLANE_PORTS", "1-2"), ("MANYLANE_LANES", "1")] {
-        let with = laned(&program, &[], &[vars]);
+        let with = run_preloaded(&program, &[], &[vars]);
         assert_eq!(with.output, without.output);
         assert_eq!((with.reasons(), with.received()), (vec![], 0));
     }
@@ -38,9 +38,9 @@ fn loopback_ports_that_are_not_named_are_left_alone() {
 fn loopback_odd_arguments_are_answered_as_without_lanes() {
     let program = build("arguments");
     for (batch, args) in [("1", &["unmapped"][..]), ("32", &[])] {
-        let without = plain(&program, args);
+        let without = run_native(&program, args);
         let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_LINGER", "0")];
-        let with = laned(&program, args, &vars);
+        let with = run_preloaded(&program, args, &vars);
         assert_eq!(with.output, without.output, "batch {batch}");
         assert_eq!(with.reasons(), ["reuseport"], "batch {batch}");
         // Four rows of the table receive two messages with one call, for eight flows each.
@@ -53,8 +53,8 @@ fn loopback_odd_arguments_are_answered_as_without_lanes() {
 #[test]
 fn loopback_numbers_that_the_program_does_not_have_are_not_open() {
     let program = build("hidden");
-    let without = plain(&program, &[]);
-    let with = laned_with_descriptor(&program, &[]);
+    let without = run_native(&program, &[]);
+    let with = run_preloaded_with_fd(&program, &[]);
     assert_eq!(with.output, without.output);
     assert_eq!((with.lanes(), with.reasons()), (2, vec![]));
 }
@@ -77,11 +77,11 @@ fn loopback_handlers_interrupt_where_any_call_says_so() {
     ] {
         let name = format!("loopback_handlers_interrupt_where_any_call_says_so, {what}");
         let why = "the runtime runs a handler once the call that it came in is over, which goes on here";
-        if what == "siginterrupt off" && !runs_without(&["thread"], &name, why) {
+        if what == "siginterrupt off" && !can_run_without(&["thread"], &name, why) {
             continue;
         }
-        let without = plain(&program, &[what]);
-        let with = laned(&program, &[what], &[("MANYLANE_LANES", "8")]);
+        let without = run_native(&program, &[what]);
+        let with = run_preloaded(&program, &[what], &[("MANYLANE_LANES", "8")]);
         assert_eq!(
             (with.output.as_str(), with.reasons()),
             (without.output.as_str(), reasons.to_vec()),
@@ -101,7 +101,7 @@ fn loopback_the_report_reaches_a_program_that_is_started() {
         ("closed", "no descriptor, then no descriptor\n"),
         ("taken", "open, then open\n"),
     ] {
-        let with = laned_with_descriptor(&build("report"), &[what]);
+        let with = run_preloaded_with_fd(&build("report"), &[what]);
         assert_eq!((with.output.as_str(), with.processes()), (seen, 2), "{what}");
     }
 }

@@ -4,16 +4,16 @@
 
 mod support;
 
-use support::{build, laned, plain};
+use support::{build, run_native, run_preloaded};
 
 /// Runs `survivors PATTERN HARM` for every pattern.
-fn survive(harm: &str) {
+fn run_survivors(harm: &str) {
     let program = build("survivors");
     let expected = "all came once: yes, wrong 0, idle: yes\n";
     for pattern in ["block", "poll", "epoll"] {
         let args = [pattern, harm];
-        assert_eq!(plain(&program, &args).output, expected, "{args:?} without the library");
-        let with = laned(&program, &args, &[("MANYLANE_LANES", "8")]);
+        assert_eq!(run_native(&program, &args).output, expected, "{args:?} without the library");
+        let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "8")]);
         assert_eq!(with.output, expected, "{args:?} with the library");
         assert_eq!(with.reasons(), [""; 0], "{args:?}");
     }
@@ -21,31 +21,31 @@ fn survive(harm: &str) {
 
 #[test]
 fn loopback_receivers_killed_in_a_wait_leave_nothing_behind() {
-    survive("waiting");
-    survive("reaped");
+    run_survivors("waiting");
+    run_survivors("reaped");
 }
 
 #[test]
 fn loopback_receivers_killed_between_two_receives_leave_nothing_behind() {
-    survive("busy");
+    run_survivors("busy");
 }
 
 #[test]
 fn loopback_receivers_that_are_stopped_come_back() {
-    survive("stopped");
+    run_survivors("stopped");
 }
 
 #[test]
 fn loopback_what_the_killed_leave_is_found_by_those_who_never_wait_long() {
-    survive("load");
+    run_survivors("load");
 }
 
 #[test]
 fn loopback_what_the_killed_leave_is_found_by_those_who_wait_in_between() {
-    survive("pauses");
+    run_survivors("pauses");
 }
 
 #[test]
 fn loopback_receivers_killed_under_load_leave_nothing_behind() {
-    survive("running");
+    run_survivors("running");
 }

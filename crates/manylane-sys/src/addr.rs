@@ -24,7 +24,7 @@ impl SockAddr {
     pub const CAPACITY: usize = LEN_V6;
 
     /// The address that the kernel wrote to the start of `bytes`, where it stays; none if they are too few or not aligned.
-    pub(crate) fn within(bytes: &[u8]) -> Option<&Self> {
+    pub(crate) fn from_prefix(bytes: &[u8]) -> Option<&Self> {
         let is_fit = bytes.len() >= size_of::<Self>() && bytes.as_ptr().cast::<Self>().is_aligned();
         // SAFETY: as many initialised bytes, aligned, are borrowed as long as the result; every value of them is an address.
         is_fit.then(|| unsafe { &*bytes.as_ptr().cast() })

@@ -13,7 +13,7 @@ const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 ///
 /// # Errors
 /// `ENOSYS` or `EPERM` where the kernel or a seccomp filter does not have the call, `EINVAL` with `nohz_full`.
-/// [`settle`] copes with these.
+/// [`synchronize`] copes with these.
 pub fn grace_period() -> io::Result<()> {
     // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
     let ret = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
@@ -24,7 +24,7 @@ pub fn grace_period() -> io::Result<()> {
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
-/// Makes [`everywhere`] fast, if the kernel can. In a process with one thread it costs next to nothing; with several, as
+/// Makes [`fence_all_threads`] fast, if the kernel can. In a process with one thread it costs next to nothing; with several, as
 /// long as a grace period.
 pub fn register() {
     // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
@@ -32,17 +32,17 @@ pub fn register() {
 }
 
 /// Makes every thread of the process pass a memory barrier: what others stored before, this one sees after, and the other way
-/// round. Some microseconds after [`register`], otherwise as long as [`settle`].
-pub fn everywhere() {
+/// round. Some microseconds after [`register`], otherwise as long as [`synchronize`].
+pub fn fence_all_threads() {
     // SAFETY: as above.
     if unsafe { libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) } < 0 {
-        settle();
+        synchronize();
     }
 }
 
 /// [`grace_period`], or a pause of 50 ms where there is no such call: softirq work on one packet takes
 /// microseconds, so that the pause is far longer than any section it has to outlast.
-pub fn settle() {
+pub fn synchronize() {
     if grace_period().is_err() {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }

@@ -8,13 +8,13 @@ use std::time::{Duration, SystemTime};
 use crate::addr::Source;
 
 /// Size of `struct cmsghdr`.
-const HEADER: usize = size_of::<libc::cmsghdr>();
+const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
 /// Control messages start at multiples of this.
 const ALIGN: usize = size_of::<usize>();
 
 /// Space that a control message with `len` bytes of data takes (`CMSG_SPACE`).
 pub(crate) const fn space(len: usize) -> usize {
-    HEADER + len.next_multiple_of(ALIGN)
+    HEADER_LEN + len.next_multiple_of(ALIGN)
 }
 
 /// Room for everything that a lane may ask for: destination address, ECN, GRO segment size, time stamp, and
@@ -29,7 +29,7 @@ pub struct Ancillary {
     /// Type of service or traffic class, if asked for; the two low bits are ECN (RFC 3168).
     pub tos: Option<u8>,
     /// Bytes of each datagram in a GRO train (`UDP_GRO`, since Linux 5.0), 0 for a single datagram.
-    pub segment: u16,
+    pub segment_size: u16,
     /// When the kernel took the packet, if asked for (`SO_TIMESTAMPNS`).
     pub timestamp: Option<SystemTime>,
 }
@@ -41,12 +41,12 @@ pub fn parse(mut bytes: &[u8]) -> Ancillary {
     while let Some((level, kind, data)) = next(&mut bytes) {
         match (level, kind) {
             (libc::SOL_UDP, libc::UDP_GRO) => {
-                found.segment = word(data, 0).map_or(0, |size| u16::try_from(size).unwrap_or(0));
+                found.segment_size = read_u32(data, 0).map_or(0, |size| u16::try_from(size).unwrap_or(0));
             }
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => found.local = pktinfo_v4(data),
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => found.local = pktinfo_v6(data),
             (libc::IPPROTO_IP, libc::IP_TOS) => found.tos = data.first().copied(),
-            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => found.tos = word(data, 0).map(|class| class as u8),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => found.tos = read_u32(data, 0).map(|class| class as u8),
             (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => found.timestamp = timestamp(data),
             _ => {}
         }
@@ -57,14 +57,14 @@ pub fn parse(mut bytes: &[u8]) -> Ancillary {
 /// Splits the first control message off: level, type, data.
 fn next<'a>(bytes: &mut &'a [u8]) -> Option<(i32, i32, &'a [u8])> {
     let len = usize::from_ne_bytes(bytes.get(..size_of::<usize>())?.try_into().ok()?);
-    let level = word(bytes, HEADER - 8)? as i32;
-    let kind = word(bytes, HEADER - 4)? as i32;
-    let data = bytes.get(HEADER..len)?;
+    let level = read_u32(bytes, HEADER_LEN - 8)? as i32;
+    let kind = read_u32(bytes, HEADER_LEN - 4)? as i32;
+    let data = bytes.get(HEADER_LEN..len)?;
     *bytes = bytes.get(len.next_multiple_of(ALIGN)..).unwrap_or_default();
     Some((level, kind, data))
 }
 
-fn word(data: &[u8], at: usize) -> Option<u32> {
+fn read_u32(data: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(data.get(at..at + 4)?.try_into().ok()?))
 }
 
@@ -78,7 +78,7 @@ fn pktinfo_v4(data: &[u8]) -> Option<Source> {
 fn pktinfo_v6(data: &[u8]) -> Option<Source> {
     let ip: [u8; 16] = data.get(..16)?.try_into().ok()?;
     let ip = Ipv6Addr::from(ip);
-    let interface = if ip.is_unicast_link_local() { word(data, 16)? } else { 0 };
+    let interface = if ip.is_unicast_link_local() { read_u32(data, 16)? } else { 0 };
     Some(Source { ip: IpAddr::V6(ip), interface })
 }
 
@@ -90,8 +90,8 @@ fn timestamp(data: &[u8]) -> Option<SystemTime> {
 }
 
 /// Where the segment size stands in a [`SendControl`]; the source address ends there.
-const SEGMENT_AT: usize = space(size_of::<libc::in6_pktinfo>());
-const SEND_LEN: usize = SEGMENT_AT + space(2);
+const SEGMENT_OFFSET: usize = space(size_of::<libc::in6_pktinfo>());
+const SEND_LEN: usize = SEGMENT_OFFSET + space(2);
 
 /// Control messages of one send, in a fixed place: the source address, then the GSO segment size.
 ///
@@ -104,53 +104,53 @@ pub(crate) struct SendControl([u8; SEND_LEN]);
 impl SendControl {
     pub(crate) fn new() -> Self {
         let mut bytes = [0; SEND_LEN];
-        let (len, level, kind) = (HEADER + 2, libc::SOL_UDP, libc::UDP_SEGMENT);
-        put_header(&mut bytes[SEGMENT_AT..], len, level, kind);
+        let (len, level, kind) = (HEADER_LEN + 2, libc::SOL_UDP, libc::UDP_SEGMENT);
+        write_header(&mut bytes[SEGMENT_OFFSET..], len, level, kind);
         Self(bytes)
     }
 
     /// Writes the parts that apply and returns where they are: offset and length, (0, 0) for none.
     pub(crate) fn fill(&mut self, source: Option<&Source>, segment: Option<u16>) -> (usize, usize) {
-        let start = source.map_or(SEGMENT_AT, |source| self.put_source(source));
+        let start = source.map_or(SEGMENT_OFFSET, |source| self.write_source(source));
         let end = match segment {
             Some(size) => {
-                self.0[SEGMENT_AT + HEADER..][..2].copy_from_slice(&size.to_ne_bytes());
+                self.0[SEGMENT_OFFSET + HEADER_LEN..][..2].copy_from_slice(&size.to_ne_bytes());
                 SEND_LEN
             }
-            None => SEGMENT_AT,
+            None => SEGMENT_OFFSET,
         };
         if start == end { (0, 0) } else { (start, end - start) }
     }
 
     /// Writes the source address so that it ends where the segment size starts; returns where it starts.
-    fn put_source(&mut self, source: &Source) -> usize {
+    fn write_source(&mut self, source: &Source) -> usize {
         match source.ip {
             IpAddr::V4(ip) => {
                 let len = size_of::<libc::in_pktinfo>();
-                let start = SEGMENT_AT - space(len);
-                let bytes = &mut self.0[start..SEGMENT_AT];
-                put_header(bytes, HEADER + len, libc::IPPROTO_IP, libc::IP_PKTINFO);
-                bytes[HEADER..][..4].copy_from_slice(&source.interface.to_ne_bytes());
-                bytes[HEADER + 4..][..4].copy_from_slice(&ip.octets());
-                bytes[HEADER + 8..][..4].fill(0);
+                let start = SEGMENT_OFFSET - space(len);
+                let bytes = &mut self.0[start..SEGMENT_OFFSET];
+                write_header(bytes, HEADER_LEN + len, libc::IPPROTO_IP, libc::IP_PKTINFO);
+                bytes[HEADER_LEN..][..4].copy_from_slice(&source.interface.to_ne_bytes());
+                bytes[HEADER_LEN + 4..][..4].copy_from_slice(&ip.octets());
+                bytes[HEADER_LEN + 8..][..4].fill(0);
                 start
             }
             IpAddr::V6(ip) => {
-                let bytes = &mut self.0[..SEGMENT_AT];
-                let len = HEADER + size_of::<libc::in6_pktinfo>();
-                put_header(bytes, len, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO);
-                bytes[HEADER..][..16].copy_from_slice(&ip.octets());
-                bytes[HEADER + 16..][..4].copy_from_slice(&source.interface.to_ne_bytes());
+                let bytes = &mut self.0[..SEGMENT_OFFSET];
+                let len = HEADER_LEN + size_of::<libc::in6_pktinfo>();
+                write_header(bytes, len, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO);
+                bytes[HEADER_LEN..][..16].copy_from_slice(&ip.octets());
+                bytes[HEADER_LEN + 16..][..4].copy_from_slice(&source.interface.to_ne_bytes());
                 0
             }
         }
     }
 }
 
-fn put_header(bytes: &mut [u8], len: usize, level: i32, kind: i32) {
+fn write_header(bytes: &mut [u8], len: usize, level: i32, kind: i32) {
     bytes[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
-    bytes[HEADER - 8..HEADER - 4].copy_from_slice(&level.to_ne_bytes());
-    bytes[HEADER - 4..HEADER].copy_from_slice(&kind.to_ne_bytes());
+    bytes[HEADER_LEN - 8..HEADER_LEN - 4].copy_from_slice(&level.to_ne_bytes());
+    bytes[HEADER_LEN - 4..HEADER_LEN].copy_from_slice(&kind.to_ne_bytes());
 }
 
 #[cfg(test)]
@@ -159,8 +159,8 @@ mod tests {
 
     fn message(level: i32, kind: i32, data: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; space(data.len())];
-        put_header(&mut bytes, HEADER + data.len(), level, kind);
-        bytes[HEADER..HEADER + data.len()].copy_from_slice(data);
+        write_header(&mut bytes, HEADER_LEN + data.len(), level, kind);
+        bytes[HEADER_LEN..HEADER_LEN + data.len()].copy_from_slice(data);
         bytes
     }
 
@@ -174,7 +174,7 @@ mod tests {
         bytes.extend(message(libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS, &time));
         bytes.extend(message(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &[9, 0, 0, 0]));
         let found = parse(&bytes);
-        assert_eq!(found.segment, 1200);
+        assert_eq!(found.segment_size, 1200);
         assert_eq!(found.local, Some(Source { ip: "10.0.0.1".parse().unwrap(), interface: 0 }));
         assert_eq!(found.tos, Some(0xb9));
         assert_eq!(found.timestamp, SystemTime::UNIX_EPOCH.checked_add(Duration::new(5, 7)));
@@ -191,12 +191,12 @@ mod tests {
     #[test]
     fn lying_lengths_end_the_walk() {
         let good = message(libc::IPPROTO_IP, libc::IP_TOS, &[3]);
-        for len in [0_usize, 1, HEADER - 1, HEADER + 100, usize::MAX - 7, usize::MAX] {
+        for len in [0_usize, 1, HEADER_LEN - 1, HEADER_LEN + 100, usize::MAX - 7, usize::MAX] {
             let mut bytes = good.clone();
             bytes[..8].copy_from_slice(&len.to_ne_bytes());
             assert_eq!(parse(&bytes), Ancillary::default(), "length {len}");
         }
-        for cut in 0..HEADER {
+        for cut in 0..HEADER_LEN {
             assert_eq!(parse(&good[..cut]), Ancillary::default());
         }
     }

@@ -21,12 +21,12 @@ pub fn affinity() -> io::Result<Vec<usize>> {
 ///
 /// # Errors
 /// `EINVAL` if none of them is online or allowed for this process (cpuset, container).
-pub fn restrict(cpus: &[usize]) -> io::Result<()> {
-    restrict_thread(0, cpus)
+pub fn set_affinity(cpus: &[usize]) -> io::Result<()> {
+    set_thread_affinity(0, cpus)
 }
 
 /// The same of another thread; 0 for the calling one.
-fn restrict_thread(thread: i32, cpus: &[usize]) -> io::Result<()> {
+fn set_thread_affinity(thread: i32, cpus: &[usize]) -> io::Result<()> {
     // SAFETY: an all-zero cpu_set_t is an empty set.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     for &cpu in cpus {
@@ -46,7 +46,7 @@ fn restrict_thread(thread: i32, cpus: &[usize]) -> io::Result<()> {
 /// # Errors
 /// `EINVAL` if the CPU is offline or not allowed for this process.
 pub fn pin(cpu: usize) -> io::Result<()> {
-    restrict(&[cpu])
+    set_affinity(&[cpu])
 }
 
 /// Pins a thread to one CPU by its id, also one of the kernel.
@@ -54,7 +54,7 @@ pub fn pin(cpu: usize) -> io::Result<()> {
 /// # Errors
 /// As for [`pin`]; `ESRCH` when there is no such thread, `EPERM` for one of somebody else.
 pub fn pin_thread(thread: i32, cpu: usize) -> io::Result<()> {
-    restrict_thread(thread, &[cpu])
+    set_thread_affinity(thread, &[cpu])
 }
 
 /// As in the kernel's `include/uapi/linux/sched/types.h`, first version.
@@ -72,7 +72,7 @@ struct SchedAttr {
 }
 
 /// The shortest time slice that the scheduler takes (`sched_setattr(2)`).
-const SHORTEST_SLICE: Duration = Duration::from_micros(100);
+const SLICE_MIN: Duration = Duration::from_micros(100);
 
 /// Has the calling thread run as soon as it wakes up, also where another runs on its processor that takes longer slices of time: its
 /// own become the shortest that there are, and its share stays what it was (Linux 6.12; before that nothing changes). True if it
@@ -80,12 +80,12 @@ const SHORTEST_SLICE: Duration = Duration::from_micros(100);
 ///
 /// # Errors
 /// What `sched_getattr(2)` and `sched_setattr(2)` report.
-pub fn run_promptly() -> io::Result<bool> {
-    let mut attr = thread_attr()?;
+pub fn set_short_slice() -> io::Result<bool> {
+    let mut attr = sched_attr()?;
     if attr.policy != libc::SCHED_OTHER as u32 {
         return Ok(false);
     }
-    let slice = SHORTEST_SLICE.as_nanos() as u64;
+    let slice = SLICE_MIN.as_nanos() as u64;
     // The kernel tells slices since it lets them be chosen.
     if attr.runtime == 0 || attr.runtime <= slice {
         return Ok(attr.runtime == slice);
@@ -96,7 +96,7 @@ pub fn run_promptly() -> io::Result<bool> {
     Ok(true)
 }
 
-fn thread_attr() -> io::Result<SchedAttr> {
+fn sched_attr() -> io::Result<SchedAttr> {
     let mut attr = SchedAttr::default();
     let size = size_of::<SchedAttr>() as u32;
     // SAFETY: the kernel writes at most `size` bytes to `attr`, which is as large and lives across the call.
@@ -113,16 +113,16 @@ pub fn thread_id() -> i32 {
 }
 
 /// Words of a mask of CPUs: 1024 of them.
-pub const WORDS: usize = 16;
+pub const MASK_WORDS: usize = 16;
 /// A bit for each CPU.
-pub type Mask = [u64; WORDS];
+pub type CpuMask = [u64; MASK_WORDS];
 
 /// The CPUs that a thread may run on, a bit for each, without the heap. It may be one of another process.
 ///
 /// # Errors
 /// What `sched_getaffinity(2)` reports; `EINVAL` on machines with more than 1024 CPUs, `ESRCH` when there is no such thread.
-pub fn mask_of(thread: i32) -> io::Result<Mask> {
-    let mut words: Mask = [0; WORDS];
+pub fn affinity_mask(thread: i32) -> io::Result<CpuMask> {
+    let mut words: CpuMask = [0; MASK_WORDS];
     let mask = words.as_mut_ptr().cast::<libc::cpu_set_t>();
     // SAFETY: the kernel writes at most the given size into `words`, which lives across the call.
     crate::check(unsafe { libc::sched_getaffinity(thread, size_of_val(&words), mask) })?;
@@ -131,27 +131,30 @@ pub fn mask_of(thread: i32) -> io::Result<Mask> {
 
 /// What the calling thread has done so far.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct ThreadUsage {
     /// How often it gave its CPU away to wait for something.
-    pub sleeps: u64,
+    pub voluntary_switches: u64,
     /// Microseconds of CPU time, user and system.
-    pub micros: u64,
+    pub cpu_micros: u64,
 }
 
 /// Sleeps and CPU time of the calling thread, with one system call.
 #[must_use]
-pub fn work() -> Work {
+pub fn thread_usage() -> ThreadUsage {
     // SAFETY: zeroes are a rusage.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
     // SAFETY: the kernel writes `usage`, which lives across the call; it cannot fail with these arguments.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     let micros = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
-    Work { sleeps: usage.ru_nvcsw.unsigned_abs(), micros: micros(usage.ru_utime) + micros(usage.ru_stime) }
+    ThreadUsage {
+        voluntary_switches: usage.ru_nvcsw.unsigned_abs(),
+        cpu_micros: micros(usage.ru_utime) + micros(usage.ru_stime),
+    }
 }
 
 /// CPU time that the calling thread has used, user and system.
 #[must_use]
-pub fn thread_time() -> Duration {
+pub fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes `time`, which lives across the call; this clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
@@ -165,15 +168,15 @@ mod tests {
     #[test]
     fn a_prompt_thread_keeps_its_weight() {
         std::thread::spawn(|| {
-            let before = thread_attr().unwrap();
+            let before = sched_attr().unwrap();
             if before.runtime == 0 {
                 println!("skipped: this kernel has no slices to choose (Linux 6.12)");
-                assert!(!run_promptly().unwrap());
+                assert!(!set_short_slice().unwrap());
                 return;
             }
             assert!(before.runtime > 100_000, "{before:?}");
-            assert!(run_promptly().unwrap() && run_promptly().unwrap());
-            let after = thread_attr().unwrap();
+            assert!(set_short_slice().unwrap() && set_short_slice().unwrap());
+            let after = sched_attr().unwrap();
             assert_eq!((after.policy, after.nice, after.runtime), (before.policy, before.nice, 100_000));
         })
         .join()
@@ -199,29 +202,29 @@ mod tests {
 
     #[test]
     fn a_mask_has_the_bits_of_the_affinity() {
-        let bits = mask_of(0).unwrap();
-        let all = (0..64 * WORDS).filter(|cpu| bits[cpu / 64] & 1 << (cpu % 64) != 0);
+        let bits = affinity_mask(0).unwrap();
+        let all = (0..64 * MASK_WORDS).filter(|cpu| bits[cpu / 64] & 1 << (cpu % 64) != 0);
         assert_eq!(all.collect::<Vec<_>>(), affinity().unwrap());
-        assert!(mask_of(i32::MAX).is_err());
+        assert!(affinity_mask(i32::MAX).is_err());
     }
 
     #[test]
     fn work_counts_sleeps_and_time() {
-        let before = work();
+        let before = thread_usage();
         std::thread::sleep(Duration::from_millis(1));
-        let slept = work();
-        assert!(slept.sleeps > before.sleeps);
-        while work().micros < slept.micros + 1000 {
+        let slept = thread_usage();
+        assert!(slept.voluntary_switches > before.voluntary_switches);
+        while thread_usage().cpu_micros < slept.cpu_micros + 1000 {
             std::hint::spin_loop();
         }
     }
 
     #[test]
     fn thread_time_advances_with_work() {
-        let before = thread_time();
-        while thread_time() == before {
+        let before = thread_cpu_time();
+        while thread_cpu_time() == before {
             std::hint::spin_loop();
         }
-        assert!(thread_time() > before);
+        assert!(thread_cpu_time() > before);
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::io;
 
-use crate::netns::{ioctl, request};
+use crate::netns::{ifreq, ioctl};
 
 /// Name of the device with this index.
 ///
@@ -24,7 +24,7 @@ pub fn name(index: u32) -> io::Result<String> {
 /// # Errors
 /// `ENODEV` when there is no such device; `ENOTSUP` when it is not Ethernet.
 pub fn mac(name: &str) -> io::Result<[u8; 6]> {
-    let mut request = request(name)?;
+    let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFHWADDR, &mut request)?;
     // SAFETY: SIOCGIFHWADDR filled this member of the union.
     let addr = unsafe { request.ifr_ifru.ifru_hwaddr };
@@ -43,7 +43,7 @@ pub fn mac(name: &str) -> io::Result<[u8; 6]> {
 /// # Errors
 /// `ENODEV` when there is no such device.
 pub fn mtu(name: &str) -> io::Result<u32> {
-    let mut request = request(name)?;
+    let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFMTU, &mut request)?;
     // SAFETY: SIOCGIFMTU filled this member of the union.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
@@ -55,7 +55,7 @@ pub fn mtu(name: &str) -> io::Result<u32> {
 /// # Errors
 /// `ENODEV` when there is no such device.
 pub fn is_up(name: &str) -> io::Result<bool> {
-    let mut request = request(name)?;
+    let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFFLAGS, &mut request)?;
     // SAFETY: SIOCGIFFLAGS filled this member of the union.
     let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
@@ -78,9 +78,9 @@ impl Channels {
     const GET: u32 = 0x3c;
     const SET: u32 = 0x3d;
 
-    fn ask(&mut self, name: &str, cmd: u32) -> io::Result<()> {
+    fn ethtool_ioctl(&mut self, name: &str, cmd: u32) -> io::Result<()> {
         self.cmd = cmd;
-        let mut request = request(name)?;
+        let mut request = ifreq(name)?;
         // The kernel reads and writes through this pointer during the ioctl only; `self` outlives it.
         request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
         ioctl(libc::SIOCETHTOOL, &mut request)
@@ -102,7 +102,7 @@ pub struct Queues {
 /// `ENODEV` when there is no such device.
 pub fn queues(name: &str) -> io::Result<Queues> {
     let mut channels = Channels::default();
-    match channels.ask(name, Channels::GET) {
+    match channels.ethtool_ioctl(name, Channels::GET) {
         Err(err) if err.raw_os_error() != Some(libc::EOPNOTSUPP) => Err(err),
         _ => {
             let Channels { rx, tx, combined, .. } = channels;
@@ -127,9 +127,9 @@ pub fn receive_queues(name: &str) -> io::Result<u32> {
 /// CAP_NET_ADMIN; `EOPNOTSUPP`; `ENODEV`.
 pub fn set_queues(name: &str, receive: u32, send: u32) -> io::Result<()> {
     let mut channels = Channels::default();
-    channels.ask(name, Channels::GET)?;
+    channels.ethtool_ioctl(name, Channels::GET)?;
     (channels.rx, channels.tx) = (receive, send);
-    channels.ask(name, Channels::SET)
+    channels.ethtool_ioctl(name, Channels::SET)
 }
 
 /// Name of the driver (`ETHTOOL_GDRVINFO`); empty where there is none.
@@ -146,7 +146,7 @@ pub fn driver(name: &str) -> io::Result<String> {
     }
     const ETHTOOL_GDRVINFO: u32 = 3;
     let mut info = Info { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
-    let mut request = request(name)?;
+    let mut request = ifreq(name)?;
     // The kernel reads and writes through this pointer during the ioctl only; `info` outlives it and is as long as
     // the kernel's struct (196 bytes).
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(info).cast();
@@ -165,7 +165,7 @@ pub fn driver(name: &str) -> io::Result<String> {
 ///
 /// # Errors
 /// `ENODEV` when there is no such device.
-pub fn strips_tags(name: &str) -> io::Result<bool> {
+pub fn strips_vlan_tags(name: &str) -> io::Result<bool> {
     /// `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
     struct Value {
@@ -175,7 +175,7 @@ pub fn strips_tags(name: &str) -> io::Result<bool> {
     const ETHTOOL_GFLAGS: u32 = 0x25;
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
     let mut value = Value { cmd: ETHTOOL_GFLAGS, data: 0 };
-    let mut request = request(name)?;
+    let mut request = ifreq(name)?;
     // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it and is as long as
     // the kernel's struct.
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
@@ -188,7 +188,7 @@ pub fn strips_tags(name: &str) -> io::Result<bool> {
 
 /// Kinds of flows whose receive hash can be asked for and set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FlowHash {
+pub enum FlowType {
     /// UDP over IPv4.
     Udp4,
     /// UDP over IPv6.
@@ -209,18 +209,18 @@ struct Rxnfc {
 const _: () = assert!(size_of::<Rxnfc>() == 192);
 
 impl Rxnfc {
-    fn ask(&mut self, name: &str) -> io::Result<()> {
-        let mut request = request(name)?;
+    fn ethtool_ioctl(&mut self, name: &str) -> io::Result<()> {
+        let mut request = ifreq(name)?;
         // The kernel reads and writes through this pointer during the ioctl only; `self` outlives it and is as long as
         // the kernel's struct.
         request.ifr_ifru.ifru_data = std::ptr::from_mut(self).cast();
         ioctl(libc::SIOCETHTOOL, &mut request)
     }
 
-    fn new(cmd: u32, flow: FlowHash, data: u64) -> Self {
+    fn new(cmd: u32, flow: FlowType, data: u64) -> Self {
         let flow_type = match flow {
-            FlowHash::Udp4 => 2,
-            FlowHash::Udp6 => 6,
+            FlowType::Udp4 => 2,
+            FlowType::Udp6 => 6,
         };
         Self { cmd, flow_type, data, rest: [0; 22] }
     }
@@ -237,10 +237,10 @@ pub const HASH_PORTS: u64 = 1 << 6 | 1 << 7;
 ///
 /// # Errors
 /// `EOPNOTSUPP` when the driver does not say; `ENODEV`.
-pub fn flow_hash(name: &str, flow: FlowHash) -> io::Result<u64> {
+pub fn flow_hash(name: &str, flow: FlowType) -> io::Result<u64> {
     const ETHTOOL_GRXFH: u32 = 0x29;
     let mut question = Rxnfc::new(ETHTOOL_GRXFH, flow, 0);
-    question.ask(name)?;
+    question.ethtool_ioctl(name)?;
     Ok(question.data)
 }
 
@@ -248,9 +248,9 @@ pub fn flow_hash(name: &str, flow: FlowHash) -> io::Result<u64> {
 ///
 /// # Errors
 /// `EOPNOTSUPP` or `EINVAL` when the device cannot; `EPERM` without CAP_NET_ADMIN; `ENODEV`.
-pub fn set_flow_hash(name: &str, flow: FlowHash, fields: u64) -> io::Result<()> {
+pub fn set_flow_hash(name: &str, flow: FlowType, fields: u64) -> io::Result<()> {
     const ETHTOOL_SRXFH: u32 = 0x2a;
-    Rxnfc::new(ETHTOOL_SRXFH, flow, fields).ask(name)
+    Rxnfc::new(ETHTOOL_SRXFH, flow, fields).ethtool_ioctl(name)
 }
 
 #[cfg(test)]
@@ -265,8 +265,8 @@ mod tests {
         assert_eq!(mac(&name).unwrap_err().raw_os_error(), Some(libc::ENOTSUP));
         assert_eq!(receive_queues(&name).unwrap(), 1);
         assert!(driver(&name).is_ok() && is_up(&name).is_ok());
-        assert!(flow_hash("lo", FlowHash::Udp4).is_err() && set_flow_hash("lo", FlowHash::Udp6, 0).is_err());
-        assert!(!strips_tags(&name).unwrap() && strips_tags("nosuchdevice").is_err());
+        assert!(flow_hash("lo", FlowType::Udp4).is_err() && set_flow_hash("lo", FlowType::Udp6, 0).is_err());
+        assert!(!strips_vlan_tags(&name).unwrap() && strips_vlan_tags("nosuchdevice").is_err());
         assert!(mtu("nosuchdevice").is_err() && set_queues("nosuchdevice", 1, 1).is_err());
     }
 }

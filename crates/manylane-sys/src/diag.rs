@@ -8,9 +8,9 @@ use crate::check;
 /// Of linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Bytes of `struct nlmsghdr`.
-const HEADER: usize = 16;
+const HEADER_LEN: usize = 16;
 /// Messages of one answer: far more than there are sockets in any namespace.
-const MOST_READS: usize = 4096;
+const READS_MAX: usize = 4096;
 
 /// Asks for all sockets that `request` describes, a structure of the family's that begins with its number; `each` is given
 /// what the kernel says of one of them.
@@ -37,11 +37,11 @@ pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) ->
         return Err(io::Error::last_os_error());
     }
     let mut bytes = vec![0; 1 << 15];
-    for _ in 0..MOST_READS {
+    for _ in 0..READS_MAX {
         // SAFETY: the kernel writes at most as many bytes as `bytes` has, which is borrowed for the call.
         let len = unsafe { libc::recv(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
-        if read(&bytes[..len], &mut each)? {
+        if parse(&bytes[..len], &mut each)? {
             return Ok(());
         }
     }
@@ -50,23 +50,23 @@ pub(crate) fn dump(request: &[u8], mut each: impl FnMut(&[u8]) -> Option<()>) ->
 
 fn message(request: &[u8]) -> Vec<u8> {
     let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-    let len = (HEADER + request.len()) as u32;
+    let len = (HEADER_LEN + request.len()) as u32;
     let kind = SOCK_DIAG_BY_FAMILY.to_ne_bytes();
     [&len.to_ne_bytes()[..], &kind, &flags.to_ne_bytes(), &[0; 8], request].concat()
 }
 
 /// Reads one part of the answer; true if it was the last.
-fn read(bytes: &[u8], each: &mut impl FnMut(&[u8]) -> Option<()>) -> io::Result<bool> {
+fn parse(bytes: &[u8], each: &mut impl FnMut(&[u8]) -> Option<()>) -> io::Result<bool> {
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "a netlink message that is cut short");
     let mut rest = bytes;
     while !rest.is_empty() {
-        let len = word(rest, 0).ok_or_else(broken)? as usize;
-        let kind = half(rest, 4).ok_or_else(broken)?;
-        let message = rest.get(HEADER..len).ok_or_else(broken)?;
+        let len = read_u32(rest, 0).ok_or_else(broken)? as usize;
+        let kind = read_u16(rest, 4).ok_or_else(broken)?;
+        let message = rest.get(HEADER_LEN..len).ok_or_else(broken)?;
         match libc::c_int::from(kind) {
             libc::NLMSG_DONE => return Ok(true),
             libc::NLMSG_ERROR => {
-                let code = word(message, 0).ok_or_else(broken)? as i32;
+                let code = read_u32(message, 0).ok_or_else(broken)? as i32;
                 return Err(io::Error::from_raw_os_error(code.wrapping_neg()));
             }
             _ if kind == SOCK_DIAG_BY_FAMILY => each(message).ok_or_else(broken)?,
@@ -80,9 +80,9 @@ fn read(bytes: &[u8], each: &mut impl FnMut(&[u8]) -> Option<()>) -> io::Result<
 /// The value of the first attribute of that kind.
 pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     while attributes.len() >= 4 {
-        let len = usize::from(half(attributes, 0)?);
+        let len = usize::from(read_u16(attributes, 0)?);
         let value = attributes.get(4..len)?;
-        if half(attributes, 2)? == kind {
+        if read_u16(attributes, 2)? == kind {
             return Some(value);
         }
         attributes = attributes.get(len.next_multiple_of(4)..).unwrap_or_default();
@@ -90,11 +90,11 @@ pub(crate) fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
     None
 }
 
-pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-pub(crate) fn half(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
@@ -103,7 +103,7 @@ pub(crate) mod tests {
     use super::*;
 
     fn message(kind: u16, body: &[u8]) -> Vec<u8> {
-        let len = (HEADER + body.len()) as u32;
+        let len = (HEADER_LEN + body.len()) as u32;
         let head = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10]].concat();
         [&head[..], body].concat()
     }
@@ -124,8 +124,8 @@ pub(crate) mod tests {
             found.push(message.to_vec());
             Some(())
         };
-        assert!(!read(&answer, &mut each).unwrap());
-        assert!(read(&message(libc::NLMSG_DONE as u16, &[0; 4]), &mut each).unwrap());
+        assert!(!parse(&answer, &mut each).unwrap());
+        assert!(parse(&message(libc::NLMSG_DONE as u16, &[0; 4]), &mut each).unwrap());
         assert_eq!(found, [vec![7; 8], vec![8; 4]]);
         let attributes = [attribute(2, &[1, 2, 3]), attribute(1, &[9])].concat();
         assert_eq!(super::attribute(&attributes, 1), Some(&[9][..]));
@@ -136,17 +136,17 @@ pub(crate) mod tests {
     fn an_error_is_one_and_what_is_cut_short_is_no_panic() {
         let error = message(libc::NLMSG_ERROR as u16, &(-libc::ENOENT).to_ne_bytes());
         let mut none = |_: &[u8]| Some(());
-        assert_eq!(read(&error, &mut none).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+        assert_eq!(parse(&error, &mut none).unwrap_err().raw_os_error(), Some(libc::ENOENT));
         let whole = message(SOCK_DIAG_BY_FAMILY, &attribute(1, &[5; 8]));
         for len in 1..whole.len() {
-            assert!(read(&whole[..len], &mut none).is_err());
+            assert!(parse(&whole[..len], &mut none).is_err());
         }
-        assert!(read(&whole, &mut |_: &[u8]| None).is_err());
+        assert!(parse(&whole, &mut |_: &[u8]| None).is_err());
         // Lengths that lie: shorter than what they count, or nothing.
         for lie in 0..whole.len() as u32 {
             let mut bytes = whole.clone();
             bytes[..4].copy_from_slice(&lie.to_ne_bytes());
-            _ = read(&bytes, &mut none);
+            _ = parse(&bytes, &mut none);
             let mut bytes = attribute(1, &[5; 8]);
             bytes[..2].copy_from_slice(&(lie as u16).to_ne_bytes());
             _ = super::attribute(&bytes, 2);

@@ -2,7 +2,7 @@
 //!
 //! All `unsafe` of the project but the preload library's is in this crate. The rule for what is here: memory
 //! that the kernel reads or writes becomes a checked view once, at the edge; what leaves the crate is slices,
-//! addresses and numbers. Nothing here decides anything, but for [`linger`], which two libraries share: policy, counters and
+//! addresses and numbers. Nothing here decides anything, but for [`rx_coalesce`], which two libraries share: policy, counters and
 //! fallbacks are theirs.
 //!
 //! | module | holds |
@@ -19,58 +19,58 @@
 //! | [`map`] | anonymous mappings, and arrays shared with eBPF programs |
 //! | [`numa`] | on which nodes memory is |
 //! | [`netns`] | network namespaces and devices, for tests |
-//! | [`linger`] | whether a lane pauses for a larger batch, and for how long |
+//! | [`rx_coalesce`] | whether a lane pauses for a larger batch, and for how long |
 //! | [`tick`] | sleeping to a common beat |
 //! | [`packet`] | sending whole frames, for tests |
 //! | [`process`] | standing for a child: its signals, its end |
 //! | [`raw_xsk`] | a minimal receiver on raw AF_XDP rings, to measure against |
 //! | [`signal`] | interrupting a thread in a system call |
-//! | [`volley`] | sending one datagram many times, for tests |
+//! | [`send_burst`] | sending one datagram many times, for tests |
 //! | [`barrier`] | waiting until no packet is between two states of steering |
-//! | [`bound`] | the UDP sockets that are bound to a port |
+//! | [`bound_sockets`] | the UDP sockets that are bound to a port |
 //! | [`udp_table`] | the kernel's tables of bound UDP sockets |
 //! | [`uring`] | io_uring: a receive that is armed once, buffers that are registered once |
 //! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`capture`] | rings of frames in memory that another process looks at |
-//! | [`lend`] | what is said of queues that one process lends others |
-//! | [`hops`] | next hops in memory that processes share |
+//! | [`lease`] | what is said of queues that one process lends others |
+//! | [`next_hops`] | next hops in memory that processes share |
 //! | [`shared`] | memory that processes share |
-//! | [`local`] | local sockets that carry messages and descriptors |
+//! | [`unix_socket`] | local sockets that carry messages and descriptors |
 //! | [`shim`] | the report that the preload library writes and the launcher reads |
 
 pub mod addr;
 pub mod barrier;
-pub mod bound;
+pub mod bound_sockets;
 pub mod bpf_link;
-pub mod busy;
+pub mod busy_poll;
 pub mod capture;
 pub mod control;
 pub mod cpu;
 pub mod device;
 mod diag;
 pub mod flock;
-pub mod hops;
-pub mod lend;
-pub mod linger;
-pub mod local;
+pub mod lease;
 pub mod map;
 pub mod measure;
 pub mod mmsg;
 pub mod netns;
+pub mod next_hops;
 pub mod numa;
 pub mod packet;
 pub mod process;
 pub mod raw_xsk;
+pub mod rx_coalesce;
 pub mod seccomp;
+pub mod send_burst;
 pub mod shared;
 pub mod shim;
 pub mod signal;
 pub mod sock;
 pub mod tick;
 pub mod udp_table;
+pub mod unix_socket;
 pub mod uring;
-pub mod volley;
 pub mod xsk;
 
 /// The result of a system call that returns -1 and sets `errno` on failure.

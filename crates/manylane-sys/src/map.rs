@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Size from which a mapping asks for huge pages: one of them.
-const HUGE: usize = 2 << 20;
+const HUGE_PAGE_SIZE: usize = 2 << 20;
 
 /// Anonymous memory straight from the kernel: zeroed, page aligned, only paid for when touched.
 ///
@@ -17,7 +17,7 @@ pub struct Mapping {
     len: usize,
     /// What was mapped: `base` and `len` lie within.
     map: NonNull<u8>,
-    mapped: usize,
+    map_len: usize,
 }
 
 // SAFETY: a mapping is plain memory that belongs to this value alone.
@@ -33,7 +33,7 @@ impl Mapping {
     pub fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1);
         // A huge page starts at a multiple of its size only: room to start there.
-        let mapped = if len >= HUGE { len + HUGE } else { len };
+        let mapped = if len >= HUGE_PAGE_SIZE { len + HUGE_PAGE_SIZE } else { len };
         // SAFETY: a new private anonymous mapping at an address of the kernel's choice touches no memory of ours.
         let map = unsafe {
             libc::mmap(
@@ -49,15 +49,15 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let mut base = map.cast::<u8>();
-        if len >= HUGE {
-            base = base.wrapping_add(base.align_offset(HUGE));
+        if len >= HUGE_PAGE_SIZE {
+            base = base.wrapping_add(base.align_offset(HUGE_PAGE_SIZE));
             // SAFETY: advice on a part of the mapping made above; it changes no contents. Failure only costs speed.
             unsafe { libc::madvise(base.cast(), len, libc::MADV_HUGEPAGE) };
         }
         let (Some(map), Some(base)) = (NonNull::new(map.cast()), NonNull::new(base)) else {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
         };
-        Ok(Self { base, len, map, mapped })
+        Ok(Self { base, len, map, map_len: mapped })
     }
 
     /// Start of the memory.
@@ -77,7 +77,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: start and length are those of the mmap in `new`; this value owned it alone.
-        unsafe { libc::munmap(self.map.as_ptr().cast(), self.mapped) };
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }
 
@@ -85,22 +85,22 @@ impl Drop for Mapping {
 ///
 /// A `Box<[T]>` would assert on every move that nobody else points into it, which the message headers do.
 #[derive(Debug)]
-pub(crate) struct Fixed<T> {
+pub(crate) struct PinnedSlice<T> {
     base: NonNull<T>,
     len: usize,
 }
 
 // SAFETY: the elements belong to this value alone, and T may cross threads.
-unsafe impl<T: Send> Send for Fixed<T> {}
+unsafe impl<T: Send> Send for PinnedSlice<T> {}
 
-impl<T: Copy + 'static> Fixed<T> {
+impl<T: Copy + 'static> PinnedSlice<T> {
     pub(crate) fn new(value: T, len: usize) -> Self {
         let slice: &'static mut [T] = Box::leak(vec![value; len].into_boxed_slice());
         Self { base: NonNull::from(slice).cast(), len }
     }
 
     /// Address of element `index`.
-    pub(crate) fn at(&self, index: usize) -> *mut T {
+    pub(crate) fn ptr_at(&self, index: usize) -> *mut T {
         assert!(index < self.len);
         // SAFETY: the index was checked against the length of the allocation.
         unsafe { self.base.as_ptr().add(index) }
@@ -111,7 +111,7 @@ impl<T: Copy + 'static> Fixed<T> {
     }
 }
 
-impl<T> Drop for Fixed<T> {
+impl<T> Drop for PinnedSlice<T> {
     fn drop(&mut self) {
         let slice = ptr::slice_from_raw_parts_mut(self.base.as_ptr(), self.len);
         // SAFETY: this is the box leaked in `new`, with its length, and it is dropped once.
@@ -204,7 +204,7 @@ impl SharedWords {
 
     /// Raises word `index` to `value`, unless it has that already or more. Other threads may raise it, too; none may
     /// [`store`](Self::store).
-    pub fn raise(&self, index: usize, value: u64) {
+    pub fn fetch_max(&self, index: usize, value: u64) {
         // For what follows: whoever writes to the other words after it sees this one.
         self.word(index).fetch_max(value, Ordering::SeqCst);
     }

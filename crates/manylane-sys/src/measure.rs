@@ -14,7 +14,7 @@ use crate::addr::SockAddr;
 ///
 /// # Errors
 /// `EINVAL` when there is no such thread in this process (any more).
-pub fn thread_time_of(tid: i32) -> io::Result<Duration> {
+pub fn thread_cpu_time_of(tid: i32) -> io::Result<Duration> {
     /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED`: the number that `pthread_getcpuclockid(3)` forms, part of
     /// the kernel's ABI since 2.6.12.
     const PER_THREAD_SCHED: libc::clockid_t = 4 | 2;
@@ -75,24 +75,24 @@ pub fn send_to(fd: BorrowedFd<'_>, payload: &[u8], peer: &SockAddr) -> io::Resul
 }
 
 /// Lets the calling thread's sleeps end within a microsecond of their time instead of 50.
-pub fn sleep_precisely() {
+pub fn reduce_timer_slack() {
     // SAFETY: PR_SET_TIMERSLACK takes a plain number and touches no memory of ours.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_usize) };
 }
 
 /// Which of many sockets have something to read.
 #[derive(Debug)]
-pub struct Watch {
+pub struct Epoll {
     epoll: OwnedFd,
     events: Vec<libc::epoll_event>,
 }
 
-/// Adds sockets to a [`Watch`] that another thread waits with; one that waits already sees them, too.
+/// Adds sockets to a [`Epoll`] that another thread waits with; one that waits already sees them, too.
 #[derive(Debug)]
-pub struct Adder(OwnedFd);
+pub struct EpollHandle(OwnedFd);
 
-impl Adder {
-    /// As [`Watch::add`].
+impl EpollHandle {
+    /// As [`Epoll::add`].
     ///
     /// # Errors
     /// As there.
@@ -102,10 +102,10 @@ impl Adder {
 }
 
 fn add(epoll: &OwnedFd, socket: &impl AsFd, token: u64) -> io::Result<()> {
-    control(epoll, libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, token)
+    epoll_ctl(epoll, libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, token)
 }
 
-fn control(
+fn epoll_ctl(
     epoll: &OwnedFd,
     how: libc::c_int,
     socket: &impl AsFd,
@@ -119,14 +119,14 @@ fn control(
     Ok(())
 }
 
-impl AsFd for Watch {
+impl AsFd for Epoll {
     /// Readable while a watched socket is: a watch can be watched.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
-impl Watch {
+impl Epoll {
     /// A watch that reports at most `most` sockets at one time.
     ///
     /// # Errors
@@ -152,8 +152,8 @@ impl Watch {
     ///
     /// # Errors
     /// `ENOENT` when it is not watched.
-    pub fn watch_for_room(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
-        control(&self.epoll, libc::EPOLL_CTL_MOD, socket, libc::EPOLLOUT, token)
+    pub fn set_writable_interest(&self, socket: &impl AsFd, token: u64) -> io::Result<()> {
+        epoll_ctl(&self.epoll, libc::EPOLL_CTL_MOD, socket, libc::EPOLLOUT, token)
     }
 
     /// Watches `socket` no longer. Closing it does the same, if nobody has another descriptor of it.
@@ -174,21 +174,21 @@ impl Watch {
     }
 
     /// Lets waits look at the device of the watched sockets for `time` before they sleep: `EPIOCSPARAMS`, Linux 6.9; see
-    /// [`busy`](crate::busy).
+    /// [`busy_poll`](crate::busy_poll).
     ///
     /// # Errors
-    /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above [`BUDGET`](crate::busy::BUDGET) without CAP_NET_ADMIN.
+    /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above [`BUDGET`](crate::busy_poll::BUDGET) without CAP_NET_ADMIN.
     pub fn busy_poll(&self, time: Duration, budget: u16) -> io::Result<()> {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        crate::busy::set_epoll(self.epoll.as_fd(), micros, budget)
+        crate::busy_poll::set_epoll(self.epoll.as_fd(), micros, budget)
     }
 
     /// For other threads, to add sockets.
     ///
     /// # Errors
     /// `EMFILE` when the process has no descriptor left.
-    pub fn adder(&self) -> io::Result<Adder> {
-        self.epoll.try_clone().map(Adder)
+    pub fn handle(&self) -> io::Result<EpollHandle> {
+        self.epoll.try_clone().map(EpollHandle)
     }
 
     /// Waits at most `timeout` and returns the tokens of the sockets that can be read. A signal ends the
@@ -260,13 +260,13 @@ mod tests {
             }
         });
         let tid = tid.recv().unwrap();
-        let before = thread_time_of(tid).unwrap();
-        while thread_time_of(tid).unwrap() < before + Duration::from_millis(1) {
+        let before = thread_cpu_time_of(tid).unwrap();
+        while thread_cpu_time_of(tid).unwrap() < before + Duration::from_millis(1) {
             std::thread::yield_now();
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         worker.join().unwrap();
-        assert_eq!(thread_time_of(PID_MAX + 1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(thread_cpu_time_of(PID_MAX + 1).unwrap_err().raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn a_watch_reports_the_socket_that_can_be_read() {
         let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-        let mut watch = Watch::new(8).unwrap();
+        let mut watch = Epoll::new(8).unwrap();
         for (token, socket) in sockets.iter().enumerate() {
             watch.add(socket, token as u64).unwrap();
         }

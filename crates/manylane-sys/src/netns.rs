@@ -65,7 +65,7 @@ impl NetNs {
     ///
     /// # Errors
     /// When the descriptor cannot be duplicated.
-    pub fn contain(&self, command: &mut Command) -> io::Result<()> {
+    pub fn enter_in_child(&self, command: &mut Command) -> io::Result<()> {
         let fd = self.fd.try_clone()?;
         // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls
         // are allowed: it does one setns on a descriptor that it owns, and allocates nothing (an
@@ -100,7 +100,7 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// `ENODEV` when there is no such device.
 pub fn device_index(name: &str) -> io::Result<u32> {
-    let mut request = request(name)?;
+    let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFINDEX, &mut request)?;
     // SAFETY: SIOCGIFINDEX filled this member of the union.
     let index = unsafe { request.ifr_ifru.ifru_ifindex };
@@ -111,8 +111,8 @@ pub fn device_index(name: &str) -> io::Result<u32> {
 ///
 /// # Errors
 /// `ENODEV` when there is no such device.
-pub fn device_is_running(name: &str) -> io::Result<bool> {
-    let mut request = request(name)?;
+pub fn is_device_running(name: &str) -> io::Result<bool> {
+    let mut request = ifreq(name)?;
     ioctl(libc::SIOCGIFFLAGS, &mut request)?;
     // SAFETY: SIOCGIFFLAGS filled this member of the union.
     let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
@@ -147,13 +147,13 @@ fn set_feature(name: &str, cmd: u32, on: bool) -> io::Result<()> {
         data: u32,
     }
     let mut value = EthtoolValue { cmd, data: u32::from(on) };
-    let mut request = request(name)?;
+    let mut request = ifreq(name)?;
     // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it.
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();
     ioctl(libc::SIOCETHTOOL, &mut request)
 }
 
-pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
+pub(crate) fn ifreq(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: `ifreq` is plain integers and a pointer that may be null: all zeroes is a value of it.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // One byte stays zero: the kernel wants the name terminated.

@@ -3,11 +3,11 @@
 use std::io;
 
 /// Nodes that a mask has room for: as many as Linux can have.
-const NODES: usize = 1024;
-const BITS: usize = libc::c_ulong::BITS as usize;
-type Mask = [libc::c_ulong; NODES / BITS];
+const NODES_MAX: usize = 1024;
+const WORD_BITS: usize = libc::c_ulong::BITS as usize;
+type NodeMask = [libc::c_ulong; NODES_MAX / WORD_BITS];
 /// The kernel takes one off the number of bits that it is told.
-const LENGTH: libc::c_ulong = NODES as libc::c_ulong + 1;
+const MASK_BITS: libc::c_ulong = NODES_MAX as libc::c_ulong + 1;
 
 /// Has all memory that the calling thread touches first from now on come from `nodes`, and from nowhere else; threads that it starts
 /// do as it does. Pages that are there stay where they are. Linux 2.6.7, CONFIG_NUMA.
@@ -15,13 +15,14 @@ const LENGTH: libc::c_ulong = NODES as libc::c_ulong + 1;
 /// # Errors
 /// `EINVAL` for a node that is not there or without memory, `ENOSYS` of a kernel without NUMA, `EPERM` in some containers.
 pub fn bind_memory(nodes: &[usize]) -> io::Result<()> {
-    let mut mask: Mask = [0; NODES / BITS];
+    let mut mask: NodeMask = [0; NODES_MAX / WORD_BITS];
     for &node in nodes {
-        let word = mask.get_mut(node / BITS).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        *word |= 1 << (node % BITS);
+        let word =
+            mask.get_mut(node / WORD_BITS).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        *word |= 1 << (node % WORD_BITS);
     }
     // SAFETY: the kernel reads NODES bits of `mask`, which has so many and lives across the call.
-    let ret = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), LENGTH) };
+    let ret = unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), MASK_BITS) };
     crate::check(ret as libc::c_int)?;
     Ok(())
 }
@@ -30,17 +31,17 @@ pub fn bind_memory(nodes: &[usize]) -> io::Result<()> {
 ///
 /// # Errors
 /// As for [`bind_memory`].
-pub fn bound_memory() -> io::Result<Vec<usize>> {
-    let (mut mode, mut mask): (libc::c_int, Mask) = (0, [0; NODES / BITS]);
+pub fn bound_nodes() -> io::Result<Vec<usize>> {
+    let (mut mode, mut mask): (libc::c_int, NodeMask) = (0, [0; NODES_MAX / WORD_BITS]);
     let nowhere = std::ptr::null::<libc::c_void>();
     // SAFETY: the kernel writes an int to `mode` and NODES bits to `mask`, both of which live across the call; without flags it
     // takes no address.
     let ret = unsafe {
-        libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), LENGTH, nowhere, 0)
+        libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, mask.as_mut_ptr(), MASK_BITS, nowhere, 0)
     };
     crate::check(ret as libc::c_int)?;
-    let set = |node: &usize| mode == libc::MPOL_BIND && mask[node / BITS] >> (node % BITS) & 1 == 1;
-    Ok((0..NODES).filter(set).collect())
+    let set = |node: &usize| mode == libc::MPOL_BIND && mask[node / WORD_BITS] >> (node % WORD_BITS) & 1 == 1;
+    Ok((0..NODES_MAX).filter(set).collect())
 }
 
 #[cfg(test)]
@@ -54,21 +55,21 @@ mod tests {
                 eprintln!("skipped: no memory can be bound here ({err})");
                 return None;
             }
-            let own = bound_memory().unwrap();
-            let child = std::thread::spawn(|| bound_memory().unwrap()).join().unwrap();
+            let own = bound_nodes().unwrap();
+            let child = std::thread::spawn(|| bound_nodes().unwrap()).join().unwrap();
             Some((own, child))
         });
         if let Some(seen) = seen.join().unwrap() {
             assert_eq!(seen, (vec![0], vec![0]));
             // Whoever started that thread is as it was.
-            assert_eq!(bound_memory().unwrap(), Vec::<usize>::new());
+            assert_eq!(bound_nodes().unwrap(), Vec::<usize>::new());
         }
     }
 
     #[test]
     fn a_node_that_is_not_there_is_refused() {
         let refused = |node| bind_memory(&[node]).unwrap_err().raw_os_error().unwrap();
-        assert_eq!(refused(NODES), libc::EINVAL);
-        assert!([libc::EINVAL, libc::ENOSYS, libc::EPERM].contains(&refused(NODES - 1)));
+        assert_eq!(refused(NODES_MAX), libc::EINVAL);
+        assert!([libc::EINVAL, libc::ENOSYS, libc::EPERM].contains(&refused(NODES_MAX - 1)));
     }
 }

@@ -72,9 +72,9 @@ impl PacketSocket {
     /// # Errors
     /// What `recvmsg(2)` reports: `EAGAIN` when none came in time, `ENETDOWN`.
     pub fn receive(&self) -> io::Result<Vec<u8>> {
-        const ADDRESSES: usize = 12;
-        const LONGEST: usize = 65_536;
-        let mut frame = vec![0_u8; LONGEST];
+        const MAC_ADDRESSES_LEN: usize = 12;
+        const FRAME_LEN_MAX: usize = 65_536;
+        let mut frame = vec![0_u8; FRAME_LEN_MAX];
         // As large as the kernel's message is, and aligned for its header.
         let mut control = [0_u64; 8];
         let mut part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() };
@@ -90,19 +90,19 @@ impl PacketSocket {
             return Err(io::Error::last_os_error());
         }
         frame.truncate(got as usize);
-        if let Some((kind, tag)) = taken_off(&message)
-            && frame.len() >= ADDRESSES
+        if let Some((kind, tag)) = stripped_vlan_tag(&message)
+            && frame.len() >= MAC_ADDRESSES_LEN
         {
             let [t0, t1] = kind.to_be_bytes();
             let [c0, c1] = tag.to_be_bytes();
-            frame.splice(ADDRESSES..ADDRESSES, [t0, t1, c0, c1]);
+            frame.splice(MAC_ADDRESSES_LEN..MAC_ADDRESSES_LEN, [t0, t1, c0, c1]);
         }
         Ok(frame)
     }
 }
 
 /// Type and content of the tag that the kernel has taken off the frame that `message` was filled with.
-fn taken_off(message: &libc::msghdr) -> Option<(u16, u16)> {
+fn stripped_vlan_tag(message: &libc::msghdr) -> Option<(u16, u16)> {
     // SAFETY: the kernel filled `message`, and set the length of the control data that it wrote.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };
     if header.is_null() {

@@ -1,7 +1,7 @@
 //! A process that stands for another one, its child: signals that are waited for instead of handled, what became of
 //! the child, and ending as it ended.
 
-mod apart;
+mod isolated;
 
 use std::ffi::CString;
 use std::io;
@@ -12,11 +12,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::check;
-pub use apart::{Apart, Keep, run_apart, start_apart};
+pub use isolated::{IsolatedChild, StdinGuard, run_isolated, spawn_isolated};
 
 /// A signal that came to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrived {
+pub struct SignalInfo {
     /// Its number.
     pub signal: i32,
     /// The process that sent it; `None` for the kernel, which does so for a terminal.
@@ -25,7 +25,7 @@ pub struct Arrived {
 
 /// What became of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum WaitStatus {
     /// It ended with this exit code.
     Exited(i32),
     /// A signal ended it.
@@ -37,7 +37,7 @@ pub enum Change {
 }
 
 /// Signals that are left as they are: those that cannot be waited for, and those that a mistake of this process raises.
-const LEFT: [i32; 12] = [
+const UNBLOCKED_SIGNALS: [i32; 12] = [
     libc::SIGKILL,
     libc::SIGSTOP,
     libc::SIGSEGV,
@@ -55,8 +55,8 @@ const LEFT: [i32; 12] = [
 /// All other signals, blocked and waited for.
 #[derive(Debug)]
 pub struct Signals {
-    waited_for: libc::sigset_t,
-    before: libc::sigset_t,
+    blocked: libc::sigset_t,
+    previous_mask: libc::sigset_t,
 }
 
 impl Signals {
@@ -70,14 +70,14 @@ impl Signals {
         let mut signals: Self = unsafe { std::mem::zeroed() };
         // SAFETY: each call writes one of the two sets, which live across it; the numbers are those of signals.
         unsafe {
-            libc::sigfillset(&raw mut signals.waited_for);
-            for signal in LEFT {
-                libc::sigdelset(&raw mut signals.waited_for, signal);
+            libc::sigfillset(&raw mut signals.blocked);
+            for signal in UNBLOCKED_SIGNALS {
+                libc::sigdelset(&raw mut signals.blocked, signal);
             }
             let ret = libc::pthread_sigmask(
                 libc::SIG_BLOCK,
-                &raw const signals.waited_for,
-                &raw mut signals.before,
+                &raw const signals.blocked,
+                &raw mut signals.previous_mask,
             );
             if ret != 0 {
                 return Err(io::Error::from_raw_os_error(ret));
@@ -90,7 +90,7 @@ impl Signals {
     ///
     /// # Errors
     /// None that is known.
-    pub fn wait(&self, timeout: Duration) -> io::Result<Option<Arrived>> {
+    pub fn wait(&self, timeout: Duration) -> io::Result<Option<SignalInfo>> {
         let time = libc::timespec {
             tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
             tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
@@ -98,8 +98,7 @@ impl Signals {
         // SAFETY: plain integers, of which all zeroes is a value.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel reads the set and the time and writes `info`; all of them live across the call.
-        let signal =
-            unsafe { libc::sigtimedwait(&raw const self.waited_for, &raw mut info, &raw const time) };
+        let signal = unsafe { libc::sigtimedwait(&raw const self.blocked, &raw mut info, &raw const time) };
         if signal < 0 {
             let err = io::Error::last_os_error();
             return match err.raw_os_error() {
@@ -110,13 +109,13 @@ impl Signals {
         let is_sent = matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL);
         // SAFETY: signals of these codes have the number of the process that sent them.
         let sender = is_sent.then(|| unsafe { info.si_pid() });
-        Ok(Some(Arrived { signal, sender }))
+        Ok(Some(SignalInfo { signal, sender }))
     }
 
     /// Has `command` start with the signals that this process was started with, and die when this thread does: who
     /// kills the one that stands for it means it.
-    pub fn restore_in(&self, command: &mut Command) {
-        let before = self.before;
+    pub fn restore_mask_in(&self, command: &mut Command) {
+        let before = self.previous_mask;
         let parent = std::process::id() as libc::pid_t;
         // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed:
         // it sets a signal mask, a disposition and a setting of the process, and allocates nothing. The set is its own.
@@ -136,12 +135,14 @@ impl Signals {
     /// Unblocks what was not blocked before.
     pub fn unblock(&self) {
         // SAFETY: the call reads the set, which lives across it.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.previous_mask, std::ptr::null_mut())
+        };
     }
 }
 
 /// Has `command` be killed when the calling thread ends, however that happens; what it starts itself, not.
-pub fn die_with_us(command: &mut Command) {
+pub fn kill_on_parent_exit(command: &mut Command) {
     // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed: it
     // makes one system call without pointers.
     unsafe {
@@ -156,7 +157,7 @@ pub fn die_with_us(command: &mut Command) {
 ///
 /// # Errors
 /// `ECHILD` if there is none.
-pub fn change_of(pid: i32) -> io::Result<Option<(i32, Change)>> {
+pub fn try_wait(pid: i32) -> io::Result<Option<(i32, WaitStatus)>> {
     let mut status = 0;
     let options = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
     // SAFETY: the kernel writes `status`, which lives across the call.
@@ -165,13 +166,13 @@ pub fn change_of(pid: i32) -> io::Result<Option<(i32, Change)>> {
         return Ok(None);
     }
     let change = if libc::WIFEXITED(status) {
-        Change::Exited(libc::WEXITSTATUS(status))
+        WaitStatus::Exited(libc::WEXITSTATUS(status))
     } else if libc::WIFSIGNALED(status) {
-        Change::Killed(libc::WTERMSIG(status))
+        WaitStatus::Killed(libc::WTERMSIG(status))
     } else if libc::WIFSTOPPED(status) {
-        Change::Stopped(libc::WSTOPSIG(status))
+        WaitStatus::Stopped(libc::WSTOPSIG(status))
     } else {
-        Change::Continued
+        WaitStatus::Continued
     };
     Ok(Some((pid, change)))
 }
@@ -180,7 +181,7 @@ pub fn change_of(pid: i32) -> io::Result<Option<(i32, Change)>> {
 ///
 /// # Errors
 /// `ESRCH` if there is no such process, `EPERM` if this one may not.
-pub fn send(pid: i32, signal: i32) -> io::Result<()> {
+pub fn send_signal(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: takes no pointer.
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
@@ -190,12 +191,12 @@ pub fn send(pid: i32, signal: i32) -> io::Result<()> {
 #[must_use]
 pub fn exists(pid: u32) -> bool {
     let Ok(pid @ 1..) = i32::try_from(pid) else { return false };
-    send(pid, 0).err().is_none_or(|err| err.raw_os_error() != Some(libc::ESRCH))
+    send_signal(pid, 0).err().is_none_or(|err| err.raw_os_error() != Some(libc::ESRCH))
 }
 
 /// Whether a process is in the process group of this one: then a terminal's signals reach it, too.
 #[must_use]
-pub fn is_in_our_group(pid: i32) -> bool {
+pub fn is_in_own_group(pid: i32) -> bool {
     // SAFETY: neither takes a pointer.
     unsafe { libc::getpgid(pid) == libc::getpgrp() }
 }
@@ -219,7 +220,7 @@ pub fn stop() {
 ///
 /// # Errors
 /// None that is known.
-pub fn adopt_orphans() -> io::Result<()> {
+pub fn become_subreaper() -> io::Result<()> {
     let on: libc::c_ulong = 1;
     // SAFETY: takes a number and no pointer.
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, on) }).map(drop)
@@ -232,7 +233,7 @@ pub fn adopt_orphans() -> io::Result<()> {
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn own_descriptors() -> io::Result<()> {
+pub fn unshare_fd_table() -> io::Result<()> {
     // SAFETY: takes a number and no pointer. Descriptors keep their numbers and files, so that every value of this thread that
     // owns one still owns it.
     check(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
@@ -240,7 +241,7 @@ pub fn own_descriptors() -> io::Result<()> {
 
 /// Ends this process by `signal`, without a core file, so that whoever waits for it sees how a child ended. Returns if
 /// the signal does not end processes.
-pub fn die_by(signal: i32) {
+pub fn exit_by_signal(signal: i32) {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: an all-zero sigset_t is an empty set. Each call reads values that live across it; nothing of this process
     // depends on how the signal is handled, as nothing follows if it is not ignored.
@@ -256,7 +257,7 @@ pub fn die_by(signal: i32) {
 
 /// What a thread waits for in a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Awaited {
+pub enum BlockedOn {
     /// It receives from, or reads, this descriptor.
     Receive(i32),
     /// It waits on this epoll instance.
@@ -266,10 +267,10 @@ pub enum Awaited {
 /// What `/proc/PID/task/TID/syscall` says of a thread of a program for this machine: number of the call, then its
 /// arguments in hexadecimal. `None` while it runs, or waits for something else.
 #[must_use]
-pub fn awaited(syscall: &str) -> Option<Awaited> {
-    const RECEIVE: [libc::c_long; 4] =
+pub fn parse_blocked_on(syscall: &str) -> Option<BlockedOn> {
+    const RECEIVE_SYSCALLS: [libc::c_long; 4] =
         [libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_recvmmsg, libc::SYS_read];
-    const EPOLL: [libc::c_long; 2] = [libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
+    const EPOLL_SYSCALLS: [libc::c_long; 2] = [libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
     let mut words = syscall.split_whitespace();
     let number: libc::c_long = words.next()?.parse().ok()?;
     let first = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
@@ -277,12 +278,12 @@ pub fn awaited(syscall: &str) -> Option<Awaited> {
     let fd = first as u32 as i32;
     #[cfg(target_arch = "x86_64")]
     if number == libc::SYS_epoll_wait {
-        return Some(Awaited::Epoll(fd));
+        return Some(BlockedOn::Epoll(fd));
     }
-    if RECEIVE.contains(&number) {
-        Some(Awaited::Receive(fd))
-    } else if EPOLL.contains(&number) {
-        Some(Awaited::Epoll(fd))
+    if RECEIVE_SYSCALLS.contains(&number) {
+        Some(BlockedOn::Receive(fd))
+    } else if EPOLL_SYSCALLS.contains(&number) {
+        Some(BlockedOn::Epoll(fd))
     } else {
         None
     }
@@ -329,9 +330,9 @@ mod tests {
     use super::*;
 
     /// What happens to a child next, waited for.
-    fn next_of(signals: &Signals, pid: i32) -> Change {
+    fn next_status(signals: &Signals, pid: i32) -> WaitStatus {
         for _ in 0..600 {
-            if let Some((_, change)) = change_of(pid).unwrap() {
+            if let Some((_, change)) = try_wait(pid).unwrap() {
                 return change;
             }
             signals.wait(Duration::from_millis(50)).unwrap();
@@ -346,21 +347,21 @@ mod tests {
             let signals = Signals::block().unwrap();
             let mut command = Command::new("sleep");
             command.arg("60");
-            signals.restore_in(&mut command);
+            signals.restore_mask_in(&mut command);
             let pid = command.spawn().unwrap().id() as i32;
-            assert!(is_in_our_group(pid));
-            send(pid, libc::SIGSTOP).unwrap();
-            assert_eq!(next_of(&signals, pid), Change::Stopped(libc::SIGSTOP));
-            send(pid, libc::SIGCONT).unwrap();
-            assert_eq!(next_of(&signals, pid), Change::Continued);
-            send(pid, libc::SIGTERM).unwrap();
-            assert_eq!(next_of(&signals, pid), Change::Killed(libc::SIGTERM));
+            assert!(is_in_own_group(pid));
+            send_signal(pid, libc::SIGSTOP).unwrap();
+            assert_eq!(next_status(&signals, pid), WaitStatus::Stopped(libc::SIGSTOP));
+            send_signal(pid, libc::SIGCONT).unwrap();
+            assert_eq!(next_status(&signals, pid), WaitStatus::Continued);
+            send_signal(pid, libc::SIGTERM).unwrap();
+            assert_eq!(next_status(&signals, pid), WaitStatus::Killed(libc::SIGTERM));
             let mut command = Command::new("sh");
             command.args(["-c", "exit 7"]);
-            signals.restore_in(&mut command);
+            signals.restore_mask_in(&mut command);
             let pid = command.spawn().unwrap().id() as i32;
-            assert_eq!(next_of(&signals, pid), Change::Exited(7));
-            assert_eq!(change_of(pid).unwrap_err().raw_os_error(), Some(libc::ECHILD));
+            assert_eq!(next_status(&signals, pid), WaitStatus::Exited(7));
+            assert_eq!(try_wait(pid).unwrap_err().raw_os_error(), Some(libc::ECHILD));
         })
         .join()
         .unwrap();
@@ -373,7 +374,7 @@ mod tests {
             crate::signal::interrupt_thread(crate::cpu::thread_id(), libc::SIGUSR1).unwrap();
             let arrived = signals.wait(Duration::from_secs(30)).unwrap();
             let us = std::process::id() as i32;
-            assert_eq!(arrived, Some(Arrived { signal: libc::SIGUSR1, sender: Some(us) }));
+            assert_eq!(arrived, Some(SignalInfo { signal: libc::SIGUSR1, sender: Some(us) }));
             signals.unblock();
         })
         .join()
@@ -394,17 +395,17 @@ mod tests {
             let tid = told.recv().unwrap();
             let path = format!("/proc/self/task/{tid}/syscall");
             let start = std::time::Instant::now();
-            while awaited(&std::fs::read_to_string(&path).unwrap()) != Some(Awaited::Receive(fd)) {
+            while parse_blocked_on(&std::fs::read_to_string(&path).unwrap()) != Some(BlockedOn::Receive(fd)) {
                 assert!(start.elapsed() < Duration::from_secs(30));
                 thread::yield_now();
             }
             socket.send_to(b"x", socket.local_addr().unwrap()).unwrap();
         });
         for line in ["", "running", "-1 0x0 0x0", "x 0x3", "999999 0x3 0x0"] {
-            assert_eq!(awaited(line), None, "{line}");
+            assert_eq!(parse_blocked_on(line), None, "{line}");
         }
         let line = format!("{} 0xffffffff00000004 0x0", libc::SYS_epoll_pwait);
-        assert_eq!(awaited(&line), Some(Awaited::Epoll(4)));
+        assert_eq!(parse_blocked_on(&line), Some(BlockedOn::Epoll(4)));
     }
 
     #[test]

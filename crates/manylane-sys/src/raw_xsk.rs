@@ -11,19 +11,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::map::Mapping;
 
-const FRAME: u64 = 2048;
+const FRAME_SIZE: u64 = 2048;
 /// `XDP_MAX_TX_SKB_BUDGET` (Linux 6.17): frames that one call sends in copy mode, 32 before. The libc crate does not
 /// have it.
 const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// Calls that may bring nothing before sending is left for later.
-const IDLE_KICKS: u32 = 2;
+const IDLE_KICKS_MAX: u32 = 2;
 
 /// The receiver.
 pub struct RawXsk {
     rx: Ring,
     fill: Ring,
     /// The way out, for what answers.
-    out: Option<Out>,
+    tx_rings: Option<TxRings>,
     umem: Mapping,
     fd: OwnedFd,
     entries: u32,
@@ -33,7 +33,7 @@ pub struct RawXsk {
 unsafe impl Send for RawXsk {}
 
 /// The rings of sending.
-struct Out {
+struct TxRings {
     tx: Ring,
     completion: Ring,
 }
@@ -47,7 +47,7 @@ struct Ring {
     base: *mut libc::c_void,
     len: usize,
     /// Our own index: consumer of the RX and completion rings, producer of the fill and TX rings.
-    at: u32,
+    index: u32,
 }
 
 impl Ring {
@@ -66,19 +66,19 @@ impl Ring {
     /// Says that what is before our index is the kernel's. Release: our writes of the entries come before.
     fn produce(&self) {
         // SAFETY: as above.
-        unsafe { (*self.producer).store(self.at, Ordering::Release) };
+        unsafe { (*self.producer).store(self.index, Ordering::Release) };
     }
 
     /// Says that the entries before our index can be used again. Release: our reads of them come before.
     fn consume(&self) {
         // SAFETY: as above.
-        unsafe { (*self.consumer).store(self.at, Ordering::Release) };
+        unsafe { (*self.consumer).store(self.index, Ordering::Release) };
     }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `ring`, and the pointers go with this value.
+        // SAFETY: base and length are those of the mmap in `map_ring`, and the pointers go with this value.
         unsafe { libc::munmap(self.base, self.len) };
     }
 }
@@ -95,11 +95,11 @@ impl RawXsk {
             crate::check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
         // SAFETY: the descriptor was made just above and nobody else has it.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let umem = Mapping::new(entries as usize * FRAME as usize)?;
+        let umem = Mapping::new(entries as usize * FRAME_SIZE as usize)?;
         let register = libc::xdp_umem_reg {
             addr: umem.as_ptr() as u64,
             len: umem.len() as u64,
-            chunk_size: FRAME as u32,
+            chunk_size: FRAME_SIZE as u32,
             headroom: 0,
             flags: 0,
             tx_metadata_len: 0,
@@ -121,17 +121,21 @@ impl RawXsk {
             let to = (&raw mut offsets).cast();
             libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, to, &raw mut len)
         })?;
-        let rx =
-            ring(&fd, libc::XDP_PGOFF_RX_RING, &offsets.rx, entries as usize * size_of::<libc::xdp_desc>())?;
+        let rx = map_ring(
+            &fd,
+            libc::XDP_PGOFF_RX_RING,
+            &offsets.rx,
+            entries as usize * size_of::<libc::xdp_desc>(),
+        )?;
         let fill_page = libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t;
-        let mut fill = ring(&fd, fill_page, &offsets.fr, entries as usize * 8)?;
+        let mut fill = map_ring(&fd, fill_page, &offsets.fr, entries as usize * 8)?;
         for index in 0..entries {
             // SAFETY: `index` is below the entries that the mapping was made for, and nobody else writes them.
-            unsafe { fill.descs.cast::<u64>().add(index as usize).write(u64::from(index) * FRAME) };
+            unsafe { fill.descs.cast::<u64>().add(index as usize).write(u64::from(index) * FRAME_SIZE) };
         }
-        fill.at = entries;
+        fill.index = entries;
         fill.produce();
-        let out = if answers { Some(Out::map(&fd, &offsets, entries)?) } else { None };
+        let out = if answers { Some(TxRings::map(&fd, &offsets, entries)?) } else { None };
         let addr = libc::sockaddr_xdp {
             sxdp_family: libc::AF_XDP as u16,
             sxdp_flags: libc::XDP_USE_NEED_WAKEUP,
@@ -142,20 +146,20 @@ impl RawXsk {
         let len = size_of_val(&addr) as libc::socklen_t;
         // SAFETY: the kernel reads `len` bytes of `addr`, which lives across the call.
         crate::check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) })?;
-        Ok(Self { rx, fill, out, umem, fd, entries })
+        Ok(Self { rx, fill, tx_rings: out, umem, fd, entries })
     }
 
     /// Shows each of up to `most` received frames to `each`, gives them back, and returns how many there were.
     #[inline]
     pub fn receive(&mut self, most: u32, mut each: impl FnMut(&[u8])) -> u32 {
-        let there = self.rx.produced().wrapping_sub(self.rx.at);
+        let there = self.rx.produced().wrapping_sub(self.rx.index);
         let taken = there.min(most);
         if taken == 0 {
             return 0;
         }
         let mask = self.entries - 1;
         for _ in 0..taken {
-            let (from, to) = ((self.rx.at & mask) as usize, (self.fill.at & mask) as usize);
+            let (from, to) = ((self.rx.index & mask) as usize, (self.fill.index & mask) as usize);
             // SAFETY: masked indices lie in the rings. The kernel has published this descriptor (acquire above), and
             // its frame is ours until it is in the fill ring; there is always room there, since there are no more
             // frames than entries. The kernel's addresses and lengths lie in the UMEM.
@@ -163,10 +167,10 @@ impl RawXsk {
                 let desc = &*self.rx.descs.cast::<libc::xdp_desc>().add(from);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
                 each(std::slice::from_raw_parts(packet, desc.len as usize));
-                self.fill.descs.cast::<u64>().add(to).write(desc.addr & !(FRAME - 1));
+                self.fill.descs.cast::<u64>().add(to).write(desc.addr & !(FRAME_SIZE - 1));
             }
-            self.rx.at = self.rx.at.wrapping_add(1);
-            self.fill.at = self.fill.at.wrapping_add(1);
+            self.rx.index = self.rx.index.wrapping_add(1);
+            self.fill.index = self.fill.index.wrapping_add(1);
         }
         self.rx.consume();
         self.fill.produce();
@@ -179,39 +183,39 @@ impl RawXsk {
     /// # Errors
     /// What `sendto(2)` reports when the device is gone, or if the receiver was opened without a way out.
     #[inline]
-    pub fn answer(&mut self, most: u32, mut each: impl FnMut(&mut [u8]) -> bool) -> io::Result<u32> {
+    pub fn reply(&mut self, most: u32, mut each: impl FnMut(&mut [u8]) -> bool) -> io::Result<u32> {
         self.reap();
-        let Some(out) = &mut self.out else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
-        let taken = self.rx.produced().wrapping_sub(self.rx.at).min(most);
+        let Some(out) = &mut self.tx_rings else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+        let taken = self.rx.produced().wrapping_sub(self.rx.index).min(most);
         let mask = self.entries - 1;
-        let before = self.fill.at;
+        let before = self.fill.index;
         for _ in 0..taken {
             // SAFETY: as in `receive`. A frame is in one ring at a time, and there are no more frames than a ring has
             // entries: the TX ring has room, too. Nobody else has the frame, so that the slice may be a mutable one.
             unsafe {
-                let desc = *self.rx.descs.cast::<libc::xdp_desc>().add((self.rx.at & mask) as usize);
+                let desc = *self.rx.descs.cast::<libc::xdp_desc>().add((self.rx.index & mask) as usize);
                 let packet = self.umem.as_ptr().add(desc.addr as usize);
                 if each(std::slice::from_raw_parts_mut(packet, desc.len as usize)) {
-                    let to = (out.tx.at & mask) as usize;
+                    let to = (out.tx.index & mask) as usize;
                     out.tx
                         .descs
                         .cast::<libc::xdp_desc>()
                         .add(to)
                         .write(libc::xdp_desc { options: 0, ..desc });
-                    out.tx.at = out.tx.at.wrapping_add(1);
+                    out.tx.index = out.tx.index.wrapping_add(1);
                 } else {
-                    let to = (self.fill.at & mask) as usize;
-                    self.fill.descs.cast::<u64>().add(to).write(desc.addr & !(FRAME - 1));
-                    self.fill.at = self.fill.at.wrapping_add(1);
+                    let to = (self.fill.index & mask) as usize;
+                    self.fill.descs.cast::<u64>().add(to).write(desc.addr & !(FRAME_SIZE - 1));
+                    self.fill.index = self.fill.index.wrapping_add(1);
                 }
             }
-            self.rx.at = self.rx.at.wrapping_add(1);
+            self.rx.index = self.rx.index.wrapping_add(1);
         }
         if taken > 0 {
             self.rx.consume();
             out.tx.produce();
         }
-        if self.fill.at != before {
+        if self.fill.index != before {
             self.fill.produce();
         }
         self.kick()?;
@@ -221,27 +225,27 @@ impl RawXsk {
     /// Whether frames wait for the kernel to send them: the device was busy.
     #[must_use]
     pub fn is_sending(&self) -> bool {
-        self.out.as_ref().is_some_and(|out| out.tx.consumed() != out.tx.at)
+        self.tx_rings.as_ref().is_some_and(|out| out.tx.consumed() != out.tx.index)
     }
 
     /// Gives frames that were sent to the kernel to receive into.
     fn reap(&mut self) {
-        let Some(out) = &mut self.out else { return };
-        let sent = out.completion.produced().wrapping_sub(out.completion.at);
+        let Some(out) = &mut self.tx_rings else { return };
+        let sent = out.completion.produced().wrapping_sub(out.completion.index);
         if sent == 0 {
             return;
         }
         let mask = self.entries - 1;
         for _ in 0..sent {
-            let (from, to) = ((out.completion.at & mask) as usize, (self.fill.at & mask) as usize);
+            let (from, to) = ((out.completion.index & mask) as usize, (self.fill.index & mask) as usize);
             // SAFETY: masked indices lie in the rings; the kernel has published the entry (acquire in `produced`), and
             // the fill ring has room, since there are no more frames than entries.
             unsafe {
                 let addr = *out.completion.descs.cast::<u64>().add(from);
-                self.fill.descs.cast::<u64>().add(to).write(addr & !(FRAME - 1));
+                self.fill.descs.cast::<u64>().add(to).write(addr & !(FRAME_SIZE - 1));
             }
-            out.completion.at = out.completion.at.wrapping_add(1);
-            self.fill.at = self.fill.at.wrapping_add(1);
+            out.completion.index = out.completion.index.wrapping_add(1);
+            self.fill.index = self.fill.index.wrapping_add(1);
         }
         out.completion.consume();
         self.fill.produce();
@@ -251,12 +255,12 @@ impl RawXsk {
     /// more than one; what it does not get to stays in the ring for the next call.
     fn kick(&mut self) -> io::Result<()> {
         let mut idle = 0;
-        while idle < IDLE_KICKS {
-            let Some(out) = &self.out else { return Ok(()) };
+        while idle < IDLE_KICKS_MAX {
+            let Some(out) = &self.tx_rings else { return Ok(()) };
             let before = out.tx.consumed();
             // SAFETY: the word lies in the mapping, which lives.
             let flags = unsafe { (*out.tx.flags).load(Ordering::Relaxed) };
-            if before == out.tx.at || flags & libc::XDP_RING_NEED_WAKEUP == 0 {
+            if before == out.tx.index || flags & libc::XDP_RING_NEED_WAKEUP == 0 {
                 return Ok(());
             }
             // SAFETY: no data and no address: sendto(2) reads no memory of ours.
@@ -281,13 +285,13 @@ impl RawXsk {
     }
 }
 
-impl Out {
+impl TxRings {
     fn map(fd: &OwnedFd, offsets: &libc::xdp_mmap_offsets, entries: u32) -> io::Result<Self> {
         let descs = entries as usize * size_of::<libc::xdp_desc>();
         let page = libc::XDP_UMEM_PGOFF_COMPLETION_RING as libc::off_t;
         Ok(Self {
-            tx: ring(fd, libc::XDP_PGOFF_TX_RING, &offsets.tx, descs)?,
-            completion: ring(fd, page, &offsets.cr, entries as usize * 8)?,
+            tx: map_ring(fd, libc::XDP_PGOFF_TX_RING, &offsets.tx, descs)?,
+            completion: map_ring(fd, page, &offsets.cr, entries as usize * 8)?,
         })
     }
 }
@@ -307,7 +311,7 @@ fn set<T>(fd: &OwnedFd, name: libc::c_int, value: T) -> io::Result<()> {
     Ok(())
 }
 
-fn ring(fd: &OwnedFd, page: libc::off_t, at: &libc::xdp_ring_offset, bytes: usize) -> io::Result<Ring> {
+fn map_ring(fd: &OwnedFd, page: libc::off_t, at: &libc::xdp_ring_offset, bytes: usize) -> io::Result<Ring> {
     let len = at.desc as usize + bytes;
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
     // SAFETY: a new shared mapping at an address of the kernel's choice touches no memory of ours.
@@ -323,6 +327,6 @@ fn ring(fd: &OwnedFd, page: libc::off_t, at: &libc::xdp_ring_offset, bytes: usiz
         descs: part(at.desc),
         base,
         len,
-        at: 0,
+        index: 0,
     })
 }

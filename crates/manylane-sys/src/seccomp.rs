@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 /// What can be forbidden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum Syscall {
     /// Making a ring: what container engines forbid.
     UringSetup,
     /// Using one.
@@ -18,7 +18,7 @@ pub enum Call {
     ReceiveFrom(RawFd),
 }
 
-impl Call {
+impl Syscall {
     fn number(self) -> libc::c_long {
         match self {
             Self::UringSetup => libc::SYS_io_uring_setup,
@@ -45,15 +45,15 @@ impl Call {
 ///
 /// # Errors
 /// What `prctl(2)` reports: `EINVAL` without `CONFIG_SECCOMP_FILTER`.
-pub fn forbid(call: Call) -> io::Result<()> {
-    refuse(call, libc::EPERM)
+pub fn forbid(call: Syscall) -> io::Result<()> {
+    forbid_with_errno(call, libc::EPERM)
 }
 
 /// The same with the error `code`: `ENOSYS` or `EINVAL` is what a kernel says that does not have it.
 ///
 /// # Errors
 /// As for [`forbid`].
-pub fn refuse(call: Call, code: i32) -> io::Result<()> {
+pub fn forbid_with_errno(call: Syscall, code: i32) -> io::Result<()> {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_IF: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;

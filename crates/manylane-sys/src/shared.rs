@@ -20,7 +20,7 @@ pub unsafe trait Atomics: Sized + Sync {}
 ///
 /// # Errors
 /// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit.
-pub fn file(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
+pub fn sealed_memfd(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
     // SAFETY: the name is terminated and lives across the call.
     let raw =
         check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
@@ -36,7 +36,7 @@ pub fn file(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Gives up what is in a file that [`file()`] made here, also for who still has it mapped: from
+/// Gives up what is in a file that [`sealed_memfd()`] made here, also for who still has it mapped: from
 /// now on it is of zeroes, and takes memory of those who write to it.
 pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -48,10 +48,10 @@ pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
 
 /// Some bytes of a file, mapped shared until this is dropped.
 #[derive(Debug)]
-pub struct Bytes(FileMapping);
+pub struct SharedMapping(FileMapping);
 
-impl Bytes {
-    /// Maps all of `fd`, which [`file()`] made in whatever process, and which has to have `len` bytes.
+impl SharedMapping {
+    /// Maps all of `fd`, which [`sealed_memfd()`] made in whatever process, and which has to have `len` bytes.
     ///
     /// # Errors
     /// `InvalidData` if it has not, or could become shorter; what `mmap(2)` reports.
@@ -86,7 +86,7 @@ impl Bytes {
 /// One value in memory that processes share.
 #[derive(Debug)]
 pub struct Shared<T> {
-    bytes: Bytes,
+    bytes: SharedMapping,
     value: PhantomData<T>,
 }
 
@@ -94,9 +94,9 @@ impl<T: Atomics> Shared<T> {
     /// Makes one, all zero, and the file by which others [`open`](Self::open) it.
     ///
     /// # Errors
-    /// What [`file()`] and [`Bytes::map`] report.
+    /// What [`sealed_memfd()`] and [`SharedMapping::map`] report.
     pub fn create(name: &CStr) -> io::Result<(Self, OwnedFd)> {
-        let fd = file(name, size_of::<T>())?;
+        let fd = sealed_memfd(name, size_of::<T>())?;
         let this = Self::open(std::os::fd::AsFd::as_fd(&fd))?;
         Ok((this, fd))
     }
@@ -104,10 +104,10 @@ impl<T: Atomics> Shared<T> {
     /// Opens what another process made.
     ///
     /// # Errors
-    /// What [`Bytes::map`] reports.
+    /// What [`SharedMapping::map`] reports.
     pub fn open(fd: BorrowedFd<'_>) -> io::Result<Self> {
         const { assert!(align_of::<T>() <= 4096) };
-        Ok(Self { bytes: Bytes::map(fd, size_of::<T>())?, value: PhantomData })
+        Ok(Self { bytes: SharedMapping::map(fd, size_of::<T>())?, value: PhantomData })
     }
 
     /// Keeps it mapped for the life of the process.

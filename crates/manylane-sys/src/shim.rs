@@ -61,13 +61,13 @@ pub enum Reason {
     Shutdown = 16,
     NoQueue = 17,
     Control = 18,
-    Lender = 19,
+    Lessor = 19,
     Forked = 20,
-    OneControl = 21,
-    OneEdges = 22,
-    OneShared = 23,
-    OneQueues = 24,
-    OneFull = 25,
+    NoPrefetchControl = 21,
+    NoPrefetchEdges = 22,
+    NoPrefetchShared = 23,
+    NoPrefetchQueues = 24,
+    NoPrefetchFull = 25,
     ReplyFailed = 26,
     Namespace = 27,
     Inherited = 28,
@@ -96,13 +96,13 @@ impl Reason {
         Self::Shutdown,
         Self::NoQueue,
         Self::Control,
-        Self::Lender,
+        Self::Lessor,
         Self::Forked,
-        Self::OneControl,
-        Self::OneEdges,
-        Self::OneShared,
-        Self::OneQueues,
-        Self::OneFull,
+        Self::NoPrefetchControl,
+        Self::NoPrefetchEdges,
+        Self::NoPrefetchShared,
+        Self::NoPrefetchQueues,
+        Self::NoPrefetchFull,
         Self::ReplyFailed,
         Self::Namespace,
         Self::Inherited,
@@ -117,7 +117,7 @@ impl Reason {
 
     /// What it means, for people.
     #[must_use]
-    pub fn why(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         self.texts().1
     }
 
@@ -158,20 +158,22 @@ impl Reason {
                 "control",
                 "engine xdp: options ask for what only the kernel's socket gives (control messages, TOS, marks)",
             ),
-            Self::Lender => {
+            Self::Lessor => {
                 ("lender", "engine xdp: the launcher lent no queues (it is gone, or has no descriptors left)")
             }
             Self::Forked => (
                 "forked",
                 "the program forked before the socket was bound, or before it had lanes and after thousands of others",
             ),
-            Self::OneControl => ("one-control", "options bring control messages with each datagram"),
-            Self::OneEdges => ("one-edges", "an epoll instance watches it for edges (EPOLLET)"),
-            Self::OneShared => ("one-shared", "more threads than lanes: some lanes are shared"),
-            Self::OneQueues => {
+            Self::NoPrefetchControl => ("one-control", "options bring control messages with each datagram"),
+            Self::NoPrefetchEdges => ("one-edges", "an epoll instance watches it for edges (EPOLLET)"),
+            Self::NoPrefetchShared => ("one-shared", "more threads than lanes: some lanes are shared"),
+            Self::NoPrefetchQueues => {
                 ("one-queues", "engine xdp: what waits in the devices' queues is in memory anyway")
             }
-            Self::OneFull => ("one-full", "no memory, or many sockets before it, to hold datagrams for"),
+            Self::NoPrefetchFull => {
+                ("one-full", "no memory, or many sockets before it, to hold datagrams for")
+            }
             Self::ReplyFailed => {
                 ("reply-failed", "a reply put together with others failed; the program's next send says why")
             }
@@ -276,7 +278,7 @@ pub struct Receiver {
     /// Calls of the program that sent something.
     pub tx_batches: AtomicU64,
     /// Of `rx_datagrams`, those from a lane that was not its own.
-    pub helped: AtomicU64,
+    pub rx_stolen: AtomicU64,
     /// Of `rx_datagrams`, those that came as frames (engine `xdp`).
     pub rx_frames: AtomicU64,
     /// Of `tx_datagrams`, those that left as frames.
@@ -284,7 +286,7 @@ pub struct Receiver {
     /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if it is not known.
     pub inode: AtomicU64,
     /// Datagrams thrown away by `--overload newest`; none of `rx_datagrams`.
-    pub overtaken: AtomicU64,
+    pub dropped_stale: AtomicU64,
 }
 
 /// How often a reason sent a socket back to plain (`struct mls_reason`).
@@ -323,9 +325,9 @@ const _: () = assert!(offset_of!(ReasonSlot, last_addr) == 16);
 const _: () = assert!(size_of::<Receiver>() == 128);
 const _: () = assert!(offset_of!(Receiver, addr) == 16);
 const _: () = assert!(offset_of!(Receiver, rx_datagrams) == 40);
-const _: () = assert!(offset_of!(Receiver, helped) == 88);
+const _: () = assert!(offset_of!(Receiver, rx_stolen) == 88);
 const _: () = assert!(offset_of!(Receiver, rx_frames) == 96);
-const _: () = assert!(offset_of!(Receiver, overtaken) == 120);
+const _: () = assert!(offset_of!(Receiver, dropped_stale) == 120);
 const _: () = assert!(offset_of!(Report, receivers) == 64 + 64 * REASONS);
 const _: () = assert!(Reason::ALL.len() <= REASONS);
 

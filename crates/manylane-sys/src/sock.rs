@@ -50,7 +50,7 @@ pub fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
 
 /// What a lender has to know of a socket that a program handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct About {
+pub struct SocketInfo {
     /// It is a UDP socket.
     pub is_udp: bool,
     /// It takes no IPv4, or could not anyway.
@@ -65,7 +65,7 @@ pub struct About {
 ///
 /// # Errors
 /// What `getsockopt(2)` reports: `ENOTSOCK`; `ENOPROTOOPT` before Linux 5.14.
-pub fn about(fd: BorrowedFd<'_>) -> io::Result<About> {
+pub fn socket_info(fd: BorrowedFd<'_>) -> io::Result<SocketInfo> {
     /// Of asm-generic/socket.h.
     const SO_NETNS_COOKIE: i32 = 71;
     let number = |name| get_int(fd, libc::SOL_SOCKET, name);
@@ -85,7 +85,7 @@ pub fn about(fd: BorrowedFd<'_>) -> io::Result<About> {
     };
     let (namespace, cookie) = (wide(SO_NETNS_COOKIE)?, wide(libc::SO_COOKIE)?);
     let is_udp = (kind, protocol) == (libc::SOCK_DGRAM, libc::IPPROTO_UDP);
-    Ok(About { is_udp, only_v6, namespace, cookie })
+    Ok(SocketInfo { is_udp, only_v6, namespace, cookie })
 }
 
 pub(crate) fn set<T: Copy>(fd: BorrowedFd<'_>, level: i32, name: i32, value: T) -> io::Result<()> {
@@ -163,7 +163,7 @@ pub fn set_flag(fd: BorrowedFd<'_>, flag: Flag, on: bool) -> io::Result<()> {
 /// A socket that is not connected has them if somebody has asked for them (`IP_RECVERR`). Each is told once, by whatever
 /// call comes next, which then does nothing else.
 #[must_use]
-pub fn may_be_of_earlier(code: i32) -> bool {
+pub fn is_icmp_error(code: i32) -> bool {
     matches!(
         code,
         libc::ECONNREFUSED
@@ -260,7 +260,7 @@ pub fn queue_state(fd: BorrowedFd<'_>) -> io::Result<QueueState> {
 ///
 /// # Errors
 /// `EINVAL` for a program that the kernel's check refuses, or a socket without `SO_REUSEPORT`.
-pub fn attach_classic(fd: BorrowedFd<'_>, program: &[ClassicInsn]) -> io::Result<()> {
+pub fn attach_reuseport_cbpf(fd: BorrowedFd<'_>, program: &[ClassicInsn]) -> io::Result<()> {
     let fprog = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?,
         filter: program.as_ptr().cast_mut(),
@@ -282,7 +282,7 @@ pub fn attach_filter(fd: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<
 ///
 /// # Errors
 /// What `setsockopt(2)` reports.
-pub fn refuse_all(fd: BorrowedFd<'_>) -> io::Result<()> {
+pub fn drop_all_incoming(fd: BorrowedFd<'_>) -> io::Result<()> {
     // BPF_RET | BPF_K with 0: keep nothing of the packet.
     let program = [ClassicInsn { code: 0x06, jt: 0, jf: 0, k: 0 }];
     let fprog = libc::sock_fprog { len: 1, filter: program.as_ptr().cast_mut() };
@@ -335,7 +335,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    fn bound() -> OwnedFd {
+    fn bound_socket() -> OwnedFd {
         let addr = "127.0.0.1:0".parse().unwrap();
         let fd = open(&addr).unwrap();
         bind(fd.as_fd(), &addr).unwrap();
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_group_forms_around_a_socket_that_was_bound_alone() {
-        let first = bound();
+        let first = bound_socket();
         let addr = local_addr(first.as_fd()).unwrap();
         let second = open(&addr).unwrap();
         set_flag(second.as_fd(), Flag::ReusePort, true).unwrap();
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn drops_of_a_full_queue_are_counted() {
-        let fd = bound();
+        let fd = bound_socket();
         let limit_bytes = queue_state(fd.as_fd()).unwrap().limit_bytes;
         assert!(limit_bytes > 4096);
         let empty = QueueState { queued_bytes: 0, limit_bytes, drops: 0 };

@@ -9,9 +9,9 @@ use std::time::Duration;
 /// takes one timer interrupt for all, and wakes from idle once. The kernel's timer slack (50 µs unless the process
 /// changed it) is added, alike for all.
 pub fn sleep(period: Duration) {
-    let (now, left) = to_beat(period);
+    let (now, left) = time_to_tick(period);
     let next = now.saturating_add(left);
-    let at = libc::timespec { tv_sec: next / SECOND, tv_nsec: next % SECOND };
+    let at = libc::timespec { tv_sec: next / NANOS_PER_SEC, tv_nsec: next % NANOS_PER_SEC };
     // SAFETY: the kernel reads `at`, which lives across the call; no remainder is asked for.
     unsafe {
         libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, ptr::null_mut())
@@ -20,22 +20,22 @@ pub fn sleep(period: Duration) {
 
 /// How long [`sleep`] would sleep, for who sleeps by other means.
 #[must_use]
-pub fn left(period: Duration) -> Duration {
-    Duration::from_nanos(to_beat(period).1.unsigned_abs())
+pub fn remaining(period: Duration) -> Duration {
+    Duration::from_nanos(time_to_tick(period).1.unsigned_abs())
 }
 
 /// The time, and what is left until the next multiple of `period`, in nanoseconds.
-fn to_beat(period: Duration) -> (i64, i64) {
+fn time_to_tick(period: Duration) -> (i64, i64) {
     let period = i64::try_from(period.as_nanos()).unwrap_or(i64::MAX).max(1);
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes `now`, which lives across the call; this clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let elapsed = now.tv_sec.saturating_mul(SECOND).saturating_add(now.tv_nsec);
+    let elapsed = now.tv_sec.saturating_mul(NANOS_PER_SEC).saturating_add(now.tv_nsec);
     (elapsed, period - elapsed % period)
 }
 
 /// Nanoseconds.
-const SECOND: i64 = 1_000_000_000;
+const NANOS_PER_SEC: i64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -47,10 +47,10 @@ mod tests {
     fn what_is_left_is_more_than_nothing_and_a_period_at_most() {
         let period = Duration::from_micros(10);
         for _ in 0..1000 {
-            let left = left(period);
+            let left = remaining(period);
             assert!(!left.is_zero() && left <= period, "{left:?}");
         }
-        assert_eq!(left(Duration::ZERO), Duration::from_nanos(1));
+        assert_eq!(remaining(Duration::ZERO), Duration::from_nanos(1));
     }
 
     #[test]

@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail, ensure};
 use manylane_sys::netns::{self, NetNs};
 use manylane_sys::process;
 
-use crate::link::{DeviceCounters, End, device_counters};
+use crate::link::{DeviceCounters, LinkEnd, device_counters};
 
 /// How long a device or an address may take until it can be used. One worker of the kernel's tells of all carriers on
 /// the machine, once a second and behind the lock for all devices: where other processes make and take down
 /// namespaces, five seconds were not enough.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LINK_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A host of a [`Testbed`](crate::testbed::Testbed). A clone is the same host; the namespace lives as long
 /// as one of them, a thread inside, or a process or socket started there.
@@ -31,11 +31,11 @@ struct Inner {
     index: usize,
     namespace: NetNs,
     /// By number of the link; `None` where the link does not end at this host.
-    ends: Vec<Option<End>>,
+    ends: Vec<Option<LinkEnd>>,
 }
 
 impl Host {
-    pub(crate) fn new(index: usize, namespace: NetNs, ends: Vec<Option<End>>) -> Host {
+    pub(crate) fn new(index: usize, namespace: NetNs, ends: Vec<Option<LinkEnd>>) -> Host {
         Host { inner: Arc::new(Inner { index, namespace, ends }) }
     }
 
@@ -89,7 +89,7 @@ impl Host {
     /// When the process is out of descriptors.
     pub fn command(&self, program: impl AsRef<OsStr>) -> io::Result<Command> {
         let mut command = Command::new(program);
-        self.inner.namespace.contain(&mut command)?;
+        self.inner.namespace.enter_in_child(&mut command)?;
         Ok(command)
     }
 
@@ -99,7 +99,7 @@ impl Host {
     /// # Errors
     /// When it cannot be started.
     pub fn output(&self, program: &str, args: &[&str]) -> io::Result<Output> {
-        process::run_apart(Some(self.namespace()), program, args, b"")
+        process::run_isolated(Some(self.namespace()), program, args, b"")
     }
 
     /// The IPv4 address of this end of a link.
@@ -165,14 +165,14 @@ impl Host {
     /// Gives this end of a link, which is up, one more address, beside those that it has. It can be used when this returns.
     ///
     /// # Errors
-    /// What `ip` says; an IPv6 address that [cannot be used](Self::settle).
+    /// What `ip` says; an IPv6 address that [cannot be used](Self::wait_for_addrs).
     pub fn add_address(&self, link: usize, address: IpAddr) -> Result<()> {
         let device = self.device(link);
         self.ip_batch(&match address {
             IpAddr::V4(ip) => format!("address add {ip}/24 dev {device}\n"),
             IpAddr::V6(ip) => format!("address add {ip}/64 dev {device} nodad\n"),
         })?;
-        self.settle(link)
+        self.wait_for_addrs(link)
     }
 
     /// Sets this end of a link up or down; the other end then has no carrier. Returns when it is done;
@@ -196,7 +196,7 @@ impl Host {
         self.ip_batch(&lines)
     }
 
-    /// Waits until this end of a link carries frames, and its IPv6 addresses can be used ([`settle`](Self::settle)): a
+    /// Waits until this end of a link carries frames, and its IPv6 addresses can be used ([`wait_for_addrs`](Self::wait_for_addrs)): a
     /// neighbour's first question to an address that is tentative still is not answered, and its second comes a
     /// second later.
     ///
@@ -206,13 +206,13 @@ impl Host {
         let device = self.device(link);
         self.run(|| {
             let start = Instant::now();
-            while !netns::device_is_running(device).with_context(|| format!("looking at {device}"))? {
-                ensure!(start.elapsed() < PATIENCE, "{device} has no carrier: is the other end up?");
+            while !netns::is_device_running(device).with_context(|| format!("looking at {device}"))? {
+                ensure!(start.elapsed() < LINK_UP_TIMEOUT, "{device} has no carrier: is the other end up?");
                 thread::sleep(Duration::from_millis(1));
             }
             Ok(())
         })?;
-        self.settle(link)
+        self.wait_for_addrs(link)
     }
 
     /// Waits until all IPv6 addresses of this end of a link can be used: the kernel finishes new ones, also those that
@@ -220,7 +220,7 @@ impl Host {
     ///
     /// # Errors
     /// When one stays as it is for seconds, because the link has no carrier.
-    pub fn settle(&self, link: usize) -> Result<()> {
+    pub fn wait_for_addrs(&self, link: usize) -> Result<()> {
         let device = self.device(link);
         self.run(|| {
             let start = Instant::now();
@@ -230,7 +230,7 @@ impl Host {
                 if !has_tentative(&table, device) {
                     return Ok(());
                 }
-                ensure!(start.elapsed() < PATIENCE, "an IPv6 address of {device} stays tentative");
+                ensure!(start.elapsed() < LINK_UP_TIMEOUT, "an IPv6 address of {device} stays tentative");
                 thread::sleep(Duration::from_millis(1));
             }
         })
@@ -272,7 +272,7 @@ impl Host {
     /// What `ip` says, with the lines.
     pub fn ip_batch(&self, lines: &str) -> Result<()> {
         let namespace = Some(self.namespace());
-        let done = process::run_apart(namespace, "ip", &["-batch", "-"], lines.as_bytes());
+        let done = process::run_isolated(namespace, "ip", &["-batch", "-"], lines.as_bytes());
         let done = done.map_err(explain_missing_ip)?;
         if !done.status.success() {
             bail!("ip: {}\nwhile running:\n{lines}", String::from_utf8_lossy(&done.stderr).trim());
@@ -280,7 +280,7 @@ impl Host {
         Ok(())
     }
 
-    pub(crate) fn end(&self, link: usize) -> &End {
+    pub(crate) fn end(&self, link: usize) -> &LinkEnd {
         match self.inner.ends.get(link) {
             Some(Some(end)) => end,
             _ => panic!("link {link} does not end at host {}", self.index()),

@@ -13,8 +13,8 @@ pub mod report;
 pub mod schema;
 pub mod skip;
 pub mod stats;
+pub mod synthetic_work;
 pub mod testbed;
-pub mod toil;
 pub mod traffic;
 
 pub use host::Host;

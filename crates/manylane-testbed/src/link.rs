@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 /// One end of a link: what a host has to know of its device.
 #[derive(Clone, Debug)]
-pub(crate) struct End {
+pub(crate) struct LinkEnd {
     pub(crate) device: String,
     pub(crate) mac: [u8; 6],
     pub(crate) mtu: u32,
@@ -14,13 +14,13 @@ pub(crate) struct End {
     pub(crate) ip6: Option<Ipv6Addr>,
 }
 
-impl End {
+impl LinkEnd {
     /// The end of link `link` on host `host`. Everything follows from the two numbers, so that each end
     /// knows the other without asking.
-    pub(crate) fn new(link: u8, host: u8, mtu: u32, ipv6: bool) -> End {
+    pub(crate) fn new(link: u8, host: u8, mtu: u32, ipv6: bool) -> LinkEnd {
         let number = host + 1;
-        End {
-            device: device(link),
+        LinkEnd {
+            device: device_name(link),
             // 02: administered locally. Then "ml", to be known in a dump.
             mac: [0x02, b'm', b'l', 0, link, number],
             mtu,
@@ -30,7 +30,7 @@ impl End {
     }
 
     /// Lines for `ip -batch` that configure this end, run inside its host.
-    pub(crate) fn configuration(&self, peer: Option<&End>) -> String {
+    pub(crate) fn ip_batch_config(&self, peer: Option<&LinkEnd>) -> String {
         let device = &self.device;
         let mut lines = format!("link set dev {device} addrgenmode none\n");
         lines += &format!("address replace {}/24 dev {device}\n", self.ip4);
@@ -41,7 +41,7 @@ impl End {
         lines += &format!("link set dev {device} up\n");
         // With the neighbour known, the first frames of a burst are not lost behind its resolution.
         if let Some(peer) = peer {
-            let mac = mac_text(&peer.mac);
+            let mac = format_mac(&peer.mac);
             lines += &format!("neighbour replace {} lladdr {mac} dev {device} nud permanent\n", peer.ip4);
             if let Some(ip6) = peer.ip6 {
                 lines += &format!("neighbour replace {ip6} lladdr {mac} dev {device} nud permanent\n");
@@ -52,11 +52,11 @@ impl End {
 }
 
 /// Name of the devices at both ends of a link; the ends are in different namespaces.
-pub(crate) fn device(link: u8) -> String {
+pub(crate) fn device_name(link: u8) -> String {
     format!("link{link}")
 }
 
-pub(crate) fn mac_text(mac: &[u8; 6]) -> String {
+pub(crate) fn format_mac(mac: &[u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
@@ -85,10 +85,11 @@ pub struct DeviceCounters {
 pub fn device_counters(device: &str) -> Result<DeviceCounters> {
     // Not /proc/net/dev, which shows the namespace of the main thread.
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").context("reading device counters")?;
-    parse(&table, device).with_context(|| format!("no counters for the device {device} in this namespace"))
+    parse_counters(&table, device)
+        .with_context(|| format!("no counters for the device {device} in this namespace"))
 }
 
-fn parse(table: &str, device: &str) -> Option<DeviceCounters> {
+fn parse_counters(table: &str, device: &str) -> Option<DeviceCounters> {
     let row = table.lines().find_map(|line| line.trim_start().strip_prefix(device)?.strip_prefix(':'))?;
     let numbers: Vec<u64> = row.split_whitespace().map_while(|word| word.parse().ok()).collect();
     // bytes packets errs drop fifo frame compressed multicast, then the same for sending.
@@ -111,21 +112,23 @@ mod tests {
         let table = "Inter-|   Receive  |  Transmit\n face |bytes    packets\n\
                      link10: 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9\n\
                      link1: 100 2 0 3 0 0 0 0 400 5 0 6 0 0 0 0\n";
-        let counters = parse(table, "link1").unwrap();
+        let counters = parse_counters(table, "link1").unwrap();
         assert_eq!((counters.rx_bytes, counters.rx_packets, counters.rx_dropped), (100, 2, 3));
         assert_eq!((counters.tx_bytes, counters.tx_packets, counters.tx_dropped), (400, 5, 6));
-        assert_eq!(parse(table, "link2"), None);
-        assert_eq!(parse("link1: 1 2", "link1"), None);
+        assert_eq!(parse_counters(table, "link2"), None);
+        assert_eq!(parse_counters("link1: 1 2", "link1"), None);
     }
 
     #[test]
     fn ends_of_a_link_differ_in_every_address() {
-        let (a, b) = (End::new(3, 0, 1500, true), End::new(3, 1, 1500, true));
+        let (a, b) = (LinkEnd::new(3, 0, 1500, true), LinkEnd::new(3, 1, 1500, true));
         assert_eq!(a.device, b.device);
         assert_eq!(a.ip4.to_string(), "10.77.3.1");
         assert_eq!(b.ip6.unwrap().to_string(), "fd77:0:0:3::2");
-        assert_eq!(mac_text(&b.mac), "02:6d:6c:00:03:02");
-        assert!(End::new(0, 0, 1500, false).configuration(None).lines().all(|line| !line.contains("fd77")));
-        assert!(a.configuration(Some(&b)).contains("neighbour replace 10.77.3.2 lladdr 02:6d:6c:00:03:02"));
+        assert_eq!(format_mac(&b.mac), "02:6d:6c:00:03:02");
+        assert!(
+            LinkEnd::new(0, 0, 1500, false).ip_batch_config(None).lines().all(|line| !line.contains("fd77"))
+        );
+        assert!(a.ip_batch_config(Some(&b)).contains("neighbour replace 10.77.3.2 lladdr 02:6d:6c:00:03:02"));
     }
 }

@@ -31,22 +31,22 @@ impl Machine {
     /// Reads `/proc` and `/sys`. Whatever cannot be read is left at its neutral value: a result
     /// without the name of the processor is still a result.
     pub fn read() -> Self {
-        let cpuinfo = text("/proc/cpuinfo");
+        let cpuinfo = read_file("/proc/cpuinfo");
         Self {
             cpus: online_cpus().len(),
-            model: field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
-            kernel: format!("{} {}", text("/proc/sys/kernel/osrelease").trim(), std::env::consts::ARCH),
-            memory_bytes: field(&text("/proc/meminfo"), "MemTotal")
+            model: find_field(&cpuinfo, "model name").unwrap_or_else(|| "unknown".into()),
+            kernel: format!("{} {}", read_file("/proc/sys/kernel/osrelease").trim(), std::env::consts::ARCH),
+            memory_bytes: find_field(&read_file("/proc/meminfo"), "MemTotal")
                 .and_then(|size| size.split_whitespace().next()?.parse::<u64>().ok())
                 .unwrap_or(0)
                 * 1024,
-            virtual_machine: field(&cpuinfo, "flags")
+            virtual_machine: find_field(&cpuinfo, "flags")
                 .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor")),
             mitigations: mitigations(),
-            rmem_max: text("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0),
-            idle: idle(
-                text("/sys/devices/system/cpu/cpuidle/current_governor").trim(),
-                text("/sys/module/haltpoll/parameters/guest_halt_poll_ns").trim(),
+            rmem_max: read_file("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0),
+            idle: idle_policy(
+                read_file("/sys/devices/system/cpu/cpuidle/current_governor").trim(),
+                read_file("/sys/module/haltpoll/parameters/guest_halt_poll_ns").trim(),
             ),
         }
     }
@@ -54,14 +54,14 @@ impl Machine {
 
 /// The processors that are on line, in rising order; never empty.
 pub fn online_cpus() -> Vec<usize> {
-    let list = parse_cpu_list(text("/sys/devices/system/cpu/online").trim());
+    let list = parse_cpu_list(read_file("/sys/devices/system/cpu/online").trim());
     if list.is_empty() { vec![0] } else { list }
 }
 
 /// The processors that this process may run on, in rising order; never empty.
 pub fn allowed_cpus() -> Vec<usize> {
-    let status = text("/proc/self/status");
-    let list = field(&status, "Cpus_allowed_list").map(|list| parse_cpu_list(&list));
+    let status = read_file("/proc/self/status");
+    let list = find_field(&status, "Cpus_allowed_list").map(|list| parse_cpu_list(&list));
     list.filter(|list| !list.is_empty()).unwrap_or_else(online_cpus)
 }
 
@@ -82,7 +82,7 @@ pub fn parse_cpu_list(list: &str) -> Vec<usize> {
 /// The kernel counts idle time by its clock and not by sampling at the tick, so what is left of the
 /// wall clock is the more exact way to the busy time.
 pub(crate) fn idle_ns() -> u64 {
-    let stat = text("/proc/stat");
+    let stat = read_file("/proc/stat");
     let line = stat.lines().next().unwrap_or_default();
     // user nice system idle iowait irq softirq steal: time that was stolen is nobody's work here.
     [3, 4, 7].map(|field| stat_field(line, field)).iter().sum()
@@ -90,10 +90,10 @@ pub(crate) fn idle_ns() -> u64 {
 
 /// Nanoseconds that the hypervisor gave to others in place of each processor, by its number, since boot.
 pub(crate) fn steal_ns() -> Vec<u64> {
-    steal(&text("/proc/stat"))
+    parse_steal(&read_file("/proc/stat"))
 }
 
-fn steal(stat: &str) -> Vec<u64> {
+fn parse_steal(stat: &str) -> Vec<u64> {
     let mut all = Vec::new();
     for line in stat.lines() {
         let number =
@@ -114,12 +114,14 @@ fn stat_field(line: &str, field: usize) -> u64 {
 }
 
 /// A size of a file in the style of `/proc/meminfo`, in KiB; 0 when it cannot be read.
-pub(crate) fn kib(path: &str, name: &str) -> u64 {
-    field(&text(path), name).and_then(|size| size.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+pub(crate) fn read_kib(path: &str, name: &str) -> u64 {
+    find_field(&read_file(path), name)
+        .and_then(|size| size.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
 }
 
 /// The governor of idle processors, with its one setting that matters.
-fn idle(governor: &str, halt_poll_ns: &str) -> String {
+fn idle_policy(governor: &str, halt_poll_ns: &str) -> String {
     match (governor, halt_poll_ns) {
         ("haltpoll", nanos) if !nanos.is_empty() => format!("haltpoll, guest_halt_poll_ns {nanos}"),
         _ => governor.to_owned(),
@@ -142,12 +144,12 @@ fn mitigations() -> Vec<String> {
     found
 }
 
-fn text(path: &str) -> String {
+fn read_file(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
 /// The value of the first `name: value` line of a file in the style of `/proc/cpuinfo`.
-fn field(text: &str, name: &str) -> Option<String> {
+fn find_field(text: &str, name: &str) -> Option<String> {
     text.lines()
         .filter_map(|line| line.split_once(':'))
         .find(|(key, _)| key.trim() == name)
@@ -167,10 +169,10 @@ mod tests {
 
     #[test]
     fn the_setting_is_told_where_it_counts() {
-        assert_eq!(idle("haltpoll", "0"), "haltpoll, guest_halt_poll_ns 0");
+        assert_eq!(idle_policy("haltpoll", "0"), "haltpoll, guest_halt_poll_ns 0");
         // The module is there whichever governor is in force.
         assert_eq!(
-            (idle("menu", "200000"), idle("haltpoll", ""), idle("", "")),
+            (idle_policy("menu", "200000"), idle_policy("haltpoll", ""), idle_policy("", "")),
             ("menu".into(), "haltpoll".into(), String::new())
         );
     }
@@ -187,8 +189,8 @@ mod tests {
     #[test]
     fn stolen_time_is_read_of_each_processor() {
         let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 80 0 0\ncpu2 1 2 3 4 5 6 7 5 0 0\nintr 5\n";
-        assert_eq!(steal(stat), [800_000_000, 0, 50_000_000]);
-        assert!(steal("cpu  1 2\n").is_empty());
+        assert_eq!(parse_steal(stat), [800_000_000, 0, 50_000_000]);
+        assert!(parse_steal("cpu  1 2\n").is_empty());
     }
 
     #[test]

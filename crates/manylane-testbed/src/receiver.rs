@@ -11,8 +11,8 @@ use manylane::{Engine, Handle, Steering, WaitPolicy};
 
 use crate::baseline;
 use crate::baseline::xsk_checked::Checked;
-use crate::baseline::xsk_raw::Trusting;
-use crate::toil::Toil;
+use crate::baseline::xsk_raw::Unchecked;
+use crate::synthetic_work::SyntheticWork;
 
 /// The receivers by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ impl Kind {
     }
 
     /// True for what this project makes, false for what it is compared with.
-    pub const fn is_ours(self) -> bool {
+    pub const fn is_lane(self) -> bool {
         matches!(self, Self::LaneMmsg | Self::LaneUring | Self::LaneXdp)
     }
 
@@ -97,16 +97,16 @@ impl Kind {
     ///
     /// # Errors
     /// When its sockets or threads cannot be made.
-    pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+    pub fn start(self, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
         match self {
             Self::SocketRecvfrom => baseline::recvfrom::start(options),
-            Self::SocketRecvmmsg => baseline::recvmmsg::shared(options),
-            Self::ReuseportRecvmmsg => baseline::recvmmsg::reuseport(options),
-            Self::ReuseportGro => baseline::recvmmsg::gro(options),
+            Self::SocketRecvmmsg => baseline::recvmmsg::start_shared(options),
+            Self::ReuseportRecvmmsg => baseline::recvmmsg::start_reuseport(options),
+            Self::ReuseportGro => baseline::recvmmsg::start_gro(options),
             Self::LaneMmsg => baseline::lane::start(options, Engine::Mmsg),
             Self::UringPlain => baseline::uring::start(options),
             Self::LaneUring => baseline::lane::start(options, Engine::Uring),
-            Self::XskRaw => baseline::xsk_raw::start::<Trusting>(options),
+            Self::XskRaw => baseline::xsk_raw::start::<Unchecked>(options),
             Self::XskChecked => baseline::xsk_raw::start::<Checked>(options),
             Self::LaneXdp => baseline::lane::start(options, Engine::Xdp),
         }
@@ -148,7 +148,7 @@ pub struct ReceiverOptions {
     /// What is done with each datagram.
     pub work: Work,
     /// The application's own work for each datagram, after it was taken and before it is answered.
-    pub toil: Toil,
+    pub synthetic_work: SyntheticWork,
     /// Threads that receive.
     pub threads: usize,
     /// Datagrams that one call takes at most.
@@ -160,7 +160,7 @@ pub struct ReceiverOptions {
     /// Processors that threads are pinned to, in turn; empty for no pinning.
     pub cpus: Vec<usize>,
     /// What lanes and `reuseport/*` pause for after a batch that was not full; zero for no pause.
-    pub linger: Duration,
+    pub rx_coalesce: Duration,
     /// The devices that the traffic comes in on, where there are some to take frames from.
     pub devices: Vec<String>,
     /// Entries of the rings of each queue, for what takes frames from a device.
@@ -183,7 +183,7 @@ pub struct Snapshot {
 }
 
 /// A receiver that runs. It stops when it is dropped.
-pub trait Running: Send {
+pub trait RunningReceiver: Send {
     /// The address it listens on.
     fn addr(&self) -> SocketAddr;
 

@@ -15,7 +15,7 @@ pub use flap::{FlapRow, FlapSample};
 pub use flood::{
     BENCH_FLOOD, FloodClients, FloodGap, FloodMemory, FloodPauses, FloodRow, FloodSample, PAUSE_BINS,
 };
-pub use rtt::{RttFigures, RttRow, RttSample};
+pub use rtt::{RttMetrics, RttRow, RttSample};
 
 use crate::machine::Machine;
 use crate::stats::median;
@@ -156,7 +156,7 @@ pub struct Sample {
 
 /// What every row of a benchmark of traffic has: who received, with what, and the medians of its samples.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct Metrics {
     /// Name of the receiver: `lane/mmsg`, `socket/recvfrom`, …
     pub receiver: String,
     /// Threads that receive.
@@ -177,9 +177,9 @@ pub struct Figures {
     pub total_cpu_ns: f64,
 }
 
-impl Figures {
+impl Metrics {
     /// The medians of `samples`.
-    pub fn of<'a>(
+    pub fn from_samples<'a>(
         receiver: &str,
         threads: usize,
         lanes: usize,
@@ -207,7 +207,7 @@ impl Figures {
 pub struct BenchRow {
     /// What every row has.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: Metrics,
     /// Highest rate with a loss within the limit; null when it was not searched for.
     pub no_loss_pps: Option<f64>,
     /// True when the sender and not the receiver set that rate: the receiver can do at least this.
@@ -222,9 +222,15 @@ pub struct BenchRow {
 
 impl BenchRow {
     /// A row of the medians of `samples`.
-    pub fn of(receiver: &str, threads: usize, lanes: usize, size: usize, samples: Vec<Sample>) -> Self {
+    pub fn from_samples(
+        receiver: &str,
+        threads: usize,
+        lanes: usize,
+        size: usize,
+        samples: Vec<Sample>,
+    ) -> Self {
         Self {
-            figures: Figures::of(receiver, threads, lanes, size, samples.iter()),
+            figures: Metrics::from_samples(receiver, threads, lanes, size, samples.iter()),
             no_loss_pps: None,
             sender_limited: None,
             goodput_at_double_pps: None,
@@ -256,7 +262,7 @@ mod tests {
     #[test]
     fn a_row_is_the_median_of_its_samples() {
         let samples = [30.0, 10.0, 20.0].iter().enumerate().map(|(n, ns)| sample(n, *ns)).collect();
-        let row = BenchRow::of("lane/mmsg", 2, 2, 10, samples);
+        let row = BenchRow::from_samples("lane/mmsg", 2, 2, 10, samples);
         assert_eq!(row.figures.rx_cpu_ns, 20.0);
         assert_eq!(row.figures.total_cpu_ns, 40.0);
         assert_eq!(row.samples.len(), 3);
@@ -264,7 +270,7 @@ mod tests {
 
     #[test]
     fn documents_survive_the_round_trip() {
-        let mut row = BenchRow::of("lane/mmsg", 8, 8, 10, vec![sample(0, 512.5)]);
+        let mut row = BenchRow::from_samples("lane/mmsg", 8, 8, 10, vec![sample(0, 512.5)]);
         row.no_loss_pps = Some(123_456.0);
         let settings = BenchSettings { command: "manylane bench rx".into(), ..Default::default() };
         let document = Document::new(BENCH_RX, settings, vec![row]);
@@ -275,7 +281,7 @@ mod tests {
 
     #[test]
     fn the_form_that_readers_rely_on() {
-        let row = BenchRow::of("socket/recvfrom", 1, 1, 10, vec![sample(0, 1.0)]);
+        let row = BenchRow::from_samples("socket/recvfrom", 1, 1, 10, vec![sample(0, 1.0)]);
         let document = Document::new(BENCH_RX, BenchSettings::default(), vec![row]);
         let value = serde_json::to_value(&document).unwrap();
         assert_eq!(value["schema"], "manylane.bench.rx.v1");

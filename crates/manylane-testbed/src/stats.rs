@@ -21,7 +21,7 @@ pub struct Summary {
 
 impl Summary {
     /// Summarises the finite samples; `None` when there is none.
-    pub fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub fn from_samples(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut sorted: Vec<f64> = samples.into_iter().filter(|value| value.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
         let (&min, &max) = (sorted.first()?, sorted.last()?);
@@ -36,14 +36,14 @@ impl Summary {
     }
 
     /// The distance between the quartiles: the spread that one odd round cannot blow up.
-    pub fn spread(&self) -> f64 {
+    pub fn iqr(&self) -> f64 {
         self.upper_quartile - self.lower_quartile
     }
 }
 
 /// The median of the finite samples; 0 when there is none, which no measured figure can be.
 pub fn median(samples: impl IntoIterator<Item = f64>) -> f64 {
-    Summary::of(samples).map_or(0.0, |summary| summary.median)
+    Summary::from_samples(samples).map_or(0.0, |summary| summary.median)
 }
 
 /// The value below which the share `at` of the samples lies, between neighbours by proportion.
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn a_summary_of_known_samples() {
-        let summary = Summary::of([5.0, 1.0, 4.0, 2.0, 3.0, f64::NAN]).unwrap();
+        let summary = Summary::from_samples([5.0, 1.0, 4.0, 2.0, 3.0, f64::NAN]).unwrap();
         assert_eq!(summary.count, 5);
         assert_eq!(summary.median, 3.0);
         assert_eq!((summary.min, summary.max), (1.0, 5.0));
         assert_eq!((summary.lower_quartile, summary.upper_quartile), (2.0, 4.0));
-        assert_eq!(summary.spread(), 2.0);
+        assert_eq!(summary.iqr(), 2.0);
         assert_eq!(median([1.0, 2.0]), 1.5);
-        assert_eq!(Summary::of([]), None);
+        assert_eq!(Summary::from_samples([]), None);
         assert_eq!(median([]), 0.0);
     }
 

@@ -12,10 +12,10 @@ use manylane_sys::netns::NetNs;
 use manylane_sys::process;
 
 use crate::host::{Host, explain_missing_ip};
-use crate::link::{End, device, mac_text};
+use crate::link::{LinkEnd, device_name, format_mac};
 
 /// Hosts and links at most: both are bytes of the addresses.
-const MAX: usize = 200;
+const HOSTS_AND_LINKS_MAX: usize = 200;
 
 /// What a testbed shall look like. The default is two hosts joined by one link of four queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,18 +65,18 @@ impl Testbed {
     /// When the layout makes no sense, privileges or the program `ip` are missing (see [`available`]), or
     /// the kernel has no veth devices.
     pub fn new(layout: &Layout) -> Result<Testbed> {
-        check(layout)?;
-        privileged()?;
+        validate(layout)?;
+        check_privileges()?;
         let mut hosts = Vec::with_capacity(layout.hosts);
         for index in 0..layout.hosts {
             let namespace = NetNs::create().context("making a network namespace")?;
             let ends = layout.links.iter().zip(0u8..).map(|(&(a, b), link)| {
-                (a == index || b == index).then(|| End::new(link, index as u8, layout.mtu, layout.ipv6))
+                (a == index || b == index).then(|| LinkEnd::new(link, index as u8, layout.mtu, layout.ipv6))
             });
             hosts.push(Host::new(index, namespace, ends.collect()));
         }
         for (link, &(a, b)) in layout.links.iter().enumerate() {
-            join(&hosts[a], &hosts[b], link, layout).with_context(|| format!("making link {link}"))?;
+            create_link(&hosts[a], &hosts[b], link, layout).with_context(|| format!("making link {link}"))?;
         }
         let testbed = Testbed { hosts, links: layout.links.len() };
         for host in &testbed.hosts {
@@ -93,9 +93,10 @@ impl Testbed {
     ///
     /// # Errors
     /// What `ip` says, also if there is one.
-    pub fn renew_link(&self, link: usize, layout: &Layout) -> Result<()> {
+    pub fn recreate_link(&self, link: usize, layout: &Layout) -> Result<()> {
         let (a, b) = layout.links[link];
-        join(&self.hosts[a], &self.hosts[b], link, layout).with_context(|| format!("making link {link}"))?;
+        create_link(&self.hosts[a], &self.hosts[b], link, layout)
+            .with_context(|| format!("making link {link}"))?;
         self.restore_link(link, layout)
     }
 
@@ -108,7 +109,7 @@ impl Testbed {
         let (a, b) = layout.links[link];
         for (host, peer) in [(a, b), (b, a)] {
             let peer = layout.neighbours.then(|| self.hosts[peer].end(link));
-            self.hosts[host].ip_batch(&self.hosts[host].end(link).configuration(peer))?;
+            self.hosts[host].ip_batch(&self.hosts[host].end(link).ip_batch_config(peer))?;
         }
         self.finish_link(link, layout)
     }
@@ -154,8 +155,8 @@ impl Testbed {
 /// # Errors
 /// What is missing, and how to get it.
 pub fn available() -> Result<()> {
-    privileged()?;
-    let ip = process::run_apart(None, "ip", &["-V"], b"");
+    check_privileges()?;
+    let ip = process::run_isolated(None, "ip", &["-V"], b"");
     ensure!(
         ip.map_err(explain_missing_ip)?.status.success(),
         "the program ip does not run: apt-get install iproute2"
@@ -169,7 +170,7 @@ pub fn available() -> Result<()> {
     }
 }
 
-fn privileged() -> Result<()> {
+fn check_privileges() -> Result<()> {
     const CAP_NET_ADMIN: u32 = 12;
     const CAP_SYS_ADMIN: u32 = 21;
     let status = fs::read_to_string("/proc/thread-self/status").context("reading the capabilities")?;
@@ -192,9 +193,17 @@ fn effective_capabilities(status: &str) -> Option<u64> {
     u64::from_str_radix(text.trim(), 16).ok()
 }
 
-fn check(layout: &Layout) -> Result<()> {
-    ensure!((1..=MAX).contains(&layout.hosts), "a testbed has 1 to {MAX} hosts, not {}", layout.hosts);
-    ensure!(layout.links.len() <= MAX, "a testbed has at most {MAX} links, not {}", layout.links.len());
+fn validate(layout: &Layout) -> Result<()> {
+    ensure!(
+        (1..=HOSTS_AND_LINKS_MAX).contains(&layout.hosts),
+        "a testbed has 1 to {HOSTS_AND_LINKS_MAX} hosts, not {}",
+        layout.hosts
+    );
+    ensure!(
+        layout.links.len() <= HOSTS_AND_LINKS_MAX,
+        "a testbed has at most {HOSTS_AND_LINKS_MAX} links, not {}",
+        layout.links.len()
+    );
     ensure!((1..=64).contains(&layout.queues), "a device has 1 to 64 queues, not {}", layout.queues);
     ensure!(
         (1280..=65_535).contains(&layout.mtu),
@@ -208,14 +217,14 @@ fn check(layout: &Layout) -> Result<()> {
 }
 
 /// Makes the pair of devices, one in each host from its first moment.
-fn join(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
+fn create_link(a: &Host, b: &Host, link: usize, layout: &Layout) -> Result<()> {
     let Layout { queues, mtu, .. } = layout;
-    let name = device(link as u8);
+    let name = device_name(link as u8);
     let options = format!("mtu {mtu} numtxqueues {queues} numrxqueues {queues}");
     a.ip_batch(&format!(
         "link add name {name} address {} {options} type veth peer name {name} address {} {options} netns {}\n",
-        mac_text(&a.end(link).mac),
-        mac_text(&b.end(link).mac),
+        format_mac(&a.end(link).mac),
+        format_mac(&b.end(link).mac),
         b.namespace().path(),
     ))
 }
@@ -231,7 +240,7 @@ fn configure(testbed: &Testbed, host: &Host, layout: &Layout) -> Result<()> {
             continue;
         }
         let peer = testbed.host(if a == host.index() { b } else { a }).end(link);
-        lines += &host.end(link).configuration(layout.neighbours.then_some(peer));
+        lines += &host.end(link).ip_batch_config(layout.neighbours.then_some(peer));
     }
     host.ip_batch(&lines)
 }
@@ -263,7 +272,7 @@ mod tests {
     #[test]
     fn layouts_that_make_no_sense_are_refused() {
         let good = Layout::default();
-        assert!(check(&good).is_ok());
+        assert!(validate(&good).is_ok());
         for bad in [
             Layout { hosts: 0, ..good.clone() },
             Layout { hosts: 1, ..good.clone() },
@@ -272,7 +281,7 @@ mod tests {
             Layout { queues: 0, ..good.clone() },
             Layout { mtu: 100, ..good.clone() },
         ] {
-            assert!(check(&bad).is_err(), "{bad:?}");
+            assert!(validate(&bad).is_err(), "{bad:?}");
         }
     }
 

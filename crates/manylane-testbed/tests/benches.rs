@@ -9,40 +9,40 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use manylane::Steering;
-use manylane_testbed::bench::batch::{self, By, Plan};
+use manylane_testbed::bench::batch::{self, Plan, RecvMethod};
 use manylane_testbed::bench::flap::{self, Event};
 use manylane_testbed::bench::flood;
-use manylane_testbed::bench::replies::{self, Sender};
-use manylane_testbed::bench::{Director, Load, Options, Setup, measure};
+use manylane_testbed::bench::replies::{self, SendMethod};
+use manylane_testbed::bench::{Controller, Load, Options, Setup, measure};
 use manylane_testbed::receiver::{Kind, ReceiverOptions, Work};
-use manylane_testbed::toil::Toil;
-use manylane_testbed::traffic::answers::{Answers, Counter};
+use manylane_testbed::synthetic_work::SyntheticWork;
+use manylane_testbed::traffic::replies::{CountHook, ReplyCounter};
 use manylane_testbed::{Layout, Testbed, report, skip};
 
 /// A testbed to oneself. What is forked to run `ip` in one test has the sockets and programs of all others open until it gets to
 /// its exec, so that a port or a device would be in use for longer than its test knows.
 fn testbed(test: &str, links: usize) -> Option<(MutexGuard<'static, ()>, Setup)> {
-    let alone = alone(test)?;
+    let alone = exclusive(test)?;
     Some((alone, Setup::testbed(None, links).unwrap()))
 }
 
-fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    skip::need_root(test).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+fn exclusive(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    skip::need_root(test).then(|| LOCK.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn receiver(setup: &Setup, work: Work, threads: usize) -> ReceiverOptions {
     ReceiverOptions {
         addr: setup.bind_addr(),
         work,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         threads,
         batch: 64,
         // Whatever else the machine does meanwhile, nothing is lost for want of room.
         recv_buffer: 64 << 20,
         size: 20,
         cpus: Vec::new(),
-        linger: Duration::ZERO,
+        rx_coalesce: Duration::ZERO,
         devices: setup.device_names(),
         wait: manylane::WaitPolicy::Sleep,
         ring: 4096,
@@ -51,11 +51,11 @@ fn receiver(setup: &Setup, work: Work, threads: usize) -> ReceiverOptions {
 }
 
 fn load() -> Load {
-    Load { pps: Some(4000.0), duration: Duration::from_millis(200), size: 20, flows: 16, segment: false }
+    Load { pps: Some(4000.0), duration: Duration::from_millis(200), size: 20, flows: 16, gso: false }
 }
 
 /// All that was sent was done, and all of it by the application.
-fn all_is_done(setup: &mut Setup, kind: Kind, work: Work, threads: usize) {
+fn check_all_done(setup: &mut Setup, kind: Kind, work: Work, threads: usize) {
     let options = receiver(setup, work, threads);
     let sample = measure(setup, kind, &options, &load(), 0).unwrap();
     let what = format!("{kind}, {work:?}, {threads} threads: {sample:?}");
@@ -70,7 +70,7 @@ fn loopback_every_request_is_answered_and_counted() {
     for kind in Kind::ALL.into_iter().filter(|kind| !kind.needs_device()) {
         let mut setup = Setup::loopback(None).unwrap();
         for threads in [1, 2] {
-            all_is_done(&mut setup, kind, Work::Echo, threads);
+            check_all_done(&mut setup, kind, Work::Echo, threads);
         }
     }
 }
@@ -80,7 +80,7 @@ fn netns_every_request_is_answered_and_counted() {
     let Some((_alone, mut setup)) = testbed("netns_every_request_is_answered_and_counted", 1) else { return };
     for kind in Kind::ALL {
         for threads in [1, 2] {
-            all_is_done(&mut setup, kind, Work::Echo, threads);
+            check_all_done(&mut setup, kind, Work::Echo, threads);
         }
     }
 }
@@ -93,10 +93,10 @@ fn netns_an_application_with_work_of_its_own_does_it_for_every_datagram() {
         return;
     };
     const NANOS: u64 = 100_000;
-    let toil = Toil::of(NANOS);
+    let toil = SyntheticWork::calibrate(NANOS);
     let load = Load { pps: Some(400.0), ..load() };
     for (kind, work) in Kind::ALL.into_iter().flat_map(|kind| [(kind, Work::Count), (kind, Work::Echo)]) {
-        let options = ReceiverOptions { toil, ..receiver(&setup, work, 1) };
+        let options = ReceiverOptions { synthetic_work: toil, ..receiver(&setup, work, 1) };
         let sample = measure(&mut setup, kind, &options, &load, 0).unwrap();
         let what = format!("{kind}, {work:?}: {sample:?}");
         // On a busy machine what is left of the warm-up may come in later.
@@ -117,29 +117,30 @@ fn netns_traffic_arrives_over_every_interface() {
     let arrived = || (0..LINKS).map(|link| host.device_counters(link).unwrap().rx_packets);
     for kind in Kind::ALL {
         let before: Vec<u64> = arrived().collect();
-        all_is_done(&mut setup, kind, Work::Count, 2);
+        check_all_done(&mut setup, kind, Work::Count, 2);
         let shares: Vec<u64> = arrived().zip(before).map(|(now, before)| now - before).collect();
         // The links take turns, in two runs that end anywhere.
         let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
         assert!(*least > 100 && most - least <= 2, "{kind}: {shares:?}");
-        all_is_done(&mut setup, kind, Work::Echo, 2);
+        check_all_done(&mut setup, kind, Work::Echo, 2);
     }
 }
 
 #[test]
 fn netns_only_answers_are_taken_from_the_kernel() {
-    let Some(_alone) = alone("netns_only_answers_are_taken_from_the_kernel") else { return };
+    let Some(_alone) = exclusive("netns_only_answers_are_taken_from_the_kernel") else { return };
     // Hosts that have to find each other first: what is no answer must pass.
     let testbed = Testbed::new(&Layout { neighbours: false, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
-    for (ipv6, counter) in [false, true].into_iter().flat_map(|v6| Counter::ALL.map(|counter| (v6, counter)))
+    for (ipv6, counter) in
+        [false, true].into_iter().flat_map(|v6| CountHook::ALL.map(|counter| (v6, counter)))
     {
         let (server, other) = b.run(|| {
             (UdpSocket::bind((b.ip(0, ipv6), 0)).unwrap(), UdpSocket::bind((b.ip(0, ipv6), 0)).unwrap())
         });
         let client = a.run(|| UdpSocket::bind((a.ip(0, ipv6), 0)).unwrap());
         client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        let answers = Answers::over(a, &[0], server.local_addr().unwrap().port(), counter).unwrap();
+        let answers = ReplyCounter::attach(a, &[0], server.local_addr().unwrap().port(), counter).unwrap();
         for _ in 0..5 {
             server.send_to(b"counted", client.local_addr().unwrap()).unwrap();
         }
@@ -155,9 +156,9 @@ fn netns_only_answers_are_taken_from_the_kernel() {
     }
 }
 
-struct Nobody(AtomicBool);
+struct NoProgress(AtomicBool);
 
-impl Director for Nobody {
+impl Controller for NoProgress {
     fn progress(&mut self, _done: f64, _what: &str) {}
 
     fn stop(&self) -> &AtomicBool {
@@ -171,14 +172,14 @@ fn options(duration: Duration) -> Options {
         sizes: vec![20],
         receivers: flap::RECEIVERS.to_vec(),
         work: Work::Count,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         rounds: 1,
         duration,
         pps: Some(2000.0),
         flows: 8,
         batch: 64,
         recv_buffer: 64 << 20,
-        linger: None,
+        rx_coalesce: None,
         steering: Steering::Flow,
         quick: false,
         command: String::new(),
@@ -193,9 +194,10 @@ fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
         return;
     };
     let options = options(Duration::from_millis(200));
-    let document = flap::run(&mut setup, &options, &Event::ALL, &mut Nobody(AtomicBool::new(false))).unwrap();
+    let document =
+        flap::run(&mut setup, &options, &Event::ALL, &mut NoProgress(AtomicBool::new(false))).unwrap();
     assert_eq!(document.schema, "manylane.bench.flap.v1");
-    let possible = |kind: &Kind| Event::ALL.iter().filter(|event| event.is_possible(*kind)).count();
+    let possible = |kind: &Kind| Event::ALL.iter().filter(|event| event.is_supported(*kind)).count();
     assert_eq!(document.rows.len(), flap::RECEIVERS.iter().map(possible).sum::<usize>());
     for row in &document.rows {
         let what = format!("{} beside {}: {:?}", row.event, row.figures.receiver, row.samples);
@@ -215,39 +217,40 @@ fn netns_flaps_are_survived_and_every_datagram_is_accounted_for() {
 fn flaps_need_a_testbed() {
     let mut setup = Setup::loopback(None).unwrap();
     let options = options(Duration::from_millis(1));
-    let err = flap::run(&mut setup, &options, &Event::ALL, &mut Nobody(AtomicBool::new(false))).unwrap_err();
+    let err =
+        flap::run(&mut setup, &options, &Event::ALL, &mut NoProgress(AtomicBool::new(false))).unwrap_err();
     assert!(err.to_string().contains("testbed"), "{err}");
 }
 
 /// Most datagrams of a train, which lanes take as one message: `UDP_MAX_SEGMENTS`.
-const TRAIN: u64 = 64;
+const GSO_SEGMENTS_MAX: u64 = 64;
 
 /// Every way takes all that was sent, at every size and number of messages per call. A device that works in NAPI makes `trains`.
-fn batches_are_whole(setup: &mut Setup, by: &[By], sizes: &[usize], trains: bool) {
+fn check_batches(setup: &mut Setup, by: &[RecvMethod], sizes: &[usize], trains: bool) {
     let options = Options { sizes: sizes.to_vec(), ..options(Duration::ZERO) };
-    let plan = Plan { by: by.to_vec(), messages: vec![1, 64, 1024], fills: 1 };
-    let document = batch::run(setup, &options, &plan, &mut Nobody(AtomicBool::new(false))).unwrap();
+    let plan = Plan { methods: by.to_vec(), messages: vec![1, 64, 1024], fills: 1 };
+    let document = batch::run(setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap();
     assert_eq!(document.schema, "manylane.bench.batch.v1");
     assert_eq!(document.rows.len(), by.len() * sizes.len() * 3);
     for row in &document.rows {
         let [seen] = &row.samples[..] else { panic!("{row:?}") };
         assert_eq!((seen.sent, seen.delivered), (2048, 2048), "{row:?}");
-        let in_one =
-            row.messages as u64 * if trains && row.receiver.starts_with("lane/") { TRAIN } else { 1 };
+        let in_one = row.messages as u64
+            * if trains && row.receiver.starts_with("lane/") { GSO_SEGMENTS_MAX } else { 1 };
         assert!(seen.calls >= 2048 / in_one && seen.rx_cpu_ns > 0.0, "{row:?}");
     }
 }
 
 #[test]
 fn loopback_batches_are_taken_whole_by_every_way() {
-    let by: Vec<By> = By::ALL.into_iter().filter(|by| !by.needs_device()).collect();
-    batches_are_whole(&mut Setup::loopback(None).unwrap(), &by, &[64, 8192], false);
+    let by: Vec<RecvMethod> = RecvMethod::ALL.into_iter().filter(|by| !by.needs_device()).collect();
+    check_batches(&mut Setup::loopback(None).unwrap(), &by, &[64, 8192], false);
 }
 
 #[test]
 fn netns_batches_are_taken_whole_by_every_way() {
     if let Some((_alone, mut setup)) = testbed("netns_batches_are_taken_whole_by_every_way", 1) {
-        batches_are_whole(&mut setup, &By::ALL, &[64], true);
+        check_batches(&mut setup, &RecvMethod::ALL, &[64], true);
     }
 }
 
@@ -255,8 +258,8 @@ fn netns_batches_are_taken_whole_by_every_way() {
 fn loopback_replies_are_all_taken() {
     let setup = Setup::loopback(None).unwrap();
     let options = Options { sizes: vec![64, 8192], ..options(Duration::ZERO) };
-    let nobody = &mut Nobody(AtomicBool::new(false));
-    let document = replies::run(&setup, &options, &Sender::ALL, &[1, 64], nobody).unwrap();
+    let nobody = &mut NoProgress(AtomicBool::new(false));
+    let document = replies::run(&setup, &options, &SendMethod::ALL, &[1, 64], nobody).unwrap();
     assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.replies.v1", 12));
     for row in &document.rows {
         assert!(row.samples.iter().all(|seen| seen.sent == seen.delivered && seen.sent > 0), "{row:?}");
@@ -281,7 +284,7 @@ fn netns_a_flood_is_measured_in_all_its_parts() {
         limit: "100/10".parse().unwrap(),
         sources: Duration::from_millis(400),
     };
-    let document = flood::run(&mut setup, &options, &plan, &mut Nobody(AtomicBool::new(false))).unwrap();
+    let document = flood::run(&mut setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap();
     assert_eq!((document.schema.as_str(), document.rows.len()), ("manylane.bench.flood.v1", 3 + 2 + 5));
     for row in &document.rows {
         let what = format!("{} {}: {row:?}", row.part, row.variant);
@@ -349,6 +352,6 @@ fn floods_need_a_testbed_with_two_links() {
         flood::Plan { parts: Vec::new(), limit: "100".parse().unwrap(), sources: Duration::from_millis(1) };
     let options = options(Duration::from_millis(1));
     let mut setup = Setup::loopback(None).unwrap();
-    let err = flood::run(&mut setup, &options, &plan, &mut Nobody(AtomicBool::new(false))).unwrap_err();
+    let err = flood::run(&mut setup, &options, &plan, &mut NoProgress(AtomicBool::new(false))).unwrap_err();
     assert!(err.to_string().contains("testbed"), "{err}");
 }

@@ -14,7 +14,7 @@ use manylane_testbed::{Host, Layout, Testbed, skip};
 /// For what has to happen; a machine with much else to do may take its time.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// For what must not happen.
-const QUIET: Duration = Duration::from_millis(300);
+const NO_TRAFFIC_TIMEOUT: Duration = Duration::from_millis(300);
 
 fn bind(host: &Host, ip: IpAddr) -> UdpSocket {
     let socket = host.run(|| UdpSocket::bind((ip, 0)).unwrap());
@@ -94,10 +94,10 @@ fn netns_a_link_goes_down_and_up() {
         let (from, to) = (bind(a, a.ip(0, ipv6)), bind(b, b.ip(0, ipv6)));
         assert!(reaches(&from, &to));
         b.set_link(0, false).unwrap();
-        assert!(!arrives_within(QUIET, &from, &to));
+        assert!(!arrives_within(NO_TRAFFIC_TIMEOUT, &from, &to));
         // The kernel tells of a lost carrier when it comes to it.
         let start = Instant::now();
-        while a.run(|| manylane_sys::netns::device_is_running(a.device(0)).unwrap()) {
+        while a.run(|| manylane_sys::netns::is_device_running(a.device(0)).unwrap()) {
             assert!(start.elapsed() < TIMEOUT, "the other end still has a carrier");
         }
         b.set_link(0, true).unwrap();

@@ -17,19 +17,19 @@ use manylane_testbed::{Host, Layout, Testbed, skip};
 
 /// Datagrams per source port, and whether all had the payload expected.
 #[derive(Default, Debug)]
-struct Seen {
+struct FlowCounts {
     flows: BTreeMap<u16, u64>,
     wrong: u64,
 }
 
-impl Seen {
+impl FlowCounts {
     fn total(&self) -> u64 {
         self.flows.values().sum()
     }
 }
 
 /// A plain receiver at `ip` that ends when `count` datagrams came and no more came for a moment, or none for long.
-fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, thread::JoinHandle<Seen>) {
+fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, thread::JoinHandle<FlowCounts>) {
     let socket = host.run(|| UdpSocket::bind((ip, 0)).unwrap());
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     // Room for all of it: this is about the sender, however slow the machine is today.
@@ -37,7 +37,7 @@ fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, threa
     assert!(room >= 1 << 28, "a receive buffer of {room} bytes");
     let port = socket.local_addr().unwrap().port();
     let receiver = thread::spawn(move || {
-        let mut seen = Seen::default();
+        let mut seen = FlowCounts::default();
         let mut buffer = vec![0; 65_536];
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
@@ -58,7 +58,7 @@ fn receive(host: &Host, ip: IpAddr, payload: Vec<u8>, count: u64) -> (u16, threa
     (port, receiver)
 }
 
-fn live(testbed: &Testbed, ipv6: bool, size: usize, flows: u16, pps: f64, count: u64) -> (Sent, Seen) {
+fn live(testbed: &Testbed, ipv6: bool, size: usize, flows: u16, pps: f64, count: u64) -> (Sent, FlowCounts) {
     let (from, to) = (testbed.host(0), testbed.host(1));
     let mut traffic = Traffic { flows, pps: Some(pps), ..Traffic::new((to.ip(0, ipv6), 1).into(), size) };
     let (port, receiver) = receive(to, to.ip(0, ipv6), traffic.datagram().into_owned(), count);
@@ -67,7 +67,7 @@ fn live(testbed: &Testbed, ipv6: bool, size: usize, flows: u16, pps: f64, count:
     (sent, receiver.join().unwrap())
 }
 
-fn assert_even(seen: &Seen, flows: usize) {
+fn assert_even(seen: &FlowCounts, flows: usize) {
     let (least, most) = (seen.flows.values().min().unwrap(), seen.flows.values().max().unwrap());
     assert_eq!(seen.flows.len(), flows);
     assert!(most - least <= 1, "{seen:?}");
@@ -189,7 +189,7 @@ fn netns_live_refuses_what_does_not_fit() {
     assert!(LiveSender::new(from, to, 0, &Traffic::new(target, 8000)).is_err(), "more than a page");
     let (sent, seen) = live(&jumbo, false, 3272, 1, 1_000.0, 50);
     assert_eq!((sent.datagrams, seen.total(), seen.wrong), (50, 50, 0), "the largest for a page");
-    let trains = Traffic { segment: true, ..Traffic::new(target, 10) };
+    let trains = Traffic { gso: true, ..Traffic::new(target, 10) };
     assert!(LiveSender::new(from, to, 0, &trains).is_err());
 }
 
@@ -204,7 +204,7 @@ fn netns_the_portable_sender_counts_what_leaves() {
         let mut traffic = Traffic {
             flows: 5,
             pps: Some(20_000.0),
-            segment,
+            gso: segment,
             payload: Some(b"portable".to_vec()),
             ..Traffic::new((to.ip(0, ipv6), 1).into(), 0)
         };

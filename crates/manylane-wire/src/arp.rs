@@ -7,9 +7,9 @@ use crate::error::{Error, Layer, Result};
 use crate::ethernet::Mac;
 
 /// Bytes of a packet.
-pub const LENGTH: usize = 28;
+pub const PACKET_LEN: usize = 28;
 /// Hardware Ethernet, protocol IPv4, and the sizes of their addresses.
-const KIND: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
+const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 
 /// What is asked or told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +63,10 @@ impl Arp {
     /// # Errors
     /// When it is too short, or not for IPv4 over Ethernet.
     pub fn parse(bytes: &[u8]) -> Result<Arp> {
-        let (packet, _) = split::<LENGTH>(bytes, Layer::Arp)?;
+        let (packet, _) = split::<PACKET_LEN>(bytes, Layer::Arp)?;
         let &[k0, k1, k2, k3, k4, k5, o0, o1, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, ref target @ ..] =
             packet;
-        if [k0, k1, k2, k3, k4, k5] != KIND {
+        if [k0, k1, k2, k3, k4, k5] != ETHERNET_IPV4 {
             return Err(Error::BadVersion(Layer::Arp));
         }
         let &[c0, c1, c2, c3, c4, c5, d0, d1, d2, d3] = target;
@@ -84,8 +84,8 @@ impl Arp {
     /// # Errors
     /// When `bytes` is too short.
     pub fn write<'a>(&self, bytes: &'a mut [u8]) -> Result<&'a mut [u8]> {
-        let (packet, rest) = split_mut::<LENGTH>(bytes, Layer::Arp)?;
-        packet[..6].copy_from_slice(&KIND);
+        let (packet, rest) = split_mut::<PACKET_LEN>(bytes, Layer::Arp)?;
+        packet[..6].copy_from_slice(&ETHERNET_IPV4);
         packet[6..8].copy_from_slice(&u16::from(self.operation).to_be_bytes());
         packet[8..14].copy_from_slice(&self.sender_mac.0);
         packet[14..18].copy_from_slice(&self.sender.octets());
@@ -96,7 +96,7 @@ impl Arp {
 
     /// The reply that says `mac` has the address asked for; `None` if this is not a request.
     #[must_use]
-    pub fn answer(&self, mac: Mac) -> Option<Arp> {
+    pub fn reply(&self, mac: Mac) -> Option<Arp> {
         (self.operation == Operation::Request).then_some(Arp {
             operation: Operation::Reply,
             sender_mac: mac,

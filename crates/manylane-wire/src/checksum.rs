@@ -9,52 +9,52 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 pub struct Sum(u64);
 
 /// From so many bytes on words are summed by halves, which processors do several at a time.
-const LONG: usize = 128;
+const WIDE_SUM_BYTES_MIN: usize = 128;
 
 impl Sum {
     /// Adds `bytes`. Only the last piece of a sum may have an odd length: it is padded with a zero.
     #[must_use]
     #[inline]
-    pub fn bytes(self, bytes: &[u8]) -> Sum {
-        let Some(last) = bytes.last_chunk::<8>() else { return self.few(bytes) };
+    pub fn add_bytes(self, bytes: &[u8]) -> Sum {
+        let Some(last) = bytes.last_chunk::<8>() else { return self.add_short(bytes) };
         let (mut sum, mut words) = (self, bytes);
-        if bytes.len() >= LONG {
+        if bytes.len() >= WIDE_SUM_BYTES_MIN {
             let (long, behind) = bytes.split_at(bytes.len() & !7);
-            (sum, words) = (sum.eight(halves(long)), behind);
+            (sum, words) = (sum.add_u64(sum_halves(long)), behind);
         }
         let blocks = words.chunks_exact(32);
         let rest = blocks.remainder();
         for block in blocks {
             for word in block.chunks_exact(8) {
-                sum = sum.eight(u64::from_ne_bytes(eight(word)));
+                sum = sum.add_u64(u64::from_ne_bytes(word_bytes(word)));
             }
         }
         // Three more words at most, each behind a comparison: most datagrams are short, and what a compiler does for a
         // loop that may be long costs them more than their sum.
         for at in [0, 8, 16] {
             if let Some(word) = rest.get(at..at + 8) {
-                sum = sum.eight(u64::from_ne_bytes(eight(word)));
+                sum = sum.add_u64(u64::from_ne_bytes(word_bytes(word)));
             }
         }
         // What is behind the last whole word is the end of the last eight bytes; of these, what was added goes. (In two
         // steps: all of it may have to go.)
         let end = (u64::from_le_bytes(*last) >> 1) >> (63 - bytes.len() % 8 * 8);
-        sum.eight(u64::from_ne_bytes(end.to_le_bytes()))
+        sum.add_u64(u64::from_ne_bytes(end.to_le_bytes()))
     }
 
     /// Adds fewer bytes than eight.
     #[inline]
-    fn few(self, bytes: &[u8]) -> Sum {
+    fn add_short(self, bytes: &[u8]) -> Sum {
         let mut word = [0; 8];
         for (to, from) in word.iter_mut().zip(bytes) {
             *to = *from;
         }
-        self.eight(u64::from_ne_bytes(word))
+        self.add_u64(u64::from_ne_bytes(word))
     }
 
     /// Adds four words of 16 bits, in the byte order of the machine.
     #[inline]
-    pub(crate) fn eight(self, words: u64) -> Sum {
+    pub(crate) fn add_u64(self, words: u64) -> Sum {
         let (sum, carry) = self.0.overflowing_add(words);
         // With a carry the sum is below its highest value.
         Sum(sum + u64::from(carry))
@@ -62,24 +62,28 @@ impl Sum {
 
     /// Adds a number of 16 bits, as it is in a header.
     #[must_use]
-    pub fn word(self, word: u16) -> Sum {
-        self.bytes(&word.to_be_bytes())
+    pub fn add_u16(self, word: u16) -> Sum {
+        self.add_bytes(&word.to_be_bytes())
     }
 
     /// The pseudo header of IPv4.
     #[must_use]
-    pub fn pseudo4(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, length: u16) -> Sum {
-        Sum::default().bytes(&source.octets()).bytes(&destination.octets()).word(protocol.into()).word(length)
+    pub fn pseudo_v4(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, length: u16) -> Sum {
+        Sum::default()
+            .add_bytes(&source.octets())
+            .add_bytes(&destination.octets())
+            .add_u16(protocol.into())
+            .add_u16(length)
     }
 
     /// The pseudo header of IPv6.
     #[must_use]
-    pub fn pseudo6(source: Ipv6Addr, destination: Ipv6Addr, next_header: u8, length: u32) -> Sum {
+    pub fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr, next_header: u8, length: u32) -> Sum {
         Sum::default()
-            .bytes(&source.octets())
-            .bytes(&destination.octets())
-            .bytes(&length.to_be_bytes())
-            .word(next_header.into())
+            .add_bytes(&source.octets())
+            .add_bytes(&destination.octets())
+            .add_bytes(&length.to_be_bytes())
+            .add_u16(next_header.into())
     }
 
     /// The sum itself, folded to 16 bits. Over bytes that include a right checksum it is `0xffff`.
@@ -105,7 +109,7 @@ impl Sum {
     /// Whether the bytes summed, which include their checksum, are as they were sent.
     #[must_use]
     #[inline]
-    pub fn holds(self) -> bool {
+    pub fn is_valid(self) -> bool {
         // Folding is the remainder by 0xffff, but for zero, which nothing but zeroes has for a sum. A number is a
         // multiple if the product with the inverse is its quotient, and so no higher than quotients can be.
         const INVERSE: u64 = 0xfffe_fffe_fffe_ffff;
@@ -115,23 +119,23 @@ impl Sum {
 }
 
 /// The sum of the words of 32 bits in whole words of 64: they would have to be many gigabytes to overflow it.
-fn halves(bytes: &[u8]) -> u64 {
+fn sum_halves(bytes: &[u8]) -> u64 {
     bytes.chunks_exact(8).fold(0, |sum, word| {
-        let word = u64::from_ne_bytes(eight(word));
+        let word = u64::from_ne_bytes(word_bytes(word));
         sum + (word >> 32) + (word & 0xffff_ffff)
     })
 }
 
 /// `chunks_exact(8)` gives nothing else.
 #[inline]
-fn eight(bytes: &[u8]) -> [u8; 8] {
+fn word_bytes(bytes: &[u8]) -> [u8; 8] {
     bytes.try_into().unwrap_or_default()
 }
 
 /// The checksum of `bytes`.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u16 {
-    Sum::default().bytes(bytes).finish()
+    Sum::default().add_bytes(bytes).finish()
 }
 
 /// The checksum after one 16-bit word of what it covers changed (RFC 1624, equation 3).
@@ -146,8 +150,9 @@ pub fn update(checksum: u16, old: u16, new: u16) -> u16 {
 /// The checksum after bytes at an even offset were replaced by as many others: an address, say.
 #[must_use]
 pub fn update_bytes(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
-    let removed = !Sum::default().bytes(old).value();
-    let mut sum = u32::from(!checksum) + u32::from(removed) + u32::from(Sum::default().bytes(new).value());
+    let removed = !Sum::default().add_bytes(old).value();
+    let mut sum =
+        u32::from(!checksum) + u32::from(removed) + u32::from(Sum::default().add_bytes(new).value());
     sum = (sum >> 16) + (sum & 0xffff);
     sum = (sum >> 16) + (sum & 0xffff);
     !(sum as u16)
@@ -159,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_example_of_rfc_1071() {
-        let sum = Sum::default().bytes(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
+        let sum = Sum::default().add_bytes(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.value(), 0xddf2);
         assert_eq!(sum.finish(), 0x220d);
     }
@@ -178,7 +183,7 @@ mod tests {
     }
 
     /// The sum as RFC 1071 defines it: word by word.
-    fn by_definition(bytes: &[u8]) -> u16 {
+    fn reference_sum(bytes: &[u8]) -> u16 {
         let mut sum = 0_u32;
         for word in bytes.chunks(2) {
             sum += u32::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or(0)]));
@@ -192,32 +197,35 @@ mod tests {
         let bytes: Vec<u8> = (0..700_u32).map(|at| (at * at % 253) as u8 ^ u8::from(at % 5 == 0)).collect();
         for length in 0..bytes.len() {
             let bytes = &bytes[..length];
-            let expected = by_definition(bytes);
-            let sum = Sum::default().bytes(bytes);
-            assert_eq!((sum.value(), sum.holds()), (expected, expected == 0xffff), "{length}");
+            let expected = reference_sum(bytes);
+            let sum = Sum::default().add_bytes(bytes);
+            assert_eq!((sum.value(), sum.is_valid()), (expected, expected == 0xffff), "{length}");
             for cut in [0, 2, 8, 18, 64, 134].into_iter().filter(|&cut| cut <= length) {
-                let pieces = Sum::default().bytes(&bytes[..cut]).bytes(&bytes[cut..]);
+                let pieces = Sum::default().add_bytes(&bytes[..cut]).add_bytes(&bytes[cut..]);
                 assert_eq!(pieces.value(), expected, "{length}, cut at {cut}");
             }
             // With its checksum behind it, and a word of padding where it is odd.
             let mut whole = bytes.to_vec();
             whole.resize(length.next_multiple_of(2), 0);
             whole.extend((!expected).to_be_bytes());
-            assert!(Sum::default().bytes(&whole).holds() || whole.iter().all(|&byte| byte == 0), "{length}");
+            assert!(
+                Sum::default().add_bytes(&whole).is_valid() || whole.iter().all(|&byte| byte == 0),
+                "{length}"
+            );
         }
     }
 
     #[test]
     fn nothing_but_zeroes_holds_nothing_and_all_ones_do() {
         for length in [0, 2, 8, 20, 200] {
-            assert!(!Sum::default().bytes(&vec![0; length]).holds());
-            assert_eq!(Sum::default().bytes(&vec![0xff; length]).holds(), length > 0);
+            assert!(!Sum::default().add_bytes(&vec![0; length]).is_valid());
+            assert_eq!(Sum::default().add_bytes(&vec![0xff; length]).is_valid(), length > 0);
         }
     }
 
     #[test]
     fn long_input_does_not_overflow() {
         let bytes = vec![0xff; 1 << 22];
-        assert_eq!(Sum::default().bytes(&bytes).value(), 0xffff);
+        assert_eq!(Sum::default().add_bytes(&bytes).value(), 0xffff);
     }
 }

@@ -3,7 +3,7 @@
 //! For a receiver that gets whole frames (AF_XDP). What it refuses, a kernel would drop as well; what is no plain
 //! UDP datagram (fragments, options, extension headers) does not belong here.
 //!
-//! The common frame has no tags, no options and no lie in it: it is read in one go (`plain`). Every other
+//! The common frame has no tags, no options and no lie in it: it is read in one go (`parse_fast`). Every other
 //! one is read layer by layer, as the rest of this crate does it, with the same result.
 
 use std::fmt;
@@ -19,11 +19,11 @@ use crate::udp::{self, Udp};
 /// What a frame carries. It is small, and its addresses are as they are in the header: most receivers look at few of them.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Datagram {
-    pub(crate) ends: Ends,
+    pub(crate) addr_pair: AddrPair,
     /// The header of UDP, as received.
-    pub(crate) udp: [u8; udp::HEADER],
+    pub(crate) udp: [u8; udp::HEADER_LEN],
     /// Where the payload starts in the frame.
-    pub at: u16,
+    pub payload_offset: u16,
     /// Bytes of payload. Padding behind it belongs to nobody.
     pub len: u16,
     /// Differentiated services (six bits) and ECN (two bits).
@@ -31,62 +31,62 @@ pub struct Datagram {
     /// What the checksums say.
     pub checksum: Checksum,
     /// Where IP starts in the frame; zero if its header has options.
-    pub(crate) link: u8,
+    pub(crate) ip_offset: u8,
 }
 
 /// Between which addresses a datagram is.
 #[derive(Clone, Copy, Default)]
-pub struct Ends {
+pub struct AddrPair {
     /// Source and destination, one behind the other; what IPv4 does not fill may be anything.
     pub(crate) addresses: [u8; 32],
     pub(crate) is_v6: bool,
 }
 
 /// Bytes of both addresses of IPv4.
-const ENDS4: usize = 8;
+const ADDRS_V4_LEN: usize = 8;
 
-impl PartialEq for Ends {
+impl PartialEq for AddrPair {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         self.is_v6 == other.is_v6
-            && self.addresses[..ENDS4] == other.addresses[..ENDS4]
-            && (!self.is_v6 || self.addresses[ENDS4..] == other.addresses[ENDS4..])
+            && self.addresses[..ADDRS_V4_LEN] == other.addresses[..ADDRS_V4_LEN]
+            && (!self.is_v6 || self.addresses[ADDRS_V4_LEN..] == other.addresses[ADDRS_V4_LEN..])
     }
 }
 
-impl Eq for Ends {}
+impl Eq for AddrPair {}
 
 /// What the checksums of a frame say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
     /// As they were computed by the sender. IPv4 without a checksum in UDP counts as right (RFC 768).
-    Right,
+    Valid,
     /// The sum of the pseudo header alone, not complemented: a sender on this machine left the rest to a device
     /// (`CHECKSUM_PARTIAL`), and the frame has not been on a wire. From a wire it is as wrong as any other.
-    Unfinished,
+    Partial,
     /// Wrong.
     #[default]
-    Wrong,
+    Invalid,
 }
 
 impl Checksum {
     /// What the checksum of a UDP datagram says, header included, if its field is not zero.
     #[inline]
-    pub(crate) fn of(pseudo: Sum, datagram: &[u8], field: u16) -> Self {
-        if pseudo.bytes(datagram).holds() {
-            Self::Right
+    pub(crate) fn verify(pseudo: Sum, datagram: &[u8], field: u16) -> Self {
+        if pseudo.add_bytes(datagram).is_valid() {
+            Self::Valid
         } else if pseudo.value() == field {
-            Self::Unfinished
+            Self::Partial
         } else {
-            Self::Wrong
+            Self::Invalid
         }
     }
 }
 
 /// Where IP starts in a frame without tags, and UDP behind either IP.
-const IP: usize = ethernet::HEADER;
-const UDP4: usize = IP + ipv4::HEADER;
-const UDP6: usize = IP + ipv6::HEADER;
+const IP_OFFSET: usize = ethernet::HEADER_LEN;
+const UDP_V4_OFFSET: usize = IP_OFFSET + ipv4::HEADER_LEN;
+const UDP_V6_OFFSET: usize = IP_OFFSET + ipv6::HEADER_LEN;
 
 impl Datagram {
     /// The datagram in `frame`.
@@ -105,8 +105,8 @@ impl Datagram {
     /// As for [`parse`](Self::parse).
     #[inline]
     pub fn read(&mut self, frame: &[u8]) -> Result<()> {
-        if !self.plain(frame) {
-            *self = Self::layered(frame)?;
+        if !self.parse_fast(frame) {
+            *self = Self::parse_layers(frame)?;
         }
         Ok(())
     }
@@ -115,14 +115,14 @@ impl Datagram {
     #[must_use]
     #[inline]
     pub fn source(&self) -> SocketAddr {
-        SocketAddr::new(self.ends.address(0), self.ports().0)
+        SocketAddr::new(self.addr_pair.address(0), self.ports().0)
     }
 
     /// Where it was sent to.
     #[must_use]
     #[inline]
     pub fn destination(&self) -> SocketAddr {
-        SocketAddr::new(self.ends.address(1), self.ports().1)
+        SocketAddr::new(self.addr_pair.address(1), self.ports().1)
     }
 
     /// The ports of sender and receiver.
@@ -134,107 +134,118 @@ impl Datagram {
 
     /// The checksum of UDP, as received.
     #[inline]
-    pub(crate) fn field(&self) -> u16 {
-        be16(&self.udp, udp::CHECKSUM)
+    pub(crate) fn udp_checksum(&self) -> u16 {
+        be16(&self.udp, udp::CHECKSUM_OFFSET)
     }
 
     /// The addresses of both, to be compared.
     #[must_use]
     #[inline]
-    pub fn ends(&self) -> &Ends {
-        &self.ends
+    pub fn addr_pair(&self) -> &AddrPair {
+        &self.addr_pair
     }
 
     /// Reads a frame in which nothing is out of the ordinary. False if anything is.
     #[inline]
-    fn plain(&mut self, frame: &[u8]) -> bool {
+    fn parse_fast(&mut self, frame: &[u8]) -> bool {
         /// EtherType, and the version of IP with the length of its header.
-        const KIND4: Masked = Masked::new([0x08, 0x00, 0x45, 0], [0xff, 0xff, 0xff, 0]);
-        const KIND6: Masked = Masked::new([0x86, 0xdd, 0x60, 0], [0xff, 0xff, 0xf0, 0]);
-        let Some(head) = frame.first_chunk::<{ UDP4 + udp::HEADER }>() else { return false };
-        let kind = ne32(head, IP - 2);
-        if KIND4.is(kind) { self.plain4(frame, head) } else { KIND6.is(kind) && self.plain6(frame) }
+        const ETHERTYPE_VERSION_V4: MaskedWord =
+            MaskedWord::new([0x08, 0x00, 0x45, 0], [0xff, 0xff, 0xff, 0]);
+        const ETHERTYPE_VERSION_V6: MaskedWord =
+            MaskedWord::new([0x86, 0xdd, 0x60, 0], [0xff, 0xff, 0xf0, 0]);
+        let Some(head) = frame.first_chunk::<{ UDP_V4_OFFSET + udp::HEADER_LEN }>() else { return false };
+        let kind = ne32(head, IP_OFFSET - 2);
+        if ETHERTYPE_VERSION_V4.matches(kind) {
+            self.parse_fast_v4(frame, head)
+        } else {
+            ETHERTYPE_VERSION_V6.matches(kind) && self.parse_fast_v6(frame)
+        }
     }
 
     #[inline]
-    fn plain4(&mut self, frame: &[u8], head: &[u8; UDP4 + udp::HEADER]) -> bool {
+    fn parse_fast_v4(&mut self, frame: &[u8], head: &[u8; UDP_V4_OFFSET + udp::HEADER_LEN]) -> bool {
         /// No fragment; the flag that forbids to make some may be set. The time to live may be any.
-        const WHOLE_UDP: Masked = Masked::new([0, 0, 0, udp::PROTOCOL], [0x3f, 0xff, 0, 0xff]);
-        let (total, length) = (usize::from(be16(head, IP + 2)), usize::from(be16(head, UDP4 + 4)));
-        if !WHOLE_UDP.is(ne32(head, IP + 6)) || length < udp::HEADER || total != ipv4::HEADER + length {
+        const UNFRAGMENTED_UDP: MaskedWord = MaskedWord::new([0, 0, 0, udp::PROTOCOL], [0x3f, 0xff, 0, 0xff]);
+        let (total, length) =
+            (usize::from(be16(head, IP_OFFSET + 2)), usize::from(be16(head, UDP_V4_OFFSET + 4)));
+        if !UNFRAGMENTED_UDP.matches(ne32(head, IP_OFFSET + 6))
+            || length < udp::HEADER_LEN
+            || total != ipv4::HEADER_LEN + length
+        {
             return false;
         }
-        let Some(datagram) = frame.get(UDP4..UDP4 + length) else { return false };
-        let ends = ne64(head, IP + 12);
-        let addresses = Sum::default().eight(ends);
-        let header = addresses.eight(ne64(head, IP)).eight(ne32(head, IP + 8).into());
-        let field = be16(head, UDP4 + udp::CHECKSUM);
-        self.checksum = if !header.holds() {
-            Checksum::Wrong
+        let Some(datagram) = frame.get(UDP_V4_OFFSET..UDP_V4_OFFSET + length) else { return false };
+        let ends = ne64(head, IP_OFFSET + 12);
+        let addresses = Sum::default().add_u64(ends);
+        let header = addresses.add_u64(ne64(head, IP_OFFSET)).add_u64(ne32(head, IP_OFFSET + 8).into());
+        let field = be16(head, UDP_V4_OFFSET + udp::CHECKSUM_OFFSET);
+        self.checksum = if !header.is_valid() {
+            Checksum::Invalid
         } else if field == 0 {
-            Checksum::Right
+            Checksum::Valid
         } else {
             // Their own words of 16 bits, where they are in no other word that is summed.
-            let protocol = ne32(&[0, udp::PROTOCOL, head[UDP4 + 4], head[UDP4 + 5]], 0);
-            Checksum::of(addresses.eight(protocol.into()), datagram, field)
+            let protocol = ne32(&[0, udp::PROTOCOL, head[UDP_V4_OFFSET + 4], head[UDP_V4_OFFSET + 5]], 0);
+            Checksum::verify(addresses.add_u64(protocol.into()), datagram, field)
         };
-        self.end4(head, length);
+        self.set_headers_v4(head, length);
         true
     }
 
     #[inline]
-    fn plain6(&mut self, frame: &[u8]) -> bool {
-        let Some(head) = frame.first_chunk::<{ UDP6 + udp::HEADER }>() else { return false };
-        let length = usize::from(be16(head, IP + 4));
-        let field = be16(head, UDP6 + 6);
-        if head[IP + 6] != udp::PROTOCOL
-            || length < udp::HEADER
-            || usize::from(be16(head, UDP6 + 4)) != length
+    fn parse_fast_v6(&mut self, frame: &[u8]) -> bool {
+        let Some(head) = frame.first_chunk::<{ UDP_V6_OFFSET + udp::HEADER_LEN }>() else { return false };
+        let length = usize::from(be16(head, IP_OFFSET + 4));
+        let field = be16(head, UDP_V6_OFFSET + 6);
+        if head[IP_OFFSET + 6] != udp::PROTOCOL
+            || length < udp::HEADER_LEN
+            || usize::from(be16(head, UDP_V6_OFFSET + 4)) != length
             || field == 0
         {
             return false;
         }
-        let Some(datagram) = frame.get(UDP6..UDP6 + length) else { return false };
-        let addresses: [u8; 32] = chunk(head, IP + 8);
-        if is_mapped(addresses.first_chunk()) || is_mapped(addresses.last_chunk()) {
+        let Some(datagram) = frame.get(UDP_V6_OFFSET..UDP_V6_OFFSET + length) else { return false };
+        let addresses: [u8; 32] = chunk(head, IP_OFFSET + 8);
+        if is_v4_mapped(addresses.first_chunk()) || is_v4_mapped(addresses.last_chunk()) {
             return false;
         }
-        let protocol = ne32(&[0, udp::PROTOCOL, head[UDP6 + 4], head[UDP6 + 5]], 0);
-        let pseudo = Sum::default().bytes(&addresses).eight(protocol.into());
-        self.checksum = Checksum::of(pseudo, datagram, field);
-        self.end6(head, length);
+        let protocol = ne32(&[0, udp::PROTOCOL, head[UDP_V6_OFFSET + 4], head[UDP_V6_OFFSET + 5]], 0);
+        let pseudo = Sum::default().add_bytes(&addresses).add_u64(protocol.into());
+        self.checksum = Checksum::verify(pseudo, datagram, field);
+        self.set_headers_v6(head, length);
         true
     }
 
     /// All but the checksum of a plain frame of IPv4, with `length` bytes of UDP.
     #[inline]
-    pub(crate) fn end4(&mut self, head: &[u8; UDP4 + udp::HEADER], length: usize) {
-        self.ends.addresses[..ENDS4].copy_from_slice(&chunk::<ENDS4, _>(head, IP + 12));
-        self.ends.is_v6 = false;
-        self.traffic_class = head[IP + 1];
-        self.end(head, UDP4, length);
+    pub(crate) fn set_headers_v4(&mut self, head: &[u8; UDP_V4_OFFSET + udp::HEADER_LEN], length: usize) {
+        self.addr_pair.addresses[..ADDRS_V4_LEN]
+            .copy_from_slice(&chunk::<ADDRS_V4_LEN, _>(head, IP_OFFSET + 12));
+        self.addr_pair.is_v6 = false;
+        self.traffic_class = head[IP_OFFSET + 1];
+        self.set_udp_header(head, UDP_V4_OFFSET, length);
     }
 
     /// The same of IPv6.
     #[inline]
-    pub(crate) fn end6(&mut self, head: &[u8; UDP6 + udp::HEADER], length: usize) {
-        self.ends = Ends { addresses: chunk(head, IP + 8), is_v6: true };
-        self.traffic_class = head[IP] << 4 | head[IP + 1] >> 4;
-        self.end(head, UDP6, length);
+    pub(crate) fn set_headers_v6(&mut self, head: &[u8; UDP_V6_OFFSET + udp::HEADER_LEN], length: usize) {
+        self.addr_pair = AddrPair { addresses: chunk(head, IP_OFFSET + 8), is_v6: true };
+        self.traffic_class = head[IP_OFFSET] << 4 | head[IP_OFFSET + 1] >> 4;
+        self.set_udp_header(head, UDP_V6_OFFSET, length);
     }
 
     /// What is behind IP: `length` bytes of UDP from `at` on.
     #[inline]
-    fn end<const N: usize>(&mut self, head: &[u8; N], at: usize, length: usize) {
+    fn set_udp_header<const N: usize>(&mut self, head: &[u8; N], at: usize, length: usize) {
         self.udp = chunk(head, at);
-        self.link = IP as u8;
+        self.ip_offset = IP_OFFSET as u8;
         // Both come from fields of 16 bits, and frames are checked to have that many bytes.
-        (self.at, self.len) = ((at + udp::HEADER) as u16, (length - udp::HEADER) as u16);
+        (self.payload_offset, self.len) = ((at + udp::HEADER_LEN) as u16, (length - udp::HEADER_LEN) as u16);
     }
 
     /// Any frame, layer by layer.
     #[cold]
-    fn layered(frame: &[u8]) -> Result<Self> {
+    fn parse_layers(frame: &[u8]) -> Result<Self> {
         let (ethernet, packet) = Ethernet::parse(frame)?;
         let link = frame.len() - packet.len();
         let (bytes, at, (source, destination), traffic_class, header_holds) = match ethernet.ether_type {
@@ -244,7 +255,7 @@ impl Datagram {
                     return Err(Error::BadVersion(Layer::Udp));
                 }
                 let ends = (IpAddr::from(ip.source), IpAddr::from(ip.destination));
-                (ip.payload, link + ip.header.len(), ends, ip.traffic_class, ip.checksum_holds())
+                (ip.payload, link + ip.header.len(), ends, ip.traffic_class, ip.has_valid_checksum())
             }
             ether_type::IPV6 => {
                 let ip = Ipv6::parse(packet)?;
@@ -252,16 +263,16 @@ impl Datagram {
                     return Err(Error::BadVersion(Layer::Udp));
                 }
                 // On a wire nothing has an address of this form, and Linux takes none.
-                if is_mapped(Some(&ip.source.octets())) || is_mapped(Some(&ip.destination.octets())) {
+                if is_v4_mapped(Some(&ip.source.octets())) || is_v4_mapped(Some(&ip.destination.octets())) {
                     return Err(Error::BadVersion(Layer::Ipv6));
                 }
                 let ends = (ip.source.into(), ip.destination.into());
-                (ip.payload, link + ipv6::HEADER, ends, ip.traffic_class, true)
+                (ip.payload, link + ipv6::HEADER_LEN, ends, ip.traffic_class, true)
             }
             _ => return Err(Error::BadVersion(Layer::Ethernet)),
         };
         let udp = Udp::parse(bytes)?;
-        let checksum = if header_holds { udp.checksum_state(source, destination) } else { Checksum::Wrong };
+        let checksum = if header_holds { udp.checksum_state(source, destination) } else { Checksum::Invalid };
         let mut addresses = [0; 32];
         match (source, destination) {
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
@@ -278,21 +289,21 @@ impl Datagram {
         }
         let short = |length: usize| u16::try_from(length).map_err(|_| Error::TooLong(Layer::Udp));
         let is_v6 = source.is_ipv6();
-        let has_options = at - link != if is_v6 { ipv6::HEADER } else { ipv4::HEADER };
+        let has_options = at - link != if is_v6 { ipv6::HEADER_LEN } else { ipv4::HEADER_LEN };
         Ok(Self {
-            ends: Ends { addresses, is_v6 },
+            addr_pair: AddrPair { addresses, is_v6 },
             udp: bytes.first_chunk().copied().unwrap_or_default(),
-            at: short(at + udp::HEADER)?,
+            payload_offset: short(at + udp::HEADER_LEN)?,
             len: short(udp.payload.len())?,
             traffic_class,
             checksum,
             // A header with two tags has 22 bytes.
-            link: if has_options { 0 } else { link as u8 },
+            ip_offset: if has_options { 0 } else { link as u8 },
         })
     }
 }
 
-impl Ends {
+impl AddrPair {
     /// Whether they are of IPv6.
     #[must_use]
     #[inline]
@@ -310,7 +321,7 @@ impl Ends {
     }
 }
 
-impl fmt::Debug for Ends {
+impl fmt::Debug for AddrPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entry(&self.address(0)).entry(&self.address(1)).finish()
     }
@@ -318,7 +329,7 @@ impl fmt::Debug for Ends {
 
 impl fmt::Debug for Datagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, len, traffic_class, checksum, .. } = self;
+        let Self { payload_offset: at, len, traffic_class, checksum, .. } = self;
         f.debug_struct("Datagram")
             .field("source", &self.source())
             .field("destination", &self.destination())
@@ -331,18 +342,18 @@ impl fmt::Debug for Datagram {
 }
 
 /// Four bytes of a header of which some bits matter, as one number.
-struct Masked {
+struct MaskedWord {
     value: u32,
     mask: u32,
 }
 
-impl Masked {
+impl MaskedWord {
     const fn new(value: [u8; 4], mask: [u8; 4]) -> Self {
         Self { value: u32::from_ne_bytes(value), mask: u32::from_ne_bytes(mask) }
     }
 
     #[inline]
-    fn is(&self, bytes: u32) -> bool {
+    fn matches(&self, bytes: u32) -> bool {
         bytes & self.mask == self.value
     }
 }
@@ -373,7 +384,7 @@ pub(crate) fn chunk<const M: usize, const N: usize>(head: &[u8; N], at: usize) -
 
 /// Whether these are the bytes of an IPv4 address that is mapped to IPv6 (`::ffff:a.b.c.d`).
 #[inline]
-fn is_mapped(ip: Option<&[u8; 16]>) -> bool {
+fn is_v4_mapped(ip: Option<&[u8; 16]>) -> bool {
     ip.is_some_and(|ip| u128::from_be_bytes(*ip) >> 32 == 0xffff)
 }
 
@@ -395,7 +406,7 @@ mod tests {
     #[test]
     fn finds_the_payload_behind_tags_and_before_padding() {
         for v6 in [false, true] {
-            let tag = Some(Vlan { ether_type: ether_type::VLAN, control: 5 });
+            let tag = Some(Vlan { ether_type: ether_type::VLAN, tci: 5 });
             for vlans in [[None, None], [tag, None], [tag, tag]] {
                 for payload in [&b""[..], b"x", b"hello world"] {
                     let plan = UdpFrame { vlans, ..plan(payload, v6) };
@@ -403,9 +414,9 @@ mod tests {
                     let length = plan.write(&mut bytes).unwrap();
                     for frame in [&bytes[..length], &bytes] {
                         let found = Datagram::parse(frame).unwrap();
-                        assert_eq!(&frame[found.at.into()..][..found.len.into()], payload);
+                        assert_eq!(&frame[found.payload_offset.into()..][..found.len.into()], payload);
                         assert_eq!((found.source(), found.destination()), (plan.source, plan.destination));
-                        assert_eq!(found.checksum, Checksum::Right);
+                        assert_eq!(found.checksum, Checksum::Valid);
                     }
                 }
             }
@@ -425,7 +436,7 @@ mod tests {
                 let mut flipped = bytes;
                 flipped[bit / 8] ^= 1 << (bit % 8);
                 if let Ok(found) = Datagram::parse(&flipped[..length]) {
-                    assert_eq!(found.checksum, Checksum::Wrong, "bit {bit}, v6 {v6}");
+                    assert_eq!(found.checksum, Checksum::Invalid, "bit {bit}, v6 {v6}");
                 }
             }
         }
@@ -433,7 +444,7 @@ mod tests {
 
     #[test]
     fn no_checksum_is_right_over_ipv4_only() {
-        for (v6, expected) in [(false, Checksum::Right), (true, Checksum::Wrong)] {
+        for (v6, expected) in [(false, Checksum::Valid), (true, Checksum::Invalid)] {
             let mut bytes = [0; 90];
             let length = plan(b"payload", v6).write(&mut bytes).unwrap();
             let at = length - 7 - 2;
@@ -446,27 +457,31 @@ mod tests {
     fn an_unfinished_checksum_is_told_from_a_wrong_one() {
         let mut bytes = [0; 90];
         let length = plan(b"payload", false).write(&mut bytes).unwrap();
-        let pseudo =
-            Sum::pseudo4([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), udp::PROTOCOL, (udp::HEADER + 7) as u16);
+        let pseudo = Sum::pseudo_v4(
+            [10, 0, 0, 1].into(),
+            [10, 0, 0, 2].into(),
+            udp::PROTOCOL,
+            (udp::HEADER_LEN + 7) as u16,
+        );
         let at = length - 7 - 2;
         bytes[at..at + 2].copy_from_slice(&pseudo.value().to_be_bytes());
-        assert_eq!(Datagram::parse(&bytes[..length]).unwrap().checksum, Checksum::Unfinished);
+        assert_eq!(Datagram::parse(&bytes[..length]).unwrap().checksum, Checksum::Partial);
         bytes[at] ^= 1;
-        assert_eq!(Datagram::parse(&bytes[..length]).unwrap().checksum, Checksum::Wrong);
+        assert_eq!(Datagram::parse(&bytes[..length]).unwrap().checksum, Checksum::Invalid);
     }
 
     /// The short way says nothing that the long way does not say.
     fn agree(frame: &[u8]) -> bool {
         // What was in its place before must not show.
         let mut found = Datagram {
-            ends: Ends { addresses: [0xaa; 32], is_v6: true },
-            udp: [0xbb; udp::HEADER],
-            link: 0xcc,
+            addr_pair: AddrPair { addresses: [0xaa; 32], is_v6: true },
+            udp: [0xbb; udp::HEADER_LEN],
+            ip_offset: 0xcc,
             ..Datagram::default()
         };
-        let short = found.plain(frame);
+        let short = found.parse_fast(frame);
         if short {
-            assert_eq!(Ok(found), Datagram::layered(frame));
+            assert_eq!(Ok(found), Datagram::parse_layers(frame));
         }
         short
     }

@@ -6,9 +6,9 @@ use crate::bytes::{split, split_mut};
 use crate::error::{Layer, Result};
 
 /// Bytes of a header without tags.
-pub const HEADER: usize = 14;
+pub const HEADER_LEN: usize = 14;
 /// Bytes of a tag.
-pub const TAG: usize = 4;
+pub const TAG_LEN: usize = 4;
 
 /// Values of the type field.
 pub mod ether_type {
@@ -34,7 +34,7 @@ impl Mac {
 
     /// Whether it is a group of stations, broadcast included.
     #[must_use]
-    pub fn is_group(self) -> bool {
+    pub fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 }
@@ -58,14 +58,14 @@ pub struct Vlan {
     /// The type that announced it: [`ether_type::VLAN`] or [`ether_type::SERVICE_VLAN`].
     pub ether_type: u16,
     /// Priority, drop eligibility and number, as on the wire.
-    pub control: u16,
+    pub tci: u16,
 }
 
 impl Vlan {
     /// Number of the VLAN.
     #[must_use]
     pub fn id(self) -> u16 {
-        self.control & 0x0fff
+        self.tci & 0x0fff
     }
 }
 
@@ -89,15 +89,15 @@ impl Ethernet {
     /// When the frame ends within the header or a tag.
     pub fn parse(frame: &[u8]) -> Result<(Ethernet, &[u8])> {
         let (&[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1], mut rest) =
-            split::<HEADER>(frame, Layer::Ethernet)?;
+            split::<HEADER_LEN>(frame, Layer::Ethernet)?;
         let mut ether_type = u16::from_be_bytes([t0, t1]);
         let mut vlans = [None; 2];
         for vlan in &mut vlans {
             if ether_type != ether_type::VLAN && ether_type != ether_type::SERVICE_VLAN {
                 break;
             }
-            let (&[c0, c1, n0, n1], behind) = split::<TAG>(rest, Layer::Ethernet)?;
-            *vlan = Some(Vlan { ether_type, control: u16::from_be_bytes([c0, c1]) });
+            let (&[c0, c1, n0, n1], behind) = split::<TAG_LEN>(rest, Layer::Ethernet)?;
+            *vlan = Some(Vlan { ether_type, tci: u16::from_be_bytes([c0, c1]) });
             ether_type = u16::from_be_bytes([n0, n1]);
             rest = behind;
         }
@@ -108,7 +108,7 @@ impl Ethernet {
     /// Bytes of the header, tags included.
     #[must_use]
     pub fn len(&self) -> usize {
-        HEADER + TAG * self.vlans.iter().flatten().count()
+        HEADER_LEN + TAG_LEN * self.vlans.iter().flatten().count()
     }
 
     /// Never: a header has bytes.
@@ -122,14 +122,14 @@ impl Ethernet {
     /// # Errors
     /// When `frame` is too short.
     pub fn write<'a>(&self, frame: &'a mut [u8]) -> Result<&'a mut [u8]> {
-        let (head, mut rest) = split_mut::<HEADER>(frame, Layer::Ethernet)?;
+        let (head, mut rest) = split_mut::<HEADER_LEN>(frame, Layer::Ethernet)?;
         head[..6].copy_from_slice(&self.destination.0);
         head[6..12].copy_from_slice(&self.source.0);
         let mut kind = &mut head[12..];
         for vlan in self.vlans.iter().flatten() {
-            let (tag, behind) = split_mut::<TAG>(rest, Layer::Ethernet)?;
+            let (tag, behind) = split_mut::<TAG_LEN>(rest, Layer::Ethernet)?;
             kind.copy_from_slice(&vlan.ether_type.to_be_bytes());
-            tag[..2].copy_from_slice(&vlan.control.to_be_bytes());
+            tag[..2].copy_from_slice(&vlan.tci.to_be_bytes());
             kind = &mut tag[2..];
             rest = behind;
         }

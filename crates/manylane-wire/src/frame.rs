@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::arp::Arp;
 use crate::error::{Error, Layer, Result};
-use crate::ethernet::{Ethernet, HEADER, Mac, TAG, Vlan, ether_type};
+use crate::ethernet::{Ethernet, HEADER_LEN, Mac, TAG_LEN, Vlan, ether_type};
 use crate::ipv4::{self, Ipv4, Ipv4Header};
 use crate::ipv6::{self, Ipv6, Ipv6Header};
 use crate::udp::{self, Udp};
@@ -94,13 +94,13 @@ impl<'a> Frame<'a> {
 
     /// Whether the checksums of IPv4 and UDP, as far as there are any, are right.
     #[must_use]
-    pub fn checksums_hold(&self) -> bool {
+    pub fn has_valid_checksums(&self) -> bool {
         let network = match self.network {
-            Network::Ipv4(ip, _) => ip.checksum_holds(),
+            Network::Ipv4(ip, _) => ip.has_valid_checksum(),
             _ => true,
         };
         let transport = match (self.udp(), self.addresses()) {
-            (Some(udp), Some((source, destination))) => udp.checksum_holds(source, destination),
+            (Some(udp), Some((source, destination))) => udp.has_valid_checksum(source, destination),
             _ => true,
         };
         network && transport
@@ -165,8 +165,8 @@ impl UdpFrame<'_> {
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
-        let ip = if self.destination.is_ipv4() { ipv4::HEADER } else { ipv6::HEADER };
-        HEADER + TAG * self.vlans.iter().flatten().count() + ip + udp::HEADER + self.payload.len()
+        let ip = if self.destination.is_ipv4() { ipv4::HEADER_LEN } else { ipv6::HEADER_LEN };
+        HEADER_LEN + TAG_LEN * self.vlans.iter().flatten().count() + ip + udp::HEADER_LEN + self.payload.len()
     }
 
     /// Writes the frame, with right checksums, and returns its length.
@@ -174,17 +174,17 @@ impl UdpFrame<'_> {
     /// # Errors
     /// When it does not fit `bytes`, or the payload does not fit a datagram; `bytes` may then hold parts.
     pub fn write(&self, bytes: &mut [u8]) -> Result<usize> {
-        self.write_head(self.write_payload(bytes)?)?;
+        self.write_headers(self.write_payload(bytes)?)?;
         Ok(self.len())
     }
 
     /// As [`write`](Self::write), but leaves the checksum of UDP to a device:
-    /// [`write_head_unfinished`](Self::write_head_unfinished).
+    /// [`write_headers_partial_checksum`](Self::write_headers_partial_checksum).
     ///
     /// # Errors
     /// As for [`write`](Self::write).
-    pub fn write_unfinished(&self, bytes: &mut [u8]) -> Result<(u16, u16)> {
-        self.write_head_unfinished(self.write_payload(bytes)?)
+    pub fn write_partial_checksum(&self, bytes: &mut [u8]) -> Result<(u16, u16)> {
+        self.write_headers_partial_checksum(self.write_payload(bytes)?)
     }
 
     /// Writes the payload, and returns what is before it.
@@ -202,21 +202,21 @@ impl UdpFrame<'_> {
     ///
     /// # Errors
     /// As for [`write`](Self::write).
-    pub fn write_head(&self, head: &mut [u8]) -> Result<()> {
+    pub fn write_headers(&self, head: &mut [u8]) -> Result<()> {
         let datagram = self.write_network(head)?;
-        udp::write_head(datagram, self.source, self.destination, self.payload)
+        udp::write_header(datagram, self.source, self.destination, self.payload)
     }
 
-    /// As [`write_head`](Self::write_head), but leaves the checksum of UDP to a device: where it is to start adding,
+    /// As [`write_headers`](Self::write_headers), but leaves the checksum of UDP to a device: where it is to start adding,
     /// and where, counted from there, the result belongs.
     ///
     /// # Errors
     /// As for [`write`](Self::write).
-    pub fn write_head_unfinished(&self, head: &mut [u8]) -> Result<(u16, u16)> {
-        let start = self.len() - self.payload.len() - udp::HEADER;
+    pub fn write_headers_partial_checksum(&self, head: &mut [u8]) -> Result<(u16, u16)> {
+        let start = self.len() - self.payload.len() - udp::HEADER_LEN;
         let datagram = self.write_network(head)?;
-        udp::write_head_unfinished(datagram, self.source, self.destination, self.payload.len())?;
-        Ok((start as u16, udp::CHECKSUM as u16))
+        udp::write_header_partial_checksum(datagram, self.source, self.destination, self.payload.len())?;
+        Ok((start as u16, udp::CHECKSUM_OFFSET as u16))
     }
 
     /// Writes what is before UDP, and returns the rest.
@@ -228,7 +228,7 @@ impl UdpFrame<'_> {
             ether_type: if self.destination.is_ipv4() { ether_type::IPV4 } else { ether_type::IPV6 },
         };
         let rest = ethernet.write(head)?;
-        let payload = udp::HEADER + self.payload.len();
+        let payload = udp::HEADER_LEN + self.payload.len();
         match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ipv4Header {
                 traffic_class: self.traffic_class,

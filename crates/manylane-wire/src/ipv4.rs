@@ -7,7 +7,7 @@ use crate::checksum::{Sum, checksum};
 use crate::error::{Error, Layer, Result};
 
 /// Bytes of a header without options.
-pub const HEADER: usize = 20;
+pub const HEADER_LEN: usize = 20;
 
 /// An IPv4 packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,19 +40,19 @@ pub struct Ipv4<'a> {
 
 impl<'a> Ipv4<'a> {
     /// The packet at the start of `bytes`. The checksum is not looked at: see
-    /// [`checksum_holds`](Self::checksum_holds).
+    /// [`has_valid_checksum`](Self::has_valid_checksum).
     ///
     /// # Errors
     /// When it is not IPv4, or its lengths do not agree with each other or with the bytes there.
     pub fn parse(bytes: &'a [u8]) -> Result<Ipv4<'a>> {
         let (&[v, class, l0, l1, i0, i1, f0, f1, ttl, protocol, c0, c1, ref addresses @ ..], _) =
-            split::<HEADER>(bytes, Layer::Ipv4)?;
+            split::<HEADER_LEN>(bytes, Layer::Ipv4)?;
         if v >> 4 != 4 {
             return Err(Error::BadVersion(Layer::Ipv4));
         }
         let header_length = usize::from(v & 0xf) * 4;
         let total = usize::from(u16::from_be_bytes([l0, l1]));
-        if header_length < HEADER || total < header_length {
+        if header_length < HEADER_LEN || total < header_length {
             return Err(Error::BadLength(Layer::Ipv4));
         }
         let packet = take(bytes, total, Layer::Ipv4)?;
@@ -83,8 +83,8 @@ impl<'a> Ipv4<'a> {
 
     /// Whether the checksum of the header is right.
     #[must_use]
-    pub fn checksum_holds(&self) -> bool {
-        Sum::default().bytes(self.header).holds()
+    pub fn has_valid_checksum(&self) -> bool {
+        Sum::default().add_bytes(self.header).is_valid()
     }
 }
 
@@ -113,8 +113,8 @@ impl Ipv4Header {
     /// # Errors
     /// When `bytes` is too short, or the packet would be longer than its length field can say.
     pub fn write<'a>(&self, bytes: &'a mut [u8], payload: usize) -> Result<&'a mut [u8]> {
-        let total = u16::try_from(HEADER + payload).map_err(|_| Error::TooLong(Layer::Ipv4))?;
-        let (header, rest) = split_mut::<HEADER>(bytes, Layer::Ipv4)?;
+        let total = u16::try_from(HEADER_LEN + payload).map_err(|_| Error::TooLong(Layer::Ipv4))?;
+        let (header, rest) = split_mut::<HEADER_LEN>(bytes, Layer::Ipv4)?;
         header[0] = 0x45;
         header[1] = self.traffic_class;
         header[2..4].copy_from_slice(&total.to_be_bytes());

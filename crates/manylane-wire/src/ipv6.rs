@@ -6,7 +6,7 @@ use crate::bytes::{split, split_mut, take};
 use crate::error::{Error, Layer, Result};
 
 /// Bytes of a header.
-pub const HEADER: usize = 40;
+pub const HEADER_LEN: usize = 40;
 
 /// The next header of a fragment.
 pub const FRAGMENT: u8 = 44;
@@ -37,7 +37,7 @@ impl<'a> Ipv6<'a> {
     /// When it is not IPv6, or longer than the bytes there.
     pub fn parse(bytes: &'a [u8]) -> Result<Ipv6<'a>> {
         let (&[v0, v1, v2, v3, l0, l1, next_header, hop_limit, ref addresses @ ..], rest) =
-            split::<HEADER>(bytes, Layer::Ipv6)?;
+            split::<HEADER_LEN>(bytes, Layer::Ipv6)?;
         let word = u32::from_be_bytes([v0, v1, v2, v3]);
         if word >> 28 != 6 {
             return Err(Error::BadVersion(Layer::Ipv6));
@@ -82,7 +82,7 @@ impl Ipv6Header {
     /// When `bytes` is too short, or the packet would be longer than its length field can say.
     pub fn write<'a>(&self, bytes: &'a mut [u8], payload: usize) -> Result<&'a mut [u8]> {
         let length = u16::try_from(payload).map_err(|_| Error::TooLong(Layer::Ipv6))?;
-        let (header, rest) = split_mut::<HEADER>(bytes, Layer::Ipv6)?;
+        let (header, rest) = split_mut::<HEADER_LEN>(bytes, Layer::Ipv6)?;
         let word = 6 << 28 | u32::from(self.traffic_class) << 20 | (self.flow_label & 0xf_ffff);
         header[..4].copy_from_slice(&word.to_be_bytes());
         header[4..6].copy_from_slice(&length.to_be_bytes());

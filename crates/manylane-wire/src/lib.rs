@@ -13,7 +13,7 @@
 //! | [`checksum`] | the Internet checksum, and its update |
 //! | [`frame`] | a frame as a whole, layer by layer |
 //! | [`datagram`] | a received frame as one UDP datagram, checksums judged, and the headers of a reply to it |
-//! | [`note`] | what the XDP program says of a frame, so that it need not be found out |
+//! | [`rx_hint`] | what the XDP program says of a frame, so that it need not be found out |
 //!
 //! ```
 //! use manylane_wire::ethernet::Mac;
@@ -33,7 +33,7 @@
 //! let frame = Frame::parse(&bytes[..length])?;
 //! let udp = frame.udp().ok_or("no UDP")?;
 //! assert_eq!((udp.destination, udp.payload), (53, &b"hello"[..]));
-//! assert!(frame.checksums_hold());
+//! assert!(frame.has_valid_checksums());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -45,8 +45,8 @@ pub mod ethernet;
 pub mod frame;
 pub mod ipv4;
 pub mod ipv6;
-pub mod note;
-mod turn;
+mod reply;
+pub mod rx_hint;
 pub mod udp;
 
 mod bytes;

@@ -8,9 +8,9 @@ use crate::datagram::Checksum;
 use crate::error::{Error, Layer, Result};
 
 /// Bytes of a header.
-pub const HEADER: usize = 8;
+pub const HEADER_LEN: usize = 8;
 /// Where the checksum is in the header.
-pub const CHECKSUM: usize = 6;
+pub const CHECKSUM_OFFSET: usize = 6;
 /// UDP's number in IP headers.
 pub const PROTOCOL: u8 = 17;
 
@@ -36,9 +36,9 @@ impl<'a> Udp<'a> {
     /// # Errors
     /// When the length in the header is less than the header, or more than the bytes there.
     pub fn parse(bytes: &'a [u8]) -> Result<Udp<'a>> {
-        let (&[s0, s1, d0, d1, l0, l1, c0, c1], _) = split::<HEADER>(bytes, Layer::Udp)?;
+        let (&[s0, s1, d0, d1, l0, l1, c0, c1], _) = split::<HEADER_LEN>(bytes, Layer::Udp)?;
         let length = usize::from(u16::from_be_bytes([l0, l1]));
-        if length < HEADER {
+        if length < HEADER_LEN {
             return Err(Error::BadLength(Layer::Udp));
         }
         let datagram = take(bytes, length, Layer::Udp)?;
@@ -47,15 +47,15 @@ impl<'a> Udp<'a> {
             destination: u16::from_be_bytes([d0, d1]),
             checksum: u16::from_be_bytes([c0, c1]),
             datagram,
-            payload: &datagram[HEADER..],
+            payload: &datagram[HEADER_LEN..],
         })
     }
 
     /// Whether the checksum is right for a packet between these addresses. None at all is right with IPv4
     /// and wrong with IPv6, where nothing else protects the addresses.
     #[must_use]
-    pub fn checksum_holds(&self, source: IpAddr, destination: IpAddr) -> bool {
-        self.checksum_state(source, destination) == Checksum::Right
+    pub fn has_valid_checksum(&self, source: IpAddr, destination: IpAddr) -> bool {
+        self.checksum_state(source, destination) == Checksum::Valid
     }
 
     /// What the checksum says for a packet between these addresses; see [`Checksum`].
@@ -64,10 +64,12 @@ impl<'a> Udp<'a> {
     pub fn checksum_state(&self, source: IpAddr, destination: IpAddr) -> Checksum {
         if self.checksum == 0 {
             let optional = source.is_ipv4() && destination.is_ipv4();
-            return if optional { Checksum::Right } else { Checksum::Wrong };
+            return if optional { Checksum::Valid } else { Checksum::Invalid };
         }
-        let Ok(pseudo) = pseudo(source, destination, self.datagram.len()) else { return Checksum::Wrong };
-        Checksum::of(pseudo, self.datagram, self.checksum)
+        let Ok(pseudo) = pseudo_header(source, destination, self.datagram.len()) else {
+            return Checksum::Invalid;
+        };
+        Checksum::verify(pseudo, self.datagram, self.checksum)
     }
 }
 
@@ -75,20 +77,20 @@ impl<'a> Udp<'a> {
 ///
 /// # Errors
 /// When there is no room for the header, the families differ, or the payload is longer than a datagram can say.
-pub fn write_head(
+pub fn write_header(
     bytes: &mut [u8],
     source: SocketAddr,
     destination: SocketAddr,
     payload: &[u8],
 ) -> Result<()> {
-    let pseudo = pseudo(source.ip(), destination.ip(), HEADER + payload.len())?;
-    let (header, _) = split_mut::<HEADER>(bytes, Layer::Udp)?;
+    let pseudo = pseudo_header(source.ip(), destination.ip(), HEADER_LEN + payload.len())?;
+    let (header, _) = split_mut::<HEADER_LEN>(bytes, Layer::Udp)?;
     header[..2].copy_from_slice(&source.port().to_be_bytes());
     header[2..4].copy_from_slice(&destination.port().to_be_bytes());
     // `pseudo` has checked that it fits.
-    header[4..6].copy_from_slice(&((HEADER + payload.len()) as u16).to_be_bytes());
+    header[4..6].copy_from_slice(&((HEADER_LEN + payload.len()) as u16).to_be_bytes());
     header[6..].fill(0);
-    let checksum = on_the_wire(pseudo.bytes(header).bytes(payload).finish());
+    let checksum = nonzero_checksum(pseudo.add_bytes(header).add_bytes(payload).finish());
     header[6..].copy_from_slice(&checksum.to_be_bytes());
     Ok(())
 }
@@ -97,37 +99,37 @@ pub fn write_head(
 /// adds the rest.
 ///
 /// # Errors
-/// As for [`write_head`].
-pub fn write_head_unfinished(
+/// As for [`write_header`].
+pub fn write_header_partial_checksum(
     bytes: &mut [u8],
     source: SocketAddr,
     destination: SocketAddr,
     payload: usize,
 ) -> Result<()> {
-    let pseudo = pseudo(source.ip(), destination.ip(), HEADER + payload)?;
-    let (header, _) = split_mut::<HEADER>(bytes, Layer::Udp)?;
+    let pseudo = pseudo_header(source.ip(), destination.ip(), HEADER_LEN + payload)?;
+    let (header, _) = split_mut::<HEADER_LEN>(bytes, Layer::Udp)?;
     header[..2].copy_from_slice(&source.port().to_be_bytes());
     header[2..4].copy_from_slice(&destination.port().to_be_bytes());
-    header[4..CHECKSUM].copy_from_slice(&((HEADER + payload) as u16).to_be_bytes());
-    header[CHECKSUM..].copy_from_slice(&pseudo.value().to_be_bytes());
+    header[4..CHECKSUM_OFFSET].copy_from_slice(&((HEADER_LEN + payload) as u16).to_be_bytes());
+    header[CHECKSUM_OFFSET..].copy_from_slice(&pseudo.value().to_be_bytes());
     Ok(())
 }
 
 /// A checksum as UDP sends it: zero would say that there is none, so its other form is used.
 #[must_use]
 #[inline]
-pub fn on_the_wire(checksum: u16) -> u16 {
+pub fn nonzero_checksum(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-fn pseudo(source: IpAddr, destination: IpAddr, length: usize) -> Result<Sum> {
+fn pseudo_header(source: IpAddr, destination: IpAddr, length: usize) -> Result<Sum> {
     let length = u16::try_from(length).map_err(|_| Error::TooLong(Layer::Udp))?;
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            Ok(Sum::pseudo4(source, destination, PROTOCOL, length))
+            Ok(Sum::pseudo_v4(source, destination, PROTOCOL, length))
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            Ok(Sum::pseudo6(source, destination, PROTOCOL, length.into()))
+            Ok(Sum::pseudo_v6(source, destination, PROTOCOL, length.into()))
         }
         _ => Err(Error::MixedFamilies),
     }

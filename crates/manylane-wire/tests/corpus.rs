@@ -28,7 +28,7 @@ fn udp(source: &str, destination: &str, payload: &[u8], vlan: Option<Vlan>) -> V
 fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let v4 = udp("10.0.0.1:1000", "10.0.0.2:53", b"hello", None);
     let v6 = udp("[fd77::1]:1000", "[fd77::2]:53", b"hello", None);
-    let tag = |ether_type, control| Some(Vlan { ether_type, control });
+    let tag = |ether_type, control| Some(Vlan { ether_type, tci: control });
     let changed = |bytes: &[u8], changes: &[(usize, u8)]| {
         let mut bytes = bytes.to_vec();
         for &(at, byte) in changes {

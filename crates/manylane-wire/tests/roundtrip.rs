@@ -17,7 +17,7 @@ fn mac() -> impl Strategy<Value = Mac> {
 
 fn vlan() -> impl Strategy<Value = Option<Vlan>> {
     let kind = prop_oneof![Just(ether_type::VLAN), Just(ether_type::SERVICE_VLAN)];
-    prop::option::of((kind, any::<u16>()).prop_map(|(ether_type, control)| Vlan { ether_type, control }))
+    prop::option::of((kind, any::<u16>()).prop_map(|(ether_type, control)| Vlan { ether_type, tci: control }))
 }
 
 fn endpoints() -> impl Strategy<Value = (SocketAddr, SocketAddr)> {
@@ -83,7 +83,7 @@ proptest! {
             _ => panic!("not IP"),
         };
         prop_assert_eq!((class, ttl), (plan.traffic_class, plan.ttl));
-        prop_assert!(frame.checksums_hold());
+        prop_assert!(frame.has_valid_checksums());
         prop_assert_ne!(frame.udp().unwrap().checksum, 0);
     }
 
@@ -97,7 +97,7 @@ proptest! {
         // Of an IPv6 header, only the addresses are covered; a checksum of zero over IPv4 means none.
         let covered = plan.destination.is_ipv4() || bit / 8 >= 14 + 8;
         let noticed = match Frame::parse(&bytes) {
-            Ok(frame) => frame.udp().is_none_or(|udp| !frame.checksums_hold() || udp.checksum == 0),
+            Ok(frame) => frame.udp().is_none_or(|udp| !frame.has_valid_checksums() || udp.checksum == 0),
             Err(_) => true,
         };
         prop_assert!(noticed || !covered);
@@ -122,7 +122,7 @@ proptest! {
 
     #[test]
     fn noise_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = Frame::parse(&bytes).map(|frame| frame.checksums_hold());
+        let _ = Frame::parse(&bytes).map(|frame| frame.has_valid_checksums());
         let _ = Arp::parse(&bytes);
         let _ = manylane_wire::ipv4::Ipv4::parse(&bytes);
         let _ = manylane_wire::ipv6::Ipv6::parse(&bytes);
@@ -134,7 +134,7 @@ proptest! {
         prop_assert_eq!(checksum(&bytes), slow_checksum(&bytes));
         // In two pieces too, when the first one is even.
         let at = if bytes.is_empty() { 0 } else { at.index(bytes.len()) & !1 };
-        prop_assert_eq!(Sum::default().bytes(&bytes[..at]).bytes(&bytes[at..]).finish(), checksum(&bytes));
+        prop_assert_eq!(Sum::default().add_bytes(&bytes[..at]).add_bytes(&bytes[at..]).finish(), checksum(&bytes));
     }
 
     #[test]
@@ -171,7 +171,7 @@ proptest! {
         let mut bytes = [0; 40];
         prop_assert_eq!(arp.write(&mut bytes).unwrap().len(), 12);
         prop_assert_eq!(Arp::parse(&bytes), Ok(arp));
-        prop_assert_eq!(arp.answer(Mac::BROADCAST).is_some(), op == 1);
+        prop_assert_eq!(arp.reply(Mac::BROADCAST).is_some(), op == 1);
     }
 }
 
@@ -185,10 +185,10 @@ fn a_reply_to_arp_goes_back_to_who_asked() {
         target_mac: Mac::default(),
         target: [10, 0, 0, 1].into(),
     };
-    let reply = request.answer(mine).unwrap();
+    let reply = request.reply(mine).unwrap();
     assert_eq!((reply.sender_mac, reply.target_mac), (mine, asker));
     assert_eq!((reply.sender, reply.target), (request.target, request.sender));
-    assert_eq!(reply.answer(asker), None);
+    assert_eq!(reply.reply(asker), None);
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn payloads_up_to_the_limit_of_ipv4_fit_and_no_more() {
     let largest = UdpFrame { payload: &payload[..65_507], ..plan };
     let bytes = written(&largest);
     assert_eq!(Frame::parse(&bytes).unwrap().udp().unwrap().payload.len(), 65_507);
-    assert!(Frame::parse(&bytes).unwrap().checksums_hold());
+    assert!(Frame::parse(&bytes).unwrap().has_valid_checksums());
     let larger = UdpFrame { payload: &payload, ..plan };
     assert_eq!(larger.write(&mut vec![0; larger.len()]), Err(Error::TooLong(Layer::Ipv4)));
 }
@@ -216,8 +216,8 @@ fn no_checksum_is_right_over_ipv4_only() {
     let bytes = [0, 1, 0, 2, 0, 8, 0, 0];
     let datagram = udp::Udp::parse(&bytes).unwrap();
     let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "::1".parse().unwrap());
-    assert!(datagram.checksum_holds(v4, v4));
-    assert!(!datagram.checksum_holds(v6, v6));
+    assert!(datagram.has_valid_checksum(v4, v4));
+    assert!(!datagram.has_valid_checksum(v6, v6));
 }
 
 #[test]

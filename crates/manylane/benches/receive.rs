@@ -16,8 +16,8 @@ use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::{cpu, sock};
 
 /// Datagrams in the queue, bytes in each, rounds.
-const QUEUE: usize = 2000;
-const SIZE: usize = 10;
+const QUEUE_LEN: usize = 2000;
+const PAYLOAD_SIZE: usize = 10;
 const ROUNDS: usize = 60;
 const RECV_BUFFER: usize = 8 << 20;
 
@@ -84,16 +84,16 @@ fn main() {
     ];
     for _ in 0..ROUNDS {
         for row in &mut rows {
-            for _ in 0..QUEUE {
-                row.sender.send(&[1; SIZE]).unwrap();
+            for _ in 0..QUEUE_LEN {
+                row.sender.send(&[1; PAYLOAD_SIZE]).unwrap();
             }
-            let start = cpu::thread_time();
+            let start = cpu::thread_cpu_time();
             let mut taken = 0;
-            while taken < QUEUE {
+            while taken < QUEUE_LEN {
                 taken += (row.receive)();
             }
-            let spent = cpu::thread_time() - start;
-            row.nanos.push(spent.as_nanos() as u64 / QUEUE as u64);
+            let spent = cpu::thread_cpu_time() - start;
+            row.nanos.push(spent.as_nanos() as u64 / QUEUE_LEN as u64);
         }
     }
     println!("{:32} {:>8} {:>8} {:>8}   ns of CPU per datagram", "receiver", "min", "median", "max");

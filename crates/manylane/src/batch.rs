@@ -18,38 +18,38 @@ use crate::io::xdp::{Frames, Meta};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ecn {
     /// The sender does not take part.
-    NotCapable,
+    NotEct,
     /// ECT(1), as L4S uses it (RFC 9331).
-    Capable1,
+    Ect1,
     /// ECT(0).
-    Capable0,
+    Ect0,
     /// A router on the way is congested.
-    CongestionExperienced,
+    Ce,
 }
 
 impl Ecn {
     fn from_tos(tos: u8) -> Self {
         match tos & 3 {
-            0 => Self::NotCapable,
-            1 => Self::Capable1,
-            2 => Self::Capable0,
-            _ => Self::CongestionExperienced,
+            0 => Self::NotEct,
+            1 => Self::Ect1,
+            2 => Self::Ect0,
+            _ => Self::Ce,
         }
     }
 }
 
 /// What is said of a message of which the kernel says nothing.
-static NOTHING: Ancillary = Ancillary { local: None, tos: None, segment: 0, timestamp: None };
+static NO_ANCILLARY: Ancillary = Ancillary { local: None, tos: None, segment_size: 0, timestamp: None };
 
 /// What one receive call brought, as an iterator over its datagrams.
 pub struct Batch<'a> {
-    from: Origin<'a>,
+    origin: Origin<'a>,
     /// Where the socket is bound: the local address of datagrams of which the kernel does not say it.
-    bound: &'a SocketAddr,
+    bound_addr: &'a SocketAddr,
     messages: usize,
     datagrams: usize,
     next: usize,
-    train: Option<Train<'a>>,
+    gro_message: Option<GroMessage<'a>>,
 }
 
 /// Where the bytes of a batch are.
@@ -62,18 +62,18 @@ pub(crate) enum Origin<'a> {
 }
 
 /// What is left of the train that is being handed out.
-struct Train<'a> {
-    rest: &'a [u8],
-    segment: usize,
+struct GroMessage<'a> {
+    remaining: &'a [u8],
+    segment_size: usize,
     /// Bytes at its end that did not fit into the buffer.
-    cut: usize,
+    truncated: usize,
     peer: &'a SockAddr,
-    said: &'a Ancillary,
+    ancillary: &'a Ancillary,
 }
 
 impl<'a> Batch<'a> {
     pub(crate) fn new(from: Origin<'a>, bound: &'a SocketAddr, messages: usize, datagrams: usize) -> Self {
-        Self { from, bound, messages, datagrams, next: 0, train: None }
+        Self { origin: from, bound_addr: bound, messages, datagrams, next: 0, gro_message: None }
     }
 
     /// Datagrams that have not been handed out yet.
@@ -95,71 +95,82 @@ impl<'a> Batch<'a> {
     }
 
     /// The next datagram of a train.
-    fn next_of_train(&mut self) -> Option<Datagram<'a>> {
-        let train = self.train.as_mut()?;
+    fn next_segment(&mut self) -> Option<Datagram<'a>> {
+        let train = self.gro_message.as_mut()?;
         self.datagrams -= 1;
-        let (peer, said) = (train.peer, train.said);
-        let (payload, full_len) = match train.rest.split_at_checked(train.segment) {
+        let (peer, said) = (train.peer, train.ancillary);
+        let (payload, full_len) = match train.remaining.split_at_checked(train.segment_size) {
             Some((payload, rest)) if !rest.is_empty() => {
-                train.rest = rest;
+                train.remaining = rest;
                 (payload, payload.len())
             }
             _ => {
-                let (payload, cut) = (train.rest, train.cut);
-                self.train = None;
+                let (payload, cut) = (train.remaining, train.truncated);
+                self.gro_message = None;
                 (payload, payload.len() + cut)
             }
         };
-        Some(Datagram { payload, full_len, about: About::Message { peer, said }, bound: self.bound })
+        Some(Datagram {
+            payload,
+            full_len,
+            meta: DatagramMeta::Message { peer, said },
+            bound_addr: self.bound_addr,
+        })
     }
 
     /// The next datagram of messages: a message of which the kernel says nothing is one.
     #[inline]
     fn next_message(&mut self, ring: Messages<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
-        if self.train.is_some() {
-            return self.next_of_train();
+        if self.gro_message.is_some() {
+            return self.next_segment();
         }
         if self.next == self.messages {
             return None;
         }
         let message = ring.message(self.next);
         if message.has_ancillary() {
-            return self.next_of_which_is_said(message, said);
+            return self.next_with_ancillary(message, said);
         }
         let Message { data, full_len, peer, .. } = message;
         self.next += 1;
         self.datagrams -= 1;
-        let about = About::Message { peer, said: &NOTHING };
-        Some(Datagram { payload: data, full_len, about, bound: self.bound })
+        let about = DatagramMeta::Message { peer, said: &NO_ANCILLARY };
+        Some(Datagram { payload: data, full_len, meta: about, bound_addr: self.bound_addr })
     }
 
     /// The next datagram, or the first one of the next train.
-    fn next_of_which_is_said(&mut self, message: Message<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
+    fn next_with_ancillary(&mut self, message: Message<'a>, said: &'a [Ancillary]) -> Option<Datagram<'a>> {
         let Message { data, full_len, peer, .. } = message;
-        let said = said.get(self.next).unwrap_or(&NOTHING);
+        let said = said.get(self.next).unwrap_or(&NO_ANCILLARY);
         self.next += 1;
-        let segment = usize::from(said.segment);
+        let segment = usize::from(said.segment_size);
         if segment == 0 || data.len() <= segment {
             self.datagrams -= 1;
-            let about = About::Message { peer, said };
-            return Some(Datagram { payload: data, full_len, about, bound: self.bound });
+            let about = DatagramMeta::Message { peer, said };
+            return Some(Datagram { payload: data, full_len, meta: about, bound_addr: self.bound_addr });
         }
-        self.train = Some(Train { rest: data, segment, cut: full_len - data.len(), peer, said });
-        self.next_of_train()
+        self.gro_message = Some(GroMessage {
+            remaining: data,
+            segment_size: segment,
+            truncated: full_len - data.len(),
+            peer,
+            ancillary: said,
+        });
+        self.next_segment()
     }
 
     // Always: what it reads of headers is left out where the caller does not look at it, which shows only there.
     #[inline(always)]
     fn next_frame(&mut self, frames: Frames<'a>) -> Option<Datagram<'a>> {
-        let packet = frames.next_believed(self.next)?;
-        self.next = packet.number + 1;
+        let packet = frames.next_valid(self.next)?;
+        self.next = packet.index + 1;
         self.datagrams -= 1;
         let meta = frames.meta(&packet);
         Some(Datagram {
             payload: packet.payload(),
             full_len: meta.datagram.len.into(),
-            about: About::Frame(meta, frames.ecn),
-            bound: self.bound,
+            meta: DatagramMeta::Frame(meta, frames.ecn),
+            bound_addr: self.bound_addr,
         })
     }
 }
@@ -169,7 +180,7 @@ impl<'a> Iterator for Batch<'a> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Datagram<'a>> {
-        match self.from {
+        match self.origin {
             Origin::Messages(ring, said) => self.next_message(ring, said),
             Origin::Frames(frames) => self.next_frame(frames),
         }
@@ -184,7 +195,7 @@ impl ExactSizeIterator for Batch<'_> {}
 
 /// Datagrams in a message of `len` bytes.
 #[inline]
-pub(crate) fn datagrams_in(len: usize, segment: u16) -> usize {
+pub(crate) fn segment_count(len: usize, segment: u16) -> usize {
     if segment == 0 || len == 0 { 1 } else { len.div_ceil(usize::from(segment)) }
 }
 
@@ -193,13 +204,13 @@ pub(crate) fn datagrams_in(len: usize, segment: u16) -> usize {
 pub struct Datagram<'a> {
     payload: &'a [u8],
     full_len: usize,
-    about: About<'a>,
-    bound: &'a SocketAddr,
+    meta: DatagramMeta<'a>,
+    bound_addr: &'a SocketAddr,
 }
 
 /// What is known of a datagram, in the form in which it came.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum About<'a> {
+pub(crate) enum DatagramMeta<'a> {
     /// The kernel's words.
     Message {
         /// Who sent it.
@@ -234,12 +245,12 @@ impl<'a> Datagram<'a> {
     /// Who sent it. An IPv4 peer of a dual-stack socket is a v4-mapped IPv6 address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
-        match self.about {
+        match self.meta {
             // The kernel fills the address of every datagram of an IP socket.
-            About::Message { peer, .. } => {
+            DatagramMeta::Message { peer, .. } => {
                 peer.to_std().unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0))
             }
-            About::Frame(Meta { datagram, .. }, _) => self.in_family(datagram.source()),
+            DatagramMeta::Frame(Meta { datagram, .. }, _) => self.in_socket_family(datagram.source()),
         }
     }
 
@@ -247,26 +258,28 @@ impl<'a> Datagram<'a> {
     /// interface that it came in on. A link-local one has that interface as its scope.
     #[must_use]
     pub fn local(&self) -> SocketAddr {
-        let port = self.bound.port();
-        match self.about {
-            About::Message { said, .. } => match said.local {
+        let port = self.bound_addr.port();
+        match self.meta {
+            DatagramMeta::Message { said, .. } => match said.local {
                 Some(Source { ip: IpAddr::V6(ip), interface }) => {
                     SocketAddrV6::new(ip, port, 0, interface).into()
                 }
                 Some(source) => SocketAddr::new(source.ip, port),
-                None => *self.bound,
+                None => *self.bound_addr,
             },
             // Never a link-local one: those are the companion's.
-            About::Frame(meta, _) => SocketAddr::new(self.in_family(meta.datagram.destination()).ip(), port),
+            DatagramMeta::Frame(meta, _) => {
+                SocketAddr::new(self.in_socket_family(meta.datagram.destination()).ip(), port)
+            }
         }
     }
 
     /// Explicit congestion notification; none unless [asked for](crate::Builder::ecn).
     #[must_use]
     pub fn ecn(&self) -> Option<Ecn> {
-        let tos = match self.about {
-            About::Message { said, .. } => said.tos,
-            About::Frame(meta, ecn) => ecn.then_some(meta.datagram.traffic_class),
+        let tos = match self.meta {
+            DatagramMeta::Message { said, .. } => said.tos,
+            DatagramMeta::Frame(meta, ecn) => ecn.then_some(meta.datagram.traffic_class),
         };
         tos.map(Ecn::from_tos)
     }
@@ -274,42 +287,42 @@ impl<'a> Datagram<'a> {
     /// When the kernel took the packet; none unless asked for. All datagrams of a train have the first one's.
     #[must_use]
     pub fn timestamp(&self) -> Option<SystemTime> {
-        match self.about {
-            About::Message { said, .. } => said.timestamp,
-            About::Frame(..) => None,
+        match self.meta {
+            DatagramMeta::Message { said, .. } => said.timestamp,
+            DatagramMeta::Frame(..) => None,
         }
     }
 
     #[inline]
-    pub(crate) fn about(&self) -> &About<'a> {
-        &self.about
+    pub(crate) fn meta(&self) -> &DatagramMeta<'a> {
+        &self.meta
     }
 
     /// The peer as the kernel wants it.
     #[inline]
     pub(crate) fn raw_peer(&self) -> SockAddr {
-        match self.about {
-            About::Message { peer, .. } => *peer,
-            About::Frame(..) => self.peer().into(),
+        match self.meta {
+            DatagramMeta::Message { peer, .. } => *peer,
+            DatagramMeta::Frame(..) => self.peer().into(),
         }
     }
 
     /// Where a reply has to leave from, if the kernel would not know: multicast addresses cannot be one.
     #[inline]
     pub(crate) fn source(&self) -> Option<Source> {
-        let source = match self.about {
-            About::Message { said, .. } => said.local,
-            About::Frame(meta, _) => {
-                Some(Source { ip: self.in_family(meta.datagram.destination()).ip(), interface: 0 })
+        let source = match self.meta {
+            DatagramMeta::Message { said, .. } => said.local,
+            DatagramMeta::Frame(meta, _) => {
+                Some(Source { ip: self.in_socket_family(meta.datagram.destination()).ip(), interface: 0 })
             }
         };
         source.filter(|source| !source.ip.is_multicast())
     }
 
     /// An address of a frame as the socket's family writes it.
-    fn in_family(&self, addr: SocketAddr) -> SocketAddr {
+    fn in_socket_family(&self, addr: SocketAddr) -> SocketAddr {
         match addr.ip() {
-            IpAddr::V4(ip) if self.bound.is_ipv6() => (ip.to_ipv6_mapped(), addr.port()).into(),
+            IpAddr::V4(ip) if self.bound_addr.is_ipv6() => (ip.to_ipv6_mapped(), addr.port()).into(),
             _ => addr,
         }
     }
@@ -321,18 +334,18 @@ mod tests {
 
     #[test]
     fn counts_datagrams_of_trains() {
-        assert_eq!(datagrams_in(0, 0), 1);
-        assert_eq!(datagrams_in(100, 0), 1);
-        assert_eq!(datagrams_in(100, 100), 1);
-        assert_eq!(datagrams_in(101, 100), 2);
-        assert_eq!(datagrams_in(6400, 100), 64);
+        assert_eq!(segment_count(0, 0), 1);
+        assert_eq!(segment_count(100, 0), 1);
+        assert_eq!(segment_count(100, 100), 1);
+        assert_eq!(segment_count(101, 100), 2);
+        assert_eq!(segment_count(6400, 100), 64);
     }
 
     #[test]
     fn ecn_is_the_low_bits() {
-        assert_eq!(Ecn::from_tos(0xb8), Ecn::NotCapable);
-        assert_eq!(Ecn::from_tos(0xb9), Ecn::Capable1);
-        assert_eq!(Ecn::from_tos(0x02), Ecn::Capable0);
-        assert_eq!(Ecn::from_tos(0xff), Ecn::CongestionExperienced);
+        assert_eq!(Ecn::from_tos(0xb8), Ecn::NotEct);
+        assert_eq!(Ecn::from_tos(0xb9), Ecn::Ect1);
+        assert_eq!(Ecn::from_tos(0x02), Ecn::Ect0);
+        assert_eq!(Ecn::from_tos(0xff), Ecn::Ce);
     }
 }

@@ -7,14 +7,14 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 use std::time::Duration;
 
-use manylane_sys::linger;
+use manylane_sys::rx_coalesce;
 
+use crate::calibrate::{EngineChoice, choose_engine};
+use crate::drop_policy::DropPolicy;
 use crate::error::{Error, ErrorKind, Result};
-use crate::guard::{Guard, Limit, Prefix, Rule};
-use crate::overload::Overload;
+use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::placement::Placement;
-use crate::race::{EngineChoice, choose_engine};
-use crate::steer::{Steering, SteeringBy};
+use crate::steer::{Steering, SteeringBackend};
 use crate::vlan::Vlan;
 use crate::wait::WaitPolicy;
 
@@ -70,9 +70,9 @@ impl FromStr for Engine {
 }
 
 /// Largest payload that UDP can carry in one datagram, with room to spare.
-pub(crate) const LARGEST_DATAGRAM: usize = 65_535;
+pub(crate) const DATAGRAM_SIZE_MAX: usize = 65_535;
 /// Most messages that one call takes (`UIO_MAXIOV`).
-pub(crate) const MOST_MESSAGES: usize = 1024;
+pub(crate) const BATCH_MAX: usize = 1024;
 
 /// Options of a socket. Setters can be called in any order; [`open`](Self::open) checks them together.
 ///
@@ -88,7 +88,7 @@ pub struct Builder {
     lanes: Option<usize>,
     engine: Engine,
     steering: Steering,
-    steering_by: SteeringBy,
+    steering_backend: SteeringBackend,
     placement: Placement,
     batch: usize,
     datagram_size: usize,
@@ -99,12 +99,12 @@ pub struct Builder {
     ecn: bool,
     timestamps: bool,
     only_v6: bool,
-    join_group: bool,
+    reuse_port: bool,
     stealing: bool,
-    overload: Overload,
-    linger: Option<Duration>,
+    drop_policy: DropPolicy,
+    rx_coalesce: Option<Duration>,
     wait: WaitPolicy,
-    polls_queues: bool,
+    prefer_busy_poll: bool,
     uring_buffers: Option<usize>,
     limits: Vec<Limit>,
     rules: Vec<(Prefix, Rule)>,
@@ -131,10 +131,10 @@ impl Builder {
             lanes: None,
             engine: Engine::Auto,
             steering: Steering::Flow,
-            steering_by: SteeringBy::Auto,
+            steering_backend: SteeringBackend::Auto,
             placement: Placement::Spread,
             batch: 64,
-            datagram_size: LARGEST_DATAGRAM,
+            datagram_size: DATAGRAM_SIZE_MAX,
             recv_buffer: None,
             send_buffer: None,
             gro: None,
@@ -142,12 +142,12 @@ impl Builder {
             ecn: false,
             timestamps: false,
             only_v6: false,
-            join_group: false,
+            reuse_port: false,
             stealing: false,
-            overload: Overload::Oldest,
-            linger: None,
+            drop_policy: DropPolicy::Tail,
+            rx_coalesce: None,
             wait: WaitPolicy::Sleep,
-            polls_queues: false,
+            prefer_busy_poll: false,
             uring_buffers: None,
             limits: Vec::new(),
             rules: Vec::new(),
@@ -177,8 +177,8 @@ impl Builder {
 
     /// What enforces the steering. Default: the best that the process may use. Anything else is for tests, and
     /// for those who want an error where the best is not to be had.
-    pub fn steering_by(&mut self, by: SteeringBy) -> &mut Self {
-        self.steering_by = by;
+    pub fn steering_backend(&mut self, by: SteeringBackend) -> &mut Self {
+        self.steering_backend = by;
         self
     }
 
@@ -248,8 +248,8 @@ impl Builder {
 
     /// Allows other sockets of the same user on the port (`SO_REUSEPORT`), as for handing a port over from one
     /// process to the next. Steering is then the kernel's, over everybody's sockets. Default: no.
-    pub fn join_group(&mut self, on: bool) -> &mut Self {
-        self.join_group = on;
+    pub fn reuse_port(&mut self, on: bool) -> &mut Self {
+        self.reuse_port = on;
         self
     }
 
@@ -260,9 +260,9 @@ impl Builder {
         self
     }
 
-    /// Whether the oldest data wins or the newest when more comes than a lane gets done. Default: [`Overload::Oldest`].
-    pub fn overload(&mut self, overload: Overload) -> &mut Self {
-        self.overload = overload;
+    /// Whether the oldest data wins or the newest when more comes than a lane gets done. Default: [`DropPolicy::Tail`].
+    pub fn drop_policy(&mut self, overload: DropPolicy) -> &mut Self {
+        self.drop_policy = overload;
         self
     }
 
@@ -271,15 +271,15 @@ impl Builder {
     /// Default: where lanes outnumber the cores that they are placed on, 100 µs for each lane that shares a core, a
     /// millisecond at most; else zero. With engine `xdp`, unless it is to do anything else than [sleep](Self::wait), at least twenty times what a
     /// wake-up is found to cost on this machine, 50 to 500 µs.
-    pub fn linger(&mut self, pause: Duration) -> &mut Self {
-        self.linger = Some(pause);
+    pub fn rx_coalesce(&mut self, pause: Duration) -> &mut Self {
+        self.rx_coalesce = Some(pause);
         self
     }
 
     /// What a lane does while there is nothing to receive: how soon it has what comes, and what that costs. Default:
     /// [`WaitPolicy::Sleep`]. What is in force, [`Socket::waiting`](crate::Socket::waiting) says.
     pub fn wait(&mut self, policy: WaitPolicy) -> &mut Self {
-        (self.wait, self.polls_queues) = (policy, false);
+        (self.wait, self.prefer_busy_poll) = (policy, false);
         self
     }
 
@@ -289,12 +289,12 @@ impl Builder {
     /// (`SO_PREFER_BUSY_POLL`, Linux 5.11), where the driver can and
     /// `/sys/class/net/DEVICE/{napi_defer_hard_irqs,gro_flush_timeout}` are set.
     pub fn busy_poll(&mut self, time: Duration) -> &mut Self {
-        (self.wait, self.polls_queues) = (WaitPolicy::Spin(time), true);
+        (self.wait, self.prefer_busy_poll) = (WaitPolicy::Spin(time), true);
         self
     }
 
     /// Engine `uring`: buffers that each lane has to begin with, each for a [datagram](Self::datagram_size), or for a train
-    /// with GRO. Whenever they turn out to be too few ([`LaneCounters::uring_short`](crate::LaneCounters::uring_short)) there
+    /// with GRO. Whenever they turn out to be too few ([`LaneCounters::uring_no_buffers`](crate::LaneCounters::uring_no_buffers)) there
     /// will be twice as many, up to the default. Default: 64 more than a [batch](Self::batch) has, and no number above that
     /// counts. The ring has the next power of two of it: 128 with the defaults. Memory is used as far as it is written to: with
     /// GRO, 64 KiB each at most.
@@ -363,7 +363,7 @@ impl Builder {
     }
 
     /// Engine `xdp`: one more limit on what each source may send, up to two, such as one for addresses and one for
-    /// prefixes. What is above it is dropped by the XDP program, and counted. [`Handle::gate`](crate::Handle::gate) changes
+    /// prefixes. What is above it is dropped by the XDP program, and counted. [`Handle::filter`](crate::Handle::filter) changes
     /// limits and prefixes while the socket is open.
     pub fn limit(&mut self, limit: Limit) -> &mut Self {
         self.limits.push(limit);
@@ -390,21 +390,21 @@ impl Builder {
         self
     }
 
-    /// The pause of [`linger`](Self::linger) that so many lanes on so many cores have by default.
+    /// The pause of [`rx_coalesce`](Self::rx_coalesce) that so many lanes on so many cores have by default.
     #[must_use]
-    pub fn default_linger(lanes: usize, cores: usize) -> Duration {
-        linger::default_pause(lanes, cores)
+    pub fn default_rx_coalesce(lanes: usize, cores: usize) -> Duration {
+        rx_coalesce::default_delay(lanes, cores)
     }
 
     /// The same with engine `xdp`. The first call measures what a wake-up costs, in about a millisecond.
     #[must_use]
-    pub fn default_xdp_linger(lanes: usize, cores: usize) -> Duration {
-        linger::default_pause(lanes, cores).max(linger::pause_for_frames())
+    pub fn default_xdp_rx_coalesce(lanes: usize, cores: usize) -> Duration {
+        rx_coalesce::default_delay(lanes, cores).max(rx_coalesce::xdp_delay())
     }
 }
 
 /// `value`, if it is one that can be.
-pub(crate) fn in_range(name: &str, value: usize, most: usize) -> Result<usize> {
+pub(crate) fn check_range(name: &str, value: usize, most: usize) -> Result<usize> {
     if (1..=most).contains(&value) {
         Ok(value)
     } else {
@@ -424,13 +424,13 @@ pub(crate) struct XdpOptions {
     pub(crate) vlans: Vec<Vlan>,
     pub(crate) sockets: u32,
     /// What is let in at first.
-    pub(crate) guard: Guard,
+    pub(crate) filter: Filter,
     /// Sources that limits remember.
     pub(crate) sources: u32,
 }
 
 /// Sources that limits remember, unless somebody says otherwise.
-pub(crate) const SOURCES: u32 = 16_384;
+pub(crate) const LIMIT_SOURCES_DEFAULT: u32 = 16_384;
 
 impl Default for XdpOptions {
     fn default() -> Self {
@@ -443,8 +443,8 @@ impl Default for XdpOptions {
             capture: true,
             vlans: Vec::new(),
             sockets: 1,
-            guard: Guard::default(),
-            sources: SOURCES,
+            filter: Filter::default(),
+            sources: LIMIT_SOURCES_DEFAULT,
         }
     }
 }
@@ -456,7 +456,7 @@ pub(crate) struct Config {
     pub(crate) lanes: usize,
     pub(crate) engine: Engine,
     pub(crate) steering: Steering,
-    pub(crate) steering_by: SteeringBy,
+    pub(crate) steering_backend: SteeringBackend,
     pub(crate) placement: Placement,
     pub(crate) batch: usize,
     pub(crate) datagram_size: usize,
@@ -467,15 +467,15 @@ pub(crate) struct Config {
     pub(crate) ecn: bool,
     pub(crate) timestamps: bool,
     pub(crate) only_v6: bool,
-    pub(crate) join_group: bool,
+    pub(crate) reuse_port: bool,
     pub(crate) stealing: bool,
-    pub(crate) overload: Overload,
-    pub(crate) linger: Option<Duration>,
+    pub(crate) drop_policy: DropPolicy,
+    pub(crate) rx_coalesce: Option<Duration>,
     pub(crate) wait: WaitPolicy,
     /// The queues of devices work in the calls of a lane that spins.
-    pub(crate) polls_queues: bool,
+    pub(crate) prefer_busy_poll: bool,
     /// Why `wait` is not what was asked for.
-    pub(crate) waits_otherwise: Option<String>,
+    pub(crate) wait_fallback: Option<String>,
     pub(crate) uring_buffers: Option<usize>,
     /// Why it is not the engine that was hoped for.
     pub(crate) fallback: Option<String>,

@@ -18,16 +18,16 @@ pub(crate) enum Count {
     Delivered,
     DeliveredBytes,
     Truncated,
-    Trains,
+    GroMessages,
     Stolen,
-    Overtaken,
+    DroppedStale,
     Discarded,
     RecvErrors,
     Offered,
     Sent,
     SentBytes,
     SendCalls,
-    SentTrains,
+    GsoMessages,
     LostFull,
     LostNoBuffers,
     LostUnreachable,
@@ -36,14 +36,14 @@ pub(crate) enum Count {
     LostOther,
     Abandoned,
     GsoFallbacks,
-    ByXdp,
+    DeliveredByXdp,
     BadChecksum,
     Malformed,
     SentByXdp,
-    UringShort,
+    UringNoBuffers,
     UringFallbacks,
     Sleeps,
-    Looks,
+    EmptyPolls,
     // No counters: what there was when the lane last looked.
     RingFrames,
     RingEntries,
@@ -88,10 +88,10 @@ impl Cells {
             delivered: self.get(Count::Delivered),
             delivered_bytes: self.get(Count::DeliveredBytes),
             truncated: self.get(Count::Truncated),
-            trains: self.get(Count::Trains),
+            gro_messages: self.get(Count::GroMessages),
             stolen: self.get(Count::Stolen),
             kernel_dropped: 0,
-            overtaken: self.get(Count::Overtaken),
+            dropped_stale: self.get(Count::DroppedStale),
             discarded: self.get(Count::Discarded),
             recv_errors: self.get(Count::RecvErrors),
             steered: None,
@@ -99,7 +99,7 @@ impl Cells {
             sent: self.get(Count::Sent),
             sent_bytes: self.get(Count::SentBytes),
             send_calls: self.get(Count::SendCalls),
-            sent_trains: self.get(Count::SentTrains),
+            gso_messages: self.get(Count::GsoMessages),
             lost_full: self.get(Count::LostFull),
             lost_no_buffers: self.get(Count::LostNoBuffers),
             lost_unreachable: self.get(Count::LostUnreachable),
@@ -108,15 +108,15 @@ impl Cells {
             lost_other: self.get(Count::LostOther),
             abandoned: self.get(Count::Abandoned),
             gso_fallbacks: self.get(Count::GsoFallbacks),
-            by_xdp: self.get(Count::ByXdp),
+            delivered_by_xdp: self.get(Count::DeliveredByXdp),
             bad_checksum: self.get(Count::BadChecksum),
             malformed: self.get(Count::Malformed),
             xsk_dropped: 0,
             sent_by_xdp: self.get(Count::SentByXdp),
-            uring_short: self.get(Count::UringShort),
+            uring_no_buffers: self.get(Count::UringNoBuffers),
             uring_fallbacks: self.get(Count::UringFallbacks),
             sleeps: self.get(Count::Sleeps),
-            looks: self.get(Count::Looks),
+            empty_polls: self.get(Count::EmptyPolls),
         }
     }
 }
@@ -136,14 +136,14 @@ pub struct LaneCounters {
     /// Delivered, but cut off at the size of the buffer, and flagged so.
     pub truncated: u64,
     /// Messages that were trains of more than one datagram.
-    pub trains: u64,
+    pub gro_messages: u64,
     /// Delivered by this lane, but taken from the queue of another.
     pub stolen: u64,
     /// Dropped by the kernel at this lane's queue: queue full, no memory, or a wrong checksum. With GRO the
     /// kernel counts a dropped train once.
     pub kernel_dropped: u64,
-    /// Thrown away unread for newer ones, with [`Overload::Newest`](crate::Overload).
-    pub overtaken: u64,
+    /// Thrown away unread for newer ones, with [`DropPolicy::Head`](crate::DropPolicy).
+    pub dropped_stale: u64,
     /// Still queued when the lane was closed, and thrown away with it.
     pub discarded: u64,
     /// Receive calls that failed.
@@ -160,7 +160,7 @@ pub struct LaneCounters {
     /// System calls for sending.
     pub send_calls: u64,
     /// Messages sent that were trains of more than one datagram.
-    pub sent_trains: u64,
+    pub gso_messages: u64,
     /// Not sent: the socket's send buffer stayed full (`EAGAIN`).
     pub lost_full: u64,
     /// Not sent: no memory, such as for the pieces of a datagram larger than a frame and the send buffer (`ENOBUFS`,
@@ -179,7 +179,7 @@ pub struct LaneCounters {
     /// Trains that the device or the path refused and that were sent datagram by datagram.
     pub gso_fallbacks: u64,
     /// Delivered past the kernel's stack, from a queue of a device; the rest came through the companion socket.
-    pub by_xdp: u64,
+    pub delivered_by_xdp: u64,
     /// Came from a queue of a device with a wrong checksum. (The kernel's are in `kernel_dropped`.)
     pub bad_checksum: u64,
     /// Came from a queue of a device with headers that are broken or lie about lengths.
@@ -189,14 +189,14 @@ pub struct LaneCounters {
     /// Sent past the kernel's stack. The rest went through the companion socket.
     pub sent_by_xdp: u64,
     /// How often engine `uring` had no buffer for what was there. Nothing is lost by it: it stays in the queue.
-    pub uring_short: u64,
+    pub uring_no_buffers: u64,
     /// Lanes of engine `uring` that went on with `mmsg` because io_uring failed, such as by a filter of system calls that came
     /// later.
     pub uring_fallbacks: u64,
     /// Calls in which the lane was to sleep until something came, or for a time.
     pub sleeps: u64,
     /// Looks for something to receive, without sleep, that found nothing: what [spinning](crate::WaitPolicy) costs.
-    pub looks: u64,
+    pub empty_polls: u64,
 }
 
 impl LaneCounters {
@@ -206,7 +206,7 @@ impl LaneCounters {
     pub fn arrived(&self) -> u64 {
         self.delivered
             + self.kernel_dropped
-            + self.overtaken
+            + self.dropped_stale
             + self.discarded
             + self.bad_checksum
             + self.malformed
@@ -221,12 +221,12 @@ impl LaneCounters {
             ("delivered", self.delivered),
             ("delivered_bytes", self.delivered_bytes),
             ("kernel_dropped", self.kernel_dropped),
-            ("overtaken", self.overtaken),
+            ("overtaken", self.dropped_stale),
             ("discarded", self.discarded),
             ("truncated", self.truncated),
             ("batches", self.batches),
             ("messages", self.messages),
-            ("trains", self.trains),
+            ("trains", self.gro_messages),
             ("stolen", self.stolen),
             ("recv_errors", self.recv_errors),
             ("offered", self.offered),
@@ -241,15 +241,15 @@ impl LaneCounters {
             ("lost_denied", self.lost_denied),
             ("lost_other", self.lost_other),
             ("abandoned", self.abandoned),
-            ("by_xdp", self.by_xdp),
+            ("by_xdp", self.delivered_by_xdp),
             ("bad_checksum", self.bad_checksum),
             ("malformed", self.malformed),
             ("xsk_dropped", self.xsk_dropped),
             ("sent_by_xdp", self.sent_by_xdp),
-            ("uring_short", self.uring_short),
+            ("uring_short", self.uring_no_buffers),
             ("uring_fallbacks", self.uring_fallbacks),
             ("sleeps", self.sleeps),
-            ("looks", self.looks),
+            ("looks", self.empty_polls),
         ];
         std::array::from_fn(|at| all.get(at).map_or(steered, |(name, value)| (*name, Some(*value))))
     }
@@ -274,10 +274,10 @@ impl AddAssign for LaneCounters {
         self.delivered += other.delivered;
         self.delivered_bytes += other.delivered_bytes;
         self.truncated += other.truncated;
-        self.trains += other.trains;
+        self.gro_messages += other.gro_messages;
         self.stolen += other.stolen;
         self.kernel_dropped += other.kernel_dropped;
-        self.overtaken += other.overtaken;
+        self.dropped_stale += other.dropped_stale;
         self.discarded += other.discarded;
         self.recv_errors += other.recv_errors;
         self.steered = match (self.steered, other.steered) {
@@ -288,7 +288,7 @@ impl AddAssign for LaneCounters {
         self.sent += other.sent;
         self.sent_bytes += other.sent_bytes;
         self.send_calls += other.send_calls;
-        self.sent_trains += other.sent_trains;
+        self.gso_messages += other.gso_messages;
         self.lost_full += other.lost_full;
         self.lost_no_buffers += other.lost_no_buffers;
         self.lost_unreachable += other.lost_unreachable;
@@ -297,15 +297,15 @@ impl AddAssign for LaneCounters {
         self.lost_other += other.lost_other;
         self.abandoned += other.abandoned;
         self.gso_fallbacks += other.gso_fallbacks;
-        self.by_xdp += other.by_xdp;
+        self.delivered_by_xdp += other.delivered_by_xdp;
         self.bad_checksum += other.bad_checksum;
         self.malformed += other.malformed;
         self.xsk_dropped += other.xsk_dropped;
         self.sent_by_xdp += other.sent_by_xdp;
-        self.uring_short += other.uring_short;
+        self.uring_no_buffers += other.uring_no_buffers;
         self.uring_fallbacks += other.uring_fallbacks;
         self.sleeps += other.sleeps;
-        self.looks += other.looks;
+        self.empty_polls += other.empty_polls;
     }
 }
 
@@ -330,9 +330,9 @@ pub struct Counters {
     pub steered_short: u64,
     /// Messages that eBPF left to the kernel's choice because the table named no open lane.
     pub steered_by_kernel: u64,
-    /// Datagrams to the socket that the XDP program dropped before they got to a lane: see [`Gate`](crate::Gate). What was
+    /// Datagrams to the socket that the XDP program dropped before they got to a lane: see [`FilterHandle`](crate::FilterHandle). What was
     /// sent to the socket is these and what [arrived](LaneCounters::arrived) at its lanes.
-    pub refused: crate::Refused,
+    pub filter_drops: crate::FilterDrops,
 }
 
 impl Counters {

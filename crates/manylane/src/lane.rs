@@ -8,48 +8,48 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use manylane_bpf::abi;
-use manylane_sys::linger::Linger;
 use manylane_sys::map::SharedWords;
-use manylane_sys::measure::{Watch, sleep_precisely};
+use manylane_sys::measure::{Epoll, reduce_timer_slack};
 use manylane_sys::mmsg::Wait;
+use manylane_sys::rx_coalesce::RxCoalesce;
 use manylane_sys::{cpu, sock};
 
 use crate::batch::{Batch, Origin};
 use crate::config::Engine;
 use crate::counters::{Cells, Count, LaneCounters, LaneId};
+use crate::drop_policy::DropPolicy;
 use crate::error::{Error, Result};
-use crate::holder;
 use crate::io::mmsg::MmsgIo;
 use crate::io::uring::UringIo;
 use crate::io::xdp::XdpIo;
-use crate::io::{Capabilities, Taken};
+use crate::io::{Capabilities, RecvSummary};
 use crate::outbox::Outbox;
-use crate::overload::Overload;
+use crate::port_owner;
 use crate::sizes::Sizes;
 use crate::socket::Shared;
-use crate::steal::Thief;
+use crate::steal::Stealer;
 use crate::steer::Slot;
-use crate::wait::pacer::{Met, Pacer, Plan};
+use crate::wait::governor::{Arrival, Plan, WaitGovernor};
 
 /// Steered to, and open for receiving.
 pub(crate) const OPEN: u8 = 0;
 /// Being taken out of steering: datagrams may still arrive until the grace period is over.
 pub(crate) const RETIRING: u8 = 1;
 /// Nothing more arrives, or the whole socket stops: what is queued is still handled, then the lane ends.
-pub(crate) const LEAVING: u8 = 2;
+pub(crate) const DRAINING: u8 = 2;
 /// The kernel refuses what is new: the lane of a socket that ends.
-pub(crate) const SHUT: u8 = 3;
+pub(crate) const SHUT_DOWN: u8 = 3;
 
 /// Bytes of memory that a datagram takes in the queue at worst, if it is small.
-const PAGE: usize = 4096;
+const SKB_TRUESIZE_MAX: usize = 4096;
 
 /// Bytes of memory that the smallest datagram takes in the queue at least.
-const LEAST: usize = 512;
+const SKB_TRUESIZE_MIN: usize = 512;
 
 /// A lane that spins reads the clock once in so many looks.
-const LOOKS_PER_TIME: u32 = 8;
+const POLLS_PER_CLOCK_READ: u32 = 8;
 /// One with queues looks at its companion, which is a system call, once in so many.
-const LOOKS_PER_COMPANION: u32 = 64;
+const POLLS_PER_KERNEL_POLL: u32 = 64;
 
 /// Receives that a lane which closes spends on throwing away what is left.
 const DISCARD_BUDGET: usize = 1 << 14;
@@ -90,9 +90,9 @@ impl LaneShared {
     }
 
     /// Time to drain the queue and to end.
-    pub(crate) fn is_leaving(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         // Who sees this also sees whether it is because the whole socket stops.
-        self.state.load(Ordering::Acquire) >= LEAVING
+        self.state.load(Ordering::Acquire) >= DRAINING
     }
 }
 
@@ -105,42 +105,42 @@ impl LaneShared {
 /// Once asked for it stays the same one for the lane's life, also when io_uring fails and the lane goes on without.
 pub struct Lane {
     shared: Arc<Shared>,
-    me: Arc<LaneShared>,
+    lane_shared: Arc<LaneShared>,
     io: MmsgIo,
     /// The queues of devices that the lane serves, with engine `xdp`; `io` is then its companion.
     xdp: Option<XdpIo>,
     /// The way to receive from the kernel socket, with engine `uring`; `io` then sends, steals, and takes over if it fails.
     uring: Option<UringIo>,
     /// What the lane's descriptor is since io_uring failed, if it was the ring's before: it stays the same one.
-    readiness: Option<Watch>,
-    can: Capabilities,
+    readiness: Option<Epoll>,
+    caps: Capabilities,
     /// The receive timeout that the socket has, or its ring.
     timeout: Option<Duration>,
-    overload: Overload,
-    pacer: Pacer,
+    drop_policy: DropPolicy,
+    governor: WaitGovernor,
     /// What times of the pacer count from.
     opened: Instant,
     /// The thread that waits has the timer slack that rests need, and runs when it wakes up.
-    is_prompt: bool,
+    is_low_latency: bool,
     /// Where eBPF reads how much the lane has taken (`least-loaded` only), and the lane's first word there.
     load: Option<(Arc<SharedWords>, usize)>,
-    thief: Thief,
+    stealer: Stealer,
     /// Sockets that the last lane waits for when all else of it is closed: the last field.
-    left: LeftBehind,
+    orphaned: OrphanedSockets,
 }
 
 /// Sockets, by their inodes, that rings may have for a moment yet although they are closed. When this is dropped they have
 /// been let go of, or some seconds have passed: then whoever drops the last lane finds the port free.
 #[derive(Debug, Default)]
-struct LeftBehind {
+struct OrphanedSockets {
     /// The lane has left such a ring.
-    is_ring: bool,
+    has_ring: bool,
     sockets: Vec<u64>,
 }
 
-impl Drop for LeftBehind {
+impl Drop for OrphanedSockets {
     fn drop(&mut self) {
-        if !self.sockets.is_empty() && !holder::await_end_of(&self.sockets) {
+        if !self.sockets.is_empty() && !port_owner::wait_unbound(&self.sockets) {
             log::warn!("the kernel still has the sockets of io_uring rings that another thread had used");
         }
     }
@@ -164,32 +164,32 @@ impl Lane {
         load: Option<Arc<SharedWords>>,
     ) -> Self {
         let load = load.map(|words| (words, me.slot as usize * abi::LOAD_WORDS));
-        let thief = Thief::new(if shared.config.stealing { abi::MAX_LANES } else { 0 });
-        let overload = shared.config.overload;
-        let pacer = Pacer::new(shared.config.wait);
+        let thief = Stealer::new(if shared.config.stealing { abi::MAX_LANES } else { 0 });
+        let overload = shared.config.drop_policy;
+        let pacer = WaitGovernor::new(shared.config.wait);
         let opened = Instant::now();
         Self {
             shared,
-            me,
+            lane_shared: me,
             io,
             xdp: None,
             uring,
             readiness: None,
-            can,
+            caps: can,
             timeout: None,
-            overload,
-            pacer,
+            drop_policy: overload,
+            governor: pacer,
             opened,
-            is_prompt: false,
+            is_low_latency: false,
             load,
-            thief,
-            left: LeftBehind::default(),
+            stealer: thief,
+            orphaned: OrphanedSockets::default(),
         }
     }
 
     /// Gives the lane queues of devices.
-    pub(crate) fn serve_queues(&mut self, mut xdp: XdpIo) -> Result<()> {
-        xdp.watch_companion(self.me.fd.as_fd())?;
+    pub(crate) fn attach_queues(&mut self, mut xdp: XdpIo) -> Result<()> {
+        xdp.add_kernel_socket(self.lane_shared.fd.as_fd())?;
         self.xdp = Some(xdp);
         Ok(())
     }
@@ -197,13 +197,13 @@ impl Lane {
     /// The lane's id, unique within the socket.
     #[must_use]
     pub fn id(&self) -> LaneId {
-        self.me.id
+        self.lane_shared.id
     }
 
     /// The CPU that placement gave to the lane; none without pinning.
     #[must_use]
     pub fn cpu(&self) -> Option<usize> {
-        self.me.cpu
+        self.lane_shared.cpu
     }
 
     /// The address that the socket is bound to.
@@ -215,7 +215,7 @@ impl Lane {
     /// What the engine can do on this lane.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        self.can
+        self.caps
     }
 
     /// Pins the calling thread to the CPU that placement gave to the lane, if any.
@@ -223,7 +223,7 @@ impl Lane {
     /// # Errors
     /// When the CPU went offline or out of the process's cpuset.
     pub fn pin(&self) -> Result<()> {
-        let Some(cpu) = self.me.cpu else { return Ok(()) };
+        let Some(cpu) = self.lane_shared.cpu else { return Ok(()) };
         cpu::pin(cpu).map_err(|err| Error::system(format!("pinning to CPU {cpu} (placement)"), err))
     }
 
@@ -233,7 +233,7 @@ impl Lane {
     /// What the system reports for the socket as a whole. No error of a single datagram or peer shows here.
     #[inline]
     pub fn recv(&mut self) -> Result<Received<'_>> {
-        let taken = self.take(Wait::Never)?;
+        let taken = self.recv_batch(Wait::Never)?;
         Ok(self.received(taken))
     }
 
@@ -244,7 +244,7 @@ impl Lane {
     /// As for [`recv`](Self::recv).
     #[inline]
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Received<'_>> {
-        let taken = self.take_timeout(timeout)?;
+        let taken = self.recv_batch_timeout(timeout)?;
         Ok(self.received(taken))
     }
 
@@ -256,7 +256,7 @@ impl Lane {
         if let Some(uring) = &mut self.uring {
             uring.end_batch();
         }
-        self.received(Taken::default()).out
+        self.received(RecvSummary::default()).out
     }
 
     /// Takes the lane out of steering: when this returns, nothing more arrives in its queue, and when
@@ -268,28 +268,28 @@ impl Lane {
     /// # Errors
     /// [`ErrorKind::LastLane`](crate::ErrorKind::LastLane) for the only one left.
     pub fn retire(&mut self) -> Result<()> {
-        self.shared.retire(&self.me)?;
+        self.shared.retire(&self.lane_shared)?;
         if let Some(xdp) = &mut self.xdp {
-            xdp.leave();
+            xdp.release_queues();
         }
         Ok(())
     }
 
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.me.is_leaving()
+    pub(crate) fn is_draining(&self) -> bool {
+        self.lane_shared.is_draining()
     }
 
     pub(crate) fn engine(&self) -> Engine {
         self.shared.config.engine
     }
 
-    pub(crate) fn wanted(&self) -> Option<Sizes> {
-        self.shared.wanted.sizes()
+    pub(crate) fn requested_sizes(&self) -> Option<Sizes> {
+        self.shared.requested_sizes.sizes()
     }
 
     /// Builds buffers for what the lane can do from now on.
-    pub(crate) fn rebuild(&mut self, can: Capabilities) -> Result<()> {
-        if can == self.can {
+    pub(crate) fn rebuild_buffers(&mut self, can: Capabilities) -> Result<()> {
+        if can == self.caps {
             return Ok(());
         }
         let config = &self.shared.config;
@@ -297,23 +297,23 @@ impl Lane {
         if let Some(uring) = &mut self.uring {
             uring.resize(can)?;
         }
-        (self.io, self.can) = (io, can);
+        (self.io, self.caps) = (io, can);
         Ok(())
     }
 
     /// The pauses of a lane with batches as they are.
-    pub(crate) fn new_linger(&self) -> Linger {
-        Linger::new(self.shared.linger(), self.can.batch, self.shared.room(self))
+    pub(crate) fn new_rx_coalesce(&self) -> RxCoalesce {
+        RxCoalesce::new(self.shared.rx_coalesce(), self.caps.batch, self.shared.recv_capacity(self))
     }
 
     /// Messages that fit into the receive buffer, counted with a page each: what small frames of a device take.
-    pub(crate) fn room(&self) -> usize {
-        let state = sock::queue_state(self.me.fd.as_fd());
-        state.map_or(usize::MAX, |state| state.limit_bytes as usize / PAGE)
+    pub(crate) fn recv_capacity(&self) -> usize {
+        let state = sock::queue_state(self.lane_shared.fd.as_fd());
+        state.map_or(usize::MAX, |state| state.limit_bytes as usize / SKB_TRUESIZE_MAX)
     }
 
-    pub(crate) fn me(&self) -> &LaneShared {
-        &self.me
+    pub(crate) fn lane_shared(&self) -> &LaneShared {
+        &self.lane_shared
     }
 
     pub(crate) fn shared(&self) -> Arc<Shared> {
@@ -323,139 +323,145 @@ impl Lane {
     /// Messages that a lane which leaves drains before it shuts its door: all that are queued, and a batch that may
     /// come meanwhile.
     pub(crate) fn queued(&self) -> usize {
-        let queued = sock::queue_state(self.me.fd.as_fd()).map_or(0, |state| state.queued_bytes as usize);
-        queued / LEAST + self.can.batch
+        let queued =
+            sock::queue_state(self.lane_shared.fd.as_fd()).map_or(0, |state| state.queued_bytes as usize);
+        queued / SKB_TRUESIZE_MIN + self.caps.batch
     }
 
     /// Lets nothing more into the queue if the whole socket ends, or if the lane has `drained` all that was queued
     /// and is still steered to.
-    pub(crate) fn shut_if_ending(&self, drained: bool) {
-        if self.shared.is_stopping() || (drained && !self.shared.steers()) {
-            self.shared.shut(&self.me);
+    pub(crate) fn maybe_shut_down(&self, drained: bool) {
+        if self.shared.is_stopping() || (drained && !self.shared.can_retire()) {
+            self.shared.shut_down(&self.lane_shared);
         }
     }
 
     /// Takes a batch as soon as there is something, by the policy of the lane; none after `timeout`.
-    pub(crate) fn take_timeout(&mut self, timeout: Duration) -> Result<Taken> {
+    pub(crate) fn recv_batch_timeout(&mut self, timeout: Duration) -> Result<RecvSummary> {
         if timeout.is_zero() {
-            return self.take(Wait::Never);
+            return self.recv_batch(Wait::Never);
         }
-        if self.pacer.learns() && !self.is_prompt {
-            self.be_prompt();
+        if self.governor.is_adaptive() && !self.is_low_latency {
+            self.set_low_latency();
         }
-        if !self.pacer.may_look() {
+        if !self.governor.can_spin() {
             let taken = self.sleep(timeout)?;
-            if taken.messages > 0 && self.pacer.learns() {
-                self.pacer.came(self.opened.elapsed(), Met::Asleep);
+            if taken.messages > 0 && self.governor.is_adaptive() {
+                self.governor.record_arrival(self.opened.elapsed(), Arrival::Woken);
             }
             return Ok(taken);
         }
-        let taken = self.take(Wait::Never)?;
+        let taken = self.recv_batch(Wait::Never)?;
         if taken.messages > 0 {
             return Ok(taken);
         }
         // Only now that there is nothing the clock is read.
         let start = Instant::now();
-        let plan = self.pacer.plan(start - self.opened);
-        let (taken, met) = self.wait_as(plan, start, timeout)?;
+        let plan = self.governor.plan(start - self.opened);
+        let (taken, met) = self.wait_with_plan(plan, start, timeout)?;
         if taken.messages == 0 {
-            self.pacer.gave_up();
-        } else if self.pacer.learns() {
-            self.pacer.came(self.opened.elapsed(), met);
+            self.governor.record_timeout();
+        } else if self.governor.is_adaptive() {
+            self.governor.record_arrival(self.opened.elapsed(), met);
         }
         Ok(taken)
     }
 
     /// Rests are short, and who sleeps leaves its processor to others: neither is to make the lane late.
     #[cold]
-    fn be_prompt(&mut self) {
-        self.is_prompt = true;
-        sleep_precisely();
-        if let Err(err) = cpu::run_promptly() {
+    fn set_low_latency(&mut self) {
+        self.is_low_latency = true;
+        reduce_timer_slack();
+        if let Err(err) = cpu::set_short_slice() {
             log::debug!("a lane may have to wait for others on its processor: sched_setattr: {err}");
         }
     }
 
     /// Rests, looks, and sleeps, as `plan` says, in a wait that began at `start`.
-    fn wait_as(&mut self, plan: Plan, start: Instant, timeout: Duration) -> Result<(Taken, Met)> {
-        let rest = plan.rest.min(timeout);
+    fn wait_with_plan(
+        &mut self,
+        plan: Plan,
+        start: Instant,
+        timeout: Duration,
+    ) -> Result<(RecvSummary, Arrival)> {
+        let rest = plan.sleep_until.min(timeout);
         if !rest.is_zero() {
-            let taken = self.rest(rest)?;
-            if taken.messages > 0 || self.is_leaving() {
-                return Ok((taken, Met::Asleep));
+            let taken = self.sleep_precise(rest)?;
+            if taken.messages > 0 || self.is_draining() {
+                return Ok((taken, Arrival::Woken));
             }
-            self.pacer.overslept(start.elapsed().saturating_sub(rest));
+            self.governor.record_wake_latency(start.elapsed().saturating_sub(rest));
         }
-        let until = plan.until.min(timeout);
+        let until = plan.spin_until.min(timeout);
         if until > rest {
             let (taken, looks) = self.spin(start, until)?;
-            if taken.messages > 0 || until == timeout || self.is_leaving() {
+            if taken.messages > 0 || until == timeout || self.is_draining() {
                 // What is there after a rest came before its end.
-                let met = if looks == 0 && !rest.is_zero() { Met::Asleep } else { Met::Awake };
+                let met = if looks == 0 && !rest.is_zero() { Arrival::Woken } else { Arrival::Polled };
                 return Ok((taken, met));
             }
         }
-        Ok((self.sleep(timeout - until)?, Met::Asleep))
+        Ok((self.sleep(timeout - until)?, Arrival::Woken))
     }
 
     /// Looks until there is something, without sleep, for so long after `start`, or until the lane leaves; and how often that
     /// was in vain.
-    fn spin(&mut self, start: Instant, until: Duration) -> Result<(Taken, u32)> {
+    fn spin(&mut self, start: Instant, until: Duration) -> Result<(RecvSummary, u32)> {
         let mut looks = 0_u32;
         let taken = loop {
-            let taken = self.look(looks)?;
+            let taken = self.poll(looks)?;
             if taken.messages > 0 {
                 break taken;
             }
             looks = looks.wrapping_add(1);
-            let is_over =
-                looks.is_multiple_of(LOOKS_PER_TIME) && (self.is_leaving() || start.elapsed() >= until);
+            let is_over = looks.is_multiple_of(POLLS_PER_CLOCK_READ)
+                && (self.is_draining() || start.elapsed() >= until);
             if is_over {
                 break taken;
             }
             hint::spin_loop();
         };
-        self.me.cells.add(Count::Looks, looks.into());
+        self.lane_shared.cells.add(Count::EmptyPolls, looks.into());
         Ok((taken, looks))
     }
 
     /// The look of this number at what there is. What costs a system call although nothing has come, a lane with queues does
     /// not do each time.
     #[inline]
-    fn look(&mut self, number: u32) -> Result<Taken> {
-        let nothing = |xdp: &XdpIo| !xdp.may_have() && !number.is_multiple_of(LOOKS_PER_COMPANION);
+    fn poll(&mut self, number: u32) -> Result<RecvSummary> {
+        let nothing = |xdp: &XdpIo| !xdp.can_receive() && !number.is_multiple_of(POLLS_PER_KERNEL_POLL);
         if self.xdp.as_ref().is_some_and(nothing) {
-            return Ok(Taken::default());
+            return Ok(RecvSummary::default());
         }
-        self.take(Wait::Never)
+        self.recv_batch(Wait::Never)
     }
 
     /// Sleeps until something comes, for at most `timeout`, of which the kernel may leave out a quarter.
-    fn sleep(&mut self, timeout: Duration) -> Result<Taken> {
-        self.me.cells.add(Count::Sleeps, 1);
+    fn sleep(&mut self, timeout: Duration) -> Result<RecvSummary> {
+        self.lane_shared.cells.add(Count::Sleeps, 1);
         if let Some(xdp) = &mut self.xdp {
             // What is there, or came just now, is no reason to look at the socket.
             xdp.wait(timeout)?;
-            return self.take(Wait::Never);
+            return self.recv_batch(Wait::Never);
         }
         if self.uring.is_some() {
             self.timeout = Some(timeout);
         } else if !self.timeout.is_some_and(|set| set <= timeout && set >= timeout - timeout / 4) {
             // Below a microsecond it would mean for ever.
             let bound = timeout.max(Duration::from_micros(1));
-            sock::set_recv_timeout(self.me.fd.as_fd(), bound)
+            sock::set_recv_timeout(self.lane_shared.fd.as_fd(), bound)
                 .map_err(|err| Error::system("receive timeout", err))?;
             self.timeout = Some(timeout);
         }
-        self.take(Wait::First)
+        self.recv_batch(Wait::First)
     }
 
     /// Sleeps until something comes, for `time`, which is short: to the microsecond.
-    fn rest(&mut self, time: Duration) -> Result<Taken> {
+    fn sleep_precise(&mut self, time: Duration) -> Result<RecvSummary> {
         if self.xdp.is_none() && self.uring.is_none() {
-            self.me.cells.add(Count::Sleeps, 1);
-            sock::wait_readable(self.me.fd.as_fd(), time);
-            return self.take(Wait::Never);
+            self.lane_shared.cells.add(Count::Sleeps, 1);
+            sock::wait_readable(self.lane_shared.fd.as_fd(), time);
+            return self.recv_batch(Wait::Never);
         }
         self.sleep(time)
     }
@@ -463,32 +469,32 @@ impl Lane {
     /// Takes a batch: from a queue of a device, if the lane has any and there is something, else from the lane's own
     /// socket.
     #[inline]
-    pub(crate) fn take(&mut self, wait: Wait) -> Result<Taken> {
-        let companion_first = self.xdp.as_mut().is_some_and(XdpIo::is_companions_turn);
+    pub(crate) fn recv_batch(&mut self, wait: Wait) -> Result<RecvSummary> {
+        let companion_first = self.xdp.as_mut().is_some_and(XdpIo::take_kernel_turn);
         if companion_first {
-            let taken = self.take_from_socket(Wait::Never)?;
+            let taken = self.recv_from_socket(Wait::Never)?;
             if taken.messages > 0 {
                 return Ok(taken);
             }
         }
-        let taken = self.take_from_queues();
+        let taken = self.recv_from_queues();
         if taken.messages > 0 || companion_first {
             return Ok(taken);
         }
         if let Some(xdp) = &mut self.xdp {
-            xdp.gives_turn();
+            xdp.ack_kernel_turn();
         }
-        self.take_from_socket(wait)
+        self.recv_from_socket(wait)
     }
 
     /// Takes what may have come behind a full batch, without waiting. Where queues bring batches their companion is not asked
     /// for that, which is a system call: its turn comes after so many batches anyway.
     #[inline]
-    pub(crate) fn take_more(&mut self) -> Result<Taken> {
+    pub(crate) fn recv_more(&mut self) -> Result<RecvSummary> {
         if self.xdp.as_ref().is_some_and(XdpIo::has_batch) {
-            return Ok(self.take_from_queues());
+            return Ok(self.recv_from_queues());
         }
-        self.take(Wait::Never)
+        self.recv_batch(Wait::Never)
     }
 
     /// Whether a queue whose turn has not come since the lane last paused has something. Each has one turn: who goes on for
@@ -500,27 +506,28 @@ impl Lane {
 
     /// Takes a batch from a queue of a device, if the lane has any and there is something.
     #[inline]
-    fn take_from_queues(&mut self) -> Taken {
-        let Some(xdp) = &mut self.xdp else { return Taken::default() };
-        let taken = xdp.receive(self.can.batch, self.can.datagram_size, self.overload, &self.me.cells);
-        xdp.tell_backlog(&self.me.cells);
+    fn recv_from_queues(&mut self) -> RecvSummary {
+        let Some(xdp) = &mut self.xdp else { return RecvSummary::default() };
+        let taken =
+            xdp.receive(self.caps.batch, self.caps.datagram_size, self.drop_policy, &self.lane_shared.cells);
+        xdp.publish_backlog(&self.lane_shared.cells);
         if taken.messages > 0 {
-            self.me.cells.add(Count::ByXdp, taken.datagrams as u64);
+            self.lane_shared.cells.add(Count::DeliveredByXdp, taken.datagrams as u64);
             self.count(taken);
         }
         taken
     }
 
     #[inline]
-    fn take_from_socket(&mut self, wait: Wait) -> Result<Taken> {
-        let mut taken = self.receive(wait)?;
-        if self.overload == Overload::Newest && taken.messages == self.can.batch {
-            taken = self.overtake(taken)?;
+    fn recv_from_socket(&mut self, wait: Wait) -> Result<RecvSummary> {
+        let mut taken = self.recv_raw(wait)?;
+        if self.drop_policy == DropPolicy::Head && taken.messages == self.caps.batch {
+            taken = self.drop_stale(taken)?;
         }
         if let Some(xdp) = &mut self.xdp
             && taken.messages > 0
         {
-            xdp.has_companion();
+            xdp.rearm_kernel_wakeup();
         }
         self.count(taken);
         Ok(taken)
@@ -529,18 +536,18 @@ impl Lane {
     /// Gives up the batch that was `taken`, and what is behind it, if the socket's queue is more than half full: up to the last
     /// batch that is there.
     #[cold]
-    fn overtake(&mut self, mut taken: Taken) -> Result<Taken> {
+    fn drop_stale(&mut self, mut taken: RecvSummary) -> Result<RecvSummary> {
         // What a ring holds was in the queue, too.
         let (queued, limit) = self.backlog();
         if queued <= limit / 2 {
             return Ok(taken);
         }
         // More may come all the time.
-        let mut most = limit / LEAST;
-        while taken.messages == self.can.batch && most >= taken.messages && self.backlog().0 > 0 {
-            self.me.cells.add(Count::Overtaken, taken.datagrams as u64);
+        let mut most = limit / SKB_TRUESIZE_MIN;
+        while taken.messages == self.caps.batch && most >= taken.messages && self.backlog().0 > 0 {
+            self.lane_shared.cells.add(Count::DroppedStale, taken.datagrams as u64);
             most -= taken.messages;
-            taken = self.receive(Wait::Never)?;
+            taken = self.recv_raw(Wait::Never)?;
         }
         Ok(taken)
     }
@@ -548,30 +555,30 @@ impl Lane {
     /// Bytes of memory that wait in the socket's queue, and how many there can be; what the ring has taken counts as little as
     /// it can have been.
     fn backlog(&self) -> (usize, usize) {
-        let state = sock::queue_state(self.me.fd.as_fd()).unwrap_or_default();
-        let held = self.uring.as_ref().map_or(0, UringIo::held);
-        (state.queued_bytes as usize + held * LEAST, state.limit_bytes as usize)
+        let state = sock::queue_state(self.lane_shared.fd.as_fd()).unwrap_or_default();
+        let held = self.uring.as_ref().map_or(0, UringIo::prefetched);
+        (state.queued_bytes as usize + held * SKB_TRUESIZE_MIN, state.limit_bytes as usize)
     }
 
     /// Receives from the socket, and counts nothing but what fails.
     #[inline]
-    fn receive(&mut self, wait: Wait) -> Result<Taken> {
+    fn recv_raw(&mut self, wait: Wait) -> Result<RecvSummary> {
         let steered = self.load.as_ref().map(|(words, base)| words.load(base + abi::LOAD_STEERED));
         let received = match &mut self.uring {
             Some(uring) => {
                 let wait = if wait == Wait::First { self.timeout } else { None };
-                uring.recv(self.me.fd.as_fd(), wait, &self.me.cells)
+                uring.recv(self.lane_shared.fd.as_fd(), wait, &self.lane_shared.cells)
             }
-            None => self.io.recv(self.me.fd.as_fd(), wait),
+            None => self.io.recv(self.lane_shared.fd.as_fd(), wait),
         };
         let taken = match received {
             Ok(taken) => taken,
             Err(err) if self.uring.as_ref().is_some_and(UringIo::is_broken) => {
-                self.go_on_without_ring(&err);
-                return self.receive(Wait::Never);
+                self.disable_uring(&err);
+                return self.recv_raw(Wait::Never);
             }
             Err(err) => {
-                self.me.cells.add(Count::RecvErrors, 1);
+                self.lane_shared.cells.add(Count::RecvErrors, 1);
                 return Err(Error::system("receiving", err));
             }
         };
@@ -586,20 +593,20 @@ impl Lane {
 
     /// io_uring has failed, with all that it had taken handed out: the socket is as good as ever.
     #[cold]
-    fn go_on_without_ring(&mut self, err: &std::io::Error) {
-        log::warn!("lane {}: engine mmsg from now on, since io_uring fails: {err}", self.me.id);
-        self.me.cells.add(Count::UringFallbacks, 1);
+    fn disable_uring(&mut self, err: &std::io::Error) {
+        log::warn!("lane {}: engine mmsg from now on, since io_uring fails: {err}", self.lane_shared.id);
+        self.lane_shared.cells.add(Count::UringFallbacks, 1);
         if let Some(mut uring) = self.uring.take() {
-            uring.end();
-            self.left.is_ring |= uring.has_left();
+            uring.stop();
+            self.orphaned.has_ring |= uring.has_socket_ref();
             self.readiness = uring.into_readiness();
         }
         self.timeout = None;
     }
 
     #[inline]
-    fn count(&self, taken: Taken) {
-        let cells = &self.me.cells;
+    fn count(&self, taken: RecvSummary) {
+        let cells = &self.lane_shared.cells;
         if taken.messages == 0 {
             return;
         }
@@ -607,36 +614,38 @@ impl Lane {
         cells.add(Count::Messages, taken.messages as u64);
         cells.add(Count::Delivered, taken.datagrams as u64);
         cells.add(Count::DeliveredBytes, taken.bytes as u64);
-        if taken.messages == self.can.batch {
+        if taken.messages == self.caps.batch {
             cells.add(Count::FullBatches, 1);
         }
         if taken.truncated > 0 {
             cells.add(Count::Truncated, taken.truncated as u64);
         }
-        if taken.trains > 0 {
-            cells.add(Count::Trains, taken.trains as u64);
+        if taken.gro_messages > 0 {
+            cells.add(Count::GroMessages, taken.gro_messages as u64);
         }
     }
 
     /// Takes a batch from the queue of a lane that has more than it gets done, if there is one. An error is counted, and
     /// no more: what is queued there has a lane that receives it.
-    pub(crate) fn steal(&mut self) -> Taken {
-        let Some(victim) = self.thief.pick(&self.shared, &self.me) else { return Taken::default() };
+    pub(crate) fn steal(&mut self) -> RecvSummary {
+        let Some(victim) = self.stealer.pick_victim(&self.shared, &self.lane_shared) else {
+            return RecvSummary::default();
+        };
         let Ok(taken) = self.io.recv(victim.fd.as_fd(), Wait::Never) else {
-            self.me.cells.add(Count::RecvErrors, 1);
-            return Taken::default();
+            self.lane_shared.cells.add(Count::RecvErrors, 1);
+            return RecvSummary::default();
         };
         if let Some(uring) = &mut self.uring {
             uring.end_batch();
         }
-        self.me.cells.add(Count::Stolen, taken.datagrams as u64);
+        self.lane_shared.cells.add(Count::Stolen, taken.datagrams as u64);
         self.count(taken);
         taken
     }
 
     /// What was taken last, in the form for the application.
     #[inline]
-    pub(crate) fn received(&mut self, taken: Taken) -> Received<'_> {
+    pub(crate) fn received(&mut self, taken: RecvSummary) -> Received<'_> {
         let (batch, ring) = self.io.split(taken, &self.shared.addr);
         let v6 = self.shared.addr.is_ipv6();
         let (frames, xdp) = self.xdp.as_mut().map_or((None, None), XdpIo::split);
@@ -649,29 +658,32 @@ impl Lane {
                 None => batch,
             },
         };
-        Received { batch, out: Outbox::new(ring.batch(), self.me.fd.as_fd(), &self.me.cells, v6, xdp) }
+        Received {
+            batch,
+            out: Outbox::new(ring.batch(), self.lane_shared.fd.as_fd(), &self.lane_shared.cells, v6, xdp),
+        }
     }
 
     /// Throws away, and counts, what is still queued.
     fn discard(&mut self) {
         if let Some(xdp) = &mut self.xdp {
-            let left = xdp.discard(&self.me.cells);
-            self.me.cells.add(Count::Discarded, left);
+            let left = xdp.discard(&self.lane_shared.cells);
+            self.lane_shared.cells.add(Count::Discarded, left);
         }
         if let Some(mut uring) = self.uring.take() {
-            uring.end();
+            uring.stop();
             // It ends with what the ring holds; an error says that this was nothing.
-            while let Ok(taken) = uring.recv(self.me.fd.as_fd(), None, &self.me.cells)
+            while let Ok(taken) = uring.recv(self.lane_shared.fd.as_fd(), None, &self.lane_shared.cells)
                 && taken.messages > 0
             {
-                self.me.cells.add(Count::Discarded, taken.datagrams as u64);
+                self.lane_shared.cells.add(Count::Discarded, taken.datagrams as u64);
             }
-            self.left.is_ring |= uring.has_left();
+            self.orphaned.has_ring |= uring.has_socket_ref();
         }
         for _ in 0..DISCARD_BUDGET {
-            match self.io.recv(self.me.fd.as_fd(), Wait::Never) {
+            match self.io.recv(self.lane_shared.fd.as_fd(), Wait::Never) {
                 Ok(taken) if taken.messages > 0 => {
-                    self.me.cells.add(Count::Discarded, taken.datagrams as u64);
+                    self.lane_shared.cells.add(Count::Discarded, taken.datagrams as u64);
                 }
                 _ => return,
             }
@@ -683,10 +695,10 @@ impl AsFd for Lane {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match (&self.xdp, &self.uring) {
             (Some(xdp), _) => xdp.as_fd(),
-            (None, Some(uring)) => uring.readiness(self.me.fd.as_fd()),
+            (None, Some(uring)) => uring.readiness(self.lane_shared.fd.as_fd()),
             (None, None) => match &self.readiness {
                 Some(readiness) => readiness.as_fd(),
-                None => self.me.fd.as_fd(),
+                None => self.lane_shared.fd.as_fd(),
             },
         }
     }
@@ -695,14 +707,14 @@ impl AsFd for Lane {
 impl Drop for Lane {
     /// Leaves steering if it has not yet, counts what is thrown away, and closes.
     fn drop(&mut self) {
-        let reusable = self.shared.leave(&self.me);
+        let reusable = self.shared.detach(&self.lane_shared);
         if let Some(xdp) = &mut self.xdp {
-            xdp.leave();
+            xdp.release_queues();
         }
         self.discard();
         // The XSKs close before their queues are given back, and before the counters are read for good.
-        self.shared.forget_queues(self.me.id);
+        self.shared.remove_queues(self.lane_shared.id);
         self.xdp = None;
-        self.left.sockets = self.shared.closed(&self.me, reusable, self.left.is_ring);
+        self.orphaned.sockets = self.shared.finish_close(&self.lane_shared, reusable, self.orphaned.has_ring);
     }
 }

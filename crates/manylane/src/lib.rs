@@ -16,31 +16,31 @@
 //! }
 //! ```
 //!
-//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` and `race` (what the
+//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` and `calibrate` (what the
 //! machine can do, and does best), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
 //! while there is nothing), `io` (the engine), `batch` (what was
 //! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together. Beside the
 //! path are [`capture`] (seeing what lanes of the engine `xdp` receive and send), `metrics` (counters as text, and served by
-//! HTTP when asked for), [`door`]
-//! (other processes that ask for them) and `guard` (limits and prefixes, which `io::xdp` enforces).
+//! HTTP when asked for), [`control`]
+//! (other processes that ask for them) and `filter` (limits and prefixes, which `io::xdp` enforces).
 
 mod batch;
+mod calibrate;
 pub mod capture;
 mod config;
+pub mod control;
 mod counters;
-pub mod door;
+mod drop_policy;
 mod error;
-mod guard;
-mod holder;
+mod filter;
 mod io;
 mod lane;
 mod metrics;
 mod metrics_port;
 mod outbox;
-mod overload;
 mod placement;
+mod port_owner;
 mod probe;
-mod race;
 mod serve;
 mod sizes;
 mod socket;
@@ -51,23 +51,23 @@ mod vlan;
 mod wait;
 
 pub use batch::{Batch, Datagram, Ecn};
+pub use calibrate::{EngineChoice, choose_engine};
 pub use config::{Builder, Engine};
 pub use counters::{Counters, LaneCounters, LaneId};
+pub use drop_policy::DropPolicy;
 pub use error::{Error, ErrorKind, Result};
-pub use guard::{Guard, Limit, Prefix, Rule};
+pub use filter::{Filter, Limit, Prefix, Rule};
 pub use io::Capabilities;
-pub use io::xdp::lending::{Lender, LentRing, LentRings};
-pub use io::xdp::{Gate, Refused, XdpQueue};
+pub use io::xdp::leasing::{LeasedRing, LeasedRings, Lessor};
+pub use io::xdp::{FilterDrops, FilterHandle, XdpQueue};
 pub use lane::{Lane, Received};
 pub use metrics::write_all_metrics;
 pub use metrics_port::{MetricsPort, MetricsServer};
 pub use outbox::{Flushed, Outbox};
-pub use overload::Overload;
 pub use placement::Placement;
 pub use probe::{Probe, probe};
-pub use race::{EngineChoice, choose_engine};
 pub use serve::LaneInfo;
 pub use socket::{Handle, Socket};
-pub use steer::{Steering, SteeringBy, SteeringInForce, key_hash};
+pub use steer::{EffectiveSteering, Steering, SteeringBackend, key_hash};
 pub use vlan::Vlan;
-pub use wait::{WaitInForce, WaitPolicy};
+pub use wait::{EffectiveWait, WaitPolicy};

@@ -28,14 +28,14 @@ impl Handle {
 /// # Errors
 /// Those of `out`.
 pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Result {
-    let sockets: Vec<Seen> = handles.iter().map(Seen::of).collect();
-    family(out, "manylane_lanes", "gauge")?;
+    let sockets: Vec<SocketSnapshot> = handles.iter().map(SocketSnapshot::new).collect();
+    write_family(out, "manylane_lanes", "gauge")?;
     for socket in &sockets {
         writeln!(out, "manylane_lanes{{{}}} {}", socket.labels, socket.lanes)?;
     }
-    family(out, "manylane_waiting", "gauge")?;
+    write_family(out, "manylane_waiting", "gauge")?;
     for socket in &sockets {
-        writeln!(out, "manylane_waiting{{{},policy=\"{}\"}} 1", socket.labels, socket.waiting)?;
+        writeln!(out, "manylane_waiting{{{},policy=\"{}\"}} 1", socket.labels, socket.wait_policy)?;
     }
     for at in 0..LaneCounters::default().named().len() {
         let name = format!("manylane_lane_{}_total", LaneCounters::default().named()[at].0);
@@ -44,7 +44,7 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
             for (lane, counters) in &socket.counters {
                 let Some(value) = counters.named()[at].1 else { continue };
                 if std::mem::take(&mut is_new) {
-                    family(out, &name, "counter")?;
+                    write_family(out, &name, "counter")?;
                 }
                 writeln!(out, "{name}{{{},lane=\"{lane}\"}} {value}", socket.labels)?;
             }
@@ -53,9 +53,9 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
     let gauges = ["queued_bytes", "queue_limit_bytes", "thread", "ring_frames", "ring_entries"];
     for (at, name) in gauges.into_iter().enumerate() {
         // Without engine xdp there are no rings.
-        let is_there = |socket: &Seen| socket.gauges.iter().any(|(_, values)| values[at].is_some());
+        let is_there = |socket: &SocketSnapshot| socket.gauges.iter().any(|(_, values)| values[at].is_some());
         if sockets.iter().any(is_there) {
-            family(out, &format!("manylane_lane_{name}"), "gauge")?;
+            write_family(out, &format!("manylane_lane_{name}"), "gauge")?;
         }
         for socket in &sockets {
             for (lane, values) in &socket.gauges {
@@ -65,18 +65,18 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
             }
         }
     }
-    family(out, "manylane_refused_total", "counter")?;
+    write_family(out, "manylane_refused_total", "counter")?;
     for socket in &sockets {
-        for (reason, count) in socket.refused {
+        for (reason, count) in socket.filter_drops {
             writeln!(out, "manylane_refused_total{{{},reason=\"{reason}\"}} {count}", socket.labels)?;
         }
     }
     if sockets.iter().any(|socket| !socket.frames.is_empty()) {
-        family(out, "manylane_xdp_frames_total", "counter")?;
+        write_family(out, "manylane_xdp_frames_total", "counter")?;
     }
     for socket in &sockets {
         for (device, what, count) in &socket.frames {
-            let (labels, device) = (&socket.labels, escaped(device));
+            let (labels, device) = (&socket.labels, escape_label(device));
             writeln!(
                 out,
                 "manylane_xdp_frames_total{{{labels},device=\"{device}\",outcome=\"{what}\"}} {count}"
@@ -86,41 +86,41 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
     Ok(())
 }
 
-fn family(out: &mut impl Write, name: &str, kind: &str) -> fmt::Result {
+fn write_family(out: &mut impl Write, name: &str, kind: &str) -> fmt::Result {
     writeln!(out, "# TYPE {name} {kind}")
 }
 
-fn escaped(label: &str) -> String {
+fn escape_label(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// A socket at one moment.
-struct Seen {
+struct SocketSnapshot {
     labels: String,
     lanes: usize,
-    waiting: WaitPolicy,
+    wait_policy: WaitPolicy,
     counters: Vec<(String, LaneCounters)>,
     gauges: Vec<(LaneId, [Option<i64>; 5])>,
-    refused: [(&'static str, u64); 2],
+    filter_drops: [(&'static str, u64); 2],
     frames: Vec<(String, &'static str, u64)>,
 }
 
-impl Seen {
-    fn of(handle: &Handle) -> Self {
+impl SocketSnapshot {
+    fn new(handle: &Handle) -> Self {
         let all = handle.counters();
         let mut counters: Vec<(String, LaneCounters)> =
             all.lanes.iter().map(|(id, lane)| (id.to_string(), *lane)).collect();
         if all.closed != LaneCounters::default() {
             counters.push(("closed".into(), all.closed));
         }
-        let (address, engine) = handle.about();
+        let (address, engine) = handle.identity();
         Self {
             labels: format!("socket=\"{address}\",engine=\"{engine}\""),
             lanes: all.lanes.len(),
-            waiting: handle.wait_policy(),
+            wait_policy: handle.wait_policy(),
             counters,
             gauges: handle.lanes().iter().map(|lane| (lane.id, gauges(lane))).collect(),
-            refused: [("denied", all.refused.denied), ("limited", all.refused.limited)],
+            filter_drops: [("denied", all.filter_drops.denied), ("limited", all.filter_drops.limited)],
             frames: handle.xdp_counts(),
         }
     }
@@ -178,6 +178,6 @@ mod tests {
                 && !page.contains("xdp_frames"),
             "{page}"
         );
-        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+        assert_eq!(escape_label("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
     }
 }

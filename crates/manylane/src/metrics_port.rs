@@ -21,21 +21,21 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use manylane_sys::measure::Watch;
+use manylane_sys::measure::Epoll;
 
 use crate::error::{Error, Result};
 use crate::socket::Handle;
 
 /// Time that a client has in each direction.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Every wait has a bound.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest request that is read, and the most headers in it.
-const LONGEST: usize = 8192;
-const HEADERS: usize = 64;
+const REQUEST_LEN_MAX: usize = 8192;
+const HEADERS_MAX: usize = 64;
 /// Clients at a time.
-const MOST_CLIENTS: usize = 32;
-const TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+const CLIENTS_MAX: usize = 32;
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 /// Clients count on from here.
@@ -73,7 +73,7 @@ impl Handle {
 #[derive(Debug)]
 pub struct MetricsPort {
     listener: TcpListener,
-    at: SocketAddr,
+    addr: SocketAddr,
 }
 
 impl MetricsPort {
@@ -84,13 +84,13 @@ impl MetricsPort {
     pub fn bind(at: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind(at).map_err(|err| failed(at, err))?;
         let at = listener.local_addr().map_err(|err| failed(at, err))?;
-        Ok(Self { listener, at })
+        Ok(Self { listener, addr: at })
     }
 
     /// Where it is.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
-        self.at
+        self.addr
     }
 
     /// Serves what `page` makes at each request. The thread that does so handles the signals that the calling one does.
@@ -98,23 +98,23 @@ impl MetricsPort {
     /// # Errors
     /// If the system has no descriptors or no thread for it.
     pub fn serve(self, page: impl Fn() -> String + Send + 'static) -> Result<MetricsServer> {
-        let Self { listener, at } = self;
+        let Self { listener, addr: at } = self;
         let failed = |err| failed(at, err);
         listener.set_nonblocking(true).map_err(failed)?;
         let (wake, woken) = UnixStream::pair().map_err(failed)?;
-        let watch = Watch::new(MOST_CLIENTS).map_err(failed)?;
+        let watch = Epoll::new(CLIENTS_MAX).map_err(failed)?;
         watch.add(&woken, WAKE).map_err(failed)?;
         watch.add(&listener, LISTENER).map_err(failed)?;
         let page: Page = Box::new(page);
         let work = move || serve(watch, &woken, &listener, &page);
         let thread = thread::Builder::new().name("manylane-metrics".into()).spawn(work).map_err(failed)?;
-        Ok(MetricsServer { at, wake, thread: Some(thread) })
+        Ok(MetricsServer { addr: at, wake, thread: Some(thread) })
     }
 }
 
 /// Where metrics are served, as long as this value lives.
 pub struct MetricsServer {
-    at: SocketAddr,
+    addr: SocketAddr,
     wake: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -123,13 +123,13 @@ impl MetricsServer {
     /// Where it is.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
-        self.at
+        self.addr
     }
 }
 
 impl fmt::Debug for MetricsServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetricsServer").field("at", &self.at).finish_non_exhaustive()
+        f.debug_struct("MetricsServer").field("at", &self.addr).finish_non_exhaustive()
     }
 }
 
@@ -148,13 +148,13 @@ fn failed(at: SocketAddr, err: io::Error) -> Error {
 }
 
 /// Serves clients until the other end of `woken` is closed.
-fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Page) {
+fn serve(mut watch: Epoll, woken: &UnixStream, listener: &TcpListener, page: &Page) {
     // The oldest first.
     let (mut clients, mut next) = (Vec::<Client>::new(), FIRST_CLIENT);
     loop {
         let now = Instant::now();
-        let left = clients.iter().map(|client| client.until.saturating_duration_since(now)).min();
-        let Ok(ready) = watch.wait(left.unwrap_or(IDLE)) else { return };
+        let left = clients.iter().map(|client| client.deadline.saturating_duration_since(now)).min();
+        let Ok(ready) = watch.wait(left.unwrap_or(IDLE_TIMEOUT)) else { return };
         let ready: Vec<u64> = ready.collect();
         let woken_at = Instant::now();
         for token in ready {
@@ -165,11 +165,11 @@ fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Pa
                 }
                 LISTENER => match listener.accept() {
                     Ok((stream, _)) => {
-                        if clients.len() >= MOST_CLIENTS {
-                            clients.remove(clients.iter().position(Client::is_asking).unwrap_or(0));
+                        if clients.len() >= CLIENTS_MAX {
+                            clients.remove(clients.iter().position(Client::is_reading).unwrap_or(0));
                         }
                         // Who has gone meanwhile has.
-                        clients.extend(Client::welcome(stream, next, &watch));
+                        clients.extend(Client::accept(stream, next, &watch));
                         next += 1;
                     }
                     Err(err) if err.kind() == Io::WouldBlock => {}
@@ -185,7 +185,7 @@ fn serve(mut watch: Watch, woken: &UnixStream, listener: &TcpListener, page: &Pa
             }
         }
         // After those that are ready: a client is not charged for the time that others' pages took.
-        clients.retain(|client| client.until > woken_at);
+        clients.retain(|client| client.deadline > woken_at);
     }
 }
 
@@ -194,37 +194,42 @@ struct Client {
     token: u64,
     stream: TcpStream,
     /// When its time is up, for what it does now.
-    until: Instant,
-    does: Does,
+    deadline: Instant,
+    state: ClientState,
 }
 
-enum Does {
+enum ClientState {
     /// It has said this so far.
-    Ask(Vec<u8>),
+    Reading(Vec<u8>),
     /// Of the answer, it has taken so many bytes.
-    Take(Vec<u8>, usize),
+    Writing(Vec<u8>, usize),
 }
 
 impl Client {
-    fn welcome(stream: TcpStream, token: u64, watch: &Watch) -> io::Result<Self> {
+    fn accept(stream: TcpStream, token: u64, watch: &Epoll) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         watch.add(&stream, token)?;
-        Ok(Self { token, stream, until: Instant::now() + PATIENCE, does: Does::Ask(Vec::new()) })
+        Ok(Self {
+            token,
+            stream,
+            deadline: Instant::now() + CLIENT_TIMEOUT,
+            state: ClientState::Reading(Vec::new()),
+        })
     }
 
-    fn is_asking(&self) -> bool {
-        matches!(self.does, Does::Ask(_))
+    fn is_reading(&self) -> bool {
+        matches!(self.state, ClientState::Reading(_))
     }
 
     /// Goes on as far as it does without waiting; false when it is done.
-    fn advance(&mut self, watch: &Watch, page: &Page) -> io::Result<bool> {
-        if let Does::Ask(said) = &mut self.does {
-            let Some(answer) = hear(&mut self.stream, said, page)? else { return Ok(true) };
-            self.does = Does::Take(answer, 0);
-            self.until = Instant::now() + PATIENCE;
-            watch.watch_for_room(&self.stream, self.token)?;
+    fn advance(&mut self, watch: &Epoll, page: &Page) -> io::Result<bool> {
+        if let ClientState::Reading(said) = &mut self.state {
+            let Some(answer) = read_request(&mut self.stream, said, page)? else { return Ok(true) };
+            self.state = ClientState::Writing(answer, 0);
+            self.deadline = Instant::now() + CLIENT_TIMEOUT;
+            watch.set_writable_interest(&self.stream, self.token)?;
         }
-        let Does::Take(answer, taken) = &mut self.does else { return Ok(true) };
+        let ClientState::Writing(answer, taken) = &mut self.state else { return Ok(true) };
         while *taken < answer.len() {
             match self.stream.write(&answer[*taken..]) {
                 Ok(0) => return Err(Io::WriteZero.into()),
@@ -240,9 +245,9 @@ impl Client {
 
 /// Reads on, and answers a request as soon as its headers are there; nothing that follows is looked at. No answer: there is
 /// more to come.
-fn hear(stream: &mut TcpStream, said: &mut Vec<u8>, page: &Page) -> io::Result<Option<Vec<u8>>> {
+fn read_request(stream: &mut TcpStream, said: &mut Vec<u8>, page: &Page) -> io::Result<Option<Vec<u8>>> {
     let mut part = [0; 1024];
-    while said.len() <= LONGEST {
+    while said.len() <= REQUEST_LEN_MAX {
         match stream.read(&mut part) {
             Ok(0) => return Err(Io::UnexpectedEof.into()),
             Ok(len) => said.extend(&part[..len]),
@@ -250,26 +255,26 @@ fn hear(stream: &mut TcpStream, said: &mut Vec<u8>, page: &Page) -> io::Result<O
             Err(err) if err.kind() == Io::Interrupted => continue,
             Err(err) => return Err(err),
         }
-        let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+        let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
         match request.parse(said) {
             Ok(httparse::Status::Complete(_)) => {
                 let asked = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
-                return Ok(Some(answer(Some(asked), page)));
+                return Ok(Some(build_response(Some(asked), page)));
             }
             Ok(httparse::Status::Partial) => {}
-            Err(_) => return Ok(Some(answer(None, page))),
+            Err(_) => return Ok(Some(build_response(None, page))),
         }
     }
     Err(Io::InvalidData.into())
 }
 
 /// The answer to a method and a target, or to what is no HTTP.
-fn answer(request: Option<(&str, &str)>, page: &Page) -> Vec<u8> {
+fn build_response(request: Option<(&str, &str)>, page: &Page) -> Vec<u8> {
     // Scrapers may have parameters of their own; the page knows none.
     let path = |target: &str| target.split('?').next() == Some("/metrics");
     let (status, kind, body) = match request.map(|(method, target)| (method, path(target))) {
-        Some(("GET", true)) => ("200 OK", TYPE, page()),
+        Some(("GET", true)) => ("200 OK", CONTENT_TYPE, page()),
         Some(("GET", false)) => ("404 Not Found", "text/plain", "it is /metrics\n".into()),
         Some(_) => ("405 Method Not Allowed\r\nAllow: GET", "text/plain", "GET /metrics\n".into()),
         None => ("400 Bad Request", "text/plain", "GET /metrics\n".into()),
@@ -289,7 +294,7 @@ mod tests {
         ([127, 0, 0, 1], 0).into()
     }
 
-    fn ask(at: SocketAddr, request: &[u8]) -> String {
+    fn request(at: SocketAddr, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         // One that asks for too much may be reset before it has said all.
@@ -303,20 +308,20 @@ mod tests {
     fn loopback_requests_are_answered_and_nonsense_is_not() {
         let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
         let at = server.addr();
-        let answer = ask(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        let answer = request(at, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nup 1\n"), "{answer}");
         assert!(answer.contains("Content-Length: 5\r\n"));
-        assert!(ask(at, b"GET /metrics?of=all HTTP/1.1\r\n\r\n").contains("up 1"));
-        assert!(ask(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-        assert!(ask(at, b"GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
-        assert!(ask(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
-        assert!(ask(at, b"no HTTP\r\n\r\n").starts_with("HTTP/1.1 400 "));
+        assert!(request(at, b"GET /metrics?of=all HTTP/1.1\r\n\r\n").contains("up 1"));
+        assert!(request(at, b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(request(at, b"GET /metricsx HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(request(at, b"POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+        assert!(request(at, b"no HTTP\r\n\r\n").starts_with("HTTP/1.1 400 "));
         for nonsense in [&b""[..], b"GET /metrics", &[b'x'; 20_000], b"\xff\xfe\r\n\r\n"] {
-            let answer = ask(at, nonsense);
+            let answer = request(at, nonsense);
             assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
         }
         // And it still answers.
-        assert!(ask(at, b"GET /metrics HTTP/1.0\r\n\r\n").contains("up 1"));
+        assert!(request(at, b"GET /metrics HTTP/1.0\r\n\r\n").contains("up 1"));
         drop(server);
         // The port is free again.
         drop(MetricsPort::bind(at).unwrap());
@@ -341,9 +346,9 @@ mod tests {
         endless.write_all(b"GET /metrics HTTP/1.1\r\na: ").unwrap();
         // Far more than the buffers of both ends hold: somebody who read on would take it all.
         assert!((0..1 << 10).any(|_| endless.write_all(&[b'x'; 64 << 10]).is_err()));
-        let long = format!("GET /metrics HTTP/1.1\r\na: {}\r\n\r\n", "x".repeat(2 * LONGEST));
-        assert!(!ask(server.addr(), long.as_bytes()).contains("up 1"));
-        assert!(ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
+        let long = format!("GET /metrics HTTP/1.1\r\na: {}\r\n\r\n", "x".repeat(2 * REQUEST_LEN_MAX));
+        assert!(!request(server.addr(), long.as_bytes()).contains("up 1"));
+        assert!(request(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
         assert!(drip.join().unwrap(), "a byte now and then is enough to stay");
         drop((silent, half));
     }
@@ -356,7 +361,7 @@ mod tests {
         let mut idle = TcpStream::connect(server.addr()).unwrap();
         idle.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         // Others do not wait for it.
-        assert!(ask(server.addr(), b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+        assert!(request(server.addr(), b"GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
         // The server's end of it, by its ports: 01 is established.
         let port = |at: io::Result<SocketAddr>| format!(":{:04X}", at.unwrap().port());
         let (theirs, ours) = (port(idle.peer_addr()), port(idle.local_addr()));
@@ -379,7 +384,7 @@ mod tests {
         let (begun, begins) = std::sync::mpsc::channel();
         let slow = move || {
             begun.send(()).unwrap();
-            thread::sleep(PATIENCE + Duration::from_millis(100));
+            thread::sleep(CLIENT_TIMEOUT + Duration::from_millis(100));
             "up 1\n".into()
         };
         let server = MetricsPort::bind(local()).unwrap().serve(slow).unwrap();
@@ -400,8 +405,8 @@ mod tests {
     fn loopback_who_says_nothing_keeps_nobody_out() {
         let server = MetricsPort::bind(local()).unwrap().serve(|| "up 1\n".into()).unwrap();
         let connect = || TcpStream::connect(server.addr()).unwrap();
-        let silent: Vec<TcpStream> = (0..4 * MOST_CLIENTS).map(|_| connect()).collect();
-        assert!(ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
+        let silent: Vec<TcpStream> = (0..4 * CLIENTS_MAX).map(|_| connect()).collect();
+        assert!(request(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n").contains("up 1"));
         drop(silent);
     }
 
@@ -409,7 +414,7 @@ mod tests {
     fn loopback_a_socket_serves_its_own_page() {
         let socket = crate::Socket::bind("127.0.0.1:0").unwrap();
         let server = socket.handle().serve_metrics(local()).unwrap();
-        let answer = ask(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n");
+        let answer = request(server.addr(), b"GET /metrics HTTP/1.1\r\n\r\n");
         let mut page = String::new();
         socket.handle().write_metrics(&mut page).unwrap();
         assert!(answer.ends_with(&page) && page.contains("manylane_lane_delivered_total"), "{answer}");

@@ -11,17 +11,17 @@ use manylane_sys::addr::{SockAddr, Source};
 use manylane_sys::mmsg::{self, SendBatch};
 use manylane_sys::sock;
 
-use crate::batch::{About, Datagram};
+use crate::batch::{Datagram, DatagramMeta};
 use crate::counters::{Cells, Count};
 use crate::error as errno;
-use crate::io::xdp::send::XdpOut;
+use crate::io::xdp::send::XdpSender;
 
 /// Longest wait of a flush for room in the send buffer: a device that takes nothing for so long is stuck.
 const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest time that one flush spends on waits, while the device keeps taking datagrams.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often one flush tries again what may pass without a wait.
-const RETRIES: u32 = 10;
+const RETRIES_MAX: u32 = 10;
 
 /// Datagrams on their way out of a lane, gathered until the batch is full, [`flush`](Self::flush) is called, or
 /// the value is dropped.
@@ -34,20 +34,20 @@ pub struct Outbox<'a> {
     cells: &'a Cells,
     datagrams: u64,
     /// The way out through a queue of a device, which is tried first.
-    xdp: Option<XdpOut<'a>>,
+    xdp: Option<XdpSender<'a>>,
     /// What is in that queue's ring and was not counted as sent yet: datagrams, bytes.
-    by_xdp: (u64, u64),
+    xdp_pending: (u64, u64),
     /// Link-local sources and IPv4-mapped ones need the socket's family.
     v6: bool,
 }
 
 /// What one flush may still spend on what the kernel does not take at once.
-struct Patience {
+struct RetryBudget {
     /// End of all waits of the flush; set by the first wait, so that the clock is read only then.
     deadline: Option<Instant>,
     retries: u32,
     /// The error that the message which is tried has met.
-    met: Option<i32>,
+    last_error: Option<i32>,
 }
 
 /// What became of a batch that was sent.
@@ -65,16 +65,16 @@ impl<'a> Outbox<'a> {
         fd: BorrowedFd<'a>,
         cells: &'a Cells,
         v6: bool,
-        xdp: Option<XdpOut<'a>>,
+        xdp: Option<XdpSender<'a>>,
     ) -> Self {
-        Self { queue, fd, cells, datagrams: 0, v6, xdp, by_xdp: (0, 0) }
+        Self { queue, fd, cells, datagrams: 0, v6, xdp, xdp_pending: (0, 0) }
     }
 
     /// Answers `request` with a copy of `payload`, from the address that the request was sent to.
     #[inline]
     pub fn reply(&mut self, request: &Datagram<'_>, payload: &[u8]) {
-        if self.reply_by_xdp(request, payload) {
-            return self.queued_by_xdp(payload.len());
+        if self.try_xdp_reply(request, payload) {
+            return self.count_xdp_queued(payload.len());
         }
         self.copy(&request.raw_peer(), request.source(), payload);
     }
@@ -82,12 +82,12 @@ impl<'a> Outbox<'a> {
     /// Answers `request` with bytes that live as long as the batch, such as the request's own: no copy.
     #[inline]
     pub fn reply_borrowed(&mut self, request: &Datagram<'_>, payload: &'a [u8]) {
-        let sent = match (&mut self.xdp, request.about()) {
-            (Some(xdp), About::Frame(meta, _)) => xdp.reply_in_place(meta, payload),
-            _ => self.reply_by_xdp(request, payload),
+        let sent = match (&mut self.xdp, request.meta()) {
+            (Some(xdp), DatagramMeta::Frame(meta, _)) => xdp.reply_in_place(meta, payload),
+            _ => self.try_xdp_reply(request, payload),
         };
         if sent {
-            return self.queued_by_xdp(payload.len());
+            return self.count_xdp_queued(payload.len());
         }
         self.cells.add(Count::Offered, 1);
         let (peer, source) = (&request.raw_peer(), request.source());
@@ -119,34 +119,34 @@ impl<'a> Outbox<'a> {
         if let Some(xdp) = &mut self.xdp
             && xdp.send(None, peer, payload)
         {
-            return self.queued_by_xdp(payload.len());
+            return self.count_xdp_queued(payload.len());
         }
         self.copy(&peer.into(), None, payload);
     }
 
     /// Answers with a copy past the kernel's stack, if there is a way.
     #[inline]
-    fn reply_by_xdp(&mut self, request: &Datagram<'_>, payload: &[u8]) -> bool {
+    fn try_xdp_reply(&mut self, request: &Datagram<'_>, payload: &[u8]) -> bool {
         let Some(xdp) = &mut self.xdp else { return false };
-        match request.about() {
-            About::Frame(meta, _) => xdp.reply(meta, payload),
-            About::Message { .. } => {
+        match request.meta() {
+            DatagramMeta::Frame(meta, _) => xdp.reply(meta, payload),
+            DatagramMeta::Message { .. } => {
                 xdp.send(request.source().map(|source| source.ip), request.peer(), payload)
             }
         }
     }
 
     #[inline]
-    fn queued_by_xdp(&mut self, bytes: usize) {
+    fn count_xdp_queued(&mut self, bytes: usize) {
         self.cells.add(Count::Offered, 1);
-        self.by_xdp = (self.by_xdp.0 + 1, self.by_xdp.1 + bytes as u64);
+        self.xdp_pending = (self.xdp_pending.0 + 1, self.xdp_pending.1 + bytes as u64);
     }
 
     /// Tells the kernel of what is in the ring of the queue, and returns how many datagrams it was.
     fn flush_xdp(&mut self) -> u64 {
         let Some(xdp) = &mut self.xdp else { return 0 };
         xdp.flush();
-        let (datagrams, bytes) = std::mem::take(&mut self.by_xdp);
+        let (datagrams, bytes) = std::mem::take(&mut self.xdp_pending);
         if datagrams > 0 {
             self.cells.add(Count::Sent, datagrams);
             self.cells.add(Count::SentBytes, bytes);
@@ -187,19 +187,21 @@ impl<'a> Outbox<'a> {
         let used = build(space).min(len);
         if let (Some(xdp), Some(request)) = (&mut self.xdp, request) {
             let payload = &space[..used];
-            let sent = match request.about() {
-                About::Frame(meta, _) => xdp.reply(meta, payload),
-                About::Message { .. } => xdp.send(source.map(|source| source.ip), request.peer(), payload),
+            let sent = match request.meta() {
+                DatagramMeta::Frame(meta, _) => xdp.reply(meta, payload),
+                DatagramMeta::Message { .. } => {
+                    xdp.send(source.map(|source| source.ip), request.peer(), payload)
+                }
             };
             if sent {
-                return self.queued_by_xdp(used);
+                return self.count_xdp_queued(used);
             }
         }
         // Only now: `build` may panic, and what it did not finish was never offered.
         self.cells.add(Count::Offered, 1);
         if !self.queue.push_reserved(peer, source, used) {
             self.send_queued();
-            self.queue.clear_all_but_reserved(used);
+            self.queue.clear_keep_reserved(used);
             // An empty ring takes any datagram.
             self.queue.push_reserved(peer, source, used);
         }
@@ -209,7 +211,7 @@ impl<'a> Outbox<'a> {
     /// Datagrams gathered and not sent yet.
     #[must_use]
     pub fn len(&self) -> usize {
-        (self.datagrams + self.by_xdp.0) as usize
+        (self.datagrams + self.xdp_pending.0) as usize
     }
 
     /// True if nothing is gathered.
@@ -226,7 +228,7 @@ impl<'a> Outbox<'a> {
     pub fn flush(&mut self) -> Flushed {
         let done = self.make_room();
         if let Some(xdp) = &mut self.xdp {
-            xdp.caught_up();
+            xdp.clear_diverted();
         }
         done
     }
@@ -243,25 +245,25 @@ impl<'a> Outbox<'a> {
     /// Sends what is queued and leaves it in the ring.
     fn send_queued(&mut self) -> Flushed {
         let mut done = Flushed::default();
-        let mut patience = Patience { deadline: None, retries: RETRIES, met: None };
+        let mut patience = RetryBudget { deadline: None, retries: RETRIES_MAX, last_error: None };
         let mut at = 0;
         while at < self.queue.messages() {
             self.cells.add(Count::SendCalls, 1);
             match self.queue.send(self.fd, at) {
                 Ok(taken) => {
                     for index in at..at + taken {
-                        let (datagrams, bytes) = self.queue.content(index);
-                        self.sent(datagrams, bytes, &mut done);
+                        let (datagrams, bytes) = self.queue.message_counts(index);
+                        self.count_sent(datagrams, bytes, &mut done);
                     }
                     at += taken;
-                    patience.met = None;
+                    patience.last_error = None;
                 }
                 Err(err) => {
                     let code = err.raw_os_error().unwrap_or(0);
                     if !self.retry(code, &mut patience) {
-                        self.give_up(at, code, &mut patience, &mut done);
+                        self.split_or_drop(at, code, &mut patience, &mut done);
                         at += 1;
-                        patience.met = None;
+                        patience.last_error = None;
                     }
                 }
             }
@@ -270,17 +272,17 @@ impl<'a> Outbox<'a> {
         done
     }
 
-    fn sent(&self, datagrams: u64, bytes: u64, done: &mut Flushed) {
+    fn count_sent(&self, datagrams: u64, bytes: u64, done: &mut Flushed) {
         self.cells.add(Count::Sent, datagrams);
         self.cells.add(Count::SentBytes, bytes);
         if datagrams > 1 {
-            self.cells.add(Count::SentTrains, 1);
+            self.cells.add(Count::GsoMessages, 1);
         }
         done.sent += datagrams;
     }
 
     /// Whether to try the same message again, after a wait where one is called for. Uses up some `patience`.
-    fn retry(&mut self, code: i32, patience: &mut Patience) -> bool {
+    fn retry(&mut self, code: i32, patience: &mut RetryBudget) -> bool {
         match code {
             // One wait in vain is enough: the lane has other work than to wait again for each batch.
             errno::EAGAIN if self.queue.is_stuck() => return false,
@@ -301,8 +303,8 @@ impl<'a> Outbox<'a> {
             // A signal, or what is never a datagram's own.
             errno::EINTR | errno::ECONNREFUSED if patience.retries > 0 => {}
             // An error that an earlier datagram left on the socket is told once: met again, it is this one's own.
-            _ if sock::may_be_of_earlier(code) && patience.retries > 0 && patience.met != Some(code) => {
-                patience.met = Some(code);
+            _ if sock::is_icmp_error(code) && patience.retries > 0 && patience.last_error != Some(code) => {
+                patience.last_error = Some(code);
             }
             _ => return false,
         }
@@ -311,18 +313,18 @@ impl<'a> Outbox<'a> {
     }
 
     /// Message `at` was refused for good: a train is tried datagram by datagram, anything else is lost.
-    fn give_up(&mut self, at: usize, code: i32, patience: &mut Patience, done: &mut Flushed) {
-        let (datagrams, _) = self.queue.content(at);
+    fn split_or_drop(&mut self, at: usize, code: i32, patience: &mut RetryBudget, done: &mut Flushed) {
+        let (datagrams, _) = self.queue.message_counts(at);
         let splits = matches!(code, errno::EINVAL | errno::EMSGSIZE | errno::EIO | errno::EOPNOTSUPP);
         if datagrams == 1 || !splits {
-            self.cells.add(reason(code), datagrams);
+            self.cells.add(loss_counter(code), datagrams);
             done.lost += datagrams;
             return;
         }
         self.cells.add(Count::GsoFallbacks, 1);
         let lost_before = done.lost;
         let mut tried = 0;
-        patience.met = None;
+        patience.last_error = None;
         while tried < datagrams {
             let (sent, bytes, err) = self.queue.send_split(self.fd, at, tried);
             self.cells.add(Count::SendCalls, sent + u64::from(err.is_some()));
@@ -333,16 +335,16 @@ impl<'a> Outbox<'a> {
             let Some(err) = err else { break };
             let code = err.raw_os_error().unwrap_or(0);
             if !self.retry(code, patience) {
-                self.cells.add(reason(code), 1);
+                self.cells.add(loss_counter(code), 1);
                 done.lost += 1;
                 tried += 1;
-                patience.met = None;
+                patience.last_error = None;
             }
         }
         // What passes one by one but not as a train exceeds the path's MTU with the headers of a train, or the
         // device cannot checksum segments (EIO, udp_send_skb in net/ipv4/udp.c): no such train again.
         if done.lost == lost_before {
-            let limit = if code == errno::EIO { 0 } else { self.queue.segment(at).saturating_sub(1) };
+            let limit = if code == errno::EIO { 0 } else { self.queue.segment_size(at).saturating_sub(1) };
             self.queue.limit_gso(limit);
             if self.cells.get(Count::GsoFallbacks) == 1 {
                 log::warn!(
@@ -354,7 +356,7 @@ impl<'a> Outbox<'a> {
 }
 
 /// The counter for a datagram that was refused with `code`.
-fn reason(code: i32) -> Count {
+fn loss_counter(code: i32) -> Count {
     match code {
         errno::EAGAIN => Count::LostFull,
         errno::ENOBUFS | errno::ENOMEM => Count::LostNoBuffers,
@@ -371,7 +373,7 @@ impl Drop for Outbox<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The application failed in the middle of a batch: its replies are not to be trusted.
-            self.cells.add(Count::Abandoned, self.datagrams + self.by_xdp.0);
+            self.cells.add(Count::Abandoned, self.datagrams + self.xdp_pending.0);
             if let Some(xdp) = &mut self.xdp {
                 xdp.abandon();
             }

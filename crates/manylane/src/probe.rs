@@ -60,13 +60,13 @@ pub fn probe() -> Probe {
     let unsupported = || std::io::Error::from(std::io::ErrorKind::Unsupported);
     Probe {
         ebpf: steer::try_load_ebpf(),
-        classic_bpf: with("SO_ATTACH_REUSEPORT_CBPF", &|fd| sock::attach_classic(fd, &first)),
+        classic_bpf: with("SO_ATTACH_REUSEPORT_CBPF", &|fd| sock::attach_reuseport_cbpf(fd, &first)),
         gro: with("UDP_GRO", &|fd| sock::set_flag(fd, Flag::Gro, true)),
         gso: with("UDP_SEGMENT", &|fd| if sock::supports_gso(fd) { Ok(()) } else { Err(unsupported()) }),
-        uring: uring::try_it(),
-        busy_poll: wait::busy_poll(),
-        epoll_busy_poll: wait::epoll_busy_poll(),
-        uring_napi: wait::uring_napi(),
+        uring: uring::probe(),
+        busy_poll: wait::try_socket_busy_poll(),
+        epoll_busy_poll: wait::try_epoll_busy_poll(),
+        uring_napi: wait::try_uring_napi(),
         ipv6: sock::open(&SocketAddr::from(([0; 8], 0))).map(drop).map_err(|err| Error::system("IPv6", err)),
         grace_period: barrier::grace_period().map_err(|err| Error::system("membarrier", err)),
         socket_drops: with("SO_MEMINFO", &|fd| sock::queue_state(fd).map(drop)),

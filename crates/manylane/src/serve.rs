@@ -19,14 +19,14 @@ use crate::outbox::Outbox;
 use crate::socket::{Shared, Socket};
 
 /// How long an idle lane sleeps at most before it looks whether it has to leave.
-const IDLE: Duration = Duration::from_millis(20);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(20);
 /// How long one that may steal sleeps before it looks at the others, and how long at most, since it sleeps twice as long each
 /// time that there was nothing: many lanes that all wake up each millisecond keep a machine from its other work (threads of
 /// the kernel were seen to wait for seconds, and with them the end of grace periods).
-const IDLE_THIEF: Duration = Duration::from_millis(1);
-const IDLE_THIEF_LONGEST: Duration = Duration::from_millis(8);
+const STEAL_INTERVAL_MIN: Duration = Duration::from_millis(1);
+const STEAL_INTERVAL_MAX: Duration = Duration::from_millis(8);
 /// Failed receives in a row after which a lane gives up.
-const MAX_ERRORS: u32 = 1000;
+const ERRORS_MAX: u32 = 1000;
 
 /// What the loop of `serve` hears.
 pub(crate) enum Event {
@@ -73,7 +73,7 @@ impl Socket {
     {
         let Self { shared, lanes } = self;
         let (events, inbox) = mpsc::channel();
-        *shared.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
+        *shared.events.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
         let mut outcome = Ok(());
         thread::scope(|scope| {
             let mut running = 0;
@@ -81,7 +81,7 @@ impl Socket {
                 let info = LaneInfo { id: lane.id(), cpu: lane.cpu() };
                 // Lanes that run already have to be told to end, or this scope would wait for them for ever.
                 let handler = catch_unwind(AssertUnwindSafe(|| make(info)));
-                let handler = handler.map_err(|panic| panicked(info.id, panic.as_ref()))?;
+                let handler = handler.map_err(|panic| panic_error(info.id, panic.as_ref()))?;
                 spawn(scope, lane, handler, events.clone())
             };
             let mut pending = lanes.into_iter();
@@ -114,7 +114,7 @@ impl Socket {
                 }
             }
         });
-        *shared.server.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *shared.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
         // Lanes that were added in the very moment of stopping never ran: they close here.
         drop(inbox);
         outcome.map(|()| shared.counters())
@@ -137,7 +137,7 @@ where
         let id = lane.id();
         // The closure is dropped after a panic, and nothing looks at what it had in hand.
         let ended = catch_unwind(AssertUnwindSafe(|| run(&mut lane, &mut handler, &shared)));
-        let ended = ended.unwrap_or_else(|panic| Err(panicked(id, panic.as_ref())));
+        let ended = ended.unwrap_or_else(|panic| Err(panic_error(id, panic.as_ref())));
         drop(lane);
         // The loop of `serve` waits for this as long as a lane runs.
         let _ = events.send(Event::Ended(ended));
@@ -149,15 +149,15 @@ where
     })
 }
 
-fn panicked(id: LaneId, panic: &(dyn Any + Send)) -> Error {
+fn panic_error(id: LaneId, panic: &(dyn Any + Send)) -> Error {
     let said = panic.downcast_ref::<&str>().copied();
     let said = said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
     Error::new(ErrorKind::Panicked, format!("the closure of lane {id} panicked: {said}"))
 }
 
 /// How long a thief sleeps at most, after a wait of `nap` and a look at the others that brought so many messages.
-fn next_nap(nap: Duration, messages: usize) -> Duration {
-    if messages > 0 { IDLE_THIEF } else { (nap * 2).min(IDLE_THIEF_LONGEST) }
+fn next_steal_interval(nap: Duration, messages: usize) -> Duration {
+    if messages > 0 { STEAL_INTERVAL_MIN } else { (nap * 2).min(STEAL_INTERVAL_MAX) }
 }
 
 /// The one loop of a lane: receive a batch, handle it, send the replies; steal when idle; drain at the end.
@@ -168,21 +168,21 @@ where
     if let Err(err) = lane.pin() {
         log::warn!("lane {} runs unpinned: {err}", lane.id());
     }
-    lane.me().tid.store(cpu::thread_id(), Ordering::Relaxed);
+    lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
     let stealing = shared.config.stealing;
-    let mut nap = if stealing { IDLE_THIEF } else { IDLE };
-    let (mut linger, mut sizes) = (lane.new_linger(), None);
+    let mut nap = if stealing { STEAL_INTERVAL_MIN } else { IDLE_TIMEOUT };
+    let (mut linger, mut sizes) = (lane.new_rx_coalesce(), None);
     let mut errors = 0;
-    while !lane.is_leaving() {
-        lane.follow(&mut sizes, &mut linger);
+    while !lane.is_draining() {
+        lane.update_sizes(&mut sizes, &mut linger);
         // A lane that polls sleeps after that.
-        let idle = shared.config.wait.spins() + nap;
-        let received = if linger.is_owed() { lane.take_more() } else { lane.take_timeout(idle) };
+        let idle = shared.config.wait.spin_time() + nap;
+        let received = if linger.is_pending() { lane.recv_more() } else { lane.recv_batch_timeout(idle) };
         let taken = match received {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
             Ok(taken) => taken,
             // One failed receive is counted; only a socket that keeps failing ends the lane.
-            Err(err) if errors == MAX_ERRORS => return Err(err),
+            Err(err) if errors == ERRORS_MAX => return Err(err),
             Err(_) => {
                 errors += 1;
                 continue;
@@ -190,15 +190,15 @@ where
         };
         errors = 0;
         if stealing {
-            nap = next_nap(nap, taken.messages);
+            nap = next_steal_interval(nap, taken.messages);
         }
         if taken.messages > 0 {
             let Received { batch, mut out } = lane.received(taken);
             handler(batch, &mut out);
         }
         if lane.is_within_round() {
-            linger.go_on(taken.messages);
-        } else if let Some(pause) = linger.after(taken.messages) {
+            linger.accumulate(taken.messages);
+        } else if let Some(pause) = linger.next_delay(taken.messages) {
             tick::sleep(pause);
         }
     }
@@ -206,11 +206,11 @@ where
     // stopped only now, or if more comes than was queued: where the kernel chooses, it goes on to choose this lane.
     let mut queued = lane.queued();
     loop {
-        lane.shut_if_ending(queued == 0);
-        let taken = match lane.take(Wait::Never) {
+        lane.maybe_shut_down(queued == 0);
+        let taken = match lane.recv_batch(Wait::Never) {
             Ok(taken) if taken.messages == 0 => return Ok(()),
             Ok(taken) => taken,
-            Err(err) if errors == MAX_ERRORS => return Err(err),
+            Err(err) if errors == ERRORS_MAX => return Err(err),
             Err(_) => {
                 errors += 1;
                 continue;
@@ -228,16 +228,16 @@ mod tests {
 
     #[test]
     fn a_thief_that_finds_nothing_looks_less_often() {
-        let mut nap = IDLE_THIEF;
+        let mut nap = STEAL_INTERVAL_MIN;
         let mut slept = Duration::ZERO;
         let mut looks = 0;
         while slept < Duration::from_secs(1) {
             slept += nap;
             looks += 1;
-            nap = next_nap(nap, 0);
+            nap = next_steal_interval(nap, 0);
         }
-        assert!(nap == IDLE_THIEF_LONGEST && (125..130).contains(&looks), "{looks} looks a second");
+        assert!(nap == STEAL_INTERVAL_MAX && (125..130).contains(&looks), "{looks} looks a second");
         // Its own datagrams and stolen ones alike.
-        assert_eq!(next_nap(nap, 1), IDLE_THIEF);
+        assert_eq!(next_steal_interval(nap, 1), STEAL_INTERVAL_MIN);
     }
 }

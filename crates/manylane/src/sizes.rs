@@ -14,9 +14,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use manylane_sys::linger::Linger;
+use manylane_sys::rx_coalesce::RxCoalesce;
 
-use crate::config::{Engine, LARGEST_DATAGRAM, MOST_MESSAGES, in_range};
+use crate::config::{BATCH_MAX, DATAGRAM_SIZE_MAX, Engine, check_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::Capabilities;
 use crate::lane::Lane;
@@ -35,23 +35,23 @@ impl Sizes {
             return Err(Error::new(ErrorKind::Config, message));
         }
         Ok(Self {
-            batch: in_range("batch", batch, MOST_MESSAGES)?,
-            datagram_size: in_range("datagram_size", datagram_size, LARGEST_DATAGRAM)?,
+            batch: check_range("batch", batch, BATCH_MAX)?,
+            datagram_size: check_range("datagram_size", datagram_size, DATAGRAM_SIZE_MAX)?,
         })
     }
 
     /// What a lane with these sizes can do. Trains need room for the largest.
-    fn of(self, can: Capabilities) -> Capabilities {
-        let datagram_size = if can.gro { LARGEST_DATAGRAM } else { self.datagram_size };
+    fn apply_to(self, can: Capabilities) -> Capabilities {
+        let datagram_size = if can.gro { DATAGRAM_SIZE_MAX } else { self.datagram_size };
         Capabilities { batch: self.batch, datagram_size, ..can }
     }
 }
 
 /// The sizes that lanes shall have; at first those that they were opened with.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted(AtomicU64);
+pub(crate) struct RequestedSizes(AtomicU64);
 
-impl Wanted {
+impl RequestedSizes {
     pub(crate) fn set(&self, sizes: Sizes) {
         self.0.store((sizes.batch as u64) << 32 | sizes.datagram_size as u64, Ordering::Relaxed);
     }
@@ -71,25 +71,25 @@ impl Lane {
     /// where a limit of memory is in the way: the lane is then as it was.
     pub fn resize(&mut self, batch: usize, datagram_size: usize) -> Result<()> {
         let sizes = Sizes::checked(self.engine(), batch, datagram_size)?;
-        self.rebuild(sizes.of(self.capabilities()))
+        self.rebuild_buffers(sizes.apply_to(self.capabilities()))
     }
 
     /// Sees to it that the lane has the sizes that are wanted; `linger` goes by the size of batches.
     #[inline]
-    pub(crate) fn follow(&mut self, known: &mut Option<Sizes>, linger: &mut Linger) {
-        let wanted = self.wanted();
+    pub(crate) fn update_sizes(&mut self, known: &mut Option<Sizes>, linger: &mut RxCoalesce) {
+        let wanted = self.requested_sizes();
         if wanted != *known {
             *known = wanted;
-            self.follow_now(linger);
+            self.apply_sizes(linger);
         }
     }
 
     #[cold]
-    fn follow_now(&mut self, linger: &mut Linger) {
-        let Some(sizes) = self.wanted() else { return };
-        if let Err(err) = self.rebuild(sizes.of(self.capabilities())) {
+    fn apply_sizes(&mut self, linger: &mut RxCoalesce) {
+        let Some(sizes) = self.requested_sizes() else { return };
+        if let Err(err) = self.rebuild_buffers(sizes.apply_to(self.capabilities())) {
             log::warn!("lane {} keeps its buffers: {err}", self.id());
         }
-        *linger = self.new_linger();
+        *linger = self.new_rx_coalesce();
     }
 }

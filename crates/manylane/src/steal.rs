@@ -14,26 +14,26 @@ use crate::lane::LaneShared;
 use crate::socket::Shared;
 
 /// What a thief saw of the others: id, batches, full batches.
-type Seen = (LaneId, u64, u64);
+type LaneSample = (LaneId, u64, u64);
 
 /// What a thief saw when it looked last, and room for what it sees now: a look allocates nothing.
 #[derive(Debug)]
-pub(crate) struct Thief {
-    seen: Vec<Seen>,
-    now: Vec<Seen>,
+pub(crate) struct Stealer {
+    previous: Vec<LaneSample>,
+    current: Vec<LaneSample>,
 }
 
-impl Thief {
+impl Stealer {
     /// One that can look at up to `lanes` others.
     pub(crate) fn new(lanes: usize) -> Self {
-        Self { seen: Vec::with_capacity(lanes), now: Vec::with_capacity(lanes) }
+        Self { previous: Vec::with_capacity(lanes), current: Vec::with_capacity(lanes) }
     }
 
     /// The lane to take a batch from now, if any.
-    pub(crate) fn pick(&mut self, shared: &Shared, me: &LaneShared) -> Option<Arc<LaneShared>> {
-        let Self { seen, now } = self;
+    pub(crate) fn pick_victim(&mut self, shared: &Shared, me: &LaneShared) -> Option<Arc<LaneShared>> {
+        let Self { previous: seen, current: now } = self;
         now.clear();
-        let victim = shared.look_at_lanes(|lanes| {
+        let victim = shared.try_with_lanes(|lanes| {
             let mut victim: Option<(u32, &Arc<LaneShared>)> = None;
             for lane in lanes.iter().filter(|lane| lane.id != me.id && lane.is_open()) {
                 let (batches, full) = (lane.cells.get(Count::Batches), lane.cells.get(Count::FullBatches));

@@ -18,7 +18,7 @@ impl Vlan {
     /// # Errors
     /// [`ErrorKind::Config`] for any other number.
     pub fn new(id: u16) -> Result<Self> {
-        Ok(Self { outer: checked(id)?, inner: None })
+        Ok(Self { outer: check_id(id)?, inner: None })
     }
 
     /// The VLAN `inner` within the VLAN `outer`.
@@ -26,7 +26,7 @@ impl Vlan {
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn stacked(outer: u16, inner: u16) -> Result<Self> {
-        Ok(Self { outer: checked(outer)?, inner: Some(checked(inner)?) })
+        Ok(Self { outer: check_id(outer)?, inner: Some(check_id(inner)?) })
     }
 
     /// How the XDP program knows it.
@@ -38,7 +38,7 @@ impl Vlan {
     }
 }
 
-fn checked(id: u16) -> Result<u16> {
+fn check_id(id: u16) -> Result<u16> {
     match id {
         1..=4094 => Ok(id),
         _ => Err(Error::new(ErrorKind::Config, format!("VLAN {id} is not within 1 to 4094"))),

@@ -15,36 +15,36 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use manylane_sys::process::{Apart, Keep, start_apart};
+use manylane_sys::process::{IsolatedChild, StdinGuard, spawn_isolated};
 use manylane_testbed::Host;
-use manylane_tests::PATIENCE;
+use manylane_tests::TEST_TIMEOUT;
 use rustix::process::{Pid, Rlimit, getrlimit, kill_process, setrlimit};
 pub(crate) use rustix::process::{Resource, Signal};
 
 /// This program. By this link a user who may not see the folder of the program can run it all the same.
-const SELF: &str = "/proc/self/exe";
-const ROLE: &str = "MANYLANE_TEST_CHILD";
+const SELF_EXE: &str = "/proc/self/exe";
+const ROLE_VAR: &str = "MANYLANE_TEST_CHILD";
 /// A user without any privilege.
 pub(crate) const NOBODY: u32 = 65_534;
 
 /// A user that has no other process, also where tests run beside other tests.
-pub(crate) fn lonely() -> u32 {
+pub(crate) fn unique_uid() -> u32 {
     1_900_000_000 + std::process::id()
 }
 
 /// Whether this process is the child `name`. Every child asks this first.
-pub(crate) fn is(name: &str) -> bool {
-    env::var_os(ROLE).is_some_and(|role| role == name)
+pub(crate) fn is_child(name: &str) -> bool {
+    env::var_os(ROLE_VAR).is_some_and(|role| role == name)
 }
 
 /// In a child: tells the parent a line.
-pub(crate) fn tell(line: &str) {
+pub(crate) fn report(line: &str) {
     // The harness may stand in the middle of a line.
     println!("\n> {line}");
 }
 
 /// In a child: waits until the parent lets go of it, or is gone.
-pub(crate) fn hold() {
+pub(crate) fn wait_for_parent() {
     let mut rest = Vec::new();
     std::io::stdin().read_to_end(&mut rest).unwrap();
 }
@@ -52,7 +52,7 @@ pub(crate) fn hold() {
 /// In a child: sets a soft limit of this process; none for as much as the hard one allows.
 ///
 /// By the system call: a program such as prlimit(1) would inherit the limit, and could not even start under some.
-pub(crate) fn limit(what: Resource, value: Option<u64>) {
+pub(crate) fn set_limit(what: Resource, value: Option<u64>) {
     let maximum = getrlimit(what).maximum;
     setrlimit(what, Rlimit { current: value.or(maximum), maximum }).unwrap();
 }
@@ -69,7 +69,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// Open descriptors of this process.
-pub(crate) fn descriptors() -> usize {
+pub(crate) fn open_fds() -> usize {
     // One of them is the directory that is being read.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
@@ -79,7 +79,7 @@ pub(crate) fn descriptors() -> usize {
 pub(crate) fn fill_gaps() {
     loop {
         let filler = File::open("/dev/null").unwrap();
-        if descriptors() == filler.as_raw_fd() as usize + 1 {
+        if open_fds() == filler.as_raw_fd() as usize + 1 {
             return;
         }
         let _ = filler.into_raw_fd();
@@ -91,7 +91,7 @@ pub(crate) fn fill_gaps() {
 pub(crate) struct Child {
     process: Process,
     lines: Receiver<String>,
-    keep: Option<Keep>,
+    stdin_guard: Option<StdinGuard>,
 }
 
 impl Child {
@@ -108,9 +108,9 @@ impl Child {
     fn start_at(host: Option<&Host>, name: &str, user: Option<u32>) -> Self {
         let args = [name, "--exact", "--ignored", "--nocapture", "--test-threads=1"];
         let user = user.filter(|_| is_root());
-        let apart = start_apart(host.map(Host::namespace), SELF, &args, &[(ROLE, name)], user);
-        let Apart { process, lines, keep } = apart.unwrap();
-        Self { process, lines, keep: Some(keep) }
+        let apart = spawn_isolated(host.map(Host::namespace), SELF_EXE, &args, &[(ROLE_VAR, name)], user);
+        let IsolatedChild { process, lines, stdin_guard: keep } = apart.unwrap();
+        Self { process, lines, stdin_guard: Some(keep) }
     }
 
     /// Runs the child `name` to its end, which has to be a good one.
@@ -125,7 +125,7 @@ impl Child {
     /// The next line that the child tells.
     pub(crate) fn line(&self) -> String {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE).expect("the child tells something");
+            let line = self.lines.recv_timeout(TEST_TIMEOUT).expect("the child tells something");
             if let Some(told) = line.strip_prefix("> ") {
                 return told.to_owned();
             }
@@ -148,15 +148,15 @@ impl Child {
     }
 
     /// Lets go of the child, which may still tell something.
-    pub(crate) fn let_go(mut self) -> Self {
-        drop(self.keep.take());
+    pub(crate) fn release(mut self) -> Self {
+        drop(self.stdin_guard.take());
         self
     }
 
     /// Lets go of the child and waits for its end, which has to be a good one.
     pub(crate) fn finish(mut self) {
-        drop(self.keep.take());
-        let ended = self.end();
+        drop(self.stdin_guard.take());
+        let ended = self.wait();
         assert!(
             ended.success(),
             "the child: {ended}: {}",
@@ -164,13 +164,13 @@ impl Child {
         );
     }
 
-    fn end(&mut self) -> ExitStatus {
+    fn wait(&mut self) -> ExitStatus {
         let start = Instant::now();
         loop {
             if let Some(status) = self.process.try_wait().unwrap() {
                 return status;
             }
-            assert!(start.elapsed() < 2 * PATIENCE, "the child does not end");
+            assert!(start.elapsed() < 2 * TEST_TIMEOUT, "the child does not end");
             thread::sleep(Duration::from_millis(2));
         }
     }

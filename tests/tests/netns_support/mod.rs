@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 
 use manylane::{Builder, Handle, Socket};
 use manylane_testbed::Host;
-use manylane_tests::{Client, Hands, PATIENCE, Serving};
+use manylane_tests::{Client, LaneDriver, Serving, TEST_TIMEOUT};
 
 /// A receive buffer that holds all that these tests send at once: what does not arrive was not delayed.
-pub(crate) const ROOM: usize = 64 << 20;
+pub(crate) const RECV_BUFFER: usize = 64 << 20;
 
 /// Opens a socket at `ip` of `host`, with the options that `change` sets.
 pub(crate) fn open(host: &Host, ip: IpAddr, change: impl FnOnce(&mut Builder) + Send) -> Socket {
     host.run(move || {
         let mut builder = Builder::new((ip, 0)).unwrap();
-        change(builder.recv_buffer(ROOM));
+        change(builder.recv_buffer(RECV_BUFFER));
         builder.open().unwrap()
     })
 }
 
 /// The lanes of `socket` by hand, where lanes to come are of `host` too.
-pub(crate) fn hands(host: &Host, socket: Socket) -> Hands {
-    host.run(|| Hands::new(socket))
+pub(crate) fn lane_driver(host: &Host, socket: Socket) -> LaneDriver {
+    host.run(|| LaneDriver::new(socket))
 }
 
 /// Serves echo in `host`.
@@ -50,12 +50,12 @@ pub(crate) fn client(host: &Host, ip: IpAddr, server: std::net::SocketAddr) -> C
 }
 
 /// Waits until `done`; if it does not come to that, says what the counters are.
-pub(crate) fn until(done: impl FnMut() -> bool, handle: &Handle) {
-    assert!(within(PATIENCE, done), "{:#?}", handle.counters());
+pub(crate) fn wait_until(done: impl FnMut() -> bool, handle: &Handle) {
+    assert!(wait_within(TEST_TIMEOUT, done), "{:#?}", handle.counters());
 }
 
 /// Waits until `done`, for at most `patience`; whether it came to that.
-pub(crate) fn within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
+pub(crate) fn wait_within(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !done() {
         if start.elapsed() > patience {

@@ -3,7 +3,7 @@
 use std::alloc::System;
 
 use manylane::{Batch, Outbox};
-use manylane_tests::{Client, uninterrupted};
+use manylane_tests::{Client, retry_eintr};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 #[global_allocator]
@@ -11,10 +11,10 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Datagrams that are counted, and such that come before: the first ones fill what is kept for good.
 pub(crate) const COUNTED: usize = 10_000;
-pub(crate) const BEFORE: usize = 2_000;
+pub(crate) const WARMUP: usize = 2_000;
 pub(crate) const CLIENTS: usize = 8;
 /// Datagrams of a client's turn: one, an empty one, and a train.
-const TURN: usize = 2 + 14;
+const ROUND_DATAGRAMS: usize = 2 + 14;
 
 /// How often the process has asked for memory so far.
 pub(crate) fn allocations() -> usize {
@@ -23,7 +23,7 @@ pub(crate) fn allocations() -> usize {
 }
 
 /// Answers in every way.
-pub(crate) fn answer<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
+pub(crate) fn reply_all_ways<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
     for (at, datagram) in batch.enumerate() {
         match at % 4 {
             0 => out.reply(&datagram, datagram.payload()),
@@ -35,16 +35,16 @@ pub(crate) fn answer<'a>(batch: Batch<'a>, out: &mut Outbox<'a>) {
 }
 
 /// Sends `datagrams` in turns of all clients, and takes the answers.
-pub(crate) fn talk(clients: &[Client], datagrams: usize, answers: &mut [u8]) {
-    for _ in 0..datagrams.div_ceil(CLIENTS * TURN) {
+pub(crate) fn exchange(clients: &[Client], datagrams: usize, answers: &mut [u8]) {
+    for _ in 0..datagrams.div_ceil(CLIENTS * ROUND_DATAGRAMS) {
         for client in clients {
             client.send(b"one");
             client.send(b"");
-            client.send_train(&[7; TURN * 50], 60);
+            client.send_gso(&[7; ROUND_DATAGRAMS * 50], 60);
         }
         for client in clients {
-            for _ in 0..TURN {
-                uninterrupted(|| client.socket.recv(answers)).unwrap();
+            for _ in 0..ROUND_DATAGRAMS {
+                retry_eintr(|| client.socket.recv(answers)).unwrap();
             }
         }
     }

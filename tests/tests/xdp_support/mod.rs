@@ -6,11 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use manylane::{Builder, Engine, Handle, LaneCounters, Socket};
 use manylane_testbed::{Host, Layout, Testbed, skip};
-use manylane_tests::{Client, PATIENCE};
+use manylane_tests::{Client, TEST_TIMEOUT};
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
-use crate::netns_support::{ROOM, within};
+use crate::netns_support::{RECV_BUFFER, wait_within};
 
 /// The testbed of `layout`, for the test `name`.
 pub(crate) fn testbed(name: &str, layout: &Layout) -> Option<Testbed> {
@@ -23,7 +23,7 @@ pub(crate) fn two_queues(name: &str) -> Option<Testbed> {
 }
 
 /// Two hosts with IPv4 only: nothing but the test sends.
-pub(crate) fn quiet(queues: u32) -> Layout {
+pub(crate) fn ipv4_layout(queues: u32) -> Layout {
     Layout { ipv6: false, queues, ..Layout::default() }
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn xdp(
     let addr = addr.into();
     host.run(move || {
         let mut builder = Builder::new(addr).unwrap();
-        change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(ROOM));
+        change(builder.engine(Engine::Xdp).lanes(2).recv_buffer(RECV_BUFFER));
         builder.open().unwrap()
     })
 }
@@ -45,7 +45,7 @@ pub(crate) fn xdp(
 pub(crate) const PORT: u16 = 4242;
 
 /// Two lanes of engine `xdp` at that port of `host`.
-pub(crate) fn at_port(host: &Host) -> Builder {
+pub(crate) fn xdp_builder(host: &Host) -> Builder {
     let mut builder = Builder::new((host.ip4(0), PORT)).unwrap();
     builder.engine(Engine::Xdp).lanes(2);
     builder
@@ -60,35 +60,39 @@ pub(crate) fn programs(host: &Host) -> String {
 }
 
 /// All that arrived was delivered, and all of that came by XDP.
-pub(crate) fn all_by_xdp(total: &LaneCounters, arrived: u64) {
-    assert_eq!((total.arrived(), total.delivered, total.by_xdp), (arrived, arrived, arrived), "{total:#?}");
+pub(crate) fn assert_all_by_xdp(total: &LaneCounters, arrived: u64) {
+    assert_eq!(
+        (total.arrived(), total.delivered, total.delivered_by_xdp),
+        (arrived, arrived, arrived),
+        "{total:#?}"
+    );
 }
 
 /// All replies were sent, and all but `first` by XDP: before the next hop is known they go through the companion.
-pub(crate) fn answered_by_xdp(total: &LaneCounters, first: u64) {
+pub(crate) fn assert_replies_by_xdp(total: &LaneCounters, first: u64) {
     assert_eq!((total.sent, total.lost()), (total.delivered, 0), "{total:#?}");
     assert!(total.sent - total.sent_by_xdp <= first, "more than {first} replies past XDP: {total:#?}");
 }
 
 /// What the programs of all devices counted as `what`.
-pub(crate) fn count(handle: &Handle, what: &str) -> u64 {
+pub(crate) fn xdp_count(handle: &Handle, what: &str) -> u64 {
     handle.xdp_counts().iter().filter(|(_, name, _)| *name == what).map(|(_, _, n)| n).sum()
 }
 
 /// Pings until a reply has left by XDP, and returns how many pings that took.
-pub(crate) fn warm(client: &Client, handle: &Handle) -> u64 {
+pub(crate) fn ping_until_sent_by_xdp(client: &Client, handle: &Handle) -> u64 {
     pings_until(client, handle, |total| total.sent_by_xdp)
 }
 
 /// Pings until a request has come by XDP, and returns how many pings that took.
-pub(crate) fn regain(client: &Client, handle: &Handle) -> u64 {
-    pings_until(client, handle, |total| total.by_xdp)
+pub(crate) fn ping_until_recv_by_xdp(client: &Client, handle: &Handle) -> u64 {
+    pings_until(client, handle, |total| total.delivered_by_xdp)
 }
 
 fn pings_until(client: &Client, handle: &Handle, what: impl Fn(&LaneCounters) -> u64) -> u64 {
     let before = what(&handle.counters().total());
     let mut pings = 0;
-    let grows = within(PATIENCE, || {
+    let grows = wait_within(TEST_TIMEOUT, || {
         client.ping();
         pings += 1;
         what(&handle.counters().total()) > before
@@ -123,7 +127,7 @@ pub(crate) fn frame_to(
 }
 
 /// Whether the queues `queues` of `device`, and no others of it, are served by open lanes, none by two more than another.
-pub(crate) fn is_shared_out(handle: &Handle, device: &str, queues: u32) -> bool {
+pub(crate) fn is_balanced(handle: &Handle, device: &str, queues: u32) -> bool {
     let served = handle.xdp_queues();
     let mut numbers: Vec<u32> =
         served.iter().filter(|queue| queue.device == device).map(|queue| queue.queue).collect();

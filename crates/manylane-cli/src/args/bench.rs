@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use manylane::{Limit, Steering};
-use manylane_testbed::bench::batch::By;
+use manylane_testbed::bench::batch::RecvMethod;
 use manylane_testbed::bench::flap::Event;
 use manylane_testbed::bench::flood::Part;
-use manylane_testbed::bench::replies::Sender;
-use manylane_testbed::bench::rtt::{self, Contender, asker::Arrivals};
+use manylane_testbed::bench::replies::SendMethod;
+use manylane_testbed::bench::rtt::{self, Contender, generator::Arrivals};
 use manylane_testbed::receiver::Kind;
-use manylane_testbed::traffic::answers::Counter;
+use manylane_testbed::traffic::replies::CountHook;
 
-use super::values::{at_least_one, interfaces, messages, payload_size};
+use super::values::{interfaces, messages, payload_size, positive};
 use crate::parse::{self, Rate};
 
 /// The benchmarks.
@@ -43,7 +43,7 @@ pub(crate) enum BenchCommand {
 #[derive(Debug, Args)]
 pub(crate) struct RxArgs {
     /// Threads that receive; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,…", value_parser = at_least_one)]
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,…", value_parser = positive)]
     pub(crate) threads: Vec<usize>,
     /// Receivers to compare [default: all; those that take frames from a device not over loopback, nor with --quick]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -70,7 +70,7 @@ pub(crate) struct RxArgs {
     /// Where the host that answers come back to counts and drops them, in a testbed: where its stack begins, or in its driver,
     /// which copies each answer first. The thread that answers pays for it (echo only)
     #[arg(long, default_value_t, value_name = "stack|driver", conflicts_with = "loopback")]
-    pub(crate) answers: Counter,
+    pub(crate) answers: CountHook,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
@@ -82,12 +82,12 @@ pub(crate) struct RxArgs {
 pub(crate) struct BatchArgs {
     /// Receivers to compare [default: all; lane/xdp and xsk/* only in a testbed, with datagrams of up to 1024 bytes]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
-    pub(crate) receivers: Vec<By>,
+    pub(crate) receivers: Vec<RecvMethod>,
     /// Messages that a call may take; several are compared
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256,1024", value_name = "N,…", value_parser = messages)]
     pub(crate) messages: Vec<usize>,
     /// Queues of 2048 datagrams that a sample empties
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = positive)]
     pub(crate) queues: usize,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
@@ -100,7 +100,7 @@ pub(crate) struct BatchArgs {
 pub(crate) struct RepliesArgs {
     /// Senders to compare [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
-    pub(crate) senders: Vec<Sender>,
+    pub(crate) senders: Vec<SendMethod>,
     /// Messages that a call sends; several are compared
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_name = "N,…", value_parser = messages)]
     pub(crate) messages: Vec<usize>,
@@ -112,7 +112,7 @@ pub(crate) struct RepliesArgs {
 #[derive(Debug, Args)]
 pub(crate) struct GsoArgs {
     /// Threads that receive; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = at_least_one)]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = positive)]
     pub(crate) threads: Vec<usize>,
     /// Receivers to compare [default: all but socket/recvfrom]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -132,7 +132,7 @@ pub(crate) struct GsoArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ChurnArgs {
     /// Lanes at the start; one more or less at each change
-    #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = at_least_one)]
+    #[arg(long, value_delimiter = ',', default_value = "2", value_name = "N,…", value_parser = positive)]
     pub(crate) threads: Vec<usize>,
     /// How long lanes come and go
     #[arg(long, default_value = "10s", value_name = "TIME", value_parser = parse::duration)]
@@ -153,7 +153,7 @@ pub(crate) struct ChurnArgs {
 #[derive(Debug, Args)]
 pub(crate) struct FlapArgs {
     /// Threads that receive; several are compared
-    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = at_least_one)]
+    #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,…", value_parser = positive)]
     pub(crate) threads: Vec<usize>,
     /// Receivers to compare [default: lane/mmsg and lane/xdp]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -219,7 +219,7 @@ pub(crate) struct RttArgs {
     pub(crate) arrivals: Arrivals,
     /// Where server, generator and the work of the device are: apart, together, rps-server, napi-server, napi-generator
     #[arg(long, value_delimiter = ',', default_value = "apart", value_name = "WHERE,…")]
-    pub(crate) placements: Vec<rtt::place::Placement>,
+    pub(crate) placements: Vec<rtt::placement::Placement>,
     /// Length of a sample [default: 500ms; 50ms with --quick]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub(crate) duration: Option<Duration>,
@@ -251,13 +251,13 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_delimiter = ',', value_name = "BYTES,…", value_parser = payload_size)]
     pub(crate) size: Vec<usize>,
     /// Rounds; in each, every receiver has its turn
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = positive)]
     pub(crate) rounds: usize,
     /// Sources of the traffic, each a flow [default: 64; of gso 1, for a train is of one flow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) flows: Option<u16>,
     /// Messages that one call takes at most, of all receivers alike
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = positive)]
     pub(crate) batch: usize,
     /// Receive buffer of each socket, of all receivers alike [default: 64M, or as much as this process may have]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::values::at_least_one;
+use super::values::positive;
 
 /// `manylane lab`.
 ///
@@ -20,7 +20,7 @@ pub(crate) struct LabArgs {
     #[arg(long)]
     pub(crate) quick: bool,
     /// Rounds of each experiment [default: 9; 2 with --quick]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) rounds: Option<usize>,
     /// Units that the readers of one run take together (rivera) [default: 500000; 25000 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

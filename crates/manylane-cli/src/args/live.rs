@@ -5,12 +5,12 @@ use std::time::Duration;
 use clap::Args;
 use manylane::{Limit, Prefix};
 
-use super::values::at_least_one;
+use super::values::positive;
 use crate::parse;
 
 /// What a socket lets in, for `echo` and `run`.
 #[derive(Debug, Args)]
-pub(crate) struct GuardArgs {
+pub(crate) struct FilterArgs {
     /// Datagrams per second that each source may send, and how many at once, as RATE[/BURST][,per=LEN[:LEN6]]: 1000/50, or
     /// 20k,per=24 for each /24 (of IPv6 each /56). Twice at most. What is above it the XDP program drops (engine xdp)
     #[arg(long, value_name = "LIMIT")]
@@ -23,7 +23,7 @@ pub(crate) struct GuardArgs {
     pub(crate) deny: Vec<Prefix>,
 }
 
-impl GuardArgs {
+impl FilterArgs {
     pub(crate) fn is_empty(&self) -> bool {
         self.limit.is_empty() && self.allow.is_empty() && self.deny.is_empty()
     }
@@ -80,6 +80,6 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// Lines of the table that is printed
-    #[arg(long, default_value_t = 100, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = positive)]
     pub(crate) rows: usize,
 }

@@ -16,7 +16,7 @@ pub(crate) use self::bench::{
     RttArgs, RxArgs,
 };
 pub(crate) use self::lab::{LabArgs, LabPaper};
-pub(crate) use self::live::{GuardArgs, LimitArgs, TopArgs};
+pub(crate) use self::live::{FilterArgs, LimitArgs, TopArgs};
 pub(crate) use self::machine::{DoctorArgs, TuneArgs};
 pub(crate) use self::serve::{CaptureArgs, EchoArgs, RunArgs, SendArgs};
 pub(crate) use self::values::CaptureTarget;

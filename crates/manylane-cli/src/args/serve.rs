@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use manylane::{Engine, Overload, Placement, Steering, SteeringBy, Vlan, WaitPolicy};
+use manylane::{DropPolicy, Engine, Placement, Steering, SteeringBackend, Vlan, WaitPolicy};
 use manylane_testbed::client::{Expect, Payload};
 
-use super::GuardArgs;
+use super::FilterArgs;
 use super::values::{
-    CaptureTarget, Switch, at_least_one, capture_target, interval, payload_size, seconds, snaplen,
+    CaptureTarget, Switch, capture_target, interval, payload_size, positive, seconds, snaplen,
 };
 use crate::metrics;
 use crate::parse::{self, Rate};
@@ -26,7 +26,7 @@ pub(crate) struct EchoArgs {
     #[arg(value_name = "ADDR")]
     pub(crate) addr: String,
     /// Lanes [default: one for each processor]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) lanes: Option<usize>,
     /// How lanes talk to the kernel: mmsg, uring (io_uring; else mmsg), xdp (frames past the kernel's stack; needs root), or auto: xdp on the devices of
     /// --xdp-device where that works, else uring if it was just measured to cost a tenth less, else mmsg
@@ -52,13 +52,13 @@ pub(crate) struct EchoArgs {
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,
     /// What does the steering: auto, ebpf, classic-bpf or kernel
-    #[arg(long, default_value_t = SteeringBy::Auto, value_name = "HOW")]
-    pub(crate) steering_by: SteeringBy,
+    #[arg(long, default_value_t = SteeringBackend::Auto, value_name = "HOW")]
+    pub(crate) steering_by: SteeringBackend,
     /// Processors of the lanes: spread, pack, none, or a list such as 0,2,4-7
     #[arg(long, default_value_t = Placement::Spread, value_name = "WHERE")]
     pub(crate) placement: Placement,
     /// Messages that one call takes at most
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = positive)]
     pub(crate) batch: usize,
     /// Take trains of datagrams as one message (UDP GRO) [default: on, but for round-robin and key]
     #[arg(long, value_enum)]
@@ -73,15 +73,15 @@ pub(crate) struct EchoArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
     /// Largest datagram that is taken whole; larger ones are cut off and flagged
-    #[arg(long, value_name = "BYTES", value_parser = at_least_one)]
+    #[arg(long, value_name = "BYTES", value_parser = positive)]
     pub(crate) datagram_size: Option<usize>,
     /// Let idle lanes take work from loaded ones; order within a flow is then not kept
     #[arg(long)]
     pub(crate) stealing: bool,
     /// Who wins when more comes than a lane gets done: oldest (what comes is dropped), or newest (what is queued is thrown
     /// away once its queue is half full)
-    #[arg(long, default_value_t = Overload::Oldest, value_name = "WHO")]
-    pub(crate) overload: Overload,
+    #[arg(long, default_value_t = DropPolicy::Tail, value_name = "WHO")]
+    pub(crate) overload: DropPolicy,
     /// Read the ECN bits of datagrams
     #[arg(long)]
     pub(crate) ecn: bool,
@@ -90,14 +90,14 @@ pub(crate) struct EchoArgs {
     pub(crate) only_v6: bool,
     /// Join other processes of this user on the same port: they and we then share the datagrams
     #[arg(long)]
-    pub(crate) join_group: bool,
+    pub(crate) reuse_port: bool,
     #[command(flatten)]
-    pub(crate) guard: GuardArgs,
+    pub(crate) guard: FilterArgs,
     /// Seconds between two lines of statistics; 0 for none
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) stats: f64,
     /// Serve counters by lane in the text form of Prometheus, at http://ADDR/metrics; of a port alone, on this machine only
-    #[arg(long, value_name = "ADDR", value_parser = metrics::address)]
+    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
     pub(crate) metrics: Option<SocketAddr>,
     /// Final statistics as JSON (manylane.echo.v1)
     #[arg(long)]
@@ -146,7 +146,7 @@ pub(crate) struct SendArgs {
     #[arg(long, conflicts_with_all = ["payload"])]
     pub(crate) fast: bool,
     /// Lanes that receive in the testbed of --fast
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = positive)]
     pub(crate) lanes: usize,
     /// The result as JSON (manylane.send.v1)
     #[arg(long)]
@@ -168,7 +168,7 @@ pub(crate) struct CaptureArgs {
     #[arg(long, short, value_name = "FILE")]
     pub(crate) write: Option<String>,
     /// Bytes of each frame that are kept
-    #[arg(long, short, default_value_t = manylane::capture::LONGEST, value_name = "BYTES", value_parser = snaplen)]
+    #[arg(long, short, default_value_t = manylane::capture::SNAPLEN_MAX, value_name = "BYTES", value_parser = snaplen)]
     pub(crate) snaplen: usize,
     /// End after so many frames, such as 1000 or 10k
     #[arg(long, short, value_name = "N", value_parser = parse::count)]
@@ -205,19 +205,19 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) interfaces: Option<Vec<String>>,
     #[command(flatten)]
-    pub(crate) guard: GuardArgs,
+    pub(crate) guard: FilterArgs,
     /// Which lane gets a datagram, as for `manylane echo` [default: flow]
     #[arg(long, value_name = "POLICY")]
     pub(crate) steering: Option<Steering>,
     /// Lanes of each socket, at most [default: one for each thread, epoll instance or child process that receives]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) lanes: Option<usize>,
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse::ports)]
     pub(crate) ports: Option<String>,
     /// Datagrams that one system call may take behind the program's back, and replies to them that one may send, 1 to 32; with
     /// engine xdp, replies that go together [default: 32 while threads rest, else 1; 16 with engine xdp]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) batch: Option<usize>,
     /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never
     /// [default: 50 to 500, by what a pause costs here]
@@ -226,13 +226,13 @@ pub(crate) struct RunArgs {
     /// Who wins when more comes than the program takes: oldest (what comes is dropped, as without Manylane), or newest (what waits
     /// in a queue that is more than half full is thrown away, down to a quarter) [default: oldest]
     #[arg(long, value_name = "WHO")]
-    pub(crate) overload: Option<Overload>,
+    pub(crate) overload: Option<DropPolicy>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
     pub(crate) stats: Option<f64>,
     /// Serve what lanes do in the text form of Prometheus while the program runs, at http://ADDR/metrics; of a port alone, on
     /// this machine only
-    #[arg(long, value_name = "ADDR", value_parser = metrics::address)]
+    #[arg(long, value_name = "ADDR", value_parser = metrics::parse_addr)]
     pub(crate) metrics: Option<SocketAddr>,
     /// Write the report as JSON (manylane.run.v1) to FILE when the program has ended; - for standard output, /dev/fd/N for
     /// a descriptor

@@ -29,10 +29,10 @@ impl Switch {
 }
 
 pub(super) fn messages(text: &str) -> Result<usize, String> {
-    at_least_one(text).and_then(|count| if count <= 1024 { Ok(count) } else { Err("at most 1024".into()) })
+    positive(text).and_then(|count| if count <= 1024 { Ok(count) } else { Err("at most 1024".into()) })
 }
 
-pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
+pub(super) fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number >= 1).ok_or("give a whole number above 0".into())
 }
 
@@ -44,8 +44,11 @@ pub(super) fn capture_target(text: &str) -> Result<CaptureTarget, String> {
 }
 
 pub(super) fn snaplen(text: &str) -> Result<usize, String> {
-    const MOST: usize = manylane::capture::LONGEST;
-    text.parse().ok().filter(|len| (1..=MOST).contains(len)).ok_or(format!("give a number from 1 to {MOST}"))
+    const SNAPLEN_MAX: usize = manylane::capture::SNAPLEN_MAX;
+    text.parse()
+        .ok()
+        .filter(|len| (1..=SNAPLEN_MAX).contains(len))
+        .ok_or(format!("give a number from 1 to {SNAPLEN_MAX}"))
 }
 
 pub(super) fn interfaces(text: &str) -> Result<usize, String> {
@@ -53,8 +56,11 @@ pub(super) fn interfaces(text: &str) -> Result<usize, String> {
 }
 
 pub(super) fn payload_size(text: &str) -> Result<usize, String> {
-    const MOST: usize = manylane_testbed::client::MAX_PAYLOAD;
-    text.parse().ok().filter(|size| *size <= MOST).ok_or(format!("give a size from 0 to {MOST}"))
+    const PAYLOAD_SIZE_MAX: usize = manylane_testbed::client::MAX_PAYLOAD;
+    text.parse()
+        .ok()
+        .filter(|size| *size <= PAYLOAD_SIZE_MAX)
+        .ok_or(format!("give a size from 0 to {PAYLOAD_SIZE_MAX}"))
 }
 
 pub(super) fn seconds(text: &str) -> Result<f64, String> {

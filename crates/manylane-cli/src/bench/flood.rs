@@ -6,33 +6,33 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use manylane_testbed::bench::flood::{self, LINKS, Part, Plan};
 use manylane_testbed::bench::{Options, Setup};
-use manylane_testbed::report::{self, number};
+use manylane_testbed::report::{self, format_number};
 use manylane_testbed::schema::FloodRow;
 use manylane_testbed::stats::median;
 
-use super::{Bar, options, or_all, write};
+use super::{Bar, options, or_default, write};
 use crate::args::FloodArgs;
-use crate::output::{self, Usage};
+use crate::output::{self, UsageError};
 use crate::progress::Progress;
 
 /// Length of a sample of parts `clients` and `program`.
-const SAMPLE: Duration = Duration::from_millis(1500);
-const QUICK_SAMPLE: Duration = Duration::from_millis(300);
+const SAMPLE_DURATION: Duration = Duration::from_millis(1500);
+const QUICK_SAMPLE_DURATION: Duration = Duration::from_millis(300);
 /// How long there are new sources.
-const SOURCES: Duration = Duration::from_secs(60);
-const QUICK_SOURCES: Duration = Duration::from_secs(5);
+const SOURCES_DURATION: Duration = Duration::from_secs(60);
+const QUICK_SOURCES_DURATION: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
     if !args.common.size.is_empty() {
-        return Err(Usage("--size: the requests of bench flood have 32 bytes".into()).into());
+        return Err(UsageError("--size: the requests of bench flood have 32 bytes".into()).into());
     }
     let scaled =
         |given: Option<Duration>, quick, usual| given.unwrap_or(if args.quick { quick } else { usual });
-    let duration = scaled(args.duration, QUICK_SAMPLE, SAMPLE);
+    let duration = scaled(args.duration, QUICK_SAMPLE_DURATION, SAMPLE_DURATION);
     let plan = Plan {
-        parts: or_all(&args.parts, &Part::ALL),
+        parts: or_default(&args.parts, &Part::ALL),
         limit: args.limit,
-        sources: scaled(args.sources, QUICK_SOURCES, SOURCES),
+        sources: scaled(args.sources, QUICK_SOURCES_DURATION, SOURCES_DURATION),
     };
     let mut setup = Setup::testbed(args.common.receiver_cpus.clone(), LINKS)?;
     let options = Options {
@@ -44,7 +44,7 @@ pub(super) fn run(args: &FloodArgs, director: &mut Bar) -> Result<()> {
     director.progress = Progress::bar();
     let json = write(&args.common.out, "bench-flood.json", &output::json(&document)?)?;
     let page = write(&args.common.out, "bench-flood.html", &report::flood::html(&document)?)?;
-    output::tell(&format!("report: {page} (raw samples: {json})"));
+    output::eprint_line(&format!("report: {page} (raw samples: {json})"));
     if args.common.json {
         return output::print_json(&document);
     }
@@ -82,7 +82,7 @@ fn table(rows: &[FloodRow]) -> Table {
             row.part.clone(),
             row.variant.clone(),
             row.figures.receiver.clone(),
-            number(row.figures.offered_pps),
+            format_number(row.figures.offered_pps),
             optional(row.answered.map(|share| 100.0 * share), 1),
             optional(row.answered.map(|_| median(late)), 1),
             optional(row.longest_ms, 1),

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use manylane_sys::device::{self, FlowHash};
+use manylane_sys::device::{self, FlowType};
 use manylane_sys::netns;
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +67,12 @@ impl Change {
                 let name = if name == "rx-gro" { "gro" } else { name };
                 format!("ethtool -K {device} {name} {value}")
             }
-            Target::Hash4 { device } => format!("ethtool -N {device} rx-flow-hash udp4 {}", letters(value)),
-            Target::Hash6 { device } => format!("ethtool -N {device} rx-flow-hash udp6 {}", letters(value)),
+            Target::Hash4 { device } => {
+                format!("ethtool -N {device} rx-flow-hash udp4 {}", hash_letters(value))
+            }
+            Target::Hash6 { device } => {
+                format!("ethtool -N {device} rx-flow-hash udp6 {}", hash_letters(value))
+            }
             Target::DeviceFile { .. }
             | Target::CpuFile { .. }
             | Target::ModuleParameter { .. }
@@ -82,7 +86,7 @@ impl Change {
 
 impl Target {
     /// Whether it is of the whole machine, and not of a network namespace.
-    pub(crate) fn is_of_the_machine(&self) -> bool {
+    pub(crate) fn is_machine_wide(&self) -> bool {
         match self {
             Self::Sysctl { name } => !name.starts_with("net."),
             Self::CpuFile { .. } | Self::ModuleParameter { .. } | Self::Interrupt { .. } => true,
@@ -170,10 +174,10 @@ impl Target {
             }
             Self::ReceiveRing { device } => Ethtool::open()?.ring(device).with_context(of)?.rx.to_string(),
             Self::Feature { device, name } => {
-                switch(Ethtool::open()?.feature(device, name).with_context(of)?).into()
+                on_off(Ethtool::open()?.feature(device, name).with_context(of)?).into()
             }
-            Self::Hash4 { device } => device::flow_hash(device, FlowHash::Udp4).with_context(of)?.to_string(),
-            Self::Hash6 { device } => device::flow_hash(device, FlowHash::Udp6).with_context(of)?.to_string(),
+            Self::Hash4 { device } => device::flow_hash(device, FlowType::Udp4).with_context(of)?.to_string(),
+            Self::Hash6 { device } => device::flow_hash(device, FlowType::Udp6).with_context(of)?.to_string(),
             Self::Sysctl { .. }
             | Self::DeviceFile { .. }
             | Self::CpuFile { .. }
@@ -206,8 +210,8 @@ impl Target {
                 ensure!(["on", "off"].contains(&value), "a feature is on or off, not {value}");
                 Ethtool::open()?.set_feature(device, name, value == "on")?;
             }
-            Self::Hash4 { device } => device::set_flow_hash(device, FlowHash::Udp4, value.parse()?)?,
-            Self::Hash6 { device } => device::set_flow_hash(device, FlowHash::Udp6, value.parse()?)?,
+            Self::Hash4 { device } => device::set_flow_hash(device, FlowType::Udp4, value.parse()?)?,
+            Self::Hash6 { device } => device::set_flow_hash(device, FlowType::Udp6, value.parse()?)?,
             Self::Sysctl { .. }
             | Self::DeviceFile { .. }
             | Self::CpuFile { .. }
@@ -219,10 +223,12 @@ impl Target {
 
     /// Whether two values mean the same: masks and lists of processors are printed in more than one way.
     pub(crate) fn is_same(&self, one: &str, other: &str) -> bool {
-        use super::gather::files::cpus_of;
+        use super::gather::files::parse_cpu_mask;
         use manylane_testbed::machine::parse_cpu_list;
         match self {
-            Self::DeviceFile { file, .. } if file.ends_with("_cpus") => cpus_of(one) == cpus_of(other),
+            Self::DeviceFile { file, .. } if file.ends_with("_cpus") => {
+                parse_cpu_mask(one) == parse_cpu_mask(other)
+            }
             Self::Interrupt { .. } => parse_cpu_list(one) == parse_cpu_list(other),
             _ => one.split_whitespace().eq(other.split_whitespace()),
         }
@@ -252,12 +258,12 @@ fn is_below(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-fn switch(on: bool) -> &'static str {
+fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
 /// Fields of a hash as `ethtool -N` takes them.
-fn letters(fields: &str) -> String {
+fn hash_letters(fields: &str) -> String {
     let fields: u64 = fields.parse().unwrap_or(0);
     let all = [(2, 'v'), (3, 't'), (4, 's'), (5, 'd'), (6, 'f'), (7, 'n')];
     all.iter().filter(|(bit, _)| fields >> bit & 1 == 1).map(|(_, letter)| letter).collect()

@@ -2,10 +2,10 @@
 
 use std::io;
 
-use manylane_sys::device::{self, FlowHash};
+use manylane_sys::device::{self, FlowType};
 
 use super::facts::{Channels, Coalescing, Device, Ring};
-use super::netlink::{Attrs, Family, Read, Want};
+use super::netlink::{AttrReader, Attrs, Family, RequestKind};
 
 const FEATURES_GET: u8 = 11;
 const FEATURES_SET: u8 = 12;
@@ -26,14 +26,19 @@ impl Ethtool {
         Family::open("ethtool").map(Self)
     }
 
-    fn get<T>(&mut self, command: u8, device: &str, parse: impl Fn(Read<'_>) -> Option<T>) -> io::Result<T> {
+    fn get<T>(
+        &mut self,
+        command: u8,
+        device: &str,
+        parse: impl Fn(AttrReader<'_>) -> Option<T>,
+    ) -> io::Result<T> {
         let mut found = None;
-        self.0.ask(command, &about(device), Want::One, |attrs| found = parse(attrs))?;
+        self.0.request(command, &device_header(device), RequestKind::Get, |attrs| found = parse(attrs))?;
         found.ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     fn set(&mut self, command: u8, attrs: &Attrs) -> io::Result<()> {
-        self.0.ask(command, attrs, Want::Done, |_| {})
+        self.0.request(command, attrs, RequestKind::Ack, |_| {})
     }
 
     pub(crate) fn channels(&mut self, device: &str) -> io::Result<Channels> {
@@ -44,11 +49,11 @@ impl Ethtool {
     }
 
     pub(crate) fn set_combined(&mut self, device: &str, count: u32) -> io::Result<()> {
-        self.set(CHANNELS_SET, &about(device).u32(9, count))
+        self.set(CHANNELS_SET, &device_header(device).u32(9, count))
     }
 
     pub(crate) fn set_receive_queues(&mut self, device: &str, count: u32) -> io::Result<()> {
-        self.set(CHANNELS_SET, &about(device).u32(6, count))
+        self.set(CHANNELS_SET, &device_header(device).u32(6, count))
     }
 
     pub(crate) fn ring(&mut self, device: &str) -> io::Result<Ring> {
@@ -56,7 +61,7 @@ impl Ethtool {
     }
 
     pub(crate) fn set_ring(&mut self, device: &str, rx: u32) -> io::Result<()> {
-        self.set(RINGS_SET, &about(device).u32(6, rx))
+        self.set(RINGS_SET, &device_header(device).u32(6, rx))
     }
 
     pub(crate) fn coalescing(&mut self, device: &str) -> io::Result<Coalescing> {
@@ -77,7 +82,7 @@ impl Ethtool {
         self.get(FEATURES_GET, device, |attrs| {
             let bits = attrs.nest(ACTIVE)?.nest(BITS)?;
             // Of the active ones, only those that are on are in the list.
-            Some(bits.all().any(|(_, bit)| Read::new(bit).text(BIT_NAME).as_deref() == Some(name)))
+            Some(bits.all().any(|(_, bit)| AttrReader::new(bit).text(BIT_NAME).as_deref() == Some(name)))
         })
     }
 
@@ -86,7 +91,7 @@ impl Ethtool {
         let bit = Attrs::default().text(2, name);
         let bit = if on { bit.bytes(3, &[]) } else { bit };
         let bits = Attrs::default().nest(1, &bit);
-        self.set(FEATURES_SET, &about(device).nest(WANTED, &Attrs::default().nest(3, &bits)))
+        self.set(FEATURES_SET, &device_header(device).nest(WANTED, &Attrs::default().nest(3, &bits)))
     }
 
     /// Asks for everything of a device that the doctor judges.
@@ -97,15 +102,15 @@ impl Ethtool {
         device.ring = self.ring(&name).ok();
         device.coalescing = self.coalescing(&name).ok();
         device.gro = self.feature(&name, "rx-gro").ok();
-        device.hash_udp4 = device::flow_hash(&name, FlowHash::Udp4).ok();
-        device.hash_udp6 = device::flow_hash(&name, FlowHash::Udp6).ok();
+        device.hash_udp4 = device::flow_hash(&name, FlowType::Udp4).ok();
+        device.hash_udp6 = device::flow_hash(&name, FlowType::Udp6).ok();
         if let Some(channels) = device.channels {
             device.rx_queues = Some((channels.rx + channels.combined).max(1));
         }
     }
 }
 
-fn about(device: &str) -> Attrs {
+fn device_header(device: &str) -> Attrs {
     const DEV_NAME: u16 = 2;
     Attrs::default().nest(HEADER, &Attrs::default().text(DEV_NAME, device))
 }
@@ -121,7 +126,7 @@ pub(crate) const XDP_ZERO_COPY: u64 = 8;
 pub(crate) fn xdp_features() -> io::Result<Vec<(u32, u64)>> {
     const DEV_GET: u8 = 1;
     let mut found = Vec::new();
-    Family::open("netdev")?.ask(DEV_GET, &Attrs::default(), Want::All, |attrs| {
+    Family::open("netdev")?.request(DEV_GET, &Attrs::default(), RequestKind::Dump, |attrs| {
         found.extend(attrs.u32(1).zip(attrs.u64(3)));
     })?;
     Ok(found)

@@ -110,7 +110,7 @@ pub(crate) struct Idle {
 
 impl Idle {
     /// The longest that leaving a state may take now.
-    pub(crate) fn longest(&self) -> u64 {
+    pub(crate) fn exit_latency_max(&self) -> u64 {
         let limit = match self.limit.as_str() {
             "n/a" => 0,
             limit => limit.parse().ok().filter(|limit| *limit > 0).unwrap_or(u64::MAX),
@@ -119,7 +119,7 @@ impl Idle {
     }
 
     /// Whether the processor never leaves off looking for work.
-    pub(crate) fn only_looks(&self) -> bool {
+    pub(crate) fn is_polling(&self) -> bool {
         self.limit == "n/a"
     }
 }
@@ -240,7 +240,7 @@ pub(crate) struct DeviceCounters {
 
 impl DeviceCounters {
     /// Frames that the device had no room for. Drivers count one under several names.
-    pub(crate) fn no_room(&self) -> u64 {
+    pub(crate) fn rx_overruns(&self) -> u64 {
         self.rx_missed.max(self.rx_fifo).max(self.rx_over)
     }
 }
@@ -307,7 +307,7 @@ pub(crate) struct Program {
 
 impl Facts {
     /// Since when losses count, in words.
-    pub(crate) fn since(&self) -> String {
+    pub(crate) fn describe_period(&self) -> String {
         match (self.watched, self.uptime) {
             (Some(seconds), _) => format!("in the last {seconds:.1} seconds"),
             (None, Some(uptime)) => format!("since boot, {} ago", duration(uptime)),
@@ -316,7 +316,7 @@ impl Facts {
     }
 
     /// Takes away what had been counted before: what is left was lost between the two.
-    pub(crate) fn since_then(mut self, before: &Facts, seconds: f64) -> Facts {
+    pub(crate) fn delta_since(mut self, before: &Facts, seconds: f64) -> Facts {
         let now = &mut self.losses;
         for (now, before) in [(&mut now.udp4, before.losses.udp4), (&mut now.udp6, before.losses.udp6)] {
             if let (Some(now), Some(before)) = (now.as_mut(), before) {

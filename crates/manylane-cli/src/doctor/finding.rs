@@ -17,7 +17,7 @@ pub(crate) enum Severity {
 }
 
 impl Severity {
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Loss => "LOSS",
             Self::Wrong => "WRONG",
@@ -79,7 +79,7 @@ pub(crate) struct Verdict {
 
 impl Verdict {
     /// Whether something is wrong.
-    pub(crate) fn is_bad(&self) -> bool {
+    pub(crate) fn has_problems(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity <= Severity::Wrong)
     }
 }

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use netlink_sys::protocols::{NETLINK_ROUTE, NETLINK_SOCK_DIAG};
 
 use super::facts::{Device, DeviceCounters};
-use super::netlink::{Attrs, Kernel, Read, Want, u32_at, u64_at};
+use super::netlink::{AttrReader, Attrs, NetlinkSocket, RequestKind, u32_at, u64_at};
 
 const GET_LINK: u16 = 18;
 const GET_ADDRESS: u16 = 22;
@@ -19,8 +19,8 @@ const INET6: u8 = 10;
 pub(crate) fn devices() -> io::Result<Vec<Device>> {
     let mut found = Vec::new();
     // struct ifinfomsg.
-    Kernel::open(NETLINK_ROUTE)?
-        .ask(GET_LINK, &[0; 16], Want::All, |message| found.extend(device(message)))?;
+    NetlinkSocket::open(NETLINK_ROUTE)?
+        .request(GET_LINK, &[0; 16], RequestKind::Dump, |message| found.extend(device(message)))?;
     let over: Vec<(u32, u32)> = masters(&found);
     for device in &mut found {
         device
@@ -49,7 +49,7 @@ fn device(message: &[u8]) -> Option<(Option<u32>, Device)> {
     const UP: u32 = 1;
     const LOOPBACK: u32 = 8;
     let (index, flags) = (u32_at(message, 4)?, u32_at(message, 8)?);
-    let attrs = Read::new(message.get(16..)?);
+    let attrs = AttrReader::new(message.get(16..)?);
     let below = attrs.u32(LINK).filter(|&low| low != index && attrs.find(LINK_NETNSID).is_none());
     let attached = attrs.nest(XDP).and_then(|xdp| xdp.u8(2));
     let device = Device {
@@ -96,8 +96,8 @@ pub(crate) fn addresses() -> io::Result<Vec<(IpAddr, u32)>> {
     const LOCAL: u16 = 2;
     let mut found = Vec::new();
     // struct ifaddrmsg.
-    Kernel::open(NETLINK_ROUTE)?.ask(GET_ADDRESS, &[0; 8], Want::All, |message| {
-        let attrs = Read::new(message.get(8..).unwrap_or_default());
+    NetlinkSocket::open(NETLINK_ROUTE)?.request(GET_ADDRESS, &[0; 8], RequestKind::Dump, |message| {
+        let attrs = AttrReader::new(message.get(8..).unwrap_or_default());
         let ip = attrs.find(LOCAL).or_else(|| attrs.find(ADDRESS)).and_then(ip);
         found.extend(ip.zip(u32_at(message, 4)));
     })?;
@@ -110,13 +110,13 @@ pub(crate) fn default_routes() -> io::Result<Vec<u32>> {
     const MULTIPATH: u16 = 9;
     let mut found = Vec::new();
     for family in [INET, INET6] {
-        let mut kernel = Kernel::open(NETLINK_ROUTE)?;
+        let mut kernel = NetlinkSocket::open(NETLINK_ROUTE)?;
         // struct rtmsg.
         let body = [&[family][..], &[0; 11]].concat();
-        kernel.ask(GET_ROUTE, &body, Want::All, |message| {
+        kernel.request(GET_ROUTE, &body, RequestKind::Dump, |message| {
             // A prefix of no bits, and a route by which something leaves.
             let [_, 0, _, _, _, _, _, 1, ..] = message else { return };
-            let attrs = Read::new(message.get(12..).unwrap_or_default());
+            let attrs = AttrReader::new(message.get(12..).unwrap_or_default());
             found.extend(attrs.u32(OIF));
             let mut hops = attrs.find(MULTIPATH).unwrap_or_default();
             // struct rtnexthop: length, flags, hops, index.
@@ -144,8 +144,8 @@ pub(crate) fn route_to(peer: IpAddr) -> io::Result<Option<u32>> {
     body.resize(12, 0);
     body.extend(Attrs::default().bytes(DST, &bytes).to_bytes());
     let mut found = None;
-    Kernel::open(NETLINK_ROUTE)?.ask(GET_ROUTE, &body, Want::One, |message| {
-        found = Read::new(message.get(12..).unwrap_or_default()).u32(OIF);
+    NetlinkSocket::open(NETLINK_ROUTE)?.request(GET_ROUTE, &body, RequestKind::Get, |message| {
+        found = AttrReader::new(message.get(12..).unwrap_or_default()).u32(OIF);
     })?;
     Ok(found)
 }
@@ -169,9 +169,9 @@ pub(crate) fn receive_buffers() -> io::Result<BTreeMap<u64, u64>> {
         let mut body = vec![family, UDP, 1 << (SKMEMINFO - 1), 0];
         body.extend(u32::MAX.to_ne_bytes());
         body.resize(56, 0);
-        Kernel::open(NETLINK_SOCK_DIAG)?.ask(BY_FAMILY, &body, Want::All, |message| {
+        NetlinkSocket::open(NETLINK_SOCK_DIAG)?.request(BY_FAMILY, &body, RequestKind::Dump, |message| {
             // struct inet_diag_msg is of 72 bytes, the last of them the inode; then rmem_alloc and rcvbuf.
-            let attrs = Read::new(message.get(72..).unwrap_or_default());
+            let attrs = AttrReader::new(message.get(72..).unwrap_or_default());
             let buffer = attrs.find(SKMEMINFO).and_then(|memory| u32_at(memory, 4));
             if let (Some(inode), Some(buffer)) = (u32_at(message, 68), buffer) {
                 found.insert(inode.into(), buffer.into());

@@ -28,41 +28,41 @@ use serde_json::json;
 
 use self::facts::Facts;
 use self::finding::Verdict;
-use self::gather::Asked;
+use self::gather::Scope;
 use crate::args::DoctorArgs;
-use crate::output::{self, Unwell};
+use crate::output::{self, AlreadyReported};
 
 /// Looks, judges, prints.
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if args.list {
         return output::print(&text::list(&rules::all()));
     }
-    let asked = Asked { pid: args.pid, port: args.port };
+    let asked = Scope { pid: args.pid, port: args.port };
     if let Some(pid) = asked.pid {
         ensure!(process::exists(pid), "there is no process {pid}");
     }
-    let facts = look(asked, args.watch)?;
-    let verdict = rules::judge(&facts);
+    let facts = gather_facts(asked, args.watch)?;
+    let verdict = rules::evaluate(&facts);
     if args.json {
         output::print_json(&document(args, &facts, &verdict))?;
     } else {
         output::print(&text::report(&facts, &verdict))?;
     }
-    if verdict.is_bad() { Err(Unwell.into()) } else { Ok(()) }
+    if verdict.has_problems() { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
 /// The facts: all since boot, or those of some seconds.
-fn look(asked: Asked, watch: Option<f64>) -> Result<Facts> {
-    let before = gather::everything(asked);
+fn gather_facts(asked: Scope, watch: Option<f64>) -> Result<Facts> {
+    let before = gather::gather_all(asked);
     if before.asked && before.sockets.is_empty() {
-        bail!("{}", nothing_there(asked, &before));
+        bail!("{}", no_socket_message(asked, &before));
     }
     let mut facts = match watch {
         None => before,
         Some(seconds) => {
             let start = Instant::now();
             std::thread::sleep(Duration::from_secs_f64(seconds));
-            gather::everything(asked).since_then(&before, start.elapsed().as_secs_f64())
+            gather::gather_all(asked).delta_since(&before, start.elapsed().as_secs_f64())
         }
     };
     if !facts.asked {
@@ -73,7 +73,7 @@ fn look(asked: Asked, watch: Option<f64>) -> Result<Facts> {
     Ok(facts)
 }
 
-fn nothing_there(asked: Asked, facts: &Facts) -> String {
+fn no_socket_message(asked: Scope, facts: &Facts) -> String {
     if let (Some(pid), Some(why)) = (asked.pid, facts.gaps.get("processes")) {
         return format!("process {pid}: {why}");
     }

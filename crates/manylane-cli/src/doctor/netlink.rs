@@ -18,13 +18,13 @@ const HEADER: usize = 16;
 
 /// What is wanted of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
+pub(crate) enum RequestKind {
     /// One answer.
-    One,
+    Get,
     /// All there are.
-    All,
+    Dump,
     /// That it is done.
-    Done,
+    Ack,
 }
 
 /// Attributes that are written one behind the other.
@@ -59,9 +59,9 @@ impl Attrs {
 
 /// Attributes that were read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Read<'a>(&'a [u8]);
+pub(crate) struct AttrReader<'a>(&'a [u8]);
 
-impl<'a> Read<'a> {
+impl<'a> AttrReader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
@@ -79,8 +79,8 @@ impl<'a> Read<'a> {
         self.all().find_map(|(found, value)| (found == kind).then_some(value))
     }
 
-    pub(crate) fn nest(self, kind: u16) -> Option<Read<'a>> {
-        self.find(kind).map(Read)
+    pub(crate) fn nest(self, kind: u16) -> Option<AttrReader<'a>> {
+        self.find(kind).map(AttrReader)
     }
 
     pub(crate) fn u8(self, kind: u16) -> Option<u8> {
@@ -116,12 +116,12 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// A connection to one part of the kernel, of the network namespace of the thread that opened it.
 #[derive(Debug)]
-pub(crate) struct Kernel {
+pub(crate) struct NetlinkSocket {
     socket: Socket,
     sequence: u32,
 }
 
-impl Kernel {
+impl NetlinkSocket {
     /// `protocol` is one of `netlink_sys::protocols`.
     pub(crate) fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
@@ -133,11 +133,11 @@ impl Kernel {
     }
 
     /// Asks, and hands each answer's body to `each`.
-    pub(crate) fn ask(
+    pub(crate) fn request(
         &mut self,
         kind: u16,
         body: &[u8],
-        want: Want,
+        want: RequestKind,
         mut each: impl FnMut(&[u8]),
     ) -> io::Result<()> {
         self.sequence += 1;
@@ -146,9 +146,9 @@ impl Kernel {
         header.message_type = kind;
         header.flags = NLM_F_REQUEST
             | match want {
-                Want::All => NLM_F_DUMP,
-                Want::Done => NLM_F_ACK,
-                Want::One => 0,
+                RequestKind::Dump => NLM_F_DUMP,
+                RequestKind::Ack => NLM_F_ACK,
+                RequestKind::Get => 0,
             };
         header.sequence_number = self.sequence;
         let mut message = vec![0; HEADER];
@@ -161,10 +161,10 @@ impl Kernel {
             for message in messages(&datagram).filter(ours) {
                 match message.message_type() {
                     NLMSG_DONE => return Ok(()),
-                    NLMSG_ERROR => return result(&message),
+                    NLMSG_ERROR => return parse_ack(&message),
                     _ => {
                         each(message.payload());
-                        if want == Want::One {
+                        if want == RequestKind::Get {
                             return Ok(());
                         }
                     }
@@ -184,7 +184,7 @@ fn messages(mut rest: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
 }
 
 /// What an acknowledgement says: an error number, and a text if the kernel has one.
-fn result(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
+fn parse_ack(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
     const TEXT: u16 = 1;
     let body = message.payload();
     let code = u32_at(body, 0).unwrap_or(0) as i32;
@@ -196,7 +196,7 @@ fn result(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
     let asked = u32_at(body, 4).unwrap_or(0) as usize;
     let skip = 4 + if message.flags() & NLM_F_CAPPED == 0 { asked.next_multiple_of(4) } else { HEADER };
     let text = (message.flags() & NLM_F_ACK_TLVS != 0)
-        .then(|| Read::new(body.get(skip..).unwrap_or_default()).text(TEXT))
+        .then(|| AttrReader::new(body.get(skip..).unwrap_or_default()).text(TEXT))
         .flatten();
     Err(match text {
         Some(text) => io::Error::new(err.kind(), format!("{err}: {text}")),
@@ -207,7 +207,7 @@ fn result(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
 /// A family of generic netlink.
 #[derive(Debug)]
 pub(crate) struct Family {
-    kernel: Kernel,
+    socket: NetlinkSocket,
     id: u16,
 }
 
@@ -218,9 +218,10 @@ impl Family {
         const GET_FAMILY: u8 = 3;
         const FAMILY_ID: u16 = 1;
         const FAMILY_NAME: u16 = 2;
-        let mut family = Self { kernel: Kernel::open(netlink_sys::protocols::NETLINK_GENERIC)?, id: CONTROL };
+        let mut family =
+            Self { socket: NetlinkSocket::open(netlink_sys::protocols::NETLINK_GENERIC)?, id: CONTROL };
         let mut id = None;
-        family.ask(GET_FAMILY, &Attrs::default().text(FAMILY_NAME, name), Want::One, |attrs| {
+        family.request(GET_FAMILY, &Attrs::default().text(FAMILY_NAME, name), RequestKind::Get, |attrs| {
             id = attrs.find(FAMILY_ID).and_then(|value| u16_at(value, 0));
         })?;
         family.id = id.ok_or(io::ErrorKind::NotFound)?;
@@ -228,15 +229,17 @@ impl Family {
     }
 
     /// Asks, and hands the attributes of each answer to `each`.
-    pub(crate) fn ask(
+    pub(crate) fn request(
         &mut self,
         command: u8,
         attrs: &Attrs,
-        want: Want,
-        mut each: impl FnMut(Read<'_>),
+        want: RequestKind,
+        mut each: impl FnMut(AttrReader<'_>),
     ) -> io::Result<()> {
         let body = [&[command, 1, 0, 0][..], &attrs.to_bytes()].concat();
-        self.kernel.ask(self.id, &body, want, |answer| each(Read::new(answer.get(4..).unwrap_or_default())))
+        self.socket.request(self.id, &body, want, |answer| {
+            each(AttrReader::new(answer.get(4..).unwrap_or_default()));
+        })
     }
 }
 
@@ -249,7 +252,7 @@ mod tests {
         let inner = Attrs::default().text(2, "eth0").u32(1, 7);
         let attrs = Attrs::default().nest(1, &inner).bytes(9, &[1, 2, 3]).u32(4, 5);
         let bytes = attrs.to_bytes();
-        let read = Read::new(&bytes);
+        let read = AttrReader::new(&bytes);
         assert_eq!(read.nest(1).unwrap().text(2).as_deref(), Some("eth0"));
         assert_eq!(read.nest(1).unwrap().u32(1), Some(7));
         assert_eq!((read.u32(4), read.find(9), read.u8(9)), (Some(5), Some(&[1, 2, 3][..]), Some(1)));
@@ -260,13 +263,13 @@ mod tests {
     fn what_is_cut_short_ends_the_walk() {
         let bytes = Attrs::default().u32(1, 1).u32(2, 2).to_bytes();
         for len in 0..bytes.len() {
-            let read = Read::new(&bytes[..len]);
+            let read = AttrReader::new(&bytes[..len]);
             assert_eq!(read.all().count(), len / 8, "{len}");
         }
         // An attribute of length 0 would be there for ever.
-        assert_eq!(Read::new(&[0; 16]).all().count(), 0);
+        assert_eq!(AttrReader::new(&[0; 16]).all().count(), 0);
         for bytes in [[0; 32], [255; 32]] {
-            assert_eq!((messages(&bytes).count(), Read::new(&bytes).all().count()), (0, 0));
+            assert_eq!((messages(&bytes).count(), AttrReader::new(&bytes).all().count()), (0, 0));
         }
     }
 

@@ -8,7 +8,7 @@ use super::finding::{Finding, Severity, Verdict};
 use super::rules::{self, Rule};
 
 /// Columns of the text, at most, unless a command is longer.
-const WIDTH: usize = 100;
+const LINE_WIDTH_MAX: usize = 100;
 
 pub(super) fn report(facts: &Facts, verdict: &Verdict) -> String {
     let mut out = String::new();
@@ -47,7 +47,12 @@ pub(super) fn list(rules: &[&Rule]) -> String {
 /// What was seen, also where it is well: whoever reads it wants to know what was looked at.
 fn heading(facts: &Facts, out: &mut String) {
     let cpus = facts.cpu.online.len();
-    let _ = writeln!(out, "Linux {}, {cpus} processors; losses are those {}.", facts.kernel, facts.since());
+    let _ = writeln!(
+        out,
+        "Linux {}, {cpus} processors; losses are those {}.",
+        facts.kernel,
+        facts.describe_period()
+    );
     let works: Vec<&str> =
         facts.features.iter().filter(|feature| feature.missing.is_none()).map(|f| f.name.as_str()).collect();
     wrap(out, "works here: ", &works.join(", "));
@@ -59,14 +64,14 @@ fn heading(facts: &Facts, out: &mut String) {
     let settings = facts.sysctls.iter().filter(|(name, _)| name.starts_with("net."));
     let settings: Vec<String> =
         settings.map(|(name, value)| format!("{} {value}", name.trim_start_matches("net."))).collect();
-    wrap(out, "net.*: ", &listed(&settings, "not visible here"));
-    wrap(out, "counted: ", &counted(facts));
+    wrap(out, "net.*: ", &join_or(&settings, "not visible here"));
+    wrap(out, "counted: ", &describe_counters(facts));
     for device in facts.devices.iter().filter(|device| device.up && !device.loopback) {
-        wrap(out, &format!("{}: ", device.name), &about(device));
+        wrap(out, &format!("{}: ", device.name), &describe_device(device));
     }
 }
 
-fn listed(parts: &[String], none: &str) -> String {
+fn join_or(parts: &[String], none: &str) -> String {
     if parts.is_empty() { none.into() } else { parts.join(", ") }
 }
 
@@ -89,12 +94,12 @@ fn privileges(facts: &Facts) -> String {
         u64::MAX => "may lock any memory".into(),
         _ => format!("may lock {} KiB of memory", bytes >> 10),
     }));
-    listed(&parts, "not told")
+    join_or(&parts, "not told")
 }
 
 fn processors(facts: &Facts) -> String {
     let cpu = &facts.cpu;
-    let groups: Vec<String> = cpu.siblings.iter().map(|group| rules::list(group)).collect();
+    let groups: Vec<String> = cpu.siblings.iter().map(|group| rules::format_cpus(group)).collect();
     let share = if groups.is_empty() { "no two".into() } else { groups.join("; ") };
     let governors: BTreeSet<&str> = cpu.governors.values().map(String::as_str).collect();
     let governors: Vec<&str> = governors.into_iter().collect();
@@ -104,7 +109,7 @@ fn processors(facts: &Facts) -> String {
         if cpu.isolated.is_empty() {
             "none isolated".into()
         } else {
-            format!("{} isolated", rules::list(&cpu.isolated))
+            format!("{} isolated", rules::format_cpus(&cpu.isolated))
         },
         format!(
             "frequency governor {}",
@@ -121,7 +126,7 @@ fn processors(facts: &Facts) -> String {
 }
 
 /// What came and what was lost, by where.
-fn counted(facts: &Facts) -> String {
+fn describe_counters(facts: &Facts) -> String {
     let losses = &facts.losses;
     let mut parts = Vec::new();
     for (name, udp) in [("IPv4", losses.udp4), ("IPv6", losses.udp6)] {
@@ -144,12 +149,12 @@ fn counted(facts: &Facts) -> String {
         facts.devices.iter().filter(|device| !device.loopback).map(value).sum::<u64>()
     };
     let (no_room, dropped) =
-        (of(|device| device.counters.no_room()), of(|device| device.counters.rx_dropped));
+        (of(|device| device.counters.rx_overruns()), of(|device| device.counters.rx_dropped));
     parts.push(format!("devices {no_room} no room and {dropped} dropped"));
     parts.join("; ")
 }
 
-fn about(device: &Device) -> String {
+fn describe_device(device: &Device) -> String {
     let on = |on: bool| if on { "on" } else { "off" };
     let mut parts = Vec::new();
     parts.extend(device.driver.clone().or_else(|| device.kind.clone()));
@@ -157,14 +162,14 @@ fn about(device: &Device) -> String {
         if queues == 1 { "1 receive queue".into() } else { format!("{queues} receive queues") }
     }));
     parts.extend(device.ring.map(|ring| format!("rings of {} (of {})", ring.rx, ring.rx_max)));
-    parts.extend(device.xdp_features.map(xdp));
+    parts.extend(device.xdp_features.map(describe_xdp));
     parts.extend(device.xdp_attached.as_ref().map(|how| format!("XDP attached ({how})")));
     // With one queue there is nothing to spread.
-    parts.extend(hashed(device).filter(|_| device.rx_queues != Some(1)));
+    parts.extend(describe_hash(device).filter(|_| device.rx_queues != Some(1)));
     if !device.irqs.is_empty() {
         let cpus: BTreeSet<usize> = device.irqs.iter().flat_map(|irq| irq.effective.clone()).collect();
         let cpus: Vec<usize> = cpus.into_iter().collect();
-        parts.push(format!("interrupts to processors {}", rules::list(&cpus)));
+        parts.push(format!("interrupts to processors {}", rules::format_cpus(&cpus)));
     }
     parts.extend(device.coalescing.map(|c| {
         let after =
@@ -190,7 +195,7 @@ fn about(device: &Device) -> String {
 }
 
 /// What the driver does with XDP.
-fn xdp(features: u64) -> String {
+fn describe_xdp(features: u64) -> String {
     /// `NETDEV_XDP_ACT_BASIC`, `_REDIRECT`, `_XSK_ZEROCOPY`.
     const BASIC: u64 = 1;
     const REDIRECT: u64 = 2;
@@ -204,7 +209,7 @@ fn xdp(features: u64) -> String {
 }
 
 /// What a card with several queues spreads UDP by.
-fn hashed(device: &Device) -> Option<String> {
+fn describe_hash(device: &Device) -> Option<String> {
     /// `RXH_L4_B_0_1` and `RXH_L4_B_2_3`: both ports.
     const PORTS: u64 = 0xc0;
     let by = |fields: u64| match fields & PORTS == PORTS {
@@ -224,7 +229,7 @@ fn hashed(device: &Device) -> Option<String> {
 }
 
 fn entry(finding: &Finding, out: &mut String) {
-    let head = format!("{:5} ", finding.severity.word());
+    let head = format!("{:5} ", finding.severity.label());
     wrap(out, &head, &format!("{} [{}]", finding.seen, finding.name()));
     wrap(out, "      ", &finding.why);
     for line in &finding.run {
@@ -272,7 +277,7 @@ fn wrap(out: &mut String, head: &str, text: &str) {
     for (number, word) in text.split(' ').enumerate() {
         let len = word.chars().count();
         if number > 0 {
-            if at + 1 + len > WIDTH {
+            if at + 1 + len > LINE_WIDTH_MAX {
                 let _ = write!(out, "\n{:indent$}", "");
                 at = indent;
             } else {
@@ -295,7 +300,10 @@ mod tests {
     fn lines_are_broken_between_words() {
         let mut out = String::new();
         wrap(&mut out, "note  ", &"word ".repeat(40));
-        assert!(out.lines().count() == 3 && out.lines().all(|line| line.chars().count() <= WIDTH), "{out}");
+        assert!(
+            out.lines().count() == 3 && out.lines().all(|line| line.chars().count() <= LINE_WIDTH_MAX),
+            "{out}"
+        );
         assert!(out.lines().nth(1).unwrap().starts_with("      word"));
     }
 
@@ -384,9 +392,9 @@ mod tests {
         ] {
             assert!(said.contains(hint), "{hint} is not in\n{text}");
         }
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= LINE_WIDTH_MAX), "{text}");
         for (features, told) in [(0, "generic only"), (1, "without redirects"), (3, "without zero-copy")] {
-            assert!(xdp(features).ends_with(told), "{features}");
+            assert!(describe_xdp(features).ends_with(told), "{features}");
         }
     }
 

@@ -13,7 +13,7 @@ use anyhow::{Result, bail};
 pub(crate) const LIBRARY_OVERRIDE: &str = "MANYLANE_PRELOAD";
 const LIBRARY: &str = "libmanylane_preload.so";
 /// What `PATH` is taken to be where there is none.
-const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin";
 
 /// Why a program cannot be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Missing {
     }
 
     /// In words.
-    pub(crate) fn why(self) -> &'static str {
+    pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::NotFound => "no such program",
             Self::NotExecutable => "not executable: permission denied",
@@ -44,7 +44,7 @@ impl Missing {
 
 /// The file that `execvp(3)` would start for `name`, with our `PATH`.
 pub(crate) fn program(name: &OsStr) -> Result<PathBuf, Missing> {
-    let path = env::var_os("PATH").filter(|path| !path.is_empty()).unwrap_or_else(|| USUAL_PATH.into());
+    let path = env::var_os("PATH").filter(|path| !path.is_empty()).unwrap_or_else(|| DEFAULT_PATH.into());
     program_in(name, &path)
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn library() -> Result<PathBuf> {
         Some(path) => {
             bail!("{LIBRARY_OVERRIDE} names {}, and there is no such file", Path::new(&path).display())
         }
-        None => beside(&env::current_exe()?)?,
+        None => find_library(&env::current_exe()?)?,
     };
     // The dynamic linker splits at both, and replaces what follows a $.
     if found.as_os_str().as_bytes().iter().any(|byte| b" :$\t\n".contains(byte)) {
@@ -101,25 +101,25 @@ pub(crate) fn library() -> Result<PathBuf> {
 
 /// Where a library may be, seen from our own program: installed, or as cargo leaves it. What it builds for tests is in
 /// the folder for dependencies alone, and newer than what may be beside the program.
-const PLACES: [&str; 4] = ["../lib/manylane", "../lib64/manylane", "deps", "."];
+const LIBRARY_DIRS: [&str; 4] = ["../lib/manylane", "../lib64/manylane", "deps", "."];
 
-fn beside(exe: &Path) -> Result<PathBuf> {
+fn find_library(exe: &Path) -> Result<PathBuf> {
     // Links to the program are followed: the library is beside the program, not beside the link.
     let exe = fs::canonicalize(exe)?;
     let folder = exe.parent().unwrap_or(Path::new("/"));
-    let found = PLACES.iter().map(|place| folder.join(place).join(LIBRARY)).find(|file| file.is_file());
+    let found = LIBRARY_DIRS.iter().map(|place| folder.join(place).join(LIBRARY)).find(|file| file.is_file());
     match found {
         Some(found) => Ok(fs::canonicalize(found)?),
         None => bail!(
             "there is no {LIBRARY} at {}: 'make install' installs it there, 'cargo build -p manylane-preload' builds it, and {LIBRARY_OVERRIDE}=PATH names it elsewhere",
-            folder.join(PLACES[0]).display()
+            folder.join(LIBRARY_DIRS[0]).display()
         ),
     }
 }
 
 /// `LD_PRELOAD` with the library behind what the user had there: a library of the user's that insists on being the first
 /// one (such as a sanitizer's) stays so.
-pub(crate) fn preload(users: Option<OsString>, library: &Path) -> OsString {
+pub(crate) fn ld_preload(users: Option<OsString>, library: &Path) -> OsString {
     let mut all = users.unwrap_or_default();
     let has_it =
         all.as_bytes().split(|byte| b" :".contains(byte)).any(|one| one == library.as_os_str().as_bytes());
@@ -157,14 +157,14 @@ mod tests {
     #[test]
     fn what_the_user_preloads_stays_in_front() {
         let ours = Path::new("/lib/ours.so");
-        assert_eq!(preload(None, ours), "/lib/ours.so");
-        assert_eq!(preload(Some("a.so b.so".into()), ours), "a.so b.so:/lib/ours.so");
-        assert_eq!(preload(Some("/lib/ours.so".into()), ours), "/lib/ours.so");
+        assert_eq!(ld_preload(None, ours), "/lib/ours.so");
+        assert_eq!(ld_preload(Some("a.so b.so".into()), ours), "a.so b.so:/lib/ours.so");
+        assert_eq!(ld_preload(Some("/lib/ours.so".into()), ours), "/lib/ours.so");
     }
 
     #[test]
     fn a_library_that_is_not_there_says_how_to_get_it() {
-        let text = beside(Path::new("/bin/sh")).unwrap_err().to_string();
+        let text = find_library(Path::new("/bin/sh")).unwrap_err().to_string();
         assert!(text.contains("make install") && text.contains(LIBRARY_OVERRIDE), "{text}");
     }
 }

@@ -5,15 +5,15 @@ use std::io;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use manylane_sys::process::{self, Arrived, Change, Signals};
+use manylane_sys::process::{self, SignalInfo, Signals, WaitStatus};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
 
 /// Generations between a process and the program that are looked through, at most.
-const GENERATIONS: usize = 32;
+const ANCESTORS_MAX: usize = 32;
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum Exit {
     /// With this exit code.
     Code(i32),
     /// By this signal.
@@ -28,7 +28,7 @@ pub(super) struct Running {
     /// Stay until those that the program leaves behind have ended, too.
     follow: bool,
     /// How the program itself ended.
-    end: Option<End>,
+    exit: Option<Exit>,
     /// We were stopped and continued, and the signal that did so is still to come.
     resumed: bool,
     /// Times that we have stopped with the program.
@@ -42,14 +42,14 @@ impl Running {
     /// What `fork(2)` and `execve(2)` report.
     pub(super) fn start(mut command: Command, follow: bool) -> io::Result<Self> {
         if follow {
-            process::adopt_orphans()?;
+            process::become_subreaper()?;
         }
         let signals = Signals::block()?;
-        signals.restore_in(&mut command);
+        signals.restore_mask_in(&mut command);
         let child = command.spawn().inspect_err(|_| signals.unblock())?;
         // Dropped without being waited for: that is done below, together with its signals.
         let pid = child.id() as i32;
-        Ok(Self { signals, pid, follow, end: None, resumed: false, stops: 0 })
+        Ok(Self { signals, pid, follow, exit: None, resumed: false, stops: 0 })
     }
 
     /// Number of the process that was started.
@@ -59,16 +59,16 @@ impl Running {
 
     /// Whether the program itself has ended, and those that it left behind are followed.
     pub(super) fn is_followed(&self) -> bool {
-        self.end.is_some()
+        self.exit.is_some()
     }
 
     /// Does what there is to do until `until`; how it ended if it has.
     ///
     /// # Errors
     /// None that is known.
-    pub(super) fn tend(&mut self, until: Instant) -> io::Result<Option<End>> {
+    pub(super) fn wait_until(&mut self, until: Instant) -> io::Result<Option<Exit>> {
         loop {
-            if let Some(end) = self.changes()? {
+            if let Some(end) = self.poll_children()? {
                 return Ok(Some(end));
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -80,44 +80,44 @@ impl Running {
             };
             // Of signals that wait together the one of the lowest number is told first: a child may have ended before.
             let stops = self.stops;
-            if let Some(end) = self.changes()? {
+            if let Some(end) = self.poll_children()? {
                 return Ok(Some(end));
             }
             // Whoever stops the group stops the program too, which may be sooner than we are. What was sent before we
             // stopped and went on has had its effect: passed on now, it would stop the program once more.
-            let is_past = self.stops != stops && is_of_job_control(arrived.signal);
+            let is_past = self.stops != stops && is_job_control(arrived.signal);
             if !is_past {
-                self.pass_on(arrived);
+                self.forward_signal(arrived);
             }
         }
     }
 
     /// Looks at what became of the children.
-    fn changes(&mut self) -> io::Result<Option<End>> {
+    fn poll_children(&mut self) -> io::Result<Option<Exit>> {
         loop {
-            let change = match process::change_of(if self.follow { -1 } else { self.pid }) {
+            let change = match process::try_wait(if self.follow { -1 } else { self.pid }) {
                 Ok(Some(change)) => change,
                 Ok(None) => return Ok(None),
                 // Nobody is left to be followed. (There is no such thing before the program has ended.)
-                Err(_) if self.end.is_some() => return Ok(self.end),
+                Err(_) if self.exit.is_some() => return Ok(self.exit),
                 Err(err) => return Err(err),
             };
             let end = match change {
-                (pid, Change::Stopped(SIGTSTP | SIGTTIN | SIGTTOU)) if pid == self.pid => {
+                (pid, WaitStatus::Stopped(SIGTSTP | SIGTTIN | SIGTTOU)) if pid == self.pid => {
                     self.stop();
                     continue;
                 }
                 // Whoever stops a process with SIGSTOP means that one.
-                (_, Change::Stopped(_) | Change::Continued) => continue,
-                (pid, Change::Exited(code)) => (pid, End::Code(code)),
-                (pid, Change::Killed(signal)) => (pid, End::Signal(signal)),
+                (_, WaitStatus::Stopped(_) | WaitStatus::Continued) => continue,
+                (pid, WaitStatus::Exited(code)) => (pid, Exit::Code(code)),
+                (pid, WaitStatus::Killed(signal)) => (pid, Exit::Signal(signal)),
             };
             if !self.follow {
                 return Ok(Some(end.1));
             }
             // The program's own failure counts; that of what it left behind, if it meant to leave it behind.
-            if end.0 == self.pid || matches!(self.end, Some(End::Code(0))) {
-                self.end = Some(end.1);
+            if end.0 == self.pid || matches!(self.exit, Some(Exit::Code(0))) {
+                self.exit = Some(end.1);
             }
         }
     }
@@ -128,53 +128,53 @@ impl Running {
         self.stops += 1;
         self.resumed = true;
         // A shell continues the whole group. Whoever continues us alone means the program.
-        if !matches!(process::change_of(self.pid), Ok(Some((_, Change::Continued)))) {
-            self.send(SIGCONT);
+        if !matches!(process::try_wait(self.pid), Ok(Some((_, WaitStatus::Continued)))) {
+            self.send_signal(SIGCONT);
         }
     }
 
-    fn pass_on(&mut self, arrived: Arrived) {
+    fn forward_signal(&mut self, arrived: SignalInfo) {
         let is_ours = match arrived.signal {
             SIGCHLD => true,
             // A program that is stopped is meant by it, whatever has resumed us.
-            SIGCONT => std::mem::take(&mut self.resumed) && state_of(self.pid) != Some('T'),
+            SIGCONT => std::mem::take(&mut self.resumed) && process_state(self.pid) != Some('T'),
             _ => false,
         };
         let has_it = match arrived.sender {
             // The terminal sends to the whole group.
-            None => process::is_in_our_group(self.pid),
+            None => process::is_in_own_group(self.pid),
             // A program that signals its group has done so already.
-            Some(sender) => sender == std::process::id() as i32 || descends_from(sender, self.pid),
+            Some(sender) => sender == std::process::id() as i32 || is_descendant(sender, self.pid),
         };
         if !is_ours && !has_it {
-            self.send(arrived.signal);
+            self.send_signal(arrived.signal);
         }
     }
 
-    fn send(&self, signal: i32) {
-        if self.end.is_none() {
+    fn send_signal(&self, signal: i32) {
+        if self.exit.is_none() {
             // It may have ended just now.
-            let _ = process::send(self.pid, signal);
+            let _ = process::send_signal(self.pid, signal);
             return;
         }
         for pid in children() {
-            let _ = process::send(pid, signal);
+            let _ = process::send_signal(pid, signal);
         }
     }
 }
 
 /// Whether a signal stops processes or lets them go on: the kernel forgets those that wait, too, when one of the other kind comes.
-fn is_of_job_control(signal: i32) -> bool {
+fn is_job_control(signal: i32) -> bool {
     matches!(signal, SIGTSTP | SIGTTIN | SIGTTOU | SIGCONT)
 }
 
 /// Whether the process `pid` is `ancestor`, or was started by it or by one that was.
-fn descends_from(mut pid: i32, ancestor: i32) -> bool {
-    for _ in 0..GENERATIONS {
+fn is_descendant(mut pid: i32, ancestor: i32) -> bool {
+    for _ in 0..ANCESTORS_MAX {
         if pid == ancestor {
             return true;
         }
-        match parent_of(pid) {
+        match parent_pid(pid) {
             Some(parent) if parent > 1 => pid = parent,
             _ => return false,
         }
@@ -182,17 +182,17 @@ fn descends_from(mut pid: i32, ancestor: i32) -> bool {
     false
 }
 
-fn parent_of(pid: i32) -> Option<i32> {
-    stat_of(pid)?.split_whitespace().nth(1)?.parse().ok()
+fn parent_pid(pid: i32) -> Option<i32> {
+    read_stat(pid)?.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// The kernel's letter for what it does; T if it is stopped.
-fn state_of(pid: i32) -> Option<char> {
-    stat_of(pid)?.trim_start().chars().next()
+fn process_state(pid: i32) -> Option<char> {
+    read_stat(pid)?.trim_start().chars().next()
 }
 
 /// What the kernel says of a process, from its state on.
-fn stat_of(pid: i32) -> Option<String> {
+fn read_stat(pid: i32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before it is in parentheses and may have anything in it.
     stat.rsplit_once(')').map(|(_, behind)| behind.to_owned())
@@ -205,7 +205,7 @@ fn children() -> Vec<i32> {
         return Vec::new();
     };
     let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|&pid| parent_of(pid) == Some(us)).collect()
+    pids.filter(|&pid| parent_pid(pid) == Some(us)).collect()
 }
 
 #[cfg(test)]
@@ -217,10 +217,10 @@ mod tests {
         let us = std::process::id() as i32;
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
-        assert!(descends_from(pid, us) && descends_from(us, us) && !descends_from(us, pid));
+        assert!(is_descendant(pid, us) && is_descendant(us, us) && !is_descendant(us, pid));
         assert!(children().contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!descends_from(pid, us));
+        assert!(!is_descendant(pid, us));
     }
 }

@@ -6,19 +6,19 @@
 //! | module | does |
 //! |---|---|
 //! | [`find`] | looks for the program and for the library |
-//! | [`reach`] | judges whether the library can be loaded into the program |
-//! | [`lender`] | opens devices for engine `xdp`, and lends the program their queues |
+//! | [`loadable`] | judges whether the library can be loaded into the program |
+//! | [`lessor`] | opens devices for engine `xdp`, and lends the program their queues |
 //! | [`launch`] | starts it, passes signals on, learns how it ends |
 //! | [`report`] | reads what the library wrote down of lanes and fallbacks |
-//! | [`tell`] | says it: live, at the end, as JSON |
+//! | [`reporter`] | says it: live, at the end, as JSON |
 
+mod backlog;
 mod find;
 mod launch;
-mod lender;
-pub(crate) mod reach;
+mod lessor;
+pub(crate) mod loadable;
 mod report;
-mod tell;
-mod waiting;
+mod reporter;
 
 use std::env;
 use std::fs::{self, File};
@@ -29,25 +29,25 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use manylane::Overload;
-use manylane::door::Door;
+use manylane::DropPolicy;
+use manylane::control::ControlSocket;
 use manylane_sys::process;
 
-use self::launch::{End, Running};
-use self::reach::Beyond;
-use self::report::Shared;
-use self::tell::Teller;
-use self::waiting::Waiting;
+use self::backlog::Backlog;
+use self::launch::{Exit, Running};
+use self::loadable::NotLoadable;
+use self::report::SharedReport;
+use self::reporter::Reporter;
 use crate::args::RunArgs;
 use crate::metrics;
 use crate::output;
 
 /// We failed, and the program has not been started.
-const FAILED: u8 = 125;
+const EXIT_LAUNCH_FAILED: u8 = 125;
 /// After so long, a program that was started has loaded its libraries, or will not.
-const LOADED: Duration = Duration::from_secs(1);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Nothing has to be looked at more often.
-const LONG: Duration = Duration::from_secs(3600);
+const WAIT_INTERVAL_MAX: Duration = Duration::from_secs(3600);
 
 /// Runs the program.
 pub(crate) fn run(args: &RunArgs) -> ExitCode {
@@ -55,79 +55,79 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let file = match find::program(name) {
         Ok(file) => file,
         Err(missing) => {
-            output::tell(&format!("manylane: {}: {}", Path::new(name).display(), missing.why()));
+            output::eprint_line(&format!("manylane: {}: {}", Path::new(name).display(), missing.reason()));
             return ExitCode::from(missing.exit_code());
         }
     };
     match start(args, &file) {
         Ok(code) => code,
         Err(err) => {
-            output::tell(&format!("manylane: {err:#}"));
-            ExitCode::from(FAILED)
+            output::eprint_line(&format!("manylane: {err:#}"));
+            ExitCode::from(EXIT_LAUNCH_FAILED)
         }
     }
 }
 
 fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     let is_guarded = !args.guard.is_empty();
-    ensure!(!is_guarded || lender::is_wanted(args), "--limit, --allow and --deny need --engine xdp");
-    let no_lanes = args.lanes == Some(1) && args.overload == Some(Overload::Newest);
+    ensure!(!is_guarded || lessor::is_requested(args), "--limit, --allow and --deny need --engine xdp");
+    let no_lanes = args.lanes == Some(1) && args.overload == Some(DropPolicy::Head);
     ensure!(!no_lanes, "--overload newest needs --lanes 2 or more: with 1, sockets are left to the kernel");
     let library = find::library()?;
-    let beyond = reach::judge(file).err();
+    let beyond = loadable::check(file).err();
     if let Some(beyond) = &beyond {
-        output::tell(&format!("manylane: {}; it runs without lanes", beyond.line()));
+        output::eprint_line(&format!("manylane: {}; it runs without lanes", beyond.message()));
         if args.strict {
-            return Ok(ExitCode::from(FAILED));
+            return Ok(ExitCode::from(EXIT_LAUNCH_FAILED));
         }
     }
     let mut command = Command::new(file);
     command.arg0(&args.command[0]).args(&args.command[1..]);
-    for (name, value) in settings(args) {
+    for (name, value) in env_settings(args) {
         command.env(name, value);
     }
-    if !beyond.as_ref().is_some_and(Beyond::cannot_load) {
-        command.env("LD_PRELOAD", find::preload(env::var_os("LD_PRELOAD"), &library));
+    if !beyond.as_ref().is_some_and(NotLoadable::cannot_load) {
+        command.env("LD_PRELOAD", find::ld_preload(env::var_os("LD_PRELOAD"), &library));
     }
     if args.exec {
-        ensure!(!lender::is_wanted(args), "engine xdp needs a launcher that stays: leave out --exec");
+        ensure!(!lessor::is_requested(args), "engine xdp needs a launcher that stays: leave out --exec");
         let err = command.exec();
-        return Ok(refused(file, &err));
+        return Ok(exec_failed(file, &err));
     }
-    let shared = Shared::new()?;
+    let shared = SharedReport::new()?;
     command.env("MANYLANE_REPORT", shared.path());
     // Before the program: what is in the way is told, and it is not started.
-    let lender = if lender::is_wanted(args) { Some(lender::open(args, &mut command)?) } else { None };
-    let json = args.json.as_deref().map(open).transpose()?;
+    let lender = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
+    let json = args.json.as_deref().map(open_json).transpose()?;
     let port = args.metrics.map(metrics::bind).transpose()?;
     let running = match Running::start(command, args.follow) {
         Ok(running) => running,
-        Err(err) => return Ok(refused(file, &err)),
+        Err(err) => return Ok(exec_failed(file, &err)),
     };
-    let gate = lender.as_ref().map(lender::Open::gate);
-    let rings = lender.as_ref().map(lender::Open::rings);
+    let gate = lender.as_ref().map(lessor::OpenDevices::filter);
+    let rings = lender.as_ref().map(lessor::OpenDevices::rings);
     if let Some(lender) = lender {
         lender.start()?;
     }
     let page = || {
         let (read, gate, rings) = (shared.reader(), gate.clone(), rings.clone());
-        move || tell::page(&read(), &Waiting::look(rings.as_ref()), gate.as_ref())
+        move || reporter::metrics_page(&read(), &Backlog::snapshot(rings.as_ref()), gate.as_ref())
     };
     // Without it nothing is worse but that nobody sees it.
-    let _door =
-        Door::with(page(), gate.clone()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
+    let _door = ControlSocket::with_page(page(), gate.clone())
+        .map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     // Only now: its thread leaves signals to this one.
     if let Some(port) = port {
         metrics::serve(port, page())?;
     }
-    let teller = Teller::new(shared, file, args, gate);
-    let end = tend(running, &teller, args, beyond.is_some())?;
-    teller.end(end, json)?;
-    Ok(as_ended(end))
+    let teller = Reporter::new(shared, file, args, gate);
+    let end = supervise(running, &teller, args, beyond.is_some())?;
+    teller.finish(end, json)?;
+    Ok(exit_as(end))
 }
 
 /// The options as the library takes them: those that were given.
-fn settings(args: &RunArgs) -> Vec<(&'static str, String)> {
+fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     let mut all = Vec::new();
     let mut add = |name, value: Option<String>| all.extend(value.map(|value| (name, value)));
     add("MANYLANE_ENGINE", args.engine.map(|engine| engine.to_string()));
@@ -141,7 +141,7 @@ fn settings(args: &RunArgs) -> Vec<(&'static str, String)> {
 }
 
 /// Where the JSON document goes.
-fn open(path: &Path) -> Result<Box<dyn Write>> {
+fn open_json(path: &Path) -> Result<Box<dyn Write>> {
     if path == Path::new("-") {
         return Ok(Box::new(std::io::stdout()));
     }
@@ -151,8 +151,8 @@ fn open(path: &Path) -> Result<Box<dyn Write>> {
 }
 
 /// The kernel does not want to execute it after all.
-fn refused(file: &Path, err: &std::io::Error) -> ExitCode {
-    output::tell(&format!("manylane: {}: {err}", file.display()));
+fn exec_failed(file: &Path, err: &std::io::Error) -> ExitCode {
+    output::eprint_line(&format!("manylane: {}: {err}", file.display()));
     let missing = if err.kind() == std::io::ErrorKind::NotFound {
         find::Missing::NotFound
     } else {
@@ -162,26 +162,28 @@ fn refused(file: &Path, err: &std::io::Error) -> ExitCode {
 }
 
 /// Stands for the program until it ends; meanwhile says what there is to be said.
-fn tend(mut running: Running, teller: &Teller, args: &RunArgs, is_beyond: bool) -> Result<End> {
+fn supervise(mut running: Running, teller: &Reporter, args: &RunArgs, is_beyond: bool) -> Result<Exit> {
     let failed = "cannot wait for the program";
     let start = Instant::now();
-    let mut look = (!is_beyond).then_some(start + LOADED);
+    let mut look = (!is_beyond).then_some(start + LOAD_TIMEOUT);
     let mut next = args.stats.map(|every| start + Duration::from_secs_f64(every));
     let mut follows = false;
     loop {
         let now = Instant::now();
-        let until = [look, next, Some(now + LONG)].into_iter().flatten().min().unwrap_or(now);
-        if let Some(end) = running.tend(until).context(failed)? {
+        let until = [look, next, Some(now + WAIT_INTERVAL_MAX)].into_iter().flatten().min().unwrap_or(now);
+        if let Some(end) = running.wait_until(until).context(failed)? {
             return Ok(end);
         }
         let now = Instant::now();
         if running.is_followed() && !std::mem::replace(&mut follows, true) {
-            output::tell("manylane: the program has gone into the background; this follows it until it ends");
+            output::eprint_line(
+                "manylane: the program has gone into the background; this follows it until it ends",
+            );
         }
         if look.is_some_and(|look| now >= look) {
             look = None;
             if teller.report().processes == 0 && !is_before_exec(running.pid()) {
-                output::tell(&format!(
+                output::eprint_line(&format!(
                     "manylane: process {} runs without lanes: the library was not loaded into it (the dynamic linker says why, if it knows)",
                     running.pid()
                 ));
@@ -190,7 +192,7 @@ fn tend(mut running: Running, teller: &Teller, args: &RunArgs, is_beyond: bool) 
         if let (Some(due), Some(every)) = (next, args.stats)
             && now >= due
         {
-            teller.live();
+            teller.print_progress();
             next = Some(now + Duration::from_secs_f64(every));
         }
     }
@@ -204,14 +206,14 @@ fn is_before_exec(pid: i32) -> bool {
 }
 
 /// Ends as the program ended: its code, or by its signal.
-fn as_ended(end: End) -> ExitCode {
+fn exit_as(end: Exit) -> ExitCode {
     match end {
         // Of what exit(2) is given, the lower eight bits are what others get to see.
-        End::Code(code) => ExitCode::from((code & 0xff) as u8),
-        End::Signal(signal) => {
-            process::die_by(signal);
+        Exit::Code(code) => ExitCode::from((code & 0xff) as u8),
+        Exit::Signal(signal) => {
+            process::exit_by_signal(signal);
             // That signal does not end processes, here.
-            ExitCode::from(u8::try_from(128 + signal).unwrap_or(FAILED))
+            ExitCode::from(u8::try_from(128 + signal).unwrap_or(EXIT_LAUNCH_FAILED))
         }
     }
 }

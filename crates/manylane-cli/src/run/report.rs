@@ -6,25 +6,25 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::{Context, Result};
-use manylane_sys::lend;
+use manylane_sys::lease;
 use manylane_sys::shim::{self, Addr, ReportFile};
 use serde::Serialize;
 
 /// The file, in memory. Programs inherit its descriptor; one that is started without it finds it by its path, as long as
 /// this value lives. Who has it mapped keeps it.
-pub(super) struct Shared {
+pub(super) struct SharedReport {
     file: ReportFile,
     inherited: OwnedFd,
 }
 
-impl Shared {
+impl SharedReport {
     /// Makes it.
     ///
     /// # Errors
     /// Without memory or descriptors for it.
     pub(super) fn new() -> Result<Self> {
         let (file, fd) = ReportFile::create().context("no memory for the report")?;
-        let inherited = lend::inheritable(fd.as_fd()).context("no descriptor for the report")?;
+        let inherited = lease::dup_inheritable(fd.as_fd()).context("no descriptor for the report")?;
         Ok(Self { file, inherited })
     }
 
@@ -35,31 +35,31 @@ impl Shared {
 
     /// What is in it now.
     pub(super) fn read(&self) -> Report {
-        Self::look(self.file.report())
+        Self::snapshot(self.file.report())
     }
 
     /// What reads it from another thread.
     pub(super) fn reader(&self) -> impl Fn() -> Report + Send + 'static {
         let report = self.file.report();
-        move || Self::look(report)
+        move || Self::snapshot(report)
     }
 
-    fn look(report: &shim::Report) -> Report {
+    fn snapshot(report: &shim::Report) -> Report {
         let reasons = shim::Reason::ALL.into_iter().zip(&report.reasons);
         let used = |slot: &&shim::Receiver| matches!(slot.state.load(Relaxed), shim::OPEN | shim::ENDED);
         Report {
             processes: report.header.processes.load(Relaxed),
             last_pid: report.header.last_pid.load(Relaxed),
             sockets: report.header.sockets.load(Relaxed),
-            receivers: report.receivers.iter().filter(used).map(Receiver::of).collect(),
+            receivers: report.receivers.iter().filter(used).map(Receiver::from_slot).collect(),
             fallbacks: reasons
                 .filter(|(_, slot)| slot.count.load(Relaxed) > 0)
                 .map(|(reason, slot)| Fallback {
                     reason: reason.name(),
-                    why: reason.why(),
+                    why: reason.description(),
                     count: slot.count.load(Relaxed),
                     pid: slot.last_pid.load(Relaxed),
-                    socket: text(&slot.last_addr),
+                    socket: format_addr(&slot.last_addr),
                 })
                 .collect(),
             left_out: report.header.full.load(Relaxed),
@@ -67,7 +67,7 @@ impl Shared {
     }
 }
 
-fn text(addr: &Addr) -> String {
+fn format_addr(addr: &Addr) -> String {
     addr.read().map_or_else(String::new, |addr| addr.to_string())
 }
 
@@ -127,9 +127,9 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    fn of(slot: &shim::Receiver) -> Self {
+    fn from_slot(slot: &shim::Receiver) -> Self {
         Self {
-            socket: text(&slot.addr),
+            socket: format_addr(&slot.addr),
             lane: Some(slot.lane.load(Relaxed)).filter(|&lane| lane != shim::NO_LANE),
             pid: slot.pid.load(Relaxed),
             tid: slot.tid.load(Relaxed),
@@ -137,9 +137,9 @@ impl Receiver {
             received: slot.rx_datagrams.load(Relaxed),
             received_bytes: slot.rx_bytes.load(Relaxed),
             receive_calls: slot.rx_batches.load(Relaxed),
-            helped: slot.helped.load(Relaxed),
+            helped: slot.rx_stolen.load(Relaxed),
             received_by_xdp: slot.rx_frames.load(Relaxed),
-            overtaken: slot.overtaken.load(Relaxed),
+            overtaken: slot.dropped_stale.load(Relaxed),
             sent_by_xdp: slot.tx_frames.load(Relaxed),
             sent: slot.tx_datagrams.load(Relaxed),
             sent_bytes: slot.tx_bytes.load(Relaxed),
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_the_library_writes_is_read() {
-        let shared = Shared::new().unwrap();
+        let shared = SharedReport::new().unwrap();
         let path = shared.path();
         assert_eq!(shared.read(), Report::default());
         let theirs = ReportFile::open(&path).unwrap().report();

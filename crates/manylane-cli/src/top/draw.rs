@@ -6,7 +6,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as Cells, Table, TableState, Wrap};
 
-use super::view::{HEAD, NOBODY, Sort, View};
+use super::view::{NO_LANES_MESSAGE, Sort, TABLE_HEADER, View};
 
 /// What the keys have changed.
 #[derive(Debug, Default)]
@@ -20,10 +20,10 @@ pub(super) struct Screen {
 const KEYS: [&str; 4] =
     ["q ends, s sorts, ↑↓ pick, space stops", "q ends, s sorts, ↑↓ pick", "q ends, ↑↓ pick", "q ends"];
 /// Columns of the table: 72, and one between each two.
-const WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
+const COLUMN_WIDTHS: [u16; 8] = [15, 20, 4, 7, 7, 5, 7, 5];
 /// Lines below the table: a title and four of text; a title and two for the cores.
-const DETAILS: u16 = 5;
-const CORES: u16 = 3;
+const DETAILS_HEIGHT: u16 = 5;
+const CORES_HEIGHT: u16 = 3;
 
 impl Screen {
     /// The next lane, or the one before.
@@ -37,8 +37,8 @@ impl Screen {
         let parts = [
             Constraint::Length(1),
             Constraint::Min(3),
-            Constraint::Length(DETAILS),
-            Constraint::Length(CORES),
+            Constraint::Length(DETAILS_HEIGHT),
+            Constraint::Length(CORES_HEIGHT),
         ];
         let [title, table, details, cores] = Layout::vertical(parts).areas(frame.area());
         let mut processes: Vec<u32> = view.rows.iter().map(|row| row.pid).collect();
@@ -62,17 +62,17 @@ impl Screen {
         let bold = Style::default().add_modifier(Modifier::BOLD);
         frame.render_widget(Line::styled(line, bold), title);
         if view.rows.is_empty() {
-            frame.render_widget(Paragraph::new(NOBODY).wrap(Wrap { trim: true }), table);
+            frame.render_widget(Paragraph::new(NO_LANES_MESSAGE).wrap(Wrap { trim: true }), table);
         } else {
             self.step(0, view.rows.len());
             self.draw_table(frame, table, view);
         }
-        let (width, room) = (usize::from(details.width), usize::from(DETAILS - 1));
+        let (width, room) = (usize::from(details.width), usize::from(DETAILS_HEIGHT - 1));
         let text: Vec<Line<'_>> =
-            fitting(self.details(view), width, room).into_iter().map(Line::from).collect();
+            fit_lines(self.details(view), width, room).into_iter().map(Line::from).collect();
         let titled = |title| Block::default().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }).block(titled("lost")), details);
-        let line = view.cores_within(usize::from(cores.width), usize::from(CORES - 1));
+        let line = view.fit_cores(usize::from(cores.width), usize::from(CORES_HEIGHT - 1));
         let line = Paragraph::new(line).wrap(Wrap { trim: true });
         frame.render_widget(line.block(titled("softirq")), cores);
     }
@@ -80,14 +80,14 @@ impl Screen {
     fn draw_table(&mut self, frame: &mut Frame<'_>, area: ratatui::layout::Rect, view: &View) {
         let cells = |row: [String; 8]| {
             let pad = |(at, text): (usize, String)| match at {
-                0 | 1 => Cell::from(shortened(&text, WIDTHS[at].into())),
-                _ => Cell::from(format!("{text:>0$}", usize::from(WIDTHS[at]))),
+                0 | 1 => Cell::from(shorten(&text, COLUMN_WIDTHS[at].into())),
+                _ => Cell::from(format!("{text:>0$}", usize::from(COLUMN_WIDTHS[at]))),
             };
             Cells::new(row.into_iter().enumerate().map(pad).collect::<Vec<_>>())
         };
-        let head = cells(HEAD.map(String::from)).style(Style::default().add_modifier(Modifier::BOLD));
+        let head = cells(TABLE_HEADER.map(String::from)).style(Style::default().add_modifier(Modifier::BOLD));
         let rows = view.rows.iter().map(|row| cells(row.cells()));
-        let table = Table::new(rows, WIDTHS.map(Constraint::Length))
+        let table = Table::new(rows, COLUMN_WIDTHS.map(Constraint::Length))
             .header(head)
             .row_highlight_style(Style::default().add_modifier(Modifier::REVERSED));
         frame.render_stateful_widget(table, area, &mut self.table);
@@ -108,7 +108,7 @@ impl Screen {
             ));
         }
         let of_sockets =
-            view.rings_lines().into_iter().chain(view.refused.iter().map(super::view::Refusals::line));
+            view.ring_lines().into_iter().chain(view.refused.iter().map(super::view::Refusals::line));
         let (own, others): (Vec<String>, Vec<String>) = of_sockets
             .partition(|line| picked.is_some_and(|row| line.contains(&format!(" {}:", row.socket))));
         lines.extend(own);
@@ -119,7 +119,7 @@ impl Screen {
 }
 
 /// As many lines as there is room for when each is broken into pieces of `width`; where that is not all, the last place says so.
-fn fitting(lines: Vec<String>, width: usize, room: usize) -> Vec<String> {
+fn fit_lines(lines: Vec<String>, width: usize, room: usize) -> Vec<String> {
     let count = lines.len();
     let (mut kept, mut used) = (Vec::new(), 0);
     for line in lines {
@@ -141,7 +141,7 @@ fn fitting(lines: Vec<String>, width: usize, room: usize) -> Vec<String> {
 }
 
 /// As much as has room, with what is last: a port says more than where an address begins.
-fn shortened(text: &str, room: usize) -> String {
+fn shorten(text: &str, room: usize) -> String {
     let len = text.chars().count();
     if len <= room {
         return text.into();
@@ -249,8 +249,8 @@ mod tests {
 
     #[test]
     fn what_is_too_long_keeps_what_says_most() {
-        assert_eq!(shortened("[2001:db8::1]:5353", 10), "…::1]:5353");
-        assert_eq!(shortened("4242 a-long-name", 8), "4242 a-…");
-        assert_eq!(shortened("short", 5), "short");
+        assert_eq!(shorten("[2001:db8::1]:5353", 10), "…::1]:5353");
+        assert_eq!(shorten("4242 a-long-name", 8), "4242 a-…");
+        assert_eq!(shorten("short", 5), "short");
     }
 }

@@ -6,8 +6,8 @@
 //! ```
 
 mod draw;
-mod look;
-pub(crate) mod page;
+pub(crate) mod prometheus;
+mod snapshot;
 mod view;
 
 use std::io::{self, IsTerminal};
@@ -20,35 +20,37 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use serde::Serialize;
 
 use self::draw::Screen;
-use self::look::Look;
+use self::snapshot::Snapshot;
 use self::view::{CoreRow, Refusals, RingRow, View};
 use crate::args::TopArgs;
-use crate::output::{self, Usage};
+use crate::output::{self, UsageError};
 
 /// Rates of less time say nothing.
-const LEAST: Duration = Duration::from_millis(50);
+const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 /// Shows lanes until a key ends it, or once.
 pub(crate) fn run(args: &TopArgs) -> Result<()> {
-    let interval = args.interval.max(LEAST);
+    let interval = args.interval.max(INTERVAL_MIN);
     if args.once || args.json {
-        return once(args, interval);
+        return run_once(args, interval);
     }
     if !io::stdout().is_terminal() {
-        return Err(Usage("there is no terminal: --once prints a table, --json a document".into()).into());
+        return Err(
+            UsageError("there is no terminal: --once prints a table, --json a document".into()).into()
+        );
     }
-    let first = Look::now(args.pid)?;
+    let first = Snapshot::collect(args.pid)?;
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
-    let outcome = live(&mut terminal, args, interval, first);
+    let outcome = run_live(&mut terminal, args, interval, first);
     ratatui::restore();
     outcome
 }
 
-fn once(args: &TopArgs, interval: Duration) -> Result<()> {
-    let before = Look::now(args.pid)?;
+fn run_once(args: &TopArgs, interval: Duration) -> Result<()> {
+    let before = Snapshot::collect(args.pid)?;
     thread::sleep(interval);
-    let now = Look::now(args.pid)?;
-    let view = between(&before, &now, interval);
+    let now = Snapshot::collect(args.pid)?;
+    let view = diff(&before, &now, interval);
     if !args.json {
         return output::print(&view.text(args.rows));
     }
@@ -63,21 +65,21 @@ fn once(args: &TopArgs, interval: Duration) -> Result<()> {
     output::print_json(&Document::new(TOP, settings, view.rows))
 }
 
-fn between(before: &Look, now: &Look, interval: Duration) -> View {
+fn diff(before: &Snapshot, now: &Snapshot, interval: Duration) -> View {
     let times = now.at.zip(before.at).map(|(now, before)| now - before);
-    View::between(before, now, times.unwrap_or(interval).max(LEAST).as_secs_f64())
+    View::from_snapshots(before, now, times.unwrap_or(interval).max(INTERVAL_MIN).as_secs_f64())
 }
 
 /// Looks and draws until a key ends it.
-fn live(
+fn run_live(
     terminal: &mut ratatui::DefaultTerminal,
     args: &TopArgs,
     interval: Duration,
-    mut last: Look,
+    mut last: Snapshot,
 ) -> Result<()> {
     let broken = "cannot use the terminal";
-    let (mut screen, mut view) = (Screen::default(), View::between(&last, &last, 1.0));
-    let mut due = Instant::now() + LEAST;
+    let (mut screen, mut view) = (Screen::default(), View::from_snapshots(&last, &last, 1.0));
+    let mut due = Instant::now() + INTERVAL_MIN;
     loop {
         terminal.draw(|frame| screen.draw(frame, &view)).context(broken)?;
         // A terminal that has another size is drawn anew, as after a key.
@@ -106,13 +108,13 @@ fn live(
         if screen.is_paused {
             continue;
         }
-        let now = match Look::now(args.pid) {
+        let now = match Snapshot::collect(args.pid) {
             Ok(now) => now,
             // The process that was asked for has ended.
-            Err(_) if args.pid.is_some() => Look { at: Some(Instant::now()), ..Look::default() },
+            Err(_) if args.pid.is_some() => Snapshot { at: Some(Instant::now()), ..Snapshot::default() },
             Err(err) => return Err(err),
         };
-        view = between(&last, &now, interval);
+        view = diff(&last, &now, interval);
         view.sort(screen.sort);
         last = now;
     }

@@ -4,10 +4,10 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use comfy_table::{CellAlignment, Table, presets};
-use manylane_testbed::report::number;
+use manylane_testbed::report::format_number;
 use serde::Serialize;
 
-use super::look::{Core, Look};
+use super::snapshot::{Core, Snapshot};
 
 /// What happened on one lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -114,7 +114,7 @@ pub(super) struct View {
 
 impl View {
     /// From one look to a later one. What was not there before has no rates yet.
-    pub(super) fn between(before: &Look, now: &Look, seconds: f64) -> Self {
+    pub(super) fn from_snapshots(before: &Snapshot, now: &Snapshot, seconds: f64) -> Self {
         let rate =
             |now: u64, then: Option<u64>| then.map_or(0.0, |then| now.saturating_sub(then) as f64 / seconds);
         let rows = now.lanes.iter().map(|(key, lane)| {
@@ -170,7 +170,7 @@ impl View {
         let cores = now.cores.iter().map(|(core, ticks)| {
             let then = before.cores.get(core).copied().unwrap_or_default();
             let since = |field: fn(&Core) -> u64| field(ticks).saturating_sub(field(&then)) as f64;
-            let all = since(|core| core.all).max(1.0);
+            let all = since(|core| core.total).max(1.0);
             let busy = (all - since(|core| core.idle)).max(0.0) / all;
             CoreRow { core: *core, softirq: since(|core| core.softirq) / all, busy }
         });
@@ -199,12 +199,12 @@ impl View {
     pub(super) fn text(&self, most: usize) -> String {
         let mut text = String::new();
         if self.rows.is_empty() {
-            text.push_str(NOBODY);
+            text.push_str(NO_LANES_MESSAGE);
             text.push('\n');
         } else {
             let mut table = Table::new();
             table.load_style(presets::NOTHING);
-            table.set_header(HEAD);
+            table.set_header(TABLE_HEADER);
             for row in self.rows.iter().take(most) {
                 table.add_row(row.cells());
             }
@@ -219,7 +219,7 @@ impl View {
         for row in self.rows.iter().filter(|row| !row.lost.is_empty()) {
             text += &format!("lost since it opened, {} lane {}: {}\n", row.socket, row.lane, row.losses());
         }
-        for line in self.rings_lines() {
+        for line in self.ring_lines() {
             text += &format!("{line}\n");
         }
         for one in &self.refused {
@@ -232,7 +232,7 @@ impl View {
     }
 
     /// The queues that were lent, of each socket in a line: the fullest of their rings, and what found no room.
-    pub(super) fn rings_lines(&self) -> Vec<String> {
+    pub(super) fn ring_lines(&self) -> Vec<String> {
         let mut sockets: BTreeMap<(u32, &str), Vec<&RingRow>> = BTreeMap::new();
         for ring in &self.rings {
             sockets.entry((ring.pid, &ring.socket)).or_default().push(ring);
@@ -248,7 +248,7 @@ impl View {
                 fullest.device,
                 fullest.queue,
                 percent(share(fullest)),
-                number(rate.round())
+                format_number(rate.round())
             ))
         };
         sockets.into_iter().filter_map(line).collect()
@@ -260,7 +260,7 @@ impl View {
     }
 
     /// The same in so many lines of so many columns: where there is no room for all, those with the largest shares.
-    pub(super) fn cores_within(&self, width: usize, lines: usize) -> String {
+    pub(super) fn fit_cores(&self, width: usize, lines: usize) -> String {
         let all = self.cores_line();
         // No core is broken in two: the room of one is left over at each end.
         let room = width.saturating_sub("core 123 100%, ".len()) * lines;
@@ -283,11 +283,12 @@ impl View {
 }
 
 /// What is said where there is nothing.
-pub(super) const NOBODY: &str =
+pub(super) const NO_LANES_MESSAGE: &str =
     "no process here shows lanes ('manylane echo' and 'manylane run' do, and programs with manylane::door)";
 
 /// The columns.
-pub(super) const HEAD: [&str; 8] = ["process", "socket", "lane", "in/s", "out/s", "queue", "lost/s", "cpu"];
+pub(super) const TABLE_HEADER: [&str; 8] =
+    ["process", "socket", "lane", "in/s", "out/s", "queue", "lost/s", "cpu"];
 
 impl CoreRow {
     fn text(&self) -> String {
@@ -310,10 +311,10 @@ impl Row {
             format!("{} {}", self.pid, self.program),
             self.socket.clone(),
             self.lane.clone(),
-            number(self.received_pps.round()),
-            number(self.sent_pps.round()),
+            format_number(self.received_pps.round()),
+            format_number(self.sent_pps.round()),
             queue,
-            number(self.lost_pps.round()),
+            format_number(self.lost_pps.round()),
             self.cpu.map_or_else(|| "-".into(), percent),
         ]
     }
@@ -332,9 +333,9 @@ impl Refusals {
         format!(
             "not let in, {socket}: denied {} ({}/s), over a limit {} ({}/s)",
             self.denied,
-            number(self.denied_pps.round()),
+            format_number(self.denied_pps.round()),
             self.limited,
-            number(self.limited_pps.round())
+            format_number(self.limited_pps.round())
         )
     }
 }
@@ -350,7 +351,7 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::look::Ring;
+    use super::super::snapshot::Ring;
     use super::*;
 
     const PAGE: &str = "manylane_lane_delivered_total{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} RECEIVED\n\
@@ -368,10 +369,10 @@ pub(super) mod tests {
     /// Two lanes, of which one got 1000 datagrams a second and lost 20, for two seconds.
     pub(in crate::top) fn view() -> View {
         let look = |received: &str, lost: &str, softirq, cpu| {
-            let mut look = Look::default();
+            let mut look = Snapshot::default();
             look.add(4242, "echo", &PAGE.replace("RECEIVED", received).replace("LOST", lost));
-            look.cores.insert(0, Core { softirq, idle: 100, all: 100 + 2 * softirq });
-            look.cores.insert(1, Core { softirq: 0, idle: 100 + 2 * softirq, all: 100 + 2 * softirq });
+            look.cores.insert(0, Core { softirq, idle: 100, total: 100 + 2 * softirq });
+            look.cores.insert(1, Core { softirq: 0, idle: 100 + 2 * softirq, total: 100 + 2 * softirq });
             look.lanes.values_mut().next().unwrap().cpu = Some(cpu);
             for (queue, frames) in [(0, 10), (1, 512)] {
                 let key = ((4242, "192.0.2.1:53".into(), "eth0".into()), queue);
@@ -379,7 +380,7 @@ pub(super) mod tests {
             }
             look
         };
-        View::between(&look("500", "0", 0, 0), &look("2500", "40", 50, 1_000_000_000), 2.0)
+        View::from_snapshots(&look("500", "0", 0, 0), &look("2500", "40", 50, 1_000_000_000), 2.0)
     }
 
     #[test]
@@ -415,10 +416,10 @@ pub(super) mod tests {
 
     #[test]
     fn who_was_not_there_before_has_no_rates_yet() {
-        let mut look = Look::default();
+        let mut look = Snapshot::default();
         look.add(1, "x", PAGE.replace("RECEIVED", "9").replace("LOST", "9").as_str());
-        let view = View::between(&Look::default(), &look, 1.0);
+        let view = View::from_snapshots(&Snapshot::default(), &look, 1.0);
         assert!(view.rows.iter().all(|row| row.received_pps == 0.0 && row.lost_pps == 0.0));
-        assert_eq!(View::between(&look, &Look::default(), 1.0).rows, []);
+        assert_eq!(View::from_snapshots(&look, &Snapshot::default(), 1.0).rows, []);
     }
 }

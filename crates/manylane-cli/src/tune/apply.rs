@@ -38,7 +38,7 @@ pub(super) enum Outcome {
 
 impl Outcome {
     /// Whether what was asked for is not as it should be now.
-    pub(super) fn is_bad(&self) -> bool {
+    pub(super) fn is_failure(&self) -> bool {
         matches!(self, Self::Foreign | Self::Elsewhere | Self::Refused | Self::Failed)
     }
 }
@@ -78,15 +78,15 @@ pub(super) fn apply(
         journal.entries.len() - 1
     });
     let entry = &mut journal.entries[at];
-    if !entry.is_ours(&current) && !entry.is_as_before(&current) {
+    if !entry.is_own(&current) && !entry.is_original(&current) {
         // Somebody has changed it since: that is what it goes back to.
         entry.before.clone_from(&current);
         entry.after = None;
     }
     entry.intent = Some(value.clone());
-    entry.boot = settings.boot();
-    entry.namespace = (!target.is_of_the_machine()).then(|| settings.namespace()).flatten();
-    entry.index = target.device().and_then(|device| settings.device(device));
+    entry.boot = settings.boot_id();
+    entry.namespace = (!target.is_machine_wide()).then(|| settings.namespace()).flatten();
+    entry.index = target.device().and_then(|device| settings.device_index(device));
     journal.save()?;
     let written = settings.write(target, value);
     let now = settings.read(target);
@@ -112,22 +112,22 @@ pub(super) fn apply(
 }
 
 /// What taking back entry `at` comes to, without doing it: the outcome, and what is there now.
-pub(super) fn plan(settings: &dyn Settings, entry: &Entry) -> Result<(Outcome, String)> {
-    if entry.is_elsewhere(settings) {
+pub(super) fn plan_undo(settings: &dyn Settings, entry: &Entry) -> Result<(Outcome, String)> {
+    if entry.is_other_namespace(settings) {
         return Ok((Outcome::Elsewhere, String::new()));
     }
     if let Some(device) = entry.target.device() {
-        let index = settings.device(device);
-        let is_another = entry.boot == settings.boot() && index != entry.index;
+        let index = settings.device_index(device);
+        let is_another = entry.boot == settings.boot_id() && index != entry.index;
         if index.is_none() || is_another {
             return Ok((Outcome::Gone, String::new()));
         }
     }
     let current = settings.read(&entry.target)?;
     // First: where both are the same, nothing was changed.
-    let outcome = if entry.is_as_before(&current) {
+    let outcome = if entry.is_original(&current) {
         Outcome::Already
-    } else if entry.is_ours(&current) {
+    } else if entry.is_own(&current) {
         Outcome::Would
     } else {
         Outcome::Foreign
@@ -138,13 +138,13 @@ pub(super) fn plan(settings: &dyn Settings, entry: &Entry) -> Result<(Outcome, S
 /// Takes back entry `at`. It is gone from the journal afterwards unless it may yet be taken back.
 pub(super) fn undo(settings: &dyn Settings, journal: &mut Journal, at: usize) -> Result<(Outcome, String)> {
     let entry = journal.entries[at].clone();
-    let (planned, current) = plan(settings, &entry)?;
+    let (planned, current) = plan_undo(settings, &entry)?;
     let outcome = match planned {
         Outcome::Elsewhere => return Ok((planned, current)),
         Outcome::Would => {
             settings.write(&entry.target, &entry.before)?;
             let now = settings.read(&entry.target)?;
-            if !entry.is_as_before(&now) {
+            if !entry.is_original(&now) {
                 let Entry { target, before, .. } = &entry;
                 return Err(anyhow::anyhow!(
                     "the kernel took {before} for {target}, and it is {now} all the same"

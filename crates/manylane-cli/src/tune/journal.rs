@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use manylane_sys::{flock, local};
+use manylane_sys::{flock, unix_socket};
 use serde::{Deserialize, Serialize};
 
 use super::settings::Settings;
@@ -20,7 +20,7 @@ use crate::doctor::change::Target;
 
 const SCHEMA: &str = "manylane.tune-journal.v1";
 /// Bytes of a journal: far more than a machine has settings.
-const LONGEST: u64 = 16 << 20;
+const JOURNAL_LEN_MAX: u64 = 16 << 20;
 
 /// A setting that was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,18 +44,18 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Whether a value that was read is one that we have set.
-    pub(super) fn is_ours(&self, value: &str) -> bool {
+    pub(super) fn is_own(&self, value: &str) -> bool {
         [&self.after, &self.intent].into_iter().flatten().any(|ours| self.target.is_same(ours, value))
     }
 
-    pub(super) fn is_as_before(&self, value: &str) -> bool {
+    pub(super) fn is_original(&self, value: &str) -> bool {
         self.target.is_same(&self.before, value)
     }
 
     /// Whether it is of a network namespace that is not this one, as far as that can be told: after a restart of the
     /// machine, namespaces have other numbers.
-    pub(super) fn is_elsewhere(&self, settings: &dyn Settings) -> bool {
-        self.boot == settings.boot() && self.namespace.is_some() && self.namespace != settings.namespace()
+    pub(super) fn is_other_namespace(&self, settings: &dyn Settings) -> bool {
+        self.boot == settings.boot_id() && self.namespace.is_some() && self.namespace != settings.namespace()
     }
 }
 
@@ -92,11 +92,11 @@ impl Journal {
                 path.display()
             )
         };
-        DirBuilder::new().recursive(true).mode(0o755).create(folder_of(path)).with_context(hint)?;
-        let path = settled(path).with_context(hint)?;
+        DirBuilder::new().recursive(true).mode(0o755).create(parent_dir(path)).with_context(hint)?;
+        let path = resolve_path(path).with_context(hint)?;
         // Beside the journal, which is replaced at each change.
-        let lock = beside(&path, ".lock").with_context(hint)?;
-        let lock = options().write(true).create(true).mode(0o644).open(lock).with_context(hint)?;
+        let lock = sibling_path(&path, ".lock").with_context(hint)?;
+        let lock = open_options().write(true).create(true).mode(0o644).open(lock).with_context(hint)?;
         match flock::try_lock(&lock) {
             Ok(()) => {}
             Err(err) if err.kind() == ErrorKind::WouldBlock => {
@@ -109,10 +109,10 @@ impl Journal {
     }
 
     /// Opens it to look.
-    pub(super) fn look(path: &Path) -> Result<Self> {
-        let path = match fs::exists(folder_of(path)) {
+    pub(super) fn open_read_only(path: &Path) -> Result<Self> {
+        let path = match fs::exists(parent_dir(path)) {
             Ok(false) => path.into(),
-            _ => settled(path).with_context(|| format!("cannot read {}", path.display()))?,
+            _ => resolve_path(path).with_context(|| format!("cannot read {}", path.display()))?,
         };
         let entries = load(&path)?;
         Ok(Self { path, lock: None, entries })
@@ -120,7 +120,7 @@ impl Journal {
 
     /// The entry of a setting as it is here and now.
     pub(super) fn find(&self, target: &Target, settings: &dyn Settings) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.target == *target && !entry.is_elsewhere(settings))
+        self.entries.iter().position(|entry| entry.target == *target && !entry.is_other_namespace(settings))
     }
 
     /// Puts it on the disk: after this, it is there whatever happens.
@@ -128,67 +128,71 @@ impl Journal {
         let hint = || format!("cannot write {}", self.path.display());
         let document = Document { schema: SCHEMA.into(), entries: self.entries.clone() };
         let text = crate::output::json(&document)?;
-        let new = beside(&self.path, ".new").with_context(hint)?;
+        let new = sibling_path(&self.path, ".new").with_context(hint)?;
         // One that a crash has left.
         match fs::remove_file(&new) {
             Err(err) if err.kind() != ErrorKind::NotFound => return Err(err).with_context(hint),
             _ => {}
         }
-        let mut file = options().write(true).create_new(true).mode(0o644).open(&new).with_context(hint)?;
+        let mut file =
+            open_options().write(true).create_new(true).mode(0o644).open(&new).with_context(hint)?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).with_context(hint)?;
         fs::rename(&new, &self.path).with_context(hint)?;
-        File::open(folder_of(&self.path)).and_then(|folder| folder.sync_all()).with_context(hint)
+        File::open(parent_dir(&self.path)).and_then(|folder| folder.sync_all()).with_context(hint)
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+fn parent_dir(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn beside(path: &Path, ending: &str) -> Option<PathBuf> {
+fn sibling_path(path: &Path, ending: &str) -> Option<PathBuf> {
     let mut name = path.file_name()?.to_owned();
     name.push(ending);
     Some(path.with_file_name(name))
 }
 
 /// A link is not followed, and a pipe not waited for.
-fn options() -> OpenOptions {
+fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     options
 }
 
 /// Whether nobody but root and this user can change a file or a folder; in one that is sticky, others can add to it.
-fn check(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Result<()> {
+fn check_permissions(path: &Path, of: &fs::Metadata, may_be_sticky: bool) -> Result<()> {
     const STICKY: u32 = 0o1000;
     let others = of.mode() & 0o022 != 0 && !(may_be_sticky && of.mode() & STICKY != 0);
     let (path, uid) = (path.display(), of.uid());
-    ensure!([0, local::effective_uid()].contains(&uid), "{path} is of the user {uid}, who could change it");
+    ensure!(
+        [0, unix_socket::effective_uid()].contains(&uid),
+        "{path} is of the user {uid}, who could change it"
+    );
     ensure!(!others, "others may write to {path}: chmod go-w {path}");
     Ok(())
 }
 
 /// The path without links on the way to the folder, which is checked, and all that it is in.
-fn settled(path: &Path) -> Result<PathBuf> {
-    let folder = fs::canonicalize(folder_of(path))?;
+fn resolve_path(path: &Path) -> Result<PathBuf> {
+    let folder = fs::canonicalize(parent_dir(path))?;
     for at in folder.ancestors() {
-        check(at, &fs::symlink_metadata(at)?, at != folder)?;
+        check_permissions(at, &fs::symlink_metadata(at)?, at != folder)?;
     }
     Ok(folder.join(path.file_name().context("that names no file")?))
 }
 
 fn load(path: &Path) -> Result<Vec<Entry>> {
     let failed = || format!("cannot read {}", path.display());
-    let file = match options().read(true).open(path) {
+    let file = match open_options().read(true).open(path) {
         Ok(file) => file,
         Err(err) if err.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(err) => return Err(err).with_context(failed),
     };
     let metadata = file.metadata().with_context(failed)?;
     ensure!(metadata.is_file(), "{} is no file", path.display());
-    check(path, &metadata, false).with_context(failed)?;
+    check_permissions(path, &metadata, false).with_context(failed)?;
     let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text).with_context(failed)?;
+    file.take(JOURNAL_LEN_MAX).read_to_string(&mut text).with_context(failed)?;
     let strange = || format!("{} is no journal of manylane tune: it is left as it is", path.display());
     let document: Document = serde_json::from_str(&text).with_context(strange)?;
     ensure!(document.schema == SCHEMA, "{} (schema {})", strange(), document.schema);

@@ -2,14 +2,14 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`guard`] | says what could cut the user off |
+//! | [`protected_links`] | says what could cut the user off |
 //! | [`apply`] | makes a change, takes one back |
 //! | [`journal`] | keeps what was there, on the disk before each change |
 //! | [`settings`] | the machine, or one for tests |
 
 mod apply;
-pub(crate) mod guard;
 mod journal;
+pub(crate) mod protected_links;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -20,15 +20,15 @@ use serde::Serialize;
 use serde_json::json;
 
 use self::apply::Outcome;
-use self::guard::Guard;
 use self::journal::{Entry, Journal};
-use self::settings::Here;
+use self::protected_links::ProtectedLinks;
+use self::settings::LocalMachine;
 use crate::args::TuneArgs;
 use crate::doctor::change::Change;
 use crate::doctor::finding::Finding;
-use crate::doctor::gather::{self, Asked};
+use crate::doctor::gather::{self, Scope};
 use crate::doctor::rules;
-use crate::output::{self, Unwell, Usage};
+use crate::output::{self, AlreadyReported, UsageError};
 
 /// What became of a setting.
 #[derive(Debug, Serialize)]
@@ -46,20 +46,20 @@ struct Row {
 /// Applies, takes back, or shows.
 pub(crate) fn run(args: &TuneArgs) -> Result<()> {
     check(args)?;
-    let rows = if args.undo { undo(args)? } else { advise(args)? };
+    let rows = if args.undo { undo(args)? } else { apply_findings(args)? };
     if args.json {
         output::print_json(&json!({
             "schema": "manylane.tune.v1",
             "machine": Machine::read(),
-            "settings": { "undo": args.undo, "dry_run": is_dry(args), "state": args.state },
+            "settings": { "undo": args.undo, "dry_run": is_dry_run(args), "state": args.state },
             "rows": rows,
         }))?;
     }
-    if rows.iter().any(|row| row.outcome.is_bad()) { Err(Unwell.into()) } else { Ok(()) }
+    if rows.iter().any(|row| row.outcome.is_failure()) { Err(AlreadyReported.into()) } else { Ok(()) }
 }
 
 /// Without a finding to act on, it only shows.
-fn is_dry(args: &TuneArgs) -> bool {
+fn is_dry_run(args: &TuneArgs) -> bool {
     args.dry_run || !(args.undo || args.all || !args.findings.is_empty())
 }
 
@@ -70,24 +70,24 @@ fn check(args: &TuneArgs) -> Result<()> {
         let id = word.split(':').next().unwrap_or_default();
         if !ids.contains(&id) {
             let all = ids.join(", ");
-            bail!(Usage(format!("the doctor has no finding called {word}; it has {all}")));
+            bail!(UsageError(format!("the doctor has no finding called {word}; it has {all}")));
         }
     }
     Ok(())
 }
 
 /// Says a line: results on standard output, unless that is for JSON.
-fn say(args: &TuneArgs, line: &str) -> Result<()> {
+fn print_line(args: &TuneArgs, line: &str) -> Result<()> {
     if args.json {
-        output::tell(line);
+        output::eprint_line(line);
         return Ok(());
     }
     output::print(&format!("{line}\n"))
 }
 
-fn advise(args: &TuneArgs) -> Result<Vec<Row>> {
-    let facts = gather::everything(Asked::default());
-    let findings = rules::judge(&facts).findings;
+fn apply_findings(args: &TuneArgs) -> Result<Vec<Row>> {
+    let facts = gather::gather_all(Scope::default());
+    let findings = rules::evaluate(&facts).findings;
     // Without names it is all but what has to be named.
     let is_wanted = |finding: &&Finding| match &args.findings[..] {
         [] => !finding.only_named,
@@ -96,52 +96,52 @@ fn advise(args: &TuneArgs) -> Result<Vec<Row>> {
     let wanted: Vec<&Finding> = findings.iter().filter(is_wanted).collect();
     if args.findings.is_empty() {
         for finding in findings.iter().filter(|finding| finding.only_named) {
-            say(args, &format!("only by its name: {}: {}", finding.name(), finding.run.join("; ")))?;
+            print_line(args, &format!("only by its name: {}: {}", finding.name(), finding.run.join("; ")))?;
         }
     }
     for word in &args.findings {
         if !wanted.iter().any(|finding| finding.is_named(word)) {
-            say(args, &format!("{word}: not found on this machine; nothing to do"))?;
+            print_line(args, &format!("{word}: not found on this machine; nothing to do"))?;
         }
     }
     let resets = wanted.iter().flat_map(|finding| &finding.changes).any(|change| change.target.resets_link());
-    let guard = protected(resets && !args.allow_link_reset)?;
-    let dry = is_dry(args);
-    let mut journal = if dry { Journal::look(&args.state)? } else { Journal::open(&args.state)? };
+    let guard = detect_protected(resets && !args.allow_link_reset)?;
+    let dry = is_dry_run(args);
+    let mut journal = if dry { Journal::open_read_only(&args.state)? } else { Journal::open(&args.state)? };
     let mut rows = Vec::new();
     for finding in wanted {
         if finding.changes.is_empty() && !args.findings.is_empty() {
-            say(args, &format!("{}: no setting helps; {}", finding.name(), finding.run.join("; ")))?;
+            print_line(args, &format!("{}: no setting helps; {}", finding.name(), finding.run.join("; ")))?;
         }
         for change in &finding.changes {
-            rows.push(advance(args, &mut journal, &guard, &finding.name(), change)?);
+            rows.push(apply_change(args, &mut journal, &guard, &finding.name(), change)?);
         }
     }
     if rows.is_empty() {
-        say(args, "nothing to change")?;
+        print_line(args, "nothing to change")?;
     }
-    if is_dry(args) && !args.dry_run {
+    if is_dry_run(args) && !args.dry_run {
         list(args, &journal)?;
         if !rows.is_empty() {
-            say(args, "to change these: manylane tune --all, or the names of findings")?;
+            print_line(args, "to change these: manylane tune --all, or the names of findings")?;
         }
     } else if rows.iter().any(|row| row.outcome == Outcome::Done) {
-        say(args, "to take it back: manylane tune --undo")?;
+        print_line(args, "to take it back: manylane tune --undo")?;
     }
     Ok(rows)
 }
 
 /// What has to stay up, if anything may go down.
-fn protected(is_needed: bool) -> Result<Guard> {
+fn detect_protected(is_needed: bool) -> Result<ProtectedLinks> {
     let context = "--allow-link-reset goes without";
-    if is_needed { Guard::here().context(context) } else { Ok(Guard::default()) }
+    if is_needed { ProtectedLinks::detect().context(context) } else { Ok(ProtectedLinks::default()) }
 }
 
 /// One change: says it, makes it.
-fn advance(
+fn apply_change(
     args: &TuneArgs,
     journal: &mut Journal,
-    guard: &Guard,
+    guard: &ProtectedLinks,
     finding: &str,
     change: &Change,
 ) -> Result<Row> {
@@ -157,25 +157,25 @@ fn advance(
     let current = match target.read() {
         Ok(current) => current,
         Err(err) => {
-            say(args, &format!("{finding}: {err:#}"))?;
+            print_line(args, &format!("{finding}: {err:#}"))?;
             return Ok(row("", Outcome::Failed, Some(format!("{err:#}"))));
         }
     };
-    say(args, &format!("{finding}: {target}: {current} -> {value}"))?;
+    print_line(args, &format!("{finding}: {target}: {current} -> {value}"))?;
     if target.is_same(&current, value) {
         return Ok(row(&current, Outcome::Already, None));
     }
-    if let Some(why) = guard.refuses(target) {
-        say(args, &format!("  refused: {why}"))?;
+    if let Some(why) = guard.refusal(target) {
+        print_line(args, &format!("  refused: {why}"))?;
         return Ok(row(&current, Outcome::Refused, Some(why)));
     }
-    if is_dry(args) {
+    if is_dry_run(args) {
         return Ok(row(&current, Outcome::Would, None));
     }
-    match apply::apply(&Here, journal, finding, change) {
+    match apply::apply(&LocalMachine, journal, finding, change) {
         Ok(outcome) => Ok(row(&current, outcome, None)),
         Err(err) => {
-            say(args, &format!("  failed: {err:#}"))?;
+            print_line(args, &format!("  failed: {err:#}"))?;
             Ok(row(&current, Outcome::Failed, Some(format!("{err:#}"))))
         }
     }
@@ -186,13 +186,14 @@ fn list(args: &TuneArgs, journal: &Journal) -> Result<()> {
     for entry in &journal.entries {
         let Entry { finding, target, before, after, intent, .. } = entry;
         let now = after.as_ref().or(intent.as_ref()).map_or("?", String::as_str);
-        say(args, &format!("changed before: {finding}: {target}: {before} -> {now}"))?;
+        print_line(args, &format!("changed before: {finding}: {target}: {before} -> {now}"))?;
     }
     Ok(())
 }
 
 fn undo(args: &TuneArgs) -> Result<Vec<Row>> {
-    let mut journal = if args.dry_run { Journal::look(&args.state)? } else { Journal::open(&args.state)? };
+    let mut journal =
+        if args.dry_run { Journal::open_read_only(&args.state)? } else { Journal::open(&args.state)? };
     let is_wanted = |entry: &Entry| {
         let names = |word: &String| *word == entry.finding || entry.finding.split(':').next() == Some(word);
         args.findings.is_empty() || args.findings.iter().any(names)
@@ -201,19 +202,19 @@ fn undo(args: &TuneArgs) -> Result<Vec<Row>> {
     let wanted: Vec<usize> =
         (0..journal.entries.len()).rev().filter(|&at| is_wanted(&journal.entries[at])).collect();
     let resets = wanted.iter().any(|&at| journal.entries[at].target.resets_link());
-    let guard = protected(resets && !args.allow_link_reset)?;
+    let guard = detect_protected(resets && !args.allow_link_reset)?;
     let mut rows = Vec::new();
     for at in wanted {
-        rows.push(retreat(args, &mut journal, &guard, at)?);
+        rows.push(undo_entry(args, &mut journal, &guard, at)?);
     }
     if rows.is_empty() {
-        say(args, "nothing to take back")?;
+        print_line(args, "nothing to take back")?;
     }
     Ok(rows)
 }
 
 /// Takes one change back, and says what became of it.
-fn retreat(args: &TuneArgs, journal: &mut Journal, guard: &Guard, at: usize) -> Result<Row> {
+fn undo_entry(args: &TuneArgs, journal: &mut Journal, guard: &ProtectedLinks, at: usize) -> Result<Row> {
     let entry = journal.entries[at].clone();
     let target = &entry.target;
     let row = |current: &str, outcome, why| Row {
@@ -224,19 +225,19 @@ fn retreat(args: &TuneArgs, journal: &mut Journal, guard: &Guard, at: usize) -> 
         outcome,
         why,
     };
-    let planned = apply::plan(&Here, &entry);
+    let planned = apply::plan_undo(&LocalMachine, &entry);
     if let Ok((Outcome::Would, current)) = &planned {
-        say(args, &format!("{}: {target}: {current} -> {}", entry.finding, entry.before))?;
-        if let Some(why) = guard.refuses(target) {
-            say(args, &format!("  refused: {why}"))?;
+        print_line(args, &format!("{}: {target}: {current} -> {}", entry.finding, entry.before))?;
+        if let Some(why) = guard.refusal(target) {
+            print_line(args, &format!("  refused: {why}"))?;
             return Ok(row(current, Outcome::Refused, Some(why)));
         }
     }
-    let done = if args.dry_run { planned } else { apply::undo(&Here, journal, at) };
+    let done = if args.dry_run { planned } else { apply::undo(&LocalMachine, journal, at) };
     let (outcome, current) = match done {
         Ok(done) => done,
         Err(err) => {
-            say(args, &format!("{}: {target}: failed: {err:#}", entry.finding))?;
+            print_line(args, &format!("{}: {target}: failed: {err:#}", entry.finding))?;
             return Ok(row("", Outcome::Failed, Some(format!("{err:#}"))));
         }
     };
@@ -253,7 +254,7 @@ fn retreat(args: &TuneArgs, journal: &mut Journal, guard: &Guard, at: usize) -> 
         _ => None,
     };
     if let Some(why) = &why {
-        say(args, &format!("{}: {target}: {why}", entry.finding))?;
+        print_line(args, &format!("{}: {target}: {why}", entry.finding))?;
     }
     Ok(row(&current, outcome, why))
 }

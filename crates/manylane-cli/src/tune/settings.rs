@@ -13,18 +13,18 @@ pub(super) trait Settings {
     fn read(&self, target: &Target) -> Result<String>;
     fn write(&self, target: &Target, value: &str) -> Result<()>;
     /// Number of a device, if there is one of this name.
-    fn device(&self, name: &str) -> Option<u32>;
+    fn device_index(&self, name: &str) -> Option<u32>;
     /// Something that is another after each start of the machine.
-    fn boot(&self) -> String;
+    fn boot_id(&self) -> String;
     /// Inode of the network namespace.
     fn namespace(&self) -> Option<u64>;
 }
 
 /// This machine.
 #[derive(Debug)]
-pub(super) struct Here;
+pub(super) struct LocalMachine;
 
-impl Settings for Here {
+impl Settings for LocalMachine {
     fn read(&self, target: &Target) -> Result<String> {
         target.read()
     }
@@ -33,11 +33,11 @@ impl Settings for Here {
         target.write(value)
     }
 
-    fn device(&self, name: &str) -> Option<u32> {
+    fn device_index(&self, name: &str) -> Option<u32> {
         netns::device_index(name).ok()
     }
 
-    fn boot(&self) -> String {
+    fn boot_id(&self) -> String {
         let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         id.trim().to_owned()
     }

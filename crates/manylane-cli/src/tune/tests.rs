@@ -48,11 +48,11 @@ impl Settings for Fake {
         Ok(())
     }
 
-    fn device(&self, _: &str) -> Option<u32> {
+    fn device_index(&self, _: &str) -> Option<u32> {
         self.device
     }
 
-    fn boot(&self) -> String {
+    fn boot_id(&self) -> String {
         self.boot.into()
     }
 
@@ -155,7 +155,7 @@ fn what_others_could_have_put_there_is_no_journal() {
     for (what, wrong, right) in modes {
         fs::set_permissions(what, Permissions::from_mode(wrong)).unwrap();
         refused("others may write to");
-        assert!(what != &path || Journal::look(&path).is_err());
+        assert!(what != &path || Journal::open_read_only(&path).is_err());
         fs::set_permissions(what, Permissions::from_mode(right)).unwrap();
     }
     open().unwrap();
@@ -330,7 +330,7 @@ fn one_works_at_a_time_and_strange_files_stay() {
     let first = place.open();
     let path = place.0.join("deep").join("tune.json");
     assert!(Journal::open(&path).unwrap_err().to_string().contains("another manylane tune"));
-    assert!(Journal::look(&path).unwrap().entries.is_empty());
+    assert!(Journal::open_read_only(&path).unwrap().entries.is_empty());
     drop(first);
     for text in ["{", "{\"schema\":\"manylane.tune-journal.v9\",\"entries\":[]}"] {
         std::fs::write(&path, text).unwrap();

@@ -28,7 +28,7 @@ const SERVERS: [(&str, &str, &str); 15] = [
     ("c-epoll", "cc", "gcc"),
 ];
 const RATE: u64 = 300;
-const FIGURES: [&str; 15] = [
+const METRICS: [&str; 15] = [
     "offered_pps",
     "delivered_pps",
     "loss",
@@ -70,7 +70,7 @@ fn measure(place: &Place, servers: &[&str]) -> Value {
 }
 
 /// Measures those servers of the list that are there.
-fn all_is_answered(test: &str, are_meant: fn(&str) -> bool) {
+fn check_all_answered(test: &str, are_meant: fn(&str) -> bool) {
     if !has(test, "python3", "python3") {
         return;
     }
@@ -89,12 +89,12 @@ fn all_is_answered(test: &str, are_meant: fn(&str) -> bool) {
         servers.iter().flat_map(|name| [format!("{name} alone"), format!("{name} run --engine mmsg")]);
     assert_eq!(names, expected.collect::<Vec<_>>());
     for row in rows {
-        is_complete(row);
+        check_row(row);
     }
 }
 
-fn is_complete(row: &Value) {
-    for figure in FIGURES {
+fn check_row(row: &Value) {
+    for figure in METRICS {
         assert!(row.get(figure).is_some(), "{figure} is missing: {row}");
     }
     let asked = RATE / 10 * 2;
@@ -112,24 +112,24 @@ fn is_complete(row: &Value) {
 #[test]
 fn loopback_bench_of_servers_with_threads_or_children() {
     let are_meant = |name: &str| ["memcached", "rsyslog", "kamailio"].contains(&name);
-    all_is_answered("loopback_bench_of_servers_with_threads_or_children", are_meant);
+    check_all_answered("loopback_bench_of_servers_with_threads_or_children", are_meant);
 }
 
 #[test]
 fn loopback_bench_of_name_servers() {
     let are_meant = |name: &str| ["nsd", "knot", "unbound"].iter().any(|server| name.starts_with(server));
-    all_is_answered("loopback_bench_of_name_servers", are_meant);
+    check_all_answered("loopback_bench_of_name_servers", are_meant);
 }
 
 #[test]
 fn loopback_bench_of_scripts() {
     let are_meant = |name: &str| name.starts_with("python") || name == "node";
-    all_is_answered("loopback_bench_of_scripts", are_meant);
+    check_all_answered("loopback_bench_of_scripts", are_meant);
 }
 
 #[test]
 fn loopback_bench_of_servers_in_c() {
-    all_is_answered("loopback_bench_of_servers_in_c", |name| name.starts_with("c-"));
+    check_all_answered("loopback_bench_of_servers_in_c", |name| name.starts_with("c-"));
 }
 
 #[test]

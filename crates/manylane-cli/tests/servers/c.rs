@@ -13,7 +13,7 @@ pub(crate) fn build(place: &Place) -> PathBuf {
     let (code, program) = (place.file("server.c", SOURCE), place.folder().join("server"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(code);
-    crate::says(cc);
+    crate::run_ok(cc);
     program
 }
 
@@ -28,12 +28,12 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
     expected.sort();
     let mut found = None;
     for with in [None, Some(options)] {
-        let addr = place.free();
+        let addr = place.free_addr();
         let words = [program.to_str().unwrap(), &addr.port().to_string(), how, "4"].map(str::to_owned);
         let mut server = Server::start(&place, &words, with);
         assert_eq!(server.answer(&place, addr, b"first"), b"first!");
         let mut asked = 1;
-        server.until_lanes(wanted, |_| asked += Load::BRIEF.ask(&place, addr, request).len() as u64);
+        server.wait_lanes(wanted, |_| asked += Load::BRIEF.ask(&place, addr, request).len() as u64);
         assert!(load.ask(&place, addr, request) == expected, "answers differ");
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
@@ -46,34 +46,34 @@ fn compare(how: &str, wanted: usize, options: &[&str]) -> (Report, usize) {
     found.unwrap()
 }
 
-fn every_receiver_has_a_lane(how: &str) {
+fn check_all_lanes(how: &str) {
     let (report, lanes) = compare(how, 4, &[]);
     assert_eq!(lanes, 4, "{report:?}");
 }
 
 #[test]
 fn loopback_c_threads_that_block() {
-    every_receiver_has_a_lane("block");
+    check_all_lanes("block");
 }
 
 #[test]
 fn loopback_c_threads_that_poll() {
-    every_receiver_has_a_lane("poll");
+    check_all_lanes("poll");
 }
 
 #[test]
 fn loopback_c_threads_that_select() {
-    every_receiver_has_a_lane("select");
+    check_all_lanes("select");
 }
 
 #[test]
 fn loopback_c_threads_with_an_epoll_instance_each() {
-    every_receiver_has_a_lane("epoll");
+    check_all_lanes("epoll");
 }
 
 #[test]
 fn loopback_c_children_that_block() {
-    every_receiver_has_a_lane("fork");
+    check_all_lanes("fork");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn loopback_c_fewer_lanes_than_threads() {
 fn loopback_c_ports_that_are_not_taken() {
     let place = Place::new("c-ports");
     let program = build(&place);
-    let addr = place.free();
+    let addr = place.free_addr();
     let words = [program.to_str().unwrap(), &addr.port().to_string(), "block", "2"].map(str::to_owned);
     let other = if addr.port() == 9 { "10" } else { "9" };
     let mut server = Server::start(&place, &words, Some(&["--ports", other]));

@@ -8,7 +8,7 @@ use manylane_testbed::{Layout, Testbed, skip};
 use crate::load::Load;
 use crate::place::Place;
 use crate::server::{Report, Server};
-use crate::{find, says, words};
+use crate::{find, run_ok, words};
 
 const NAMES: usize = 100;
 
@@ -48,12 +48,12 @@ fn serve(
     lanes: usize,
     with: Option<&[&str]>,
 ) -> (Vec<Vec<u8>>, Option<Report>, SocketAddr) {
-    let addr = place.free();
+    let addr = place.free_addr();
     let mut server = Server::start(place, &prepare(place, addr), with);
     let first = server.answer(place, addr, &question(0));
     assert!(first.ends_with(&[192, 0, 2, 0]) || first.len() > 60, "{first:?}");
     let mut asked = 1;
-    server.until_lanes(lanes, |_| asked += Load::BRIEF.ask(place, addr, question).len() as u64);
+    server.wait_lanes(lanes, |_| asked += Load::BRIEF.ask(place, addr, question).len() as u64);
     let load = Load::USUAL;
     let answers = load.ask(place, addr, question);
     asked += load.count();
@@ -85,7 +85,7 @@ fn dnsperf(place: &Place, addr: SocketAddr) -> u64 {
         "-c",
         "16",
     ]);
-    let said = says({
+    let said = run_ok({
         dnsperf.args(["-n", &LOOPS.to_string(), "-t", "20"]);
         dnsperf
     });
@@ -203,7 +203,7 @@ fn netns_nsd_and_kxdpgun() {
     server.answer(&asker, addr, &question(0));
     let mut kxdpgun = asker.command(find("kxdpgun").unwrap());
     kxdpgun.args(["-t", "2", "-Q", "2000", "-i", &questions, "-I", testbed.host(0).device(0)]);
-    let said = says({
+    let said = run_ok({
         kxdpgun.arg(addr.ip().to_string());
         kxdpgun
     });

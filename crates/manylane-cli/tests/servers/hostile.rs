@@ -4,24 +4,24 @@
 use std::fs;
 use std::process::Command;
 
-use crate::says;
+use crate::run_ok;
 use crate::server::Server;
 use crate::xdp::{OPTIONS, Scene};
 
 /// Runs `what` under a launcher, and behind it, or beside it, a server that is served as if it
 /// were alone: what `hostile.c` says.
-fn after(test: &str, what: &str, beside: bool) -> Option<String> {
+fn run_hostile(test: &str, what: &str, beside: bool) -> Option<String> {
     let scene = Scene::with_queues(test, 2)?;
     let (code, program) =
         (scene.place.file("hostile.c", include_str!("hostile.c")), scene.place.path("hostile"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o", &program, &code]);
-    says(cc);
+    run_ok(cc);
     let (said, server, ip) = (scene.place.path("said"), scene.server("block", 1).join(" "), scene.addr.ip());
     let next = if beside { "&" } else { ";" };
     let script = format!(
         "env -u LD_PRELOAD {program} {what} {ip} {} >{said} 2>&1 {next} exec {server}",
-        scene.peers()
+        scene.client_namespace()
     );
     let script = ["/bin/sh", "-c", &script].map(str::to_owned);
     let mut server = Server::start(&scene.place, &script, Some(OPTIONS));
@@ -36,7 +36,7 @@ fn after(test: &str, what: &str, beside: bool) -> Option<String> {
 }
 
 fn expect(test: &str, what: &str, lines: &[&str]) {
-    if let Some(said) = after(test, what, false) {
+    if let Some(said) = run_hostile(test, what, false) {
         assert_eq!(said.lines().collect::<Vec<_>>(), lines);
     }
 }
@@ -134,5 +134,5 @@ fn netns_xdp_hostile_more_than_one_user_beside_root() {
 
 #[test]
 fn netns_xdp_hostile_calls_without_an_end() {
-    _ = after("netns_xdp_hostile_calls_without_an_end", "flood", true);
+    _ = run_hostile("netns_xdp_hostile_calls_without_an_end", "flood", true);
 }

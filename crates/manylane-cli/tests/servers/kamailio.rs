@@ -18,7 +18,7 @@ fn options(n: usize) -> Vec<u8> {
 }
 
 /// An answer without what is different each time by itself: our port, and the mark of the server's start.
-fn plain(answer: &[u8]) -> String {
+fn normalize(answer: &[u8]) -> String {
     let text = String::from_utf8(answer.to_vec()).unwrap();
     let lines = text.lines().map(|line| {
         let cut = if line.starts_with("Via:") { ";rport=" } else { "\0" };
@@ -29,7 +29,7 @@ fn plain(answer: &[u8]) -> String {
 }
 
 fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, std::net::SocketAddr) {
-    let addr = place.free();
+    let addr = place.free_addr();
     let (port, ip) = (addr.port().to_string(), addr.ip().to_string());
     let named = [("THREADS", "4"), ("ADDRESS", ip.as_str()), ("PORT", port.as_str())];
     let configuration = place.filled("kamailio.cfg", CONFIGURATION, &named);
@@ -39,10 +39,10 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<String>, Option<Report>, 
     let mut server = Server::start(place, &words("kamailio", &arguments), with);
     server.answer(place, addr, &options(999_999));
     let mut asked = 1;
-    server.until_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| options(n + 500_000)).len() as u64);
+    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| options(n + 500_000)).len() as u64);
     let load = Load { flows: 32, each: 100 };
     let mut answers: Vec<String> =
-        load.ask(place, addr, options).iter().map(|answer| plain(answer)).collect();
+        load.ask(place, addr, options).iter().map(|answer| normalize(answer)).collect();
     answers.sort();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::place::Place;
-use crate::server::{PATIENCE, uninterrupted};
+use crate::server::{TEST_TIMEOUT, retry_interrupted};
 
 /// Requests of a flow that wait for an answer at a time. All of them together fit every receive buffer.
 const WINDOW: usize = 3;
@@ -45,7 +45,7 @@ impl Load {
             let flows = sockets.iter().enumerate().map(|(flow, socket)| {
                 let request = &request;
                 scope.spawn(move || {
-                    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                    socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
                     let mut answers = Vec::new();
                     let mut buffer = [0; 4096];
                     for at in 0..self.each + WINDOW {
@@ -53,7 +53,7 @@ impl Load {
                             socket.send_to(&request(flow * self.each + at), addr).unwrap();
                         }
                         if at >= WINDOW {
-                            let received = uninterrupted(|| socket.recv_from(&mut buffer));
+                            let received = retry_interrupted(|| socket.recv_from(&mut buffer));
                             let (len, peer) = received.unwrap_or_else(|err| {
                                 panic!(
                                     "flow {flow} waits for answer {} of {}: {err}",

@@ -48,7 +48,7 @@ fn words(program: &str, arguments: &[&str]) -> Vec<String> {
 }
 
 /// What a command says when it has succeeded.
-fn says(mut command: Command) -> String {
+fn run_ok(mut command: Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));

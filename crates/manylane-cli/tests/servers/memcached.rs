@@ -14,7 +14,7 @@ fn frame(id: usize, text: &str) -> Vec<u8> {
 }
 
 fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<(Report, usize)>) {
-    let addr = place.free();
+    let addr = place.free_addr();
     let port = addr.port().to_string();
     let options = ["-U", &port, "-p", &port, "-l", "127.0.0.1", "-t", "4", "-u", "root", "-m", "64"];
     let mut server = Server::start(place, &words("memcached", &options), with);
@@ -24,7 +24,7 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (Vec<Vec<u8>>, Option<(Report,
         assert_eq!(server.answer(place, addr, &set), frame(key, "STORED\r\n"));
     }
     let mut asked = KEYS;
-    server.until_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
+    server.wait_lanes(4, |_| asked += Load::BRIEF.ask(place, addr, |n| frame(n, "version\r\n")).len());
     let load = Load::USUAL;
     let answers = load.ask(place, addr, |n| match n % 10 {
         0 => frame(n, "version\r\n"),

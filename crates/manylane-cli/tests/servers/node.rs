@@ -3,7 +3,7 @@
 
 use std::process::ExitStatus;
 
-use crate::script::{self, Ran};
+use crate::script::{self, ScriptRun};
 
 const ONE: &str = include_str!("programs/dgram_server.js");
 
@@ -15,7 +15,7 @@ if (cluster.isPrimary) {
 } else {
 "#;
 
-fn compare(test: &str, program: &str) -> Ran {
+fn compare(test: &str, program: &str) -> ScriptRun {
     let ran = script::compare(test, "node", program);
     assert!(ran.ended.iter().all(ExitStatus::success), "{:?}", ran.ended);
     ran

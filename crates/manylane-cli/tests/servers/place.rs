@@ -33,7 +33,7 @@ impl Place {
         if place.namespace.is_some() {
             let mut ip = place.command("ip");
             ip.args(["link", "set", "lo", "up"]);
-            crate::says(ip);
+            crate::run_ok(ip);
         }
         place
     }
@@ -67,7 +67,7 @@ impl Place {
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         if let Some(namespace) = &self.namespace {
-            namespace.contain(&mut command).unwrap();
+            namespace.enter_in_child(&mut command).unwrap();
         }
         command
     }
@@ -93,7 +93,7 @@ impl Place {
     }
 
     /// An address that is free, for UDP and probably for TCP.
-    pub(crate) fn free(&self) -> SocketAddr {
+    pub(crate) fn free_addr(&self) -> SocketAddr {
         self.socket().local_addr().unwrap()
     }
 }

@@ -1,7 +1,7 @@
 //! Servers in Python: one thread receives, others or none answer. There is one receiver: nothing to be gained, nothing
 //! to be lost.
 
-use crate::script::{self, Ran};
+use crate::script::{self, ScriptRun};
 
 const THREADING: &str = include_str!("programs/threading_server.py");
 const ASYNCIO: &str = include_str!("programs/asyncio_server.py");
@@ -27,7 +27,7 @@ for pid in children:
 "#;
 
 fn compare(test: &str, program: &str) {
-    let Ran { addr, report, answered, .. } = script::compare(test, "python3", program);
+    let ScriptRun { addr, report, answered, .. } = script::compare(test, "python3", program);
     assert_eq!(report.received(addr), answered, "{report:?}");
     // More receivers than one have lanes.
     let lanes = report.lanes(addr);

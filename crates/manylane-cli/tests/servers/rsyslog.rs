@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::place::Place;
-use crate::server::{PATIENCE, Report, Server};
+use crate::server::{Report, Server, TEST_TIMEOUT};
 use crate::words;
 
 const CONFIGURATION: &str = include_str!("programs/rsyslog.conf");
@@ -20,16 +20,16 @@ fn lines(path: &str) -> usize {
 }
 
 fn wait_for_lines(server: &mut Server, path: &str, count: usize) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while lines(path) < count {
-        server.must_run();
+        server.assert_running();
         assert!(Instant::now() < deadline, "{} of {count} messages: {}", lines(path), server.log());
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, SocketAddr) {
-    let addr = place.free();
+    let addr = place.free_addr();
     let out = place.path(if with.is_some() { "with.out" } else { "without.out" });
     let port = addr.port().to_string();
     let named = [("THREADS", "4"), ("ADDRESS", "127.0.0.1"), ("PORT", &port), ("OUT", &out)];
@@ -40,20 +40,20 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, Socke
     // The first message gets through when somebody listens; sent to nobody, it is not there.
     let first = place.socket();
     first.connect(addr).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while first.send(b"<13>Jan  1 00:00:00 host tag: first").is_err() || lines(&out) == 0 {
-        server.must_run();
+        server.assert_running();
         assert!(Instant::now() < deadline, "nobody listens: {}", server.log());
         thread::sleep(Duration::from_millis(20));
     }
     let sockets: Vec<_> = (0..FLOWS).map(|_| place.socket()).collect();
-    server.until_lanes(4, |server| {
-        let base = settled(&out);
+    server.wait_lanes(4, |server| {
+        let base = wait_stable(&out);
         let first = b"<13>Jan  1 00:00:00 host tag: first";
         sockets.iter().for_each(|socket| assert!(socket.send_to(first, addr).is_ok()));
         wait_for_lines(server, &out, base + FLOWS);
     });
-    let base = settled(&out);
+    let base = wait_stable(&out);
     for at in 0..EACH {
         for (flow, socket) in sockets.iter().enumerate() {
             let text = format!("<13>Jan  1 00:00:00 host tag: flow {flow} message {at}");
@@ -68,7 +68,7 @@ fn serve(place: &Place, with: Option<&[&str]>) -> (String, Option<Report>, Socke
 }
 
 /// Lines of the file when no more come.
-fn settled(path: &str) -> usize {
+fn wait_stable(path: &str) -> usize {
     let (mut count, mut since) = (lines(path), Instant::now());
     while since.elapsed() < Duration::from_millis(100) {
         let now = lines(path);

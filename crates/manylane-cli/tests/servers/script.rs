@@ -9,7 +9,7 @@ use crate::server::{Report, Server};
 use crate::words;
 
 /// How a script has run.
-pub(crate) struct Ran {
+pub(crate) struct ScriptRun {
     /// Where it was under `manylane run`.
     pub(crate) addr: SocketAddr,
     /// Alone, and under `manylane run`.
@@ -21,7 +21,7 @@ pub(crate) struct Ran {
 
 /// Runs `script` by `interpreter`, alone and under `manylane run`, and compares the answers. It gets the port as its
 /// argument.
-pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> Ran {
+pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> ScriptRun {
     let place = Place::new(test);
     let file = place.file("server", script);
     let load = Load { flows: 32, each: 60 };
@@ -31,18 +31,18 @@ pub(crate) fn compare(test: &str, interpreter: &str, script: &str) -> Ran {
     expected.sort();
     let (mut ran, mut ended, mut answered) = (None, Vec::new(), 0);
     for with in [None, Some(&[][..])] {
-        let addr = place.free();
+        let addr = place.free_addr();
         let arguments = [file.as_str(), &addr.port().to_string()];
         let mut server = Server::start(&place, &words(interpreter, &arguments), with);
         assert_eq!(server.answer(&place, addr, &request(7)), answer(7));
         answered = 1;
         let lanes = if test.ends_with("forking") { 4 } else { 0 };
-        server.until_lanes(lanes, |_| answered += Load::BRIEF.ask(&place, addr, request).len() as u64);
+        server.wait_lanes(lanes, |_| answered += Load::BRIEF.ask(&place, addr, request).len() as u64);
         assert!(load.ask(&place, addr, request) == expected, "answers differ");
         let (status, report) = server.end();
         ended.push(status);
         ran = report.map(|report| (addr, report));
     }
     let (addr, report) = ran.unwrap();
-    Ran { addr, ended, report, answered: load.count() + answered }
+    ScriptRun { addr, ended, report, answered: load.count() + answered }
 }

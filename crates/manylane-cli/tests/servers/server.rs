@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::place::Place;
 
 /// How long anything may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server. It and all in its process group are killed when this is dropped.
 pub(crate) struct Server {
@@ -28,7 +28,7 @@ pub(crate) struct Server {
 }
 
 /// What `receive` brings. A receive with a timeout comes back in vain when its process is stopped or frozen for a moment.
-pub(crate) fn uninterrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn retry_interrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match receive() {
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
@@ -39,7 +39,7 @@ pub(crate) fn uninterrupted<T>(mut receive: impl FnMut() -> io::Result<T>) -> io
 
 /// Waits until `is` holds.
 pub(crate) fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !is() {
         assert!(Instant::now() < deadline, "waited in vain: {what}");
         thread::sleep(Duration::from_millis(2));
@@ -47,7 +47,7 @@ pub(crate) fn wait_for(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 /// The report's file of a server, whose launcher has the number `launcher`.
-pub(crate) fn counts_of(launcher: u32) -> ReportFile {
+pub(crate) fn report_file(launcher: u32) -> ReportFile {
     let mut found = None;
     wait_for("the report of a server", || {
         let child = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
@@ -82,7 +82,7 @@ impl Server {
         let out = File::create(&log).unwrap();
         command.args(&words[1..]).current_dir(place.folder()).process_group(0);
         command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
-        process::die_with_us(&mut command);
+        process::kill_on_parent_exit(&mut command);
         let child = command.spawn().unwrap();
         Self { child, report: with.map(|_| report), log }
     }
@@ -94,11 +94,11 @@ impl Server {
 
     /// Repeats `ask` until that many receivers have lanes: the kernel may wake a thread late, and
     /// seldom. Not once without lanes.
-    pub(crate) fn until_lanes(&mut self, lanes: usize, mut ask: impl FnMut(&mut Self)) {
+    pub(crate) fn wait_lanes(&mut self, lanes: usize, mut ask: impl FnMut(&mut Self)) {
         if self.report.is_none() || lanes == 0 {
             return;
         }
-        let file = counts_of(self.pid());
+        let file = report_file(self.pid());
         wait_for("lanes of all receivers", || {
             ask(self);
             let receivers = file.report().receivers.iter();
@@ -123,25 +123,25 @@ impl Server {
         let socket = place.socket_at(if addr.ip().is_loopback() { "127.0.0.1:0" } else { "0.0.0.0:0" });
         // So that we learn that nobody is there yet.
         socket.connect(addr).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         self.first(&socket, request)
     }
 
     fn first(&mut self, socket: &UdpSocket, request: &[u8]) -> Vec<u8> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut buffer = [0; 4096];
         // Between hosts the kernel says so six times at once, and then once in a second (net.ipv4.icmp_ratelimit): a request that
         // comes in between is lost without a word.
         let is_far = socket.peer_addr().is_ok_and(|peer| !peer.ip().is_loopback());
         let mut tries = 0;
         loop {
-            let asked = socket.send(request).and_then(|_| uninterrupted(|| socket.recv(&mut buffer)));
+            let asked = socket.send(request).and_then(|_| retry_interrupted(|| socket.recv(&mut buffer)));
             match asked {
                 Ok(len) => return buffer[..len].to_vec(),
                 Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(err) => panic!("no answer: {err}: {}", self.log()),
             }
-            self.must_run();
+            self.assert_running();
             assert!(Instant::now() < deadline, "nobody listens: {}", self.log());
             thread::sleep(Duration::from_millis(if is_far && tries >= 4 { 1200 } else { 5 }));
             tries += 1;
@@ -149,14 +149,14 @@ impl Server {
     }
 
     /// Fails if it has ended.
-    pub(crate) fn must_run(&mut self) {
+    pub(crate) fn assert_running(&mut self) {
         let ended = self.child.try_wait().unwrap();
         assert_eq!(ended, None, "the server has ended: {}", self.log());
     }
 
     /// Ends it: what became of it, and the report if it had lanes.
     pub(crate) fn end(mut self) -> (ExitStatus, Option<Report>) {
-        process::send(self.child.id() as i32, 15).unwrap();
+        process::send_signal(self.child.id() as i32, 15).unwrap();
         let mut status = None;
         wait_for("the end of the server", || {
             status = self.child.try_wait().unwrap();
@@ -173,7 +173,7 @@ impl Drop for Server {
             eprintln!("{}", self.log());
         }
         // Also the children of one that was killed.
-        let _ = process::send(-(self.child.id() as i32), 9);
+        let _ = process::send_signal(-(self.child.id() as i32), 9);
         let _ = self.child.wait();
     }
 }

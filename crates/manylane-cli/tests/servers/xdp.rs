@@ -13,8 +13,8 @@ use manylane_testbed::{Layout, Testbed, skip};
 
 use crate::load::Load;
 use crate::place::Place;
-use crate::server::{Report, Server, counts_of, wait_for};
-use crate::{c, says, words};
+use crate::server::{Report, Server, report_file, wait_for};
+use crate::{c, run_ok, words};
 
 /// A veth device is used if it is named.
 pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp", "--interfaces", "link0"];
@@ -29,7 +29,7 @@ const RECEIVERS: u64 = 2;
 /// Two hosts: who asks, and who serves.
 pub(crate) struct Scene {
     // Dropped in this order.
-    pub(crate) asker: Place,
+    pub(crate) client: Place,
     pub(crate) place: Place,
     pub(crate) addr: SocketAddr,
     testbed: Testbed,
@@ -48,11 +48,11 @@ impl Scene {
         let asker = Place::at(&format!("{test}-asker"), testbed.host(0));
         let place = Place::at(test, testbed.host(1));
         let addr = SocketAddr::from((testbed.host(1).ip4(0), 7000));
-        Some(Self { asker, place, addr, testbed })
+        Some(Self { client: asker, place, addr, testbed })
     }
 
     /// The network namespace of who asks, for another process.
-    pub(crate) fn peers(&self) -> String {
+    pub(crate) fn client_namespace(&self) -> String {
         self.testbed.host(0).namespace().path()
     }
 
@@ -66,7 +66,7 @@ impl Scene {
     /// Waits until the server is bound. A request that is on its way while the XDP program comes to the device may be lost, as
     /// at any server that starts.
     fn wait_for_server(server: &Server) {
-        let report = counts_of(server.pid());
+        let report = report_file(server.pid());
         wait_for("a socket that is bound", || report.report().header.sockets.load(Relaxed) > 0);
     }
 
@@ -74,24 +74,24 @@ impl Scene {
     pub(crate) fn warm_up(&self, server: &mut Server) {
         Self::wait_for_server(server);
         for _ in 0..WARM_UP {
-            assert_eq!(server.answer(&self.asker, self.addr, b"first"), b"first!");
+            assert_eq!(server.answer(&self.client, self.addr, b"first"), b"first!");
         }
     }
 
     /// Asks until answers leave as frames, which takes as long as the launcher takes to learn the way: how many it were.
     pub(crate) fn ask_until_frames_leave(&self, server: &mut Server) -> u64 {
-        let report = counts_of(server.pid());
+        let report = report_file(server.pid());
         let mut asked = 0;
         wait_for("an answer that leaves as a frame", || {
             asked += 1;
-            assert_eq!(server.answer(&self.asker, self.addr, b"frames"), b"frames!");
+            assert_eq!(server.answer(&self.client, self.addr, b"frames"), b"frames!");
             frames(&report).1 > 0
         });
         asked
     }
 
     pub(crate) fn ask(&self) {
-        let answers = LOAD.ask(&self.asker, self.addr, |n| format!("request {n}").into_bytes());
+        let answers = LOAD.ask(&self.client, self.addr, |n| format!("request {n}").into_bytes());
         let mut expected: Vec<_> = (0..LOAD.count()).map(|n| format!("request {n}!").into_bytes()).collect();
         expected.sort();
         assert!(answers == expected, "answers differ");
@@ -106,7 +106,7 @@ fn frames(file: &ReportFile) -> (u64, u64) {
         .fold((0, 0), |sum, at| (sum.0 + at.rx_frames.load(Relaxed), sum.1 + at.tx_frames.load(Relaxed)))
 }
 
-/// What a report has to say of a server that was asked so much, of which `by_kernel` datagrams could not be frames.
+/// What a report has to say of a server that was asked so much, of which `left` datagrams could not be frames.
 fn check(report: &Report, asked: u64, by_kernel: u64) {
     assert_eq!(report.sum("received"), asked, "{report:?}");
     // The last answer of a receiver may be here before it is counted there, and the server ends then.
@@ -181,9 +181,9 @@ fn netns_xdp_what_the_companion_gets() {
     let more = scene.ask_until_frames_leave(&mut server);
     let long = [vec![b'x'; 1800], b"!".to_vec()].concat();
     for _ in 0..EACH {
-        assert_eq!(server.answer(&scene.asker, scene.addr, &long[..1800]), long);
+        assert_eq!(server.answer(&scene.client, scene.addr, &long[..1800]), long);
         assert_eq!(server.answer(&scene.place, scene.addr, b"from here"), b"from here!");
-        assert_eq!(server.answer(&scene.asker, scene.addr, b"a frame"), b"a frame!");
+        assert_eq!(server.answer(&scene.client, scene.addr, b"a frame"), b"a frame!");
     }
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
@@ -198,7 +198,7 @@ fn netns_xdp_a_launcher_that_is_killed() {
     let mut server = Server::start(&scene.place, &scene.server("fork", 2), Some(OPTIONS));
     scene.warm_up(&mut server);
     scene.ask_until_frames_leave(&mut server);
-    process::send(server.pid() as i32, 9).unwrap();
+    process::send_signal(server.pid() as i32, 9).unwrap();
     server.wait();
     scene.ask();
 }
@@ -216,10 +216,10 @@ fn netns_xdp_a_server_that_is_killed_and_comes_back() {
     scene.warm_up(&mut server);
     scene.ask_until_frames_leave(&mut server);
     let first: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
-    process::send(first, 9).unwrap();
-    wait_for("the end of the first server", || process::send(first, 0).is_err());
+    process::send_signal(first, 9).unwrap();
+    wait_for("the end of the first server", || process::send_signal(first, 0).is_err());
     // What comes while nobody is there is lost, as ever.
-    let asker = scene.asker.socket_at("0.0.0.0:0");
+    let asker = scene.client.socket_at("0.0.0.0:0");
     asker.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut buffer = [0; 64];
     wait_for("the second server", || {
@@ -227,11 +227,11 @@ fn netns_xdp_a_server_that_is_killed_and_comes_back() {
         asker.recv_from(&mut buffer).is_ok()
     });
     drop(asker);
-    let report = counts_of(server.pid());
+    let report = report_file(server.pid());
     let before = frames(&report).0;
     scene.ask();
     wait_for("frames to the second server", || {
-        assert_eq!(server.answer(&scene.asker, scene.addr, b"again"), b"again!");
+        assert_eq!(server.answer(&scene.client, scene.addr, b"again"), b"again!");
         frames(&report).0 > before
     });
     let (status, report) = server.end();
@@ -264,9 +264,9 @@ fn netns_xdp_memcached() {
         }
         for _ in 0..WARM_UP {
             let set = frame(1, "set key 7 0 5\r\nvalue\r\n");
-            assert_eq!(server.answer(&scene.asker, scene.addr, &set), frame(1, "STORED\r\n"));
+            assert_eq!(server.answer(&scene.client, scene.addr, &set), frame(1, "STORED\r\n"));
         }
-        all.push(LOAD.ask(&scene.asker, scene.addr, request));
+        all.push(LOAD.ask(&scene.client, scene.addr, request));
         let (status, report) = server.end();
         assert!(status.success(), "{status}");
         if let Some(report) = report {
@@ -320,7 +320,7 @@ fn calls_with(
         ("lives.c", include_str!("lives.c")),
     ];
     let files = files.map(|(name, text)| place.file(name, text));
-    says({
+    run_ok({
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-Wall", "-Werror", "-pthread", "-o", &program]).args(files);
         cc
@@ -331,12 +331,12 @@ fn calls_with(
     let arguments = [&clients[..], &ip4, &ip6, what];
     let mut alone = place.command(&program);
     alone.args(arguments);
-    process::die_with_us(&mut alone);
+    process::kill_on_parent_exit(&mut alone);
     let mut with = place.command(env!("CARGO_BIN_EXE_manylane"));
     with.args(["run", "--json", &report]).args(OPTIONS).arg("--").arg(&program).args(arguments);
     with.envs(vars.iter().copied());
-    process::die_with_us(&mut with);
-    let (alone, with) = (says(alone), says(with));
+    process::kill_on_parent_exit(&mut with);
+    let (alone, with) = (run_ok(alone), run_ok(with));
     assert!(alone == with, "alone:\n{alone}\nwith queues:\n{with}");
     assert!(!alone.contains(": no\n"), "{alone}");
     let report = Report(serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap());

@@ -12,40 +12,40 @@ use crate::lock::lock;
 use crate::receive::is_managed;
 use crate::sock::{PLAIN, Sock};
 use crate::table::{self, Entry};
-use crate::{descriptors, hidden, hold, identity, lanes, me, real};
+use crate::{descriptors, hidden_fds, identity, lanes, prefetch, real, thread};
 
 pub(crate) fn epoll_create(size: c_int) -> c_int {
-    created(call::epoll_create(size))
+    register_instance(call::epoll_create(size))
 }
 
 pub(crate) fn epoll_create1(flags: c_int) -> c_int {
-    created(call::epoll_create1(flags))
+    register_instance(call::epoll_create1(flags))
 }
 
-fn created(fd: c_int) -> c_int {
-    if fd >= 0 && me::is_ours() {
-        descriptors::remember(fd, Epoll::take().map_or(Entry::None, Entry::Epoll));
+fn register_instance(fd: c_int) -> c_int {
+    if fd >= 0 && thread::is_own_process() {
+        descriptors::register(fd, Epoll::alloc().map_or(Entry::None, Entry::Epoll));
     }
     fd
 }
 
 pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let (epfd, fd) = (hidden::seen(epfd), hidden::seen(fd));
+    let (epfd, fd) = (hidden_fds::kernel_fd(epfd), hidden_fds::kernel_fd(fd));
     let entry = table::entry(fd);
     if entry == Entry::None {
         return call::epoll_ctl(epfd, op, fd, event);
     }
     if let (Entry::Epoll(_), EPOLL_CTL_ADD) = (entry, op) {
         if let Some(outer) = table::epoll(epfd) {
-            outer.outer.store(1, Ordering::Relaxed);
+            outer.has_nested.store(1, Ordering::Relaxed);
         }
-        nested::waited_for(fd);
+        nested::mark_nested(fd);
     }
-    let (Entry::Sock(index), true) = (entry, me::is_ours()) else {
+    let (Entry::Sock(index), true) = (entry, thread::is_own_process()) else {
         return call::epoll_ctl(epfd, op, fd, event);
     };
     let sock = Sock::at(index);
-    if !identity::look(sock, fd) {
+    if !identity::revalidate(sock, fd) {
         return call::epoll_ctl(epfd, op, fd, event);
     }
     let Some(epoll) = table::epoll(epfd) else {
@@ -66,19 +66,19 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
             && let Some(shared) = sock.shared()
         {
             // An edge is told while the kernel's queue has something: nothing may be taken ahead of it.
-            hold::one_by_one(shared, fd, Reason::OneEdges);
+            prefetch::disable(shared, fd, Reason::NoPrefetchEdges);
         }
         if epoll.nested.load(Ordering::Acquire) != 0 {
             lanes::fall_back(sock, fd, Reason::NestedEpoll);
         }
         // A lane has one descriptor: an instance cannot watch it twice, as it watches two descriptors of a socket.
-        if op == EPOLL_CTL_ADD && epoll.has_other(sock, fd) {
+        if op == EPOLL_CTL_ADD && epoll.has_other_fd(sock, fd) {
             lanes::fall_back(sock, fd, Reason::Events);
         }
     }
-    sock.watched.store(1, Ordering::Release);
-    nested::take_out(epoll, epfd);
-    let done = change((epoll, epfd), op, (sock, fd), (event, wanted));
+    sock.in_epoll.store(1, Ordering::Release);
+    nested::remove_placeholder(epoll, epfd);
+    let done = ctl_tracked((epoll, epfd), op, (sock, fd), (event, wanted));
     // Another thread may have begun to wait for the instance since it was looked at above.
     if epoll.nested.load(Ordering::SeqCst) != 0 {
         if op != EPOLL_CTL_DEL {
@@ -90,7 +90,7 @@ pub(crate) fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_eve
 }
 
 /// Makes the program's call, and keeps in mind what it changes.
-fn change(
+fn ctl_tracked(
     (epoll, epfd): (&Epoll, c_int),
     op: c_int,
     (sock, fd): (&'static Sock, c_int),
@@ -101,11 +101,11 @@ fn change(
         (EPOLL_CTL_ADD, None) => {
             let done = call::epoll_ctl(epfd, op, fd, event);
             if let (0, Some(wanted)) = (done, wanted)
-                && !add(epoll, MAX_ITEMS, sock, fd, wanted)
+                && !add_item(epoll, MAX_ITEMS, sock, fd, wanted)
             {
                 drop(guard);
                 lanes::fall_back(sock, fd, Reason::Full);
-                add_fallen(epoll, sock, fd, wanted);
+                add_after_fallback(epoll, sock, fd, wanted);
             }
             done
         }
@@ -113,11 +113,11 @@ fn change(
             let watched = sock.fd_of(item.lane.load(Ordering::Relaxed) as usize, fd);
             let done = call::epoll_ctl(epfd, op, watched, event);
             match (done, wanted) {
-                (0, _) if op == EPOLL_CTL_DEL => epoll.forget(item, &guard),
+                (0, _) if op == EPOLL_CTL_DEL => epoll.remove_item(item, &guard),
                 (0, Some((events, data))) => {
                     item.events.store(events, Ordering::Relaxed);
                     item.data.store(data, Ordering::Relaxed);
-                    item.told.store(0, Ordering::Relaxed);
+                    item.edge_reported.store(0, Ordering::Relaxed);
                 }
                 _ => {}
             }
@@ -134,7 +134,7 @@ fn change(
 
 /// The program has changed an entry of an instance, or taken one out, after the library stood aside:
 /// leftovers are told of as the entry now says.
-pub(crate) fn changed_plainly(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
+pub(crate) fn ctl_after_detach(epfd: c_int, op: c_int, fd: c_int, event: *const epoll_event) {
     let Some((epoll, sock)) = table::epoll(epfd).zip(table::sock(fd)) else { return };
     let Some(item) = epoll.item(sock, fd) else { return };
     // SAFETY: null, or the program's event, which the kernel has just read.
@@ -149,7 +149,7 @@ pub(crate) fn changed_plainly(epfd: c_int, op: c_int, fd: c_int, event: *const e
 
 /// A socket has become plain: what watches its lanes here watches the socket itself from now on, also while its thread
 /// sleeps. (Other processes' threads move their entries when they return from a slice.)
-pub(crate) fn fallen(sock: &Sock) {
+pub(crate) fn handle_fallback(sock: &Sock) {
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
         let moved = |item: &Item| item.lane.load(Ordering::Relaxed) != 0;
         if !epoll.items().any(|(item, at)| ptr::eq(at, sock) && moved(item)) {
@@ -157,20 +157,20 @@ pub(crate) fn fallen(sock: &Sock) {
         }
         let Some(epfd) = epoll.any_fd() else { continue };
         for (item, at) in epoll.items().filter(|(_, at)| ptr::eq(*at, sock)) {
-            move_to(epoll, item, at, epfd, 0);
+            move_to_lane(epoll, item, at, epfd, 0);
         }
     }
 }
 
 /// A socket for which there was no room has become plain. What its lanes still hold is told of as for any other.
 #[cold]
-fn add_fallen(epoll: &Epoll, sock: &Sock, fd: c_int, wanted: (u32, u64)) {
+fn add_after_fallback(epoll: &Epoll, sock: &Sock, fd: c_int, wanted: (u32, u64)) {
     if sock.shared().is_some_and(is_managed)
         && let Some(guard) = lock(&epoll.lock, true)
-        && !add(epoll, usize::MAX, sock, fd, wanted)
+        && !add_item(epoll, usize::MAX, sock, fd, wanted)
         && epoll.grow(&guard).is_some()
     {
-        add(epoll, usize::MAX, sock, fd, wanted);
+        add_item(epoll, usize::MAX, sock, fd, wanted);
     }
 }
 
@@ -184,7 +184,7 @@ fn is_free(item: &Item) -> bool {
 }
 
 /// Notes an entry among the first `top` items; false if none of them is free.
-fn add(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
+fn add_item(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (u32, u64)) -> bool {
     let Some((at, item)) = epoll.slots(top).enumerate().find(|(_, item)| is_free(item)) else { return false };
     if item.sock.load(Ordering::Relaxed) == 0 {
         epoll.count.fetch_add(1, Ordering::AcqRel);
@@ -194,15 +194,15 @@ fn add(epoll: &Epoll, top: usize, sock: &Sock, fd: c_int, (events, data): (u32, 
     item.lane.store(0, Ordering::Relaxed);
     item.events.store(events, Ordering::Relaxed);
     item.data.store(data, Ordering::Relaxed);
-    item.told.store(0, Ordering::Relaxed);
+    item.edge_reported.store(0, Ordering::Relaxed);
     item.sock.store(sock.index() + 1, Ordering::Release);
     epoll.top.fetch_max(at as u32 + 1, Ordering::AcqRel);
-    epoll.changes();
+    epoll.clear_fast_path();
     true
 }
 
 /// Watches another lane: level and edge both tell what is there already, so that nothing is missed.
-pub(super) fn move_to(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
+pub(super) fn move_to_lane(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane: usize) {
     let Some(_guard) = lock(&epoll.lock, true) else { return };
     let before = item.lane.load(Ordering::Relaxed) as usize;
     // Another thread that waits on the instance may have been here, or have taken the entry out.
@@ -211,7 +211,7 @@ pub(super) fn move_to(epoll: &Epoll, item: &Item, sock: &Sock, epfd: c_int, lane
     }
     // Another thread may close the instance's descriptor or the socket's, and their numbers come to mean something else: it has
     // to wait with that, or has done so before.
-    let Some(_numbers) = lock(&sock.numbers, true) else { return };
+    let Some(_numbers) = lock(&sock.fd_lock, true) else { return };
     if table::entry(epfd) != Entry::Epoll(epoll.index()) {
         return;
     }

@@ -24,31 +24,31 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fe
 
 use libc::{EPOLL_CTL_DEL, EPOLLET, EPOLLIN, EPOLLRDNORM, c_int};
 
-use crate::alone;
 use crate::calls::call;
 use crate::lock::{Guard, lock};
 use crate::memory::{self, Atomics};
 use crate::receive::is_managed;
+use crate::single_receiver;
 use crate::sock::{PLAIN, Shared, Sock};
 use crate::table::{self, Entry};
 
-pub(crate) use change::{changed_plainly, epoll_create, epoll_create1, epoll_ctl, fallen};
-pub(crate) use nested::{stand_aside, waited_for};
+pub(crate) use change::{ctl_after_detach, epoll_create, epoll_create1, epoll_ctl, handle_fallback};
+pub(crate) use nested::{detach, mark_nested};
 pub(crate) use wait::{epoll_pwait, epoll_pwait2, epoll_wait, has_leftovers};
 
 /// Epoll instances of a process that the library can know, and UDP sockets in each that may have lanes.
 const MAX_EPOLLS: usize = 1024;
 const MAX_ITEMS: usize = 32;
 /// Items of a block: it is mapped by pages.
-const MORE_ITEMS: usize = 100;
+const BLOCK_ITEMS: usize = 100;
 
 /// An instance is waited for as a descriptor.
 const NESTED: u32 = 1;
 /// It is, and all sockets in it are the kernel's: there are no leftovers.
-const SETTLED: u32 = 2;
+const NESTED_DRAINED: u32 = 2;
 
 /// The next wait looks at other lanes before it asks the kernel.
-const LOOK_FIRST: u32 = 1;
+const LANES_FIRST: u32 = 1;
 /// The last one did, and still left some out: now the kernel has its turn.
 const KERNEL_FIRST: u32 = 2;
 
@@ -65,7 +65,7 @@ struct Item {
     events: AtomicU32,
     data: AtomicU64,
     /// Its edge has told of leftovers.
-    told: AtomicU32,
+    edge_reported: AtomicU32,
 }
 
 /// An epoll instance.
@@ -78,41 +78,41 @@ pub(crate) struct Epoll {
     count: AtomicU32,
     /// Items behind these were never used.
     top: AtomicU32,
-    /// The descriptor by which its one receiver goes straight through, and one: `alone.rs`.
-    noted: AtomicI32,
-    /// It is waited for as a descriptor: 0, [`NESTED`], [`SETTLED`].
+    /// The descriptor by which its one receiver goes straight through, and one: `single_receiver.rs`.
+    fast_path_fd: AtomicI32,
+    /// It is waited for as a descriptor: 0, [`NESTED`], [`NESTED_DRAINED`].
     nested: AtomicU32,
     /// There is a stand-in for leftovers in it.
-    stand_in: AtomicU32,
+    placeholder: AtomicU32,
     /// Other instances are in it.
-    outer: AtomicU32,
+    has_nested: AtomicU32,
     /// Waits with queues, to give the kernel its turn.
-    looks: AtomicU32,
-    /// An answer had no room for what other lanes may have: 0, [`LOOK_FIRST`], [`KERNEL_FIRST`].
-    left_out: AtomicU32,
+    polls: AtomicU32,
+    /// An answer had no room for what other lanes may have: 0, [`LANES_FIRST`], [`KERNEL_FIRST`].
+    truncated: AtomicU32,
     /// Looks at other lanes, so that each begins with another entry.
-    turns: AtomicU32,
+    round_robin: AtomicU32,
     /// The thread that waits on it.
     waiter: AtomicU64,
     items: [Item; MAX_ITEMS],
     /// Items for sockets that become plain because all of those are taken, and have left something in lanes.
-    more: AtomicPtr<More>,
+    overflow: AtomicPtr<ItemBlock>,
 }
 
-fn block(at: &AtomicPtr<More>) -> Option<&'static More> {
+fn load_block(at: &AtomicPtr<ItemBlock>) -> Option<&'static ItemBlock> {
     // SAFETY: null, or a mapping that is never unmapped.
     unsafe { at.load(Ordering::Acquire).as_ref() }
 }
 
 /// A block of items, which stays with its instance's slot.
 #[repr(C)]
-struct More {
-    items: [Item; MORE_ITEMS],
-    next: AtomicPtr<More>,
+struct ItemBlock {
+    items: [Item; BLOCK_ITEMS],
+    next: AtomicPtr<ItemBlock>,
 }
 
 // SAFETY: atomics; zeroes are free items, and no further block.
-unsafe impl Atomics for More {}
+unsafe impl Atomics for ItemBlock {}
 
 // SAFETY: atomics; zeroes are a slot that is not in use.
 unsafe impl Atomics for Epoll {}
@@ -139,7 +139,7 @@ impl Epoll {
         &Self::all()[index as usize % MAX_EPOLLS]
     }
 
-    fn take() -> Option<u32> {
+    fn alloc() -> Option<u32> {
         let at = Self::all()
             .iter()
             .position(|at| at.used.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok())?;
@@ -148,12 +148,12 @@ impl Epoll {
         epoll.lock.store(0, Ordering::Relaxed);
         epoll.count.store(0, Ordering::Relaxed);
         epoll.top.store(0, Ordering::Relaxed);
-        epoll.noted.store(0, Ordering::Relaxed);
+        epoll.fast_path_fd.store(0, Ordering::Relaxed);
         epoll.nested.store(0, Ordering::Relaxed);
-        epoll.stand_in.store(0, Ordering::Relaxed);
-        epoll.outer.store(0, Ordering::Relaxed);
+        epoll.placeholder.store(0, Ordering::Relaxed);
+        epoll.has_nested.store(0, Ordering::Relaxed);
         epoll.waiter.store(0, Ordering::Relaxed);
-        epoll.left_out.store(0, Ordering::Relaxed);
+        epoll.truncated.store(0, Ordering::Relaxed);
         epoll.slots(usize::MAX).for_each(|item| item.sock.store(0, Ordering::Relaxed));
         Some(at as u32)
     }
@@ -169,18 +169,18 @@ impl Epoll {
     }
 
     /// While this is held, nobody moves entries of the instance, by whichever descriptor.
-    pub(crate) fn hold_still(&self) -> Option<Guard<'_>> {
+    pub(crate) fn lock_items(&self) -> Option<Guard<'_>> {
         if self.count.load(Ordering::Acquire) == 0 { None } else { lock(&self.lock, true) }
     }
 
     /// A descriptor of it.
     fn any_fd(&self) -> Option<c_int> {
         let entry = Entry::Epoll(self.index());
-        table::known(0, u32::MAX).find(|(_, at)| *at == entry).map(|(fd, _)| fd)
+        table::tracked(0, u32::MAX).find(|(_, at)| *at == entry).map(|(fd, _)| fd)
     }
 
     /// One descriptor more.
-    pub(crate) fn hold(&self) {
+    pub(crate) fn acquire(&self) {
         self.refs.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -193,7 +193,7 @@ impl Epoll {
 
     /// The first `top` items, used or not.
     fn slots(&self, top: usize) -> impl Iterator<Item = &Item> {
-        let blocks = successors(block(&self.more), |more| block(&more.next));
+        let blocks = successors(load_block(&self.overflow), |more| load_block(&more.next));
         let more = blocks.flat_map(|more| &more.items).take(top.saturating_sub(MAX_ITEMS));
         self.items[..top.min(MAX_ITEMS)].iter().chain(more)
     }
@@ -209,13 +209,13 @@ impl Epoll {
     }
 
     /// The same, and another one first each time: where an answer has no room for all, each has its turn.
-    fn items_in_turn(&self, turn: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
+    fn items_round_robin(&self, turn: u32) -> impl Iterator<Item = (&Item, &'static Sock)> {
         let first = turn.checked_rem(self.count.load(Ordering::Relaxed)).unwrap_or(0) as usize;
         self.items().skip(first).chain(self.items().take(first))
     }
 
     /// Whether all sockets in it are plain for good (a server that shares its port by itself), and watched as the program said.
-    fn is_kernels(&self) -> bool {
+    fn is_plain(&self) -> bool {
         let is_kernels = |shared: &Shared| shared.mode() == PLAIN && !is_managed(shared);
         self.items().all(|(item, sock)| {
             item.lane.load(Ordering::Relaxed) == 0 && sock.shared().is_some_and(is_kernels)
@@ -224,8 +224,8 @@ impl Epoll {
 
     /// One more block of items.
     fn grow(&self, _guard: &Guard<'_>) -> Option<()> {
-        let last = successors(Some(&self.more), |at| block(at).map(|more| &more.next)).last()?;
-        last.store(memory::map::<More>(1, false)?.as_ptr().cast_mut(), Ordering::Release);
+        let last = successors(Some(&self.overflow), |at| load_block(at).map(|more| &more.next)).last()?;
+        last.store(memory::map::<ItemBlock>(1, false)?.as_ptr().cast_mut(), Ordering::Release);
         Some(())
     }
 
@@ -237,22 +237,22 @@ impl Epoll {
     }
 
     /// Whether the socket is in it by another descriptor, too.
-    fn has_other(&self, sock: &Sock, fd: c_int) -> bool {
+    fn has_other_fd(&self, sock: &Sock, fd: c_int) -> bool {
         self.items().any(|(item, at)| ptr::eq(at, sock) && item.fd.load(Ordering::Relaxed) != fd)
     }
 
-    fn forget(&self, item: &Item, _guard: &Guard<'_>) {
+    fn remove_item(&self, item: &Item, _guard: &Guard<'_>) {
         if item.sock.swap(0, Ordering::AcqRel) != 0 {
             self.count.fetch_sub(1, Ordering::AcqRel);
         }
-        self.changes();
+        self.clear_fast_path();
     }
 
     /// Notes that the calling thread's only socket in it is `sock`, which it is alone with.
     #[cold]
-    fn note(&self, epfd: c_int, sock: &Sock) {
-        if self.noted.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-            && alone::note_instance(epfd, sock)
+    fn arm_fast_path(&self, epfd: c_int, sock: &Sock) {
+        if self.fast_path_fd.compare_exchange(0, epfd + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+            && single_receiver::arm_epoll(epfd, sock)
         {
             // Either whoever changes it sees the note, or we see the change.
             fence(Ordering::SeqCst);
@@ -260,16 +260,16 @@ impl Epoll {
                 && self.count.load(Ordering::SeqCst) == 1
                 && table::entry(epfd) == Entry::Epoll(self.index());
             if !is_it {
-                self.changes();
+                self.clear_fast_path();
             }
         }
     }
 
     /// What is in it changes, or has changed.
-    fn changes(&self) {
+    fn clear_fast_path(&self) {
         fence(Ordering::SeqCst);
-        let noted = self.noted.swap(0, Ordering::SeqCst);
-        alone::forget_instance(noted - 1);
+        let noted = self.fast_path_fd.swap(0, Ordering::SeqCst);
+        single_receiver::clear_epoll(noted - 1);
     }
 }
 
@@ -281,14 +281,14 @@ impl Item {
 }
 
 /// Whether some instance of this process tells of edges of a socket.
-pub(crate) fn has_edges(sock: &Sock) -> bool {
+pub(crate) fn is_edge_triggered(sock: &Sock) -> bool {
     let used = Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1);
     used.flat_map(Epoll::items)
         .any(|(item, at)| ptr::eq(at, sock) && item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0)
 }
 
 /// A socket closes. Its lanes do, too, unless another process has them: then this one's instances let go of them.
-pub(crate) fn forget_sock(sock: &Sock) {
+pub(crate) fn remove_sock(sock: &Sock) {
     let of = ptr::from_ref(sock);
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
         if epoll.count.load(Ordering::Acquire) == 0 || !epoll.items().any(|(_, at)| ptr::eq(at, of)) {
@@ -304,10 +304,10 @@ pub(crate) fn forget_sock(sock: &Sock) {
             if let (Some(epfd), true) = (epfd, lane > 0) {
                 call::epoll_ctl(epfd, EPOLL_CTL_DEL, sock.fd_of(lane, -1), ptr::null_mut());
             }
-            epoll.forget(item, &guard);
+            epoll.remove_item(item, &guard);
         }
         drop(guard);
-        if let (Some(epfd), true) = (epfd, epoll.stand_in.load(Ordering::Acquire) != 0) {
+        if let (Some(epfd), true) = (epfd, epoll.placeholder.load(Ordering::Acquire) != 0) {
             nested::refresh(epoll, epfd);
         }
     }

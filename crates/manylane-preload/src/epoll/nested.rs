@@ -10,30 +10,30 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLIN, c_int, epoll_event};
 use manylane_sys::shim::Reason;
 
-use super::{Epoll, Item, NESTED, SETTLED};
+use super::{Epoll, Item, NESTED, NESTED_DRAINED};
 use crate::calls::call;
 use crate::lock::lock;
 use crate::receive::is_managed;
 use crate::sock::Sock;
 use crate::table::{self, Entry};
-use crate::{hidden, inside, lanes, me, queues, real, wait};
+use crate::{hidden_fds, lanes, queues, quiesce, real, thread, wait};
 
 /// Some instance may have a stand-in.
-static STAND_INS: AtomicBool = AtomicBool::new(false);
+static HAS_PLACEHOLDERS: AtomicBool = AtomicBool::new(false);
 
 /// If `fd` is an instance: it is about to be waited for as a descriptor.
 #[inline]
-pub(crate) fn waited_for(fd: c_int) {
+pub(crate) fn mark_nested(fd: c_int) {
     if let Some(epoll) = table::epoll(fd)
-        && epoll.nested.load(Ordering::Acquire) != SETTLED
+        && epoll.nested.load(Ordering::Acquire) != NESTED_DRAINED
     {
-        nested(epoll, fd);
+        mark_nested_now(epoll, fd);
     }
 }
 
 /// Makes the sockets in an instance plain, and has leftovers of theirs told of.
 #[cold]
-fn nested(epoll: &'static Epoll, epfd: c_int) {
+fn mark_nested_now(epoll: &'static Epoll, epfd: c_int) {
     if epoll.nested.compare_exchange(0, NESTED, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
         // Either this sees a socket that comes into it, or the thread that adds it sees that it is nested.
         fence(Ordering::SeqCst);
@@ -45,23 +45,23 @@ fn nested(epoll: &'static Epoll, epfd: c_int) {
 }
 
 /// True if leftovers of a socket would have to be told of: not if an edge has told of them.
-fn is_to_tell(item: &Item) -> bool {
+fn needs_report(item: &Item) -> bool {
     let is_edge = item.events.load(Ordering::Relaxed) & EPOLLET as u32 != 0;
-    item.wanted() != 0 && !(is_edge && item.told.load(Ordering::Relaxed) != 0)
+    item.wanted() != 0 && !(is_edge && item.edge_reported.load(Ordering::Relaxed) != 0)
 }
 
 /// True if the socket of an item has leftovers to tell of. What is found empty is done with.
 fn has_leftovers(item: &Item, sock: &'static Sock) -> bool {
-    let Some(shared) = sock.shared().filter(|shared| is_to_tell(item) && is_managed(shared)) else {
+    let Some(shared) = sock.shared().filter(|shared| needs_report(item) && is_managed(shared)) else {
         return false;
     };
     let lane = item.lane.load(Ordering::Relaxed) as usize;
-    wait::elsewhere(sock, shared, item.fd.load(Ordering::Relaxed), lane)
+    wait::poll_other_lanes(sock, shared, item.fd.load(Ordering::Relaxed), lane)
 }
 
 /// The same, as far as it can be known with the instance's lock.
 fn may_have_leftovers(item: &Item, sock: &'static Sock) -> bool {
-    is_to_tell(item)
+    needs_report(item)
         && sock.shared().is_some_and(|shared| {
             shared.retired.load(Ordering::Acquire) != 0 || queues::has_leftovers(sock, shared)
         })
@@ -69,49 +69,49 @@ fn may_have_leftovers(item: &Item, sock: &'static Sock) -> bool {
 
 /// Puts a stand-in into a nested instance if there are leftovers, or takes it out.
 pub(super) fn refresh(epoll: &'static Epoll, epfd: c_int) {
-    if !me::is_ours() || !inside::enter() {
+    if !thread::is_own_process() || !quiesce::enter() {
         return;
     }
     let errno = real::errno();
     let left = epoll.items().find(|(item, sock)| has_leftovers(item, sock));
     // Before the lock: numbers have one, too.
-    let fd = left.and_then(|_| hidden::readable());
+    let fd = left.and_then(|_| hidden_fds::readable_fd());
     if let Some(_guard) = lock(&epoll.lock, true)
         && table::entry(epfd) == Entry::Epoll(epoll.index())
     {
         let is_managed = |sock: &Sock| sock.shared().is_some_and(is_managed);
         let settled = !epoll.items().any(|(_, sock)| is_managed(sock));
-        epoll.nested.store(if settled { SETTLED } else { NESTED }, Ordering::Release);
+        epoll.nested.store(if settled { NESTED_DRAINED } else { NESTED }, Ordering::Release);
         match (left, fd) {
             // Another thread that changes the item meanwhile comes here after that.
             (Some((item, sock)), Some(fd)) if item.sock.load(Ordering::Acquire) == sock.index() + 1 => {
-                put_in(epoll, epfd, item, fd);
+                insert_placeholder(epoll, epfd, item, fd);
             }
             // Leftovers that another thread has found meanwhile are there.
             (None, _) if !epoll.items().any(|(item, sock)| may_have_leftovers(item, sock)) => {
-                remove(epoll, epfd);
+                remove_placeholder_locked(epoll, epfd);
             }
             _ => {}
         }
     }
     real::set_errno(errno);
-    inside::leave();
+    quiesce::leave();
 }
 
-fn put_in(epoll: &Epoll, epfd: c_int, item: &Item, fd: c_int) {
+fn insert_placeholder(epoll: &Epoll, epfd: c_int, item: &Item, fd: c_int) {
     let mut event = epoll_event { events: EPOLLIN as u32, u64: item.data.load(Ordering::Relaxed) };
     // It may be in on behalf of another socket, or of another process.
     if call::epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &raw mut event) == 0
         || real::errno() == libc::EEXIST && call::epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &raw mut event) == 0
     {
-        epoll.stand_in.store(1, Ordering::Release);
-        STAND_INS.store(true, Ordering::Release);
+        epoll.placeholder.store(1, Ordering::Release);
+        HAS_PLACEHOLDERS.store(true, Ordering::Release);
     }
 }
 
-fn remove(epoll: &Epoll, epfd: c_int) {
-    if epoll.stand_in.swap(0, Ordering::AcqRel) != 0
-        && let Some(fd) = hidden::readable_if_any()
+fn remove_placeholder_locked(epoll: &Epoll, epfd: c_int) {
+    if epoll.placeholder.swap(0, Ordering::AcqRel) != 0
+        && let Some(fd) = hidden_fds::readable_fd_if_open()
     {
         call::epoll_ctl(epfd, EPOLL_CTL_DEL, fd, std::ptr::null_mut());
     }
@@ -119,34 +119,34 @@ fn remove(epoll: &Epoll, epfd: c_int) {
 
 /// Before what is in an instance is waited for or changed.
 #[inline]
-pub(super) fn take_out(epoll: &Epoll, epfd: c_int) {
-    if epoll.stand_in.load(Ordering::Acquire) != 0 {
-        take_out_now(epoll, epfd);
+pub(super) fn remove_placeholder(epoll: &Epoll, epfd: c_int) {
+    if epoll.placeholder.load(Ordering::Acquire) != 0 {
+        remove_placeholder_now(epoll, epfd);
     }
 }
 
 #[cold]
-fn take_out_now(epoll: &Epoll, epfd: c_int) {
-    if !me::is_ours() || !inside::enter() {
+fn remove_placeholder_now(epoll: &Epoll, epfd: c_int) {
+    if !thread::is_own_process() || !quiesce::enter() {
         return;
     }
     let errno = real::errno();
     if let Some(_guard) = lock(&epoll.lock, true)
         && table::entry(epfd) == Entry::Epoll(epoll.index())
     {
-        remove(epoll, epfd);
+        remove_placeholder_locked(epoll, epfd);
     }
     real::set_errno(errno);
-    inside::leave();
+    quiesce::leave();
 }
 
 /// The library is about to stand aside: nothing would take stand-ins out after that.
-pub(crate) fn stand_aside() {
+pub(crate) fn detach() {
     for epoll in Epoll::all().iter().filter(|epoll| epoll.used.load(Ordering::Acquire) == 1) {
-        if epoll.stand_in.load(Ordering::Acquire) != 0
+        if epoll.placeholder.load(Ordering::Acquire) != 0
             && let Some(epfd) = epoll.any_fd()
         {
-            take_out(epoll, epfd);
+            remove_placeholder(epoll, epfd);
         }
     }
 }
@@ -154,16 +154,16 @@ pub(crate) fn stand_aside() {
 /// Before a wait on an instance that has others in it: these do not tell of what was received meanwhile.
 #[inline]
 pub(super) fn refresh_all() {
-    if STAND_INS.load(Ordering::Relaxed) {
-        refresh_those_with_stand_ins();
+    if HAS_PLACEHOLDERS.load(Ordering::Relaxed) {
+        refresh_all_now();
     }
 }
 
 #[cold]
-fn refresh_those_with_stand_ins() {
-    STAND_INS.store(false, Ordering::Release);
+fn refresh_all_now() {
+    HAS_PLACEHOLDERS.store(false, Ordering::Release);
     let has_one = |epoll: &&Epoll| {
-        epoll.used.load(Ordering::Acquire) == 1 && epoll.stand_in.load(Ordering::Acquire) != 0
+        epoll.used.load(Ordering::Acquire) == 1 && epoll.placeholder.load(Ordering::Acquire) != 0
     };
     for epoll in Epoll::all().iter().filter(has_one) {
         if let Some(epfd) = epoll.any_fd() {

@@ -7,19 +7,19 @@
 //!
 //! # How a change survives who makes it
 //!
-//! Every change is made under the lock, and written down before it is begun: [`mend`]. What order its steps have is what
+//! Every change is made under the lock, and written down before it is begun: [`recovery`]. What order its steps have is what
 //! makes it possible to finish it from the middle.
 //!
 //! | file | what it decides |
 //! |---|---|
-//! | `make.rs` | when a socket gets lanes, and what is opened in advance |
+//! | `create.rs` | when a socket gets lanes, and what is opened in advance |
 //! | `owners.rs` | who owns which lane, and which are steered to |
-//! | `fall.rs` | how a socket becomes a plain one again |
+//! | `fallback.rs` | how a socket becomes a plain one again |
 //!
 //! Here is what all of these need: descriptors of a socket, and its end.
 
-mod fall;
-mod make;
+mod create;
+mod fallback;
 mod owners;
 
 use std::net::SocketAddr;
@@ -28,36 +28,36 @@ use std::sync::atomic::Ordering;
 use libc::c_int;
 use manylane_sys::shim::Reason;
 
-use crate::hidden::{self, Kept};
-use crate::open::{self, SLICE_MS};
+use crate::hidden_fds::{self, HiddenFd};
+use crate::lane_socket::{self, WAIT_SLICE_MS};
 use crate::sock::{Member, Shared, Sock};
 use crate::table::{self, Entry};
-use crate::{alone, gather, identity, loan, mend, mirror};
+use crate::{identity, lease, recovery, send_batch, single_receiver, sockopt};
 
-pub(crate) use fall::{emptied, fall_back, forget_steering, plain, signals_are_mixed};
-pub(crate) use make::{before_bind, bind, consider, is_worth_a_look, open_in_advance};
+pub(crate) use create::{before_bind, bind, preopen_lanes, should_try_create, try_create};
+pub(crate) use fallback::{detach_steering, fall_back, make_plain, mark_lane_empty, on_mixed_signals};
 pub(crate) use owners::{
-    assign, drain_first, drained_first, inherit, leave, member_leaves, part, steer_past, steer_to,
-    steer_to_awake,
+    assign, count_drained, drain_first, inherit, remove_member, remove_member_locked, split_shared_lanes,
+    steer_away, steer_to, steer_to_active,
 };
 
 /// Receives after which a thread is known to come back.
-pub(crate) const COMES_BACK: u32 = 2;
+pub(crate) const PROVEN_RECEIVES_MIN: u32 = 2;
 
 /// The address of `fd`.
 pub(crate) fn local_addr(fd: c_int) -> Option<SocketAddr> {
-    open::bound(fd)?.addr()
+    lane_socket::bound_addr(fd)?.addr()
 }
 
 /// From now on a blocking receive on the kernel's socket returns after a slice.
-pub(crate) fn bound_waits(shared: &Shared, fd: c_int) {
+pub(crate) fn set_wait_bound(shared: &Shared, fd: c_int) {
     shared.bounded.store(1, Ordering::Release);
-    mirror::set_timeout(fd, SLICE_MS as u64 * 1000);
+    sockopt::set_recv_timeout(fd, WAIT_SLICE_MS as u64 * 1000);
 }
 
 /// The program's own receive timeout is the kernel's again.
-fn unbound_waits(shared: &Shared, fd: c_int) {
-    mirror::set_timeout(fd, shared.timeout_us.load(Ordering::Relaxed));
+fn clear_wait_bound(shared: &Shared, fd: c_int) {
+    sockopt::set_recv_timeout(fd, shared.timeout_us.load(Ordering::Relaxed));
     shared.bounded.store(0, Ordering::Release);
 }
 
@@ -71,70 +71,72 @@ pub(crate) fn lanes_mask(shared: &Shared) -> u64 {
 
 /// Any socket of the group: what steering is set on. Without a lane there is nothing to steer. Only under the lock: lanes
 /// may just be being made.
-pub(crate) fn group(sock: &Sock) -> c_int {
+pub(crate) fn group_fd(sock: &Sock) -> c_int {
     sock.lane_fds().next().map_or(-1, |(_, fd)| fd)
 }
 
 /// Any of the program's descriptors for a socket.
 pub(crate) fn any_fd(sock: &Sock) -> Option<c_int> {
     let index = sock.index();
-    let is_one = |(fd, entry): &(c_int, Entry)| *entry == Entry::Sock(index) && identity::is(sock, *fd);
-    table::known(0, u32::MAX).find(is_one).map(|(fd, _)| fd)
+    let is_one =
+        |(fd, entry): &(c_int, Entry)| *entry == Entry::Sock(index) && identity::is_same_socket(sock, *fd);
+    table::tracked(0, u32::MAX).find(is_one).map(|(fd, _)| fd)
 }
 
 /// A socket, for a thread that has no descriptor of the program's in its hands: another one may close any of them at any time.
-pub(crate) fn keep(sock: &Sock) -> Option<Kept> {
-    keep_by(sock, any_fd(sock)?)
+pub(crate) fn dup_any(sock: &Sock) -> Option<HiddenFd> {
+    dup_checked(sock, any_fd(sock)?)
 }
 
-/// [`keep`], by `fd` if that is still one of the socket's.
-fn keep_as(sock: &Sock, fd: c_int) -> Option<Kept> {
-    keep_by(sock, fd).or_else(|| keep(sock))
+/// [`dup_any`], by `fd` if that is still one of the socket's.
+fn dup_preferring(sock: &Sock, fd: c_int) -> Option<HiddenFd> {
+    dup_checked(sock, fd).or_else(|| dup_any(sock))
 }
 
-fn keep_by(sock: &Sock, fd: c_int) -> Option<Kept> {
-    let kept = Kept::of(fd)?;
+fn dup_checked(sock: &Sock, fd: c_int) -> Option<HiddenFd> {
+    let kept = HiddenFd::dup(fd)?;
     // Before it was kept its number may have come to mean another socket.
-    (identity::is(sock, kept.fd()) && table::entry(fd) == Entry::Sock(sock.index())).then_some(kept)
+    (identity::is_same_socket(sock, kept.fd()) && table::entry(fd) == Entry::Sock(sock.index()))
+        .then_some(kept)
 }
 
 /// Frees the places of this process's threads: it closes the socket.
 pub(crate) fn close(sock: &Sock) {
-    alone::leave(sock);
+    single_receiver::disarm(sock);
     if let Some(shared) = sock.shared()
-        && let Some(guard) = mend::lock(sock, shared, true)
+        && let Some(guard) = recovery::lock(sock, shared, true)
     {
         // Nobody else has it: who binds the port next is to get all that comes from now on. The lender would learn of the
         // end of the loan a moment too late.
         if shared.forked.load(Ordering::Relaxed) == 0 {
-            loan::close(sock, shared);
+            lease::close(sock, shared);
         }
-        let fd = group(sock);
-        gather::flush_all(sock, shared, fd);
+        let fd = group_fd(sock);
+        send_batch::flush_all(sock, shared, fd);
         let pid = u64::from(std::process::id());
         for at in 0..shared.joined.load(Ordering::Acquire) as usize {
-            if shared.members[at].who.load(Ordering::Relaxed) >> 32 == pid {
-                leave(shared, fd, at, &guard);
+            if shared.members[at].thread_id.load(Ordering::Relaxed) >> 32 == pid {
+                remove_member_locked(shared, fd, at, &guard);
             }
         }
     }
     for (lane, fd) in sock.lane_fds() {
         sock.set_lane_fd(lane, None);
-        hidden::close(fd);
+        hidden_fds::close(fd);
     }
-    loan::give_back(sock);
-    sock.give_back();
+    lease::release(sock);
+    sock.release();
 }
 
 /// The program has closed one of the library's own descriptors past it, and has its number: what needs that goes on without.
 #[cold]
-pub(crate) fn lost(fd: c_int) {
+pub(crate) fn handle_lost_fd(fd: c_int) {
     for sock in Sock::in_use() {
         let lane = sock.lane_fds().find(|(_, at)| *at == fd);
         if let Some((lane, _)) = lane {
             sock.set_lane_fd(lane, None);
         }
-        if lane.is_some() || sock.loan().is_some_and(|loan| loan.has(fd)) {
+        if lane.is_some() || sock.lease().is_some_and(|loan| loan.has_fd(fd)) {
             let own = any_fd(sock).unwrap_or(-1);
             fall_back(sock, own, Reason::NoSocket);
         }
@@ -143,6 +145,6 @@ pub(crate) fn lost(fd: c_int) {
 
 /// One more beat of the calling thread.
 #[inline]
-pub(crate) fn beat(member: &Member) {
-    member.beat.store(member.beat.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+pub(crate) fn heartbeat(member: &Member) {
+    member.heartbeat.store(member.heartbeat.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }

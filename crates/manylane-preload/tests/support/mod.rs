@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use manylane_sys::lend;
+use manylane_sys::lease;
 use manylane_sys::shim::{FREE, NO_LANE, Reason, Receiver, ReportFile};
 use manylane_testbed::skip;
 
 /// Longest that a program may take, frozen or not.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The library, where cargo builds it for the tests of its own crate.
 pub fn library() -> PathBuf {
@@ -25,7 +25,7 @@ pub fn library() -> PathBuf {
 }
 
 /// Cargo's folder for files of tests, so that a run that crashes leaves nothing elsewhere.
-const FOLDER: &str = env!("CARGO_TARGET_TMPDIR");
+const TARGET_TMPDIR: &str = env!("CARGO_TARGET_TMPDIR");
 
 /// Builds `tests/programs/NAME.c`.
 pub fn build(name: &str) -> PathBuf {
@@ -40,14 +40,15 @@ pub fn build_library(name: &str) -> PathBuf {
 fn compile(name: &str, to: &str, more: &[&str]) -> PathBuf {
     static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one = BUILD.lock().unwrap();
-    let program = Path::new(FOLDER).join(to);
+    let program = Path::new(TARGET_TMPDIR).join(to);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
     if !is_newer(&program, &sources) {
         // Under another name first: another test program may be starting the old one.
         let fresh = program.with_extension(format!("{}.new", std::process::id()));
         let flags = ["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
         let source = sources.join(format!("{name}.c"));
-        let mut command = sanitizer().map_or_else(|| Command::new("cc"), |name| instrumenting(&name, to));
+        let mut command =
+            sanitizer().map_or_else(|| Command::new("cc"), |name| sanitizer_compiler(&name, to));
         let done = command.args(flags).arg(&fresh).args(more).arg(source).status();
         assert!(done.expect("a C compiler called cc: make setup installs it").success());
         std::fs::rename(&fresh, &program).unwrap();
@@ -61,13 +62,13 @@ pub fn sanitizer() -> Option<String> {
 }
 
 /// Whether the test `name` can run; if not, because of one of these sanitizers, the skip is told with `why`.
-pub fn runs_without(sanitizers: &[&str], name: &str, why: &str) -> bool {
+pub fn can_run_without(sanitizers: &[&str], name: &str, why: &str) -> bool {
     skip::need(name, !sanitizer().is_some_and(|ours| sanitizers.contains(&&*ours)), why)
 }
 
 /// A compiler for a program that brings the runtime of the sanitizer `name`, which a preloaded library cannot: Rust's
 /// own, since that of the compiler may be of another version. The programs' libraries find it there.
-fn instrumenting(name: &str, to: &str) -> Command {
+fn sanitizer_compiler(name: &str, to: &str) -> Command {
     let mut command = Command::new("clang");
     // Past the driver, which would look for the runtime of clang.
     command.args(["-g", "-DSANITIZED", "-Xclang", &format!("-fsanitize={name}")]);
@@ -126,34 +127,35 @@ impl Outcome {
     }
 
     /// Datagrams that receivers took from lanes of others.
-    pub fn helped(&self) -> u64 {
+    pub fn stolen(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
     }
 
     /// Of those, the main thread's.
-    pub fn helped_by_main(&self) -> u64 {
+    pub fn stolen_by_main(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
         let is_main = |slot: &&Receiver| {
             slot.state.load(Ordering::Relaxed) != FREE
                 && slot.tid.load(Ordering::Relaxed) == slot.pid.load(Ordering::Relaxed)
         };
-        report.receivers.iter().filter(is_main).map(|slot| slot.helped.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().filter(is_main).map(|slot| slot.rx_stolen.load(Ordering::Relaxed)).sum()
     }
 
     /// Datagrams that each receiver got from its own lane.
     pub fn own(&self) -> Vec<u64> {
         let report = self.report.as_ref().expect("a run with the library").report();
         let taken = report.receivers.iter().filter(|slot| slot.state.load(Ordering::Relaxed) != FREE);
-        let own =
-            |slot: &Receiver| slot.rx_datagrams.load(Ordering::Relaxed) - slot.helped.load(Ordering::Relaxed);
+        let own = |slot: &Receiver| {
+            slot.rx_datagrams.load(Ordering::Relaxed) - slot.rx_stolen.load(Ordering::Relaxed)
+        };
         taken.map(own).collect()
     }
 
     /// Datagrams that were thrown away, that the newest wins.
-    pub fn overtaken(&self) -> u64 {
+    pub fn dropped_stale(&self) -> u64 {
         let report = self.report.as_ref().expect("a run with the library").report();
-        report.receivers.iter().map(|slot| slot.overtaken.load(Ordering::Relaxed)).sum()
+        report.receivers.iter().map(|slot| slot.dropped_stale.load(Ordering::Relaxed)).sum()
     }
 
     fn receivers(&self) -> impl Iterator<Item = (u32, u64)> {
@@ -202,17 +204,17 @@ impl Drop for Running {
 }
 
 /// Runs a program as it is.
-pub fn plain(program: &Path, args: &[&str]) -> Outcome {
+pub fn run_native(program: &Path, args: &[&str]) -> Outcome {
     run(program, args, None, false)
 }
 
 /// Runs a program with the library, and with these variables.
-pub fn laned(program: &Path, args: &[&str], vars: &[(&str, &str)]) -> Outcome {
+pub fn run_preloaded(program: &Path, args: &[&str], vars: &[(&str, &str)]) -> Outcome {
     run(program, args, Some(vars), false)
 }
 
 /// The same, with a descriptor for the report, as the launcher does it.
-pub fn laned_with_descriptor(program: &Path, args: &[&str]) -> Outcome {
+pub fn run_preloaded_with_fd(program: &Path, args: &[&str]) -> Outcome {
     run(program, args, Some(&[]), true)
 }
 
@@ -221,13 +223,13 @@ fn run(program: &Path, args: &[&str], vars: Option<&[(&str, &str)]>, inherits: b
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let report = vars.map(|vars| {
         let (report, fd) = ReportFile::create().unwrap();
-        let fd = if inherits { lend::inheritable(fd.as_fd()).unwrap() } else { fd };
+        let fd = if inherits { lease::dup_inheritable(fd.as_fd()).unwrap() } else { fd };
         command.env("LD_PRELOAD", library()).env("MANYLANE_REPORT", ReportFile::path(fd.as_fd()));
         command.envs(vars.iter().copied());
         (report, fd)
     });
     let mut running = Running(Some(command.spawn().unwrap()));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TEST_TIMEOUT;
     let status = loop {
         let child = running.0.as_mut().unwrap();
         if let Some(status) = child.try_wait().unwrap() {

@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
-use super::ring::{Consumer, Producer, words_for};
+use super::ring::{Consumer, Producer, ring_words};
 use crate::check;
 
 /// Bytes of the largest ring that is mapped.
-const LARGEST: usize = 1 << 30;
+const RING_BYTES_MAX: usize = 1 << 30;
 /// Bytes of the consumer's part.
 const COUNTER_BYTES: usize = 4096;
 
@@ -44,11 +44,16 @@ impl AsRef<[AtomicU64]> for Region {
 impl Region {
     /// Maps the whole of `fd`. Of a mapping that is not `writable` the words may only be loaded, relaxed.
     fn map(fd: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
-        Self::map_of(fd, writable, LARGEST, libc::F_SEAL_SHRINK)
+        Self::map_sealed(fd, writable, RING_BYTES_MAX, libc::F_SEAL_SHRINK)
     }
 
     /// The same of a file of at most so many bytes that has these seals, and all of its pages.
-    fn map_of(fd: BorrowedFd<'_>, writable: bool, longest: usize, wanted: libc::c_int) -> io::Result<Self> {
+    fn map_sealed(
+        fd: BorrowedFd<'_>,
+        writable: bool,
+        longest: usize,
+        wanted: libc::c_int,
+    ) -> io::Result<Self> {
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "no memory of a ring of frames");
         // SAFETY: takes no pointer.
         let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
@@ -95,7 +100,7 @@ impl Drop for Region {
 }
 
 /// A file of zeroes without a name, which cannot become shorter or longer.
-fn file(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
+fn sealed_memfd(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
     // SAFETY: the name is terminated and lives across the call.
     let raw =
         check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) })?;
@@ -121,9 +126,9 @@ fn seal(fd: BorrowedFd<'_>, seals: libc::c_int) -> io::Result<()> {
 /// # Errors
 /// `ENOMEM`, `ENOSPC` or `EMFILE` at a limit; `EINVAL` before Linux 5.1.
 pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer<Region>, [OwnedFd; 2])> {
-    let words = words_for(devices.len(), bytes.min(LARGEST / 2));
-    let data = file(c"manylane-capture", words * size_of::<u64>())?;
-    let taken = file(c"manylane-capture-taken", COUNTER_BYTES)?;
+    let words = ring_words(devices.len(), bytes.min(RING_BYTES_MAX / 2));
+    let data = sealed_memfd(c"manylane-capture", words * size_of::<u64>())?;
+    let taken = sealed_memfd(c"manylane-capture-taken", COUNTER_BYTES)?;
     let ours = Region::map(data.as_fd(), true)?;
     seal(data.as_fd(), libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL)?;
     seal(taken.as_fd(), libc::F_SEAL_SEAL)?;
@@ -138,11 +143,11 @@ pub fn create(devices: &[u32], bytes: usize) -> io::Result<(Producer<Region>, [O
 /// `InvalidData` if it is no ring, one of another version, or longer than asked for; what `mmap(2)` reports.
 pub fn open(files: &[OwnedFd; 2], devices: usize, bytes: usize) -> io::Result<Consumer<Region>> {
     let [data, taken] = files;
-    let longest = words_for(devices, bytes.min(LARGEST / 2)) * size_of::<u64>();
+    let longest = ring_words(devices, bytes.min(RING_BYTES_MAX / 2)) * size_of::<u64>();
     let broken = |err| io::Error::new(io::ErrorKind::InvalidData, err);
     let sealed = libc::F_SEAL_SHRINK | libc::F_SEAL_FUTURE_WRITE;
-    let data = Region::map_of(data.as_fd(), false, longest, sealed)?;
-    let taken = Region::map_of(taken.as_fd(), true, COUNTER_BYTES, libc::F_SEAL_SHRINK)?;
+    let data = Region::map_sealed(data.as_fd(), false, longest, sealed)?;
+    let taken = Region::map_sealed(taken.as_fd(), true, COUNTER_BYTES, libc::F_SEAL_SHRINK)?;
     Consumer::new(data, taken).map_err(broken)
 }
 
@@ -151,11 +156,11 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
-    use super::super::{Direction, Head};
+    use super::super::{Direction, RecordHeader};
     use super::*;
 
-    fn head(len: usize) -> Head {
-        Head { time: 7, ifindex: 3, queue: 1, direction: Direction::Out, len: len as u32 }
+    fn head(len: usize) -> RecordHeader {
+        RecordHeader { time: 7, ifindex: 3, queue: 1, direction: Direction::Out, len: len as u32 }
     }
 
     #[test]
@@ -165,15 +170,15 @@ mod tests {
         drop(files);
         producer.record(&head(5), b"hello");
         let mut bytes = Vec::new();
-        assert_eq!(consumer.take(&mut bytes).unwrap(), Some(head(5)));
+        assert_eq!(consumer.pop(&mut bytes).unwrap(), Some(head(5)));
         assert_eq!(bytes, b"hello");
         // What is left can be taken when the other side is gone.
         producer.record(&head(4), b"last");
-        assert!(!consumer.is_over().unwrap());
+        assert!(!consumer.is_finished().unwrap());
         drop(producer);
-        assert!(!consumer.is_over().unwrap());
-        assert_eq!(consumer.take(&mut bytes).unwrap(), Some(head(4)));
-        assert!(consumer.is_over().unwrap());
+        assert!(!consumer.is_finished().unwrap());
+        assert_eq!(consumer.pop(&mut bytes).unwrap(), Some(head(4)));
+        assert!(consumer.is_finished().unwrap());
     }
 
     #[test]
@@ -219,7 +224,7 @@ mod tests {
 
     #[test]
     fn what_is_no_ring_is_refused() {
-        let zeroes = || file(c"zeroes", 4096).unwrap();
+        let zeroes = || sealed_memfd(c"zeroes", 4096).unwrap();
         assert_eq!(open(&[zeroes(), zeroes()], 1, 0).unwrap_err().kind(), io::ErrorKind::InvalidData);
         // One that its maker could make shorter under our hands.
         // SAFETY: the name is terminated and lives across the call.

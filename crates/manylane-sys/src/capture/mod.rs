@@ -24,4 +24,4 @@ mod ring;
 
 #[cfg(not(loom))]
 pub use memory::{Region, create, open};
-pub use ring::{Broken, Consumer, Direction, Dropped, Head, LONGEST, Producer};
+pub use ring::{Consumer, CorruptRing, Direction, DropCounts, Producer, RecordHeader, SNAPLEN_MAX};

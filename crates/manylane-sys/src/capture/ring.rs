@@ -40,23 +40,23 @@ mod sync {
 const MAGIC: u64 = u64::from_ne_bytes(*b"mlanecap") ^ VERSION;
 const VERSION: u64 = 1;
 
-const AT_MAGIC: usize = 0;
-const AT_CAPACITY: usize = 1;
-const AT_DEVICES: usize = 2;
-const AT_GONE: usize = 3;
-const AT_PUT: usize = 8;
-const AT_DEVICE: usize = 16;
+const MAGIC_OFFSET: usize = 0;
+const CAPACITY_OFFSET: usize = 1;
+const DEVICES_OFFSET: usize = 2;
+const CLOSED_OFFSET: usize = 3;
+const PRODUCED_OFFSET: usize = 8;
+const DEVICE_TABLE_OFFSET: usize = 16;
 /// Words of a device: its index, two counters, one that is free.
 const DEVICE_WORDS: usize = 4;
 /// Words of the head of a record.
-const HEAD_WORDS: usize = 3;
+const RECORD_HEADER_WORDS: usize = 3;
 /// The index of the last device, which stands for all that the ring has no counters for.
-const OTHER: u32 = 0;
+const IFINDEX_OTHER: u32 = 0;
 
 /// Most devices of a ring.
-const MOST_DEVICES: usize = 1024;
+const DEVICES_MAX: usize = 1024;
 /// Bytes of a frame that are kept at most.
-pub const LONGEST: usize = 65_535;
+pub const SNAPLEN_MAX: usize = 65_535;
 
 /// Whether a frame came in or went out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,7 +69,7 @@ pub enum Direction {
 
 /// What is known of a frame beside its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct RecordHeader {
     /// Nanoseconds since 1970.
     pub time: u64,
     /// Index of the device.
@@ -84,7 +84,7 @@ pub struct Head {
 
 /// Frames of one device for which a ring had no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dropped {
+pub struct DropCounts {
     /// Index of the device; 0 for all that are not named.
     pub ifindex: u32,
     /// Frames that it received.
@@ -95,41 +95,41 @@ pub struct Dropped {
 
 /// What was found in a ring cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken(&'static str);
+pub struct CorruptRing(&'static str);
 
-impl fmt::Display for Broken {
+impl fmt::Display for CorruptRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for CorruptRing {}
 
 /// Where the frames begin, in words.
 fn header_words(devices: usize) -> usize {
-    (AT_DEVICE + DEVICE_WORDS * (devices + 1)).next_multiple_of(16)
+    (DEVICE_TABLE_OFFSET + DEVICE_WORDS * (devices + 1)).next_multiple_of(16)
 }
 
 /// Words of a ring for so many devices and at least so many bytes of frames.
 #[cfg(not(loom))]
-pub(super) fn words_for(devices: usize, bytes: usize) -> usize {
+pub(super) fn ring_words(devices: usize, bytes: usize) -> usize {
     // Room for the longest frame at least, so that what has no room now has it later.
-    let words = (bytes / 8).max(HEAD_WORDS + LONGEST.div_ceil(8)).next_power_of_two();
-    header_words(devices.min(MOST_DEVICES)) + words
+    let words = (bytes / 8).max(RECORD_HEADER_WORDS + SNAPLEN_MAX.div_ceil(8)).next_power_of_two();
+    header_words(devices.min(DEVICES_MAX)) + words
 }
 
 /// The side that puts frames in. `M` is the memory: words that somebody else may write at any time.
 pub struct Producer<M: AsRef<[AtomicU64]>> {
     data: M,
-    taken_by_other: M,
+    consumer_counter: M,
     /// The devices that have counters.
     devices: Vec<u32>,
     header: usize,
     capacity: u64,
     /// Put in, and announced.
-    put: u64,
+    produced: u64,
     /// The consumer's counter when it was last believed.
-    taken: u64,
+    consumed: u64,
     staged: Option<Staged>,
 }
 
@@ -142,53 +142,54 @@ struct Staged {
 }
 
 impl<M: AsRef<[AtomicU64]>> Producer<M> {
-    /// The producer of a new ring, in `data`: zeroes, as many as [`words_for`] these devices says. What the other side
-    /// writes is the first word of `taken_by_other`.
+    /// The producer of a new ring, in `data`: zeroes, as many as [`ring_words`] these devices says. What the other side
+    /// writes is the first word of `consumer_counter`.
     pub(super) fn new(data: M, taken_by_other: M, devices: &[u32]) -> Self {
-        let devices = devices[..devices.len().min(MOST_DEVICES)].to_vec();
+        let devices = devices[..devices.len().min(DEVICES_MAX)].to_vec();
         let header = header_words(devices.len());
         let words = data.as_ref();
         let capacity = words.len() - header;
         assert!(capacity.is_power_of_two() && !taken_by_other.as_ref().is_empty());
-        words[AT_CAPACITY].store(capacity as u64, Ordering::Relaxed);
-        words[AT_DEVICES].store(devices.len() as u64, Ordering::Relaxed);
-        for (at, ifindex) in devices.iter().chain([&OTHER]).enumerate() {
-            words[AT_DEVICE + DEVICE_WORDS * at].store(u64::from(*ifindex), Ordering::Relaxed);
+        words[CAPACITY_OFFSET].store(capacity as u64, Ordering::Relaxed);
+        words[DEVICES_OFFSET].store(devices.len() as u64, Ordering::Relaxed);
+        for (at, ifindex) in devices.iter().chain([&IFINDEX_OTHER]).enumerate() {
+            words[DEVICE_TABLE_OFFSET + DEVICE_WORDS * at].store(u64::from(*ifindex), Ordering::Relaxed);
         }
         // Release: who sees that this is a ring sees its sizes. (Who is given it later sees it anyway.)
-        words[AT_MAGIC].store(MAGIC, Ordering::Release);
+        words[MAGIC_OFFSET].store(MAGIC, Ordering::Release);
         Self {
             data,
-            taken_by_other,
+            consumer_counter: taken_by_other,
             devices,
             header,
             capacity: capacity as u64,
-            put: 0,
-            taken: 0,
+            produced: 0,
+            consumed: 0,
             staged: None,
         }
     }
 
-    /// Puts a frame in, of which `bytes` are kept ([`LONGEST`] at most), or counts it as dropped.
-    pub fn record(&mut self, head: &Head, bytes: &[u8]) {
+    /// Puts a frame in, of which `bytes` are kept ([`SNAPLEN_MAX`] at most), or counts it as dropped.
+    pub fn record(&mut self, head: &RecordHeader, bytes: &[u8]) {
         self.stage(head, bytes);
-        self.settle(true);
+        self.commit(true);
     }
 
-    /// Writes a frame that nobody sees before it is [settled](Self::settle).
-    pub fn stage(&mut self, head: &Head, bytes: &[u8]) {
-        let bytes = &bytes[..bytes.len().min(LONGEST)];
-        let needed = (HEAD_WORDS + bytes.len().div_ceil(8)) as u64;
+    /// Writes a frame that nobody sees before it is [settled](Self::commit).
+    pub fn stage(&mut self, head: &RecordHeader, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(SNAPLEN_MAX)];
+        let needed = (RECORD_HEADER_WORDS + bytes.len().div_ceil(8)) as u64;
         let device =
             self.devices.iter().position(|known| *known == head.ifindex).unwrap_or(self.devices.len());
-        let counter = AT_DEVICE + DEVICE_WORDS * device + 1 + usize::from(head.direction == Direction::Out);
-        let end = self.has_room(needed).then(|| self.put + needed);
+        let counter =
+            DEVICE_TABLE_OFFSET + DEVICE_WORDS * device + 1 + usize::from(head.direction == Direction::Out);
+        let end = self.has_room(needed).then(|| self.produced + needed);
         self.staged = Some(Staged { end, counter });
         if end.is_none() {
             return;
         }
         let frames = &self.data.as_ref()[self.header..];
-        let (wrapped, first) = frames.split_at((self.put & (self.capacity - 1)) as usize);
+        let (wrapped, first) = frames.split_at((self.produced & (self.capacity - 1)) as usize);
         let out = u64::from(head.direction == Direction::Out) << 63;
         let queue = u64::from(head.queue & 0x7fff_ffff) << 32;
         let words = [
@@ -210,15 +211,15 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
 
     /// Lets the other side see the frame that was staged last, or counts that it had no room; if `real` is not, it
     /// never was.
-    pub fn settle(&mut self, real: bool) {
+    pub fn commit(&mut self, real: bool) {
         let Some(Staged { end, counter }) = self.staged.take() else { return };
         let words = self.data.as_ref();
         match end {
             _ if !real => {}
             Some(end) => {
-                self.put = end;
+                self.produced = end;
                 // Release: the words of the record are there for whoever sees the counter (1).
-                words[AT_PUT].store(end, Ordering::Release);
+                words[PRODUCED_OFFSET].store(end, Ordering::Release);
             }
             None => {
                 // One writer: no atomic addition.
@@ -229,21 +230,21 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
     }
 
     fn has_room(&mut self, needed: u64) -> bool {
-        if self.capacity - (self.put - self.taken) >= needed {
+        if self.capacity - (self.produced - self.consumed) >= needed {
             return true;
         }
         // Acquire: what has been taken is no longer read (2).
-        let taken = self.taken_by_other.as_ref()[0].load(Ordering::Acquire);
-        if (self.taken..=self.put).contains(&taken) {
-            self.taken = taken;
+        let taken = self.consumer_counter.as_ref()[0].load(Ordering::Acquire);
+        if (self.consumed..=self.produced).contains(&taken) {
+            self.consumed = taken;
         }
-        self.capacity - (self.put - self.taken) >= needed
+        self.capacity - (self.produced - self.consumed) >= needed
     }
 }
 
 impl<M: AsRef<[AtomicU64]>> fmt::Debug for Producer<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { capacity, put, taken, .. } = self;
+        let Self { capacity, produced: put, consumed: taken, .. } = self;
         write!(f, "Producer {{ capacity: {capacity}, put: {put}, taken: {taken} }}")
     }
 }
@@ -252,20 +253,20 @@ impl<M: AsRef<[AtomicU64]>> Drop for Producer<M> {
     /// Tells the other side that nothing more comes.
     fn drop(&mut self) {
         // Release: what was put in before is there for whoever sees this.
-        self.data.as_ref()[AT_GONE].store(1, Ordering::Release);
+        self.data.as_ref()[CLOSED_OFFSET].store(1, Ordering::Release);
     }
 }
 
 /// The side that takes frames out.
 pub struct Consumer<M> {
     data: M,
-    taken_by_us: M,
+    consumer_counter: M,
     devices: usize,
     header: usize,
     capacity: u64,
-    taken: u64,
+    consumed: u64,
     /// The record that comes next, read and checked, and how many bytes of it were kept.
-    next: Option<(Head, usize)>,
+    next: Option<(RecordHeader, usize)>,
 }
 
 impl<M: AsRef<[AtomicU64]>> Consumer<M> {
@@ -273,24 +274,32 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
     ///
     /// # Errors
     /// When it is no ring, one of another version, or its sizes cannot be.
-    pub(super) fn new(data: M, taken_by_us: M) -> Result<Self, Broken> {
+    pub(super) fn new(data: M, taken_by_us: M) -> Result<Self, CorruptRing> {
         let words = data.as_ref();
         let read = |at: usize| words.get(at).map_or(0, |word| word.load(Ordering::Relaxed));
-        if read(AT_MAGIC) != MAGIC || taken_by_us.as_ref().is_empty() {
-            return Err(Broken("the memory is no ring of frames that this version knows"));
+        if read(MAGIC_OFFSET) != MAGIC || taken_by_us.as_ref().is_empty() {
+            return Err(CorruptRing("the memory is no ring of frames that this version knows"));
         }
         fence(Ordering::Acquire);
-        let (capacity, devices) = (read(AT_CAPACITY), read(AT_DEVICES));
-        let devices = usize::try_from(devices).ok().filter(|devices| *devices <= MOST_DEVICES);
+        let (capacity, devices) = (read(CAPACITY_OFFSET), read(DEVICES_OFFSET));
+        let devices = usize::try_from(devices).ok().filter(|devices| *devices <= DEVICES_MAX);
         let header = devices.map(header_words);
         match (devices, header) {
             (Some(devices), Some(header))
                 if capacity.is_power_of_two()
                     && words.len() as u64 == (header as u64).saturating_add(capacity) =>
             {
-                Ok(Self { data, taken_by_us, devices, header, capacity, taken: 0, next: None })
+                Ok(Self {
+                    data,
+                    consumer_counter: taken_by_us,
+                    devices,
+                    header,
+                    capacity,
+                    consumed: 0,
+                    next: None,
+                })
             }
-            _ => Err(Broken("the sizes of a ring of frames are wrong")),
+            _ => Err(CorruptRing("the sizes of a ring of frames are wrong")),
         }
     }
 
@@ -307,28 +316,31 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
     ///
     /// # Errors
     /// When what is there cannot be. It stays so: the ring is of no use any more.
-    pub fn peek(&mut self) -> Result<Option<Head>, Broken> {
+    pub fn peek(&mut self) -> Result<Option<RecordHeader>, CorruptRing> {
         if let Some((head, _)) = self.next {
             return Ok(Some(head));
         }
-        let put = self.load(AT_PUT);
+        let put = self.load(PRODUCED_OFFSET);
         // With the counter comes what it announces (1).
         fence(Ordering::Acquire);
-        let there = put.wrapping_sub(self.taken);
+        let there = put.wrapping_sub(self.consumed);
         if there == 0 {
             return Ok(None);
         }
-        if there > self.capacity || there < HEAD_WORDS as u64 {
-            return Err(Broken("a ring of frames claims more than it can hold"));
+        if there > self.capacity || there < RECORD_HEADER_WORDS as u64 {
+            return Err(CorruptRing("a ring of frames claims more than it can hold"));
         }
-        let [sizes, time, place] = [0, 1, 2].map(|at| self.frame_word(self.taken + at));
+        let [sizes, time, place] = [0, 1, 2].map(|at| self.frame_word(self.consumed + at));
         let (kept, len) = (sizes as u32 as usize, (sizes >> 32) as u32);
-        if kept > LONGEST || kept > len as usize || (HEAD_WORDS + kept.div_ceil(8)) as u64 > there {
-            return Err(Broken("a frame in a ring has a length that cannot be"));
+        if kept > SNAPLEN_MAX
+            || kept > len as usize
+            || (RECORD_HEADER_WORDS + kept.div_ceil(8)) as u64 > there
+        {
+            return Err(CorruptRing("a frame in a ring has a length that cannot be"));
         }
         let direction = if place >> 63 == 1 { Direction::Out } else { Direction::In };
         let queue = (place >> 32) as u32 & 0x7fff_ffff;
-        let head = Head { time, ifindex: place as u32, queue, direction, len };
+        let head = RecordHeader { time, ifindex: place as u32, queue, direction, len };
         self.next = Some((head, kept));
         Ok(Some(head))
     }
@@ -337,17 +349,17 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
     ///
     /// # Errors
     /// As for [`peek`](Self::peek).
-    pub fn take(&mut self, bytes: &mut Vec<u8>) -> Result<Option<Head>, Broken> {
+    pub fn pop(&mut self, bytes: &mut Vec<u8>) -> Result<Option<RecordHeader>, CorruptRing> {
         self.peek()?;
         let Some((head, kept)) = self.next.take() else { return Ok(None) };
         let words = kept.div_ceil(8) as u64;
-        let start = self.taken + HEAD_WORDS as u64;
+        let start = self.consumed + RECORD_HEADER_WORDS as u64;
         bytes.clear();
         bytes.extend((start..start + words).flat_map(|at| self.frame_word(at).to_ne_bytes()));
         bytes.truncate(kept);
-        self.taken = start + words;
+        self.consumed = start + words;
         // Release: our reads come before whatever is written there next (2).
-        self.taken_by_us.as_ref()[0].store(self.taken, Ordering::Release);
+        self.consumer_counter.as_ref()[0].store(self.consumed, Ordering::Release);
         Ok(Some(head))
     }
 
@@ -355,26 +367,26 @@ impl<M: AsRef<[AtomicU64]>> Consumer<M> {
     ///
     /// # Errors
     /// As for [`peek`](Self::peek).
-    pub fn is_over(&mut self) -> Result<bool, Broken> {
-        let gone = self.load(AT_GONE) != 0;
+    pub fn is_finished(&mut self) -> Result<bool, CorruptRing> {
+        let gone = self.load(CLOSED_OFFSET) != 0;
         // Before the counter is looked at: what was put in last is not overlooked.
         fence(Ordering::Acquire);
         Ok(gone && self.peek()?.is_none())
     }
 
     /// The frames that had no room so far.
-    pub fn dropped(&self) -> impl Iterator<Item = Dropped> + '_ {
+    pub fn dropped(&self) -> impl Iterator<Item = DropCounts> + '_ {
         (0..=self.devices).map(|device| {
             let [ifindex, received, sent] =
-                [0, 1, 2].map(|at| self.load(AT_DEVICE + DEVICE_WORDS * device + at));
-            Dropped { ifindex: ifindex as u32, received, sent }
+                [0, 1, 2].map(|at| self.load(DEVICE_TABLE_OFFSET + DEVICE_WORDS * device + at));
+            DropCounts { ifindex: ifindex as u32, received, sent }
         })
     }
 }
 
 impl<M> fmt::Debug for Consumer<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { capacity, taken, .. } = self;
+        let Self { capacity, consumed: taken, .. } = self;
         write!(f, "Consumer {{ capacity: {capacity}, taken: {taken} }}")
     }
 }

@@ -17,8 +17,8 @@ fn ring(capacity: usize) -> (Producer<Words>, Consumer<Words>) {
     (producer, Consumer::new(data, taken).unwrap())
 }
 
-fn head(time: u64, len: usize) -> Head {
-    Head { time, ifindex: 5, queue: 2, direction: Direction::In, len: len as u32 }
+fn record_header(time: u64, len: usize) -> RecordHeader {
+    RecordHeader { time, ifindex: 5, queue: 2, direction: Direction::In, len: len as u32 }
 }
 
 #[cfg(not(loom))]
@@ -36,41 +36,48 @@ mod plain {
     fn frames_come_out_as_they_went_in() {
         let (mut producer, mut consumer) = ring(64);
         let mut bytes = vec![1];
-        assert_eq!(consumer.take(&mut bytes), Ok(None));
-        let long =
-            Head { ifindex: 9, queue: u32::MAX >> 1, direction: Direction::Out, ..head(u64::MAX, 5000) };
-        producer.record(&head(1, 0), b"");
+        assert_eq!(consumer.pop(&mut bytes), Ok(None));
+        let long = RecordHeader {
+            ifindex: 9,
+            queue: u32::MAX >> 1,
+            direction: Direction::Out,
+            ..record_header(u64::MAX, 5000)
+        };
+        producer.record(&record_header(1, 0), b"");
         producer.record(&long, b"cut off here");
-        producer.record(&head(3, 8), b"12345678");
-        assert_eq!((consumer.take(&mut bytes), bytes.len()), (Ok(Some(head(1, 0))), 0));
+        producer.record(&record_header(3, 8), b"12345678");
+        assert_eq!((consumer.pop(&mut bytes), bytes.len()), (Ok(Some(record_header(1, 0))), 0));
         assert_eq!(consumer.peek(), Ok(Some(long)));
-        assert_eq!(consumer.take(&mut bytes), Ok(Some(long)));
+        assert_eq!(consumer.pop(&mut bytes), Ok(Some(long)));
         assert_eq!(bytes, b"cut off here");
-        assert_eq!((consumer.take(&mut bytes), bytes.as_slice()), (Ok(Some(head(3, 8))), &b"12345678"[..]));
-        assert_eq!(consumer.is_over(), Ok(false));
+        assert_eq!(
+            (consumer.pop(&mut bytes), bytes.as_slice()),
+            (Ok(Some(record_header(3, 8))), &b"12345678"[..])
+        );
+        assert_eq!(consumer.is_finished(), Ok(false));
         drop(producer);
-        assert_eq!(consumer.is_over(), Ok(true));
+        assert_eq!(consumer.is_finished(), Ok(true));
     }
 
     #[test]
     fn what_has_no_room_is_counted_by_device_and_direction() {
         // Room for four records of four words.
         let (mut producer, mut consumer) = ring(16);
-        let out = Head { direction: Direction::Out, ..head(0, 8) };
-        let other = Head { ifindex: 77, ..head(0, 8) };
+        let out = RecordHeader { direction: Direction::Out, ..record_header(0, 8) };
+        let other = RecordHeader { ifindex: 77, ..record_header(0, 8) };
         for _ in 0..5 {
-            producer.record(&head(0, 8), b"received");
+            producer.record(&record_header(0, 8), b"received");
         }
         producer.record(&out, b"was sent");
         producer.record(&other, b"from who");
         assert_eq!(dropped(&consumer), [(5, 1, 1), (0, 1, 0)]);
         let mut bytes = Vec::new();
-        assert!(consumer.take(&mut bytes).unwrap().is_some());
+        assert!(consumer.pop(&mut bytes).unwrap().is_some());
         producer.record(&out, b"was sent");
         producer.record(&out, b"was sent");
         assert_eq!(dropped(&consumer), [(5, 1, 2), (0, 1, 0)]);
         let mut left = 0;
-        while consumer.take(&mut bytes).unwrap().is_some() {
+        while consumer.pop(&mut bytes).unwrap().is_some() {
             left += 1;
         }
         assert_eq!((left, bytes.as_slice()), (4, &b"was sent"[..]));
@@ -79,31 +86,31 @@ mod plain {
     #[test]
     fn what_was_not_sent_after_all_was_never_there() {
         let (mut producer, mut consumer) = ring(4);
-        producer.stage(&head(1, 1), b"x");
-        producer.settle(false);
-        producer.settle(true);
+        producer.stage(&record_header(1, 1), b"x");
+        producer.commit(false);
+        producer.commit(true);
         assert_eq!(consumer.peek(), Ok(None));
-        producer.record(&head(2, 1), b"y");
-        producer.stage(&head(3, 1), b"z");
-        producer.settle(false);
+        producer.record(&record_header(2, 1), b"y");
+        producer.stage(&record_header(3, 1), b"z");
+        producer.commit(false);
         assert_eq!(dropped(&consumer)[0], (5, 0, 0), "no room, but no frame either");
         let mut bytes = Vec::new();
-        assert_eq!((consumer.take(&mut bytes), bytes.as_slice()), (Ok(Some(head(2, 1))), &b"y"[..]));
+        assert_eq!((consumer.pop(&mut bytes), bytes.as_slice()), (Ok(Some(record_header(2, 1))), &b"y"[..]));
     }
 
     #[test]
     fn a_counter_of_the_other_side_that_cannot_be_is_no_progress() {
         let (data, taken) = (words(header_words(1) + 8), words(1));
         let mut producer = Producer::new(data, taken.clone(), &[5]);
-        producer.record(&head(1, 8), b"12345678");
-        producer.record(&head(2, 8), b"12345678");
+        producer.record(&record_header(1, 8), b"12345678");
+        producer.record(&record_header(2, 8), b"12345678");
         for nonsense in [9, u64::MAX, 1 << 63, 1 << 32] {
             taken[0].store(nonsense, Ordering::Relaxed);
             assert!(!producer.has_room(1), "{nonsense} words taken of 8");
         }
         taken[0].store(4, Ordering::Relaxed);
         assert!(producer.has_room(4) && !producer.has_room(5));
-        producer.record(&head(3, 8), b"12345678");
+        producer.record(&record_header(3, 8), b"12345678");
         taken[0].store(0, Ordering::Relaxed);
         assert!(!producer.has_room(1), "taken back");
     }
@@ -113,16 +120,18 @@ mod plain {
         let fresh = || {
             let (data, taken) = (words(header_words(1) + 16), words(1));
             let mut producer = Producer::new(data.clone(), taken.clone(), &[5]);
-            producer.record(&head(1, 16), b"0123456789abcdef");
+            producer.record(&record_header(1, 16), b"0123456789abcdef");
             // The producer, too: dropping it is one more write.
             (data, taken, producer)
         };
         let first = header_words(1);
-        for (at, value) in [(AT_PUT, 17), (AT_PUT, u64::MAX), (AT_PUT, 2), (AT_PUT, 4)] {
+        for (at, value) in
+            [(PRODUCED_OFFSET, 17), (PRODUCED_OFFSET, u64::MAX), (PRODUCED_OFFSET, 2), (PRODUCED_OFFSET, 4)]
+        {
             let (data, taken, _producer) = fresh();
             data[at].store(value, Ordering::Relaxed);
             assert!(
-                Consumer::new(data, taken).unwrap().take(&mut Vec::new()).is_err(),
+                Consumer::new(data, taken).unwrap().pop(&mut Vec::new()).is_err(),
                 "word {at} is {value}"
             );
         }
@@ -131,17 +140,17 @@ mod plain {
         {
             let (data, taken, _producer) = fresh();
             data[first].store(sizes, Ordering::Relaxed);
-            assert!(Consumer::new(data, taken).unwrap().take(&mut Vec::new()).is_err(), "sizes {sizes:#x}");
+            assert!(Consumer::new(data, taken).unwrap().pop(&mut Vec::new()).is_err(), "sizes {sizes:#x}");
         }
         for (at, value) in [
-            (AT_MAGIC, 0),
-            (AT_MAGIC, MAGIC ^ VERSION ^ (VERSION + 1)),
-            (AT_CAPACITY, 8),
-            (AT_CAPACITY, 0),
-            (AT_CAPACITY, u64::MAX),
-            (AT_DEVICES, 5),
-            (AT_DEVICES, u64::MAX),
-            (AT_DEVICES, 1 << 61),
+            (MAGIC_OFFSET, 0),
+            (MAGIC_OFFSET, MAGIC ^ VERSION ^ (VERSION + 1)),
+            (CAPACITY_OFFSET, 8),
+            (CAPACITY_OFFSET, 0),
+            (CAPACITY_OFFSET, u64::MAX),
+            (DEVICES_OFFSET, 5),
+            (DEVICES_OFFSET, u64::MAX),
+            (DEVICES_OFFSET, 1 << 61),
         ] {
             let (data, taken, _producer) = fresh();
             data[at].store(value, Ordering::Relaxed);
@@ -160,15 +169,15 @@ mod plain {
             scope.spawn(move || {
                 for n in 0..count {
                     let bytes = pattern(n);
-                    while !producer.has_room((HEAD_WORDS + bytes.len().div_ceil(8)) as u64) {
+                    while !producer.has_room((RECORD_HEADER_WORDS + bytes.len().div_ceil(8)) as u64) {
                         std::thread::yield_now();
                     }
-                    producer.record(&head(n, bytes.len()), &bytes);
+                    producer.record(&record_header(n, bytes.len()), &bytes);
                 }
             });
             let (mut n, mut bytes) = (0, Vec::new());
-            while !consumer.is_over().unwrap() {
-                let Some(got) = consumer.take(&mut bytes).unwrap() else {
+            while !consumer.is_finished().unwrap() {
+                let Some(got) = consumer.pop(&mut bytes).unwrap() else {
                     std::thread::yield_now();
                     continue;
                 };
@@ -192,7 +201,7 @@ mod plain {
             for (n, (put, len)) in steps.into_iter().enumerate() {
                 if put {
                     let frame: Vec<u8> = (0..len).map(|at| (at ^ n) as u8).collect();
-                    producer.record(&head(n as u64, len), &frame);
+                    producer.record(&record_header(n as u64, len), &frame);
                     let needed = 3 + len.div_ceil(8);
                     if used + needed <= 64 {
                         used += needed;
@@ -201,7 +210,7 @@ mod plain {
                         lost += 1;
                     }
                 } else {
-                    let got = consumer.take(&mut bytes).unwrap().map(|head| (head.time, bytes.clone()));
+                    let got = consumer.pop(&mut bytes).unwrap().map(|head| (head.time, bytes.clone()));
                     used -= got.as_ref().map_or(0, |(_, frame)| 3 + frame.len().div_ceil(8));
                     prop_assert_eq!(got, model.pop_front());
                 }
@@ -225,19 +234,19 @@ mod model {
             let (mut producer, mut consumer) = ring(4);
             let other = thread::spawn(move || {
                 for n in 1..=2_u64 {
-                    producer.record(&head(n, 8), &(n * 11).to_ne_bytes());
+                    producer.record(&record_header(n, 8), &(n * 11).to_ne_bytes());
                 }
             });
             let (mut bytes, mut came) = (Vec::new(), Vec::new());
             for _ in 0..2 {
-                if let Some(head) = consumer.take(&mut bytes).unwrap() {
+                if let Some(head) = consumer.pop(&mut bytes).unwrap() {
                     came.push((head.time, bytes.clone()));
                 }
                 thread::yield_now();
             }
             other.join().unwrap();
-            while !consumer.is_over().unwrap() {
-                let head = consumer.take(&mut bytes).unwrap().unwrap();
+            while !consumer.is_finished().unwrap() {
+                let head = consumer.pop(&mut bytes).unwrap().unwrap();
                 came.push((head.time, bytes.clone()));
             }
             // A record whose words are of two records, or that comes twice, shows here.
@@ -256,12 +265,12 @@ mod model {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(4);
             let other = thread::spawn(move || {
-                producer.record(&head(1, 8), &7_u64.to_ne_bytes());
+                producer.record(&record_header(1, 8), &7_u64.to_ne_bytes());
             });
             let mut bytes = Vec::new();
             let mut came = 0;
-            while !consumer.is_over().unwrap() {
-                if consumer.take(&mut bytes).unwrap().is_some() {
+            while !consumer.is_finished().unwrap() {
+                if consumer.pop(&mut bytes).unwrap().is_some() {
                     assert_eq!(bytes, 7_u64.to_ne_bytes());
                     came += 1;
                 }

@@ -6,5 +6,5 @@
 mod recv;
 mod send;
 
-pub use recv::{BackControls, Message, RecvOptions, RecvRing, Sums, Wait};
+pub use recv::{EchoControls, Message, RecvOptions, RecvRing, Totals, Wait};
 pub use send::{SendBatch, SendOptions, SendRing, fits};

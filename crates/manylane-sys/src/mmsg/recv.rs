@@ -1,6 +1,6 @@
 //! Receiving: `recvmmsg(2)` into buffers of the ring.
 
-mod back;
+mod echo;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,16 +8,16 @@ use std::{ptr, slice};
 
 use crate::addr::SockAddr;
 use crate::control::{self, Ancillary};
-use crate::map::{Fixed, Mapping};
+use crate::map::{Mapping, PinnedSlice};
 use crate::sock;
 
-pub use back::BackControls;
+pub use echo::EchoControls;
 
 /// Buffers start at odd multiples of a cache line apart, so that the first lines of large buffers do not all
 /// fall into one set of the cache.
 const STAGGER: usize = 192;
 /// How often a receive is tried again that told of something else.
-const TRIES: u32 = 10;
+const RECV_RETRIES: u32 = 10;
 
 /// Sizes of a [`RecvRing`].
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +46,9 @@ struct ControlSlot([u8; control::RECV_CAPACITY]);
 
 /// Headers, addresses and buffers for receiving; see the [module](super).
 pub struct RecvRing {
-    headers: Fixed<libc::mmsghdr>,
-    names: Fixed<SockAddr>,
-    controls: Fixed<ControlSlot>,
+    headers: PinnedSlice<libc::mmsghdr>,
+    names: PinnedSlice<SockAddr>,
+    controls: PinnedSlice<ControlSlot>,
     buffers: Mapping,
     stride: usize,
     buffer: usize,
@@ -58,7 +58,7 @@ pub struct RecvRing {
     /// Those of them that come first and are no datagrams.
     skipped: usize,
     /// The headers point at these; nothing else reads them.
-    _vectors: Fixed<libc::iovec>,
+    _vectors: PinnedSlice<libc::iovec>,
 }
 
 // SAFETY: the raw pointers in the headers point into memory that the ring owns and that moves with it.
@@ -77,25 +77,26 @@ impl RecvRing {
         let buffer = buffer.max(1);
         let stride = buffer.next_multiple_of(64) + if buffer >= 4096 { STAGGER } else { 0 };
         let buffers = Mapping::new(stride * batch)?;
-        let names = Fixed::new(SockAddr::EMPTY, batch);
-        let controls = Fixed::new(ControlSlot([0; control::RECV_CAPACITY]), if control { batch } else { 0 });
-        let vectors = Fixed::new(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, batch);
+        let names = PinnedSlice::new(SockAddr::EMPTY, batch);
+        let controls =
+            PinnedSlice::new(ControlSlot([0; control::RECV_CAPACITY]), if control { batch } else { 0 });
+        let vectors = PinnedSlice::new(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, batch);
         // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeroes is a value.
-        let headers: Fixed<libc::mmsghdr> = Fixed::new(unsafe { std::mem::zeroed() }, batch);
+        let headers: PinnedSlice<libc::mmsghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
             // SAFETY: `at` gives the address of an element of an allocation that this ring owns and that nobody
             // else reads or writes now; the buffer pointer stays inside the mapping of stride * batch bytes.
             unsafe {
-                let vector = vectors.at(index);
+                let vector = vectors.ptr_at(index);
                 (*vector).iov_base = buffers.as_ptr().add(index * stride).cast();
                 (*vector).iov_len = buffer;
-                let header = &mut (*headers.at(index)).msg_hdr;
-                header.msg_name = names.at(index).cast();
+                let header = &mut (*headers.ptr_at(index)).msg_hdr;
+                header.msg_name = names.ptr_at(index).cast();
                 header.msg_namelen = SockAddr::CAPACITY as u32;
                 header.msg_iov = vector;
                 header.msg_iovlen = 1;
                 if control {
-                    header.msg_control = controls.at(index).cast();
+                    header.msg_control = controls.ptr_at(index).cast();
                     header.msg_controllen = control::RECV_CAPACITY as _;
                 }
             }
@@ -129,7 +130,7 @@ impl RecvRing {
     /// What `recvmmsg(2)` reports, but for "nothing there" and "interrupted".
     #[inline]
     pub fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> io::Result<usize> {
-        self.put_back();
+        self.reset_headers();
         // MSG_TRUNC makes the kernel say how long a datagram was that did not fit.
         let flags = libc::MSG_TRUNC
             | match wait {
@@ -137,11 +138,11 @@ impl RecvRing {
                 Wait::First => libc::MSG_WAITFORONE,
             };
         let vlen = self.headers.len() as libc::c_uint;
-        let mut tries = TRIES;
+        let mut tries = RECV_RETRIES;
         let ret = loop {
             // SAFETY: the headers and all that they point at belong to this ring, which is borrowed for the call.
             let ret = unsafe {
-                libc::recvmmsg(fd.as_raw_fd(), self.headers.at(0), vlen, flags as _, ptr::null_mut())
+                libc::recvmmsg(fd.as_raw_fd(), self.headers.ptr_at(0), vlen, flags as _, ptr::null_mut())
             };
             if ret >= 0 {
                 break ret as usize;
@@ -150,7 +151,7 @@ impl RecvRing {
             match err.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR) => return Ok(0),
                 // Not about what is in the queue, which may be full.
-                Some(code) if tries > 0 && sock::may_be_of_earlier(code) => tries -= 1,
+                Some(code) if tries > 0 && sock::is_icmp_error(code) => tries -= 1,
                 _ => return Err(err),
             }
         };
@@ -162,10 +163,10 @@ impl RecvRing {
     }
 
     /// Puts back what the kernel wrote into the headers: lengths of address and control messages.
-    fn put_back(&mut self) {
+    fn reset_headers(&mut self) {
         for index in 0..self.written {
             // SAFETY: an element of the ring's own allocation, which is borrowed mutably.
-            let header = unsafe { &mut (*self.headers.at(index)).msg_hdr };
+            let header = unsafe { &mut (*self.headers.ptr_at(index)).msg_hdr };
             header.msg_namelen = SockAddr::CAPACITY as u32;
             if self.control {
                 header.msg_controllen = control::RECV_CAPACITY as _;
@@ -177,8 +178,8 @@ impl RecvRing {
     /// What the messages of the last receive are together.
     #[inline]
     #[must_use]
-    pub fn sums(&self) -> Sums {
-        let mut sums = Sums::default();
+    pub fn totals(&self) -> Totals {
+        let mut sums = Totals::default();
         for index in self.skipped..self.written {
             let header = self.header(index);
             let truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
@@ -191,7 +192,7 @@ impl RecvRing {
     fn header(&self, index: usize) -> &libc::mmsghdr {
         assert!(index < self.written);
         // SAFETY: the kernel has written this header and is done with it; writes need `&mut self`.
-        unsafe { &*self.headers.at(index) }
+        unsafe { &*self.headers.ptr_at(index) }
     }
 
     /// Message `index` of the last receive.
@@ -209,13 +210,13 @@ impl RecvRing {
         // kernel writes to it only during `recv`, which needs `&mut self`.
         let data = unsafe { slice::from_raw_parts(self.buffers.as_ptr().add(index * self.stride), len) };
         // SAFETY: the element belongs to the ring; the kernel writes to it only during `recv`.
-        let peer = unsafe { &*self.names.at(index) };
+        let peer = unsafe { &*self.names.ptr_at(index) };
         let control = if self.control {
             // The field's type differs between C libraries.
             #[allow(clippy::unnecessary_cast)]
             let len = (header.msg_hdr.msg_controllen as usize).min(control::RECV_CAPACITY);
             // SAFETY: as for `peer`; the length was capped at the size of the slot.
-            unsafe { &(&(*self.controls.at(index)).0)[..len] }
+            unsafe { &(&(*self.controls.ptr_at(index)).0)[..len] }
         } else {
             &[]
         };
@@ -225,7 +226,7 @@ impl RecvRing {
 
 /// What the messages of a receive are together: enough to count them where the kernel said nothing of any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sums {
+pub struct Totals {
     /// Bytes that fitted into the buffers.
     pub bytes: usize,
     /// Messages that were cut off.
@@ -234,7 +235,7 @@ pub struct Sums {
     pub with_control: usize,
 }
 
-impl Sums {
+impl Totals {
     #[inline]
     pub(crate) fn add(&mut self, bytes: usize, truncated: bool, has_control: bool) {
         self.bytes += bytes;

@@ -6,7 +6,7 @@ use std::ptr;
 
 use crate::addr::{SockAddr, Source};
 use crate::control::SendControl;
-use crate::map::{Fixed, Mapping};
+use crate::map::{Mapping, PinnedSlice};
 
 /// Largest payload of a UDP datagram over IPv4: 65,535 bytes less the headers of IP and UDP, 20 and 8 bytes.
 const MAX_PAYLOAD: usize = 65_507;
@@ -23,11 +23,11 @@ pub fn fits(peer: &SockAddr, len: usize) -> bool {
 const MAX_SEGMENTS: u16 = 64;
 /// Largest datagram that joins a train: larger ones do not fit an Ethernet frame, and the kernel refuses trains
 /// whose segments exceed the MTU of the path (less for IPv6, tunnels and such: see `limit_gso`).
-const MAX_SEGMENT: usize = 1472;
+const MAX_SEGMENT_SIZE: usize = 1472;
 /// Pieces of payload that can be queued; contiguous ones share one.
-const VECTORS: usize = 1024;
+const VECTORS_MAX: usize = 1024;
 /// Space for payloads that are copied into the ring.
-const ARENA: usize = 256 << 10;
+const ARENA_BYTES: usize = 256 << 10;
 
 /// Sizes of a [`SendRing`].
 #[derive(Clone, Copy, Debug)]
@@ -40,11 +40,11 @@ pub struct SendOptions {
 
 /// A queued message: one datagram, or several of one size to one peer.
 #[derive(Clone, Copy, Default)]
-struct Train {
+struct GsoMessage {
     first_vector: u32,
     vectors: u32,
     bytes: u32,
-    segment: u16,
+    segment_size: u16,
     count: u16,
     /// Another datagram may still join.
     open: bool,
@@ -53,20 +53,20 @@ struct Train {
 
 /// Headers, addresses, control messages and copy space for sending; see the [module](super).
 pub struct SendRing {
-    headers: Fixed<libc::mmsghdr>,
-    names: Fixed<SockAddr>,
-    controls: Fixed<SendControl>,
-    vectors: Fixed<libc::iovec>,
-    trains: Vec<Train>,
+    headers: PinnedSlice<libc::mmsghdr>,
+    names: PinnedSlice<SockAddr>,
+    controls: PinnedSlice<SendControl>,
+    vectors: PinnedSlice<libc::iovec>,
+    gso_messages: Vec<GsoMessage>,
     arena: Mapping,
     /// Messages queued.
     queued: usize,
     vectors_used: usize,
     arena_used: usize,
     /// The headers say what is queued.
-    sealed: bool,
+    headers_valid: bool,
     /// Largest datagram that may join a train; 0 for no trains.
-    max_segment: usize,
+    max_segment_size: usize,
     /// The last wait for room in the send buffer was in vain.
     stuck: bool,
 }
@@ -85,25 +85,25 @@ impl SendRing {
         if !(1..=1024).contains(&batch) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        let names = Fixed::new(SockAddr::EMPTY, batch);
+        let names = PinnedSlice::new(SockAddr::EMPTY, batch);
         // SAFETY: mmsghdr is a C struct of integers and pointers, for which all zeroes is a value.
-        let headers: Fixed<libc::mmsghdr> = Fixed::new(unsafe { std::mem::zeroed() }, batch);
+        let headers: PinnedSlice<libc::mmsghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
             // SAFETY: an element of the ring's own allocation, which nobody else reads or writes now.
-            unsafe { (*headers.at(index)).msg_hdr.msg_name = names.at(index).cast() };
+            unsafe { (*headers.ptr_at(index)).msg_hdr.msg_name = names.ptr_at(index).cast() };
         }
         Ok(Self {
             headers,
             names,
-            controls: Fixed::new(SendControl::new(), batch),
-            vectors: Fixed::new(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, VECTORS),
-            trains: vec![Train::default(); batch],
-            arena: Mapping::new(ARENA)?,
+            controls: PinnedSlice::new(SendControl::new(), batch),
+            vectors: PinnedSlice::new(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }, VECTORS_MAX),
+            gso_messages: vec![GsoMessage::default(); batch],
+            arena: Mapping::new(ARENA_BYTES)?,
             queued: 0,
             vectors_used: 0,
             arena_used: 0,
-            sealed: false,
-            max_segment: if gso { MAX_SEGMENT } else { 0 },
+            headers_valid: false,
+            max_segment_size: if gso { MAX_SEGMENT_SIZE } else { 0 },
             stuck: false,
         })
     }
@@ -118,93 +118,93 @@ impl SendRing {
         self.queued = 0;
         self.vectors_used = 0;
         self.arena_used = 0;
-        self.sealed = false;
+        self.headers_valid = false;
     }
 
     /// Joins the datagram to the last train if it may; true if it did.
     fn join(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
         let Some(last) = self.queued.checked_sub(1) else { return false };
-        let train = &mut self.trains[last];
+        let train = &mut self.gso_messages[last];
         let fits = train.open
             && len > 0
-            && len <= usize::from(train.segment)
+            && len <= usize::from(train.segment_size)
             && train.count < MAX_SEGMENTS
             && train.bytes as usize + len <= MAX_PAYLOAD
             && train.source == source;
         // SAFETY: an element of the ring's own allocation.
-        if !fits || unsafe { &*self.names.at(last) } != peer {
+        if !fits || unsafe { &*self.names.ptr_at(last) } != peer {
             return false;
         }
         // SAFETY: a queued message has at least one vector; the element belongs to the ring.
-        let end = unsafe { &mut *self.vectors.at(self.vectors_used - 1) };
+        let end = unsafe { &mut *self.vectors.ptr_at(self.vectors_used - 1) };
         if end.iov_base.cast_const().cast::<u8>().wrapping_add(end.iov_len) == data {
             end.iov_len += len;
         } else {
-            self.put_vector(data, len);
-            self.trains[last].vectors += 1;
+            self.push_vector(data, len);
+            self.gso_messages[last].vectors += 1;
         }
-        let train = &mut self.trains[last];
+        let train = &mut self.gso_messages[last];
         train.count += 1;
         train.bytes += len as u32;
-        train.open = len == usize::from(train.segment);
+        train.open = len == usize::from(train.segment_size);
         true
     }
 
-    fn put_vector(&mut self, data: *const u8, len: usize) {
+    fn push_vector(&mut self, data: *const u8, len: usize) {
         let vector = libc::iovec { iov_base: data.cast_mut().cast(), iov_len: len };
         // SAFETY: `at` checks the index; callers have checked that a vector is free.
-        unsafe { *self.vectors.at(self.vectors_used) = vector };
+        unsafe { *self.vectors.ptr_at(self.vectors_used) = vector };
         self.vectors_used += 1;
     }
 
     /// Queues one datagram; false, and nothing is queued, if there is no room. The caller keeps `data` alive until
     /// the queue is cleared or dropped.
     fn push(&mut self, peer: &SockAddr, source: Option<Source>, data: *const u8, len: usize) -> bool {
-        if self.vectors_used == VECTORS {
+        if self.vectors_used == VECTORS_MAX {
             return false;
         }
         if self.join(peer, source, data, len) {
-            self.sealed = false;
+            self.headers_valid = false;
             return true;
         }
         if self.queued == self.headers.len() {
             return false;
         }
-        self.sealed = false;
+        self.headers_valid = false;
         let index = self.queued;
-        self.trains[index] = Train {
+        self.gso_messages[index] = GsoMessage {
             first_vector: self.vectors_used as u32,
             vectors: 1,
             bytes: len as u32,
-            segment: len.min(usize::from(u16::MAX)) as u16,
+            segment_size: len.min(usize::from(u16::MAX)) as u16,
             count: 1,
-            open: (1..=self.max_segment).contains(&len),
+            open: (1..=self.max_segment_size).contains(&len),
             source,
         };
         // SAFETY: an element of the ring's own allocation; nothing else refers to it now.
-        unsafe { *self.names.at(index) = *peer };
-        self.put_vector(data, len);
+        unsafe { *self.names.ptr_at(index) = *peer };
+        self.push_vector(data, len);
         self.queued += 1;
         true
     }
 
     /// Makes the headers say what is queued, once for all that was pushed.
-    fn seal(&mut self) {
-        if std::mem::replace(&mut self.sealed, true) {
+    fn write_headers(&mut self) {
+        if std::mem::replace(&mut self.headers_valid, true) {
             return;
         }
         for index in 0..self.queued {
-            let train = self.trains[index];
-            let segment = (train.count > 1).then_some(train.segment);
+            let train = self.gso_messages[index];
+            let segment = (train.count > 1).then_some(train.segment_size);
             // SAFETY: elements of the ring's own allocations, which is borrowed mutably.
             let (header, control) =
-                unsafe { (&mut (*self.headers.at(index)).msg_hdr, &mut *self.controls.at(index)) };
+                unsafe { (&mut (*self.headers.ptr_at(index)).msg_hdr, &mut *self.controls.ptr_at(index)) };
             let (at, len) = control.fill(train.source.as_ref(), segment);
             header.msg_control = ptr::from_mut(control).cast::<u8>().wrapping_add(at).cast();
             header.msg_controllen = len as _;
             // SAFETY: an element of the ring's own allocation.
-            header.msg_namelen = unsafe { (*self.names.at(index)).as_bytes().len() } as u32;
-            header.msg_iov = self.vectors.at(train.first_vector as usize);
+            header.msg_namelen = unsafe { (*self.names.ptr_at(index)).as_bytes().len() } as u32;
+            header.msg_iov = self.vectors.ptr_at(train.first_vector as usize);
             header.msg_iovlen = train.vectors as _;
         }
     }
@@ -233,7 +233,7 @@ impl<'a> SendBatch<'a> {
     /// there is not so much left.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        if len > MAX_PAYLOAD_V6 || len > ARENA - self.ring.arena_used {
+        if len > MAX_PAYLOAD_V6 || len > ARENA_BYTES - self.ring.arena_used {
             return None;
         }
         // SAFETY: the range lies inside the arena, which started zeroed; what is queued lies before it.
@@ -246,7 +246,7 @@ impl<'a> SendBatch<'a> {
     /// nothing, if the ring is full; the bytes stay as they are.
     #[inline]
     pub fn push_reserved(&mut self, peer: &SockAddr, source: Option<Source>, len: usize) -> bool {
-        if !fits(peer, len) || len > ARENA - self.ring.arena_used {
+        if !fits(peer, len) || len > ARENA_BYTES - self.ring.arena_used {
             return false;
         }
         let data = self.ring.arena.as_ptr().wrapping_add(self.ring.arena_used);
@@ -256,9 +256,9 @@ impl<'a> SendBatch<'a> {
     }
 
     /// Forgets everything queued, but keeps the first `len` bytes of what [`reserve`](Self::reserve) gave last.
-    pub fn clear_all_but_reserved(&mut self, len: usize) {
+    pub fn clear_keep_reserved(&mut self, len: usize) {
         let from = self.ring.arena_used;
-        let len = len.min(ARENA - from);
+        let len = len.min(ARENA_BYTES - from);
         let arena = self.ring.arena.as_ptr();
         // SAFETY: both ranges lie inside the arena; they may overlap, which copy() allows.
         unsafe { ptr::copy(arena.add(from), arena, len) };
@@ -267,8 +267,8 @@ impl<'a> SendBatch<'a> {
 
     /// Datagrams in message `index`, and their bytes.
     #[must_use]
-    pub fn content(&self, index: usize) -> (u64, u64) {
-        let train = &self.ring.trains[index];
+    pub fn message_counts(&self, index: usize) -> (u64, u64) {
+        let train = &self.ring.gso_messages[index];
         (u64::from(train.count), u64::from(train.bytes))
     }
 
@@ -281,12 +281,12 @@ impl<'a> SendBatch<'a> {
         if left == 0 {
             return Ok(0);
         }
-        self.ring.seal();
+        self.ring.write_headers();
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `seal` has set the headers to point at names, control messages and vectors of this ring; the
+        // SAFETY: `write_headers` has set the headers to point at names, control messages and vectors of this ring; the
         // vectors point into the arena or into payloads that outlive `'a`, and so this call.
         let sent = unsafe {
-            libc::sendmmsg(fd.as_raw_fd(), self.ring.headers.at(from), left as libc::c_uint, flags as _)
+            libc::sendmmsg(fd.as_raw_fd(), self.ring.headers.ptr_at(from), left as libc::c_uint, flags as _)
         };
         let sent = crate::check(sent)? as usize;
         self.ring.stuck = false;
@@ -305,28 +305,28 @@ impl<'a> SendBatch<'a> {
         if index >= self.ring.queued {
             return (0, 0, None);
         }
-        self.ring.seal();
-        let train = self.ring.trains[index];
+        self.ring.write_headers();
+        let train = self.ring.gso_messages[index];
         let (at, len) = {
             // SAFETY: an element of the ring's own allocation, which is borrowed mutably.
-            let control = unsafe { &mut *self.ring.controls.at(index) };
+            let control = unsafe { &mut *self.ring.controls.ptr_at(index) };
             control.fill(train.source.as_ref(), None)
         };
         // SAFETY: the header was sealed and points at memory of this ring; this is a copy of it.
-        let mut header = unsafe { (*self.ring.headers.at(index)).msg_hdr };
-        header.msg_control = self.ring.controls.at(index).cast::<u8>().wrapping_add(at).cast();
+        let mut header = unsafe { (*self.ring.headers.ptr_at(index)).msg_hdr };
+        header.msg_control = self.ring.controls.ptr_at(index).cast::<u8>().wrapping_add(at).cast();
         header.msg_controllen = len as _;
         header.msg_iovlen = 1;
         // The headers no longer say what is queued: the next send has to seal them anew.
-        self.ring.sealed = false;
+        self.ring.headers_valid = false;
         let mut seen = 0;
         let (mut sent, mut bytes) = (0, 0);
         for vector in 0..train.vectors {
             // SAFETY: a vector of this message; see `send` for what it points at.
-            let whole = unsafe { *self.ring.vectors.at((train.first_vector + vector) as usize) };
+            let whole = unsafe { *self.ring.vectors.ptr_at((train.first_vector + vector) as usize) };
             let mut offset = 0;
             while offset < whole.iov_len {
-                let len = usize::from(train.segment).min(whole.iov_len - offset);
+                let len = usize::from(train.segment_size).min(whole.iov_len - offset);
                 let base = whole.iov_base.cast::<u8>().wrapping_add(offset).cast();
                 let mut one = libc::iovec { iov_base: base, iov_len: len };
                 offset += len;
@@ -366,13 +366,13 @@ impl<'a> SendBatch<'a> {
 
     /// Bytes of each datagram in message `index` (but the last, which may be shorter).
     #[must_use]
-    pub fn segment(&self, index: usize) -> u16 {
-        self.ring.trains[index].segment
+    pub fn segment_size(&self, index: usize) -> u16 {
+        self.ring.gso_messages[index].segment_size
     }
 
     /// Lets only datagrams of up to `bytes` join trains from now on; 0 ends trains.
     pub fn limit_gso(&mut self, bytes: u16) {
-        self.ring.max_segment = self.ring.max_segment.min(usize::from(bytes));
+        self.ring.max_segment_size = self.ring.max_segment_size.min(usize::from(bytes));
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) const CANCEL_ANY: u32 = 1 << 2;
 pub(super) const RECV_MULTISHOT: u16 = 1 << 1;
 
 /// What entries carry whose completions say that something was cancelled.
-pub(super) const CANCEL: u64 = 2;
+pub(super) const CANCEL_USER_DATA: u64 = 2;
 
 pub(super) const SETUP_CQSIZE: u32 = 1 << 3;
 /// The ring starts disabled, so that another thread than its maker can become the one that submits (Linux 5.10).

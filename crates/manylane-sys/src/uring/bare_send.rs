@@ -8,42 +8,42 @@ use std::time::Duration;
 use super::abi::{self, Sqe};
 use super::setup::Ring;
 use crate::addr::SockAddr;
-use crate::map::Fixed;
+use crate::map::PinnedSlice;
 
 /// The number of the socket among the registered files.
-const SOCKET: i32 = 0;
+const SOCKET_INDEX: i32 = 0;
 /// How long the kernel may hold on to a payload that it does not copy.
-const WAIT: Duration = Duration::from_secs(1);
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An entry for each datagram, with a header that was built once, all submitted by one call.
-pub struct BareSends {
+pub struct BareSender {
     ring: Ring,
-    headers: Fixed<libc::msghdr>,
+    headers: PinnedSlice<libc::msghdr>,
     /// The headers point at these.
-    vectors: Fixed<libc::iovec>,
-    names: Fixed<SockAddr>,
+    vectors: PinnedSlice<libc::iovec>,
+    names: PinnedSlice<SockAddr>,
     zero_copy: bool,
 }
 
-impl BareSends {
+impl BareSender {
     /// Registers `socket` and builds `batch` headers; with `zero_copy`, payloads are not copied (Linux 6.1).
     ///
     /// # Errors
     /// As of [`UringRecv::new`](super::UringRecv::new).
     pub fn new(socket: BorrowedFd<'_>, batch: usize, zero_copy: bool) -> io::Result<Self> {
-        let ring = Ring::sized(batch.next_power_of_two() as u32, 4 * batch as u32, false)?;
+        let ring = Ring::with_entries(batch.next_power_of_two() as u32, 4 * batch as u32, false)?;
         ring.enable()?;
         ring.register_file(socket)?;
-        let names = Fixed::new(SockAddr::EMPTY, batch);
-        let vectors = Fixed::new(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }, batch);
+        let names = PinnedSlice::new(SockAddr::EMPTY, batch);
+        let vectors = PinnedSlice::new(libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }, batch);
         // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
-        let headers: Fixed<libc::msghdr> = Fixed::new(unsafe { std::mem::zeroed() }, batch);
+        let headers: PinnedSlice<libc::msghdr> = PinnedSlice::new(unsafe { std::mem::zeroed() }, batch);
         for index in 0..batch {
             // SAFETY: elements of allocations that nobody else reads or writes now.
             unsafe {
-                let header = &mut *headers.at(index);
-                header.msg_name = names.at(index).cast();
-                header.msg_iov = vectors.at(index);
+                let header = &mut *headers.ptr_at(index);
+                header.msg_name = names.ptr_at(index).cast();
+                header.msg_iov = vectors.ptr_at(index);
                 header.msg_iovlen = 1;
             }
         }
@@ -64,18 +64,18 @@ impl BareSends {
         for (index, payload) in payloads.enumerate().take(self.headers.len()) {
             // SAFETY: elements of the value's own allocations, of which nothing is under way.
             unsafe {
-                *self.names.at(index) = *peer;
+                *self.names.ptr_at(index) = *peer;
                 let vector =
                     libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
-                *self.vectors.at(index) = vector;
-                (*self.headers.at(index)).msg_namelen = peer.as_bytes().len() as u32;
+                *self.vectors.ptr_at(index) = vector;
+                (*self.headers.ptr_at(index)).msg_namelen = peer.as_bytes().len() as u32;
             }
             let quiet = if self.zero_copy { 0 } else { abi::SQE_SKIP_SUCCESS };
-            self.ring.put(Sqe {
+            self.ring.push(Sqe {
                 opcode: if self.zero_copy { abi::OP_SENDMSG_ZC } else { abi::OP_SENDMSG },
                 flags: abi::SQE_FIXED_FILE | quiet,
-                fd: SOCKET,
-                addr: self.headers.at(index).expose_provenance() as u64,
+                fd: SOCKET_INDEX,
+                addr: self.headers.ptr_at(index).expose_provenance() as u64,
                 len: 1,
                 msg_flags: (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as u32,
                 ..Sqe::default()
@@ -85,7 +85,7 @@ impl BareSends {
         self.ring.enter(None)?;
         let (mut failed, mut held) = (0, if self.zero_copy { count } else { 0 });
         loop {
-            let there = self.ring.there();
+            let there = self.ring.load_cq_tail();
             while let Some(completion) = self.ring.peek(there) {
                 self.ring.pop();
                 if completion.flags & abi::CQE_NOTIFY != 0 {
@@ -99,17 +99,17 @@ impl BareSends {
             if held == 0 {
                 return Ok(count - failed);
             }
-            self.ring.enter(Some(WAIT))?;
+            self.ring.enter(Some(NOTIFY_TIMEOUT))?;
         }
     }
 }
 
-impl Drop for BareSends {
+impl Drop for BareSender {
     fn drop(&mut self) {
-        super::bare::let_go(&mut self.ring);
+        super::bare::release_socket(&mut self.ring);
     }
 }
 
 // SAFETY: the raw pointers in the headers point into memory that this value owns and that moves with it, and into payloads during
 // a call only.
-unsafe impl Send for BareSends {}
+unsafe impl Send for BareSender {}

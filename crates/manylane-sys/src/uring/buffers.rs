@@ -23,47 +23,47 @@ use crate::addr::SockAddr;
 use crate::map::Mapping;
 
 /// Most buffers of one ring (`io_register_pbuf_ring`).
-pub(super) const MOST: usize = 1 << 15;
+pub(super) const BUFFERS_MAX: usize = 1 << 15;
 
-/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it ([`Head`], and with
+/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it ([`MessageHeader`], and with
 /// control messages three lines more) then starts a line of its own.
-const LEAD: usize = 16;
+const LEADING_PAD: usize = 16;
 /// Large buffers start at odd multiples of a cache line apart, as those of the message ring.
 const STAGGER: usize = 192;
 
 /// What the kernel says of a message, before control messages and payload.
 #[repr(C)]
-pub(super) struct Head {
+pub(super) struct MessageHeader {
     pub(super) out: RecvmsgOut,
     pub(super) peer: SockAddr,
 }
 
 /// Parts of a buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct BufferLayout {
     pub(super) control: usize,
     pub(super) payload: usize,
 }
 
-impl Shape {
+impl BufferLayout {
     /// Where the payload starts.
     #[inline]
-    pub(super) fn payload_at(self) -> usize {
-        size_of::<Head>() + self.control
+    pub(super) fn payload_offset(self) -> usize {
+        size_of::<MessageHeader>() + self.control
     }
 
     fn len(self) -> usize {
-        self.payload_at() + self.payload
+        self.payload_offset() + self.payload
     }
 
     fn stride(self) -> usize {
-        (self.len() + LEAD).next_multiple_of(64) + if self.payload >= 4096 { STAGGER } else { 0 }
+        (self.len() + LEADING_PAD).next_multiple_of(64) + if self.payload >= 4096 { STAGGER } else { 0 }
     }
 }
 
 /// Whose the buffers are. Counters go on and on, and wrap.
 #[derive(Debug)]
-struct Turns {
+struct Ownership {
     mask: u16,
     /// The next one that the kernel fills.
     head: u16,
@@ -71,7 +71,7 @@ struct Turns {
     tail: u16,
 }
 
-impl Turns {
+impl Ownership {
     /// All are the kernel's.
     fn new(count: usize) -> Self {
         Self { mask: (count - 1) as u16, head: 0, tail: count as u16 }
@@ -79,7 +79,7 @@ impl Turns {
 
     /// The kernel says that it has filled buffer `id`: false if that cannot be so.
     #[inline]
-    fn take(&mut self, id: u16) -> bool {
+    fn consume(&mut self, id: u16) -> bool {
         let is_next = id == self.head & self.mask && self.head != self.tail;
         self.head = self.head.wrapping_add(is_next.into());
         is_next
@@ -87,7 +87,7 @@ impl Turns {
 
     /// All that were taken are the kernel's again.
     #[inline]
-    fn give_back(&mut self) {
+    fn release(&mut self) {
         self.tail = self.head.wrapping_add(self.mask).wrapping_add(1);
     }
 }
@@ -96,24 +96,24 @@ impl Turns {
 pub(super) struct Buffers {
     ring: Mapping,
     memory: Mapping,
-    shape: Shape,
+    layout: BufferLayout,
     stride: usize,
-    turns: Turns,
+    ownership: Ownership,
 }
 
 impl Buffers {
     /// Maps `count` buffers, a power of two, registers them with `ring`, and gives all to the kernel.
-    pub(super) fn new(ring: &Ring, count: usize, shape: Shape) -> io::Result<Self> {
+    pub(super) fn new(ring: &Ring, count: usize, shape: BufferLayout) -> io::Result<Self> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
-        if !count.is_power_of_two() || count > MOST {
+        if !count.is_power_of_two() || count > BUFFERS_MAX {
             return Err(invalid());
         }
         let stride = shape.stride();
         let memory = Mapping::new(stride.checked_mul(count).ok_or_else(invalid)?)?;
         let map = Mapping::new(count * size_of::<Buf>())?;
-        let buffers = Self { ring: map, memory, shape, stride, turns: Turns::new(count) };
+        let buffers = Self { ring: map, memory, layout: shape, stride, ownership: Ownership::new(count) };
         for id in 0..count {
-            let addr = buffers.at(id as u16).expose_provenance() as u64;
+            let addr = buffers.ptr_at(id as u16).expose_provenance() as u64;
             // SAFETY: the mapping has so many entries, and nobody reads them yet. The tail, which shares the first, is not
             // touched.
             unsafe {
@@ -128,64 +128,64 @@ impl Buffers {
             ring_entries: count as u32,
             ..BufReg::default()
         })?;
-        store_tail(&buffers.ring, buffers.turns.tail);
+        store_tail(&buffers.ring, buffers.ownership.tail);
         Ok(buffers)
     }
 
-    /// The kernel has filled buffer `id`, the caller's until [`give_back`](Self::give_back); false if that cannot be.
+    /// The kernel has filled buffer `id`, the caller's until [`release`](Self::release); false if that cannot be.
     #[inline]
-    pub(super) fn take(&mut self, id: u16) -> bool {
-        self.turns.take(id)
+    pub(super) fn consume(&mut self, id: u16) -> bool {
+        self.ownership.consume(id)
     }
 
     /// Gives all that were taken to the kernel.
     #[inline]
-    pub(super) fn give_back(&mut self) {
-        self.turns.give_back();
-        store_tail(&self.ring, self.turns.tail);
+    pub(super) fn release(&mut self) {
+        self.ownership.release();
+        store_tail(&self.ring, self.ownership.tail);
     }
 
     #[inline]
-    pub(super) fn shape(&self) -> Shape {
-        self.shape
+    pub(super) fn layout(&self) -> BufferLayout {
+        self.layout
     }
 
     /// Where buffer `id` is, of so many: always inside the mapping.
     #[inline]
-    fn at(&self, id: u16) -> *mut u8 {
-        let start = usize::from(id & self.turns.mask) * self.stride + LEAD;
+    fn ptr_at(&self, id: u16) -> *mut u8 {
+        let start = usize::from(id & self.ownership.mask) * self.stride + LEADING_PAD;
         self.memory.as_ptr().wrapping_add(start)
     }
 
     /// What the kernel says of the message in buffer `id`, which was taken.
     #[inline]
-    pub(super) fn head(&self, id: u16) -> &Head {
+    pub(super) fn header(&self, id: u16) -> &MessageHeader {
         // SAFETY: the buffer lies inside the mapping, which started zeroed, at a multiple of 16; all values of its bytes are a
-        // head. The kernel writes to it only while it owns it: from `give_back`, which takes what this borrows, to the
+        // head. The kernel writes to it only while it owns it: from `release`, which takes what this borrows, to the
         // completion by which it was taken.
-        unsafe { &*self.at(id).cast() }
+        unsafe { &*self.ptr_at(id).cast() }
     }
 
     /// Whether the message in buffer `id`, which was taken, was cut off at its end.
     #[inline]
-    pub(super) fn is_cut(&self, id: u16) -> bool {
-        self.head(id).out.flags & libc::MSG_TRUNC as u32 != 0
+    pub(super) fn is_truncated(&self, id: u16) -> bool {
+        self.header(id).out.flags & libc::MSG_TRUNC as u32 != 0
     }
 
     /// `len` bytes of the control messages in buffer `id`, which was taken, or as many as fit.
     #[inline]
     pub(super) fn control(&self, id: u16, len: usize) -> &[u8] {
-        let start = self.at(id).wrapping_add(size_of::<Head>());
+        let start = self.ptr_at(id).wrapping_add(size_of::<MessageHeader>());
         // SAFETY: as for the head; the length is cut at the end of this part.
-        unsafe { std::slice::from_raw_parts(start, len.min(self.shape.control)) }
+        unsafe { std::slice::from_raw_parts(start, len.min(self.layout.control)) }
     }
 
     /// The same of the payload.
     #[inline]
     pub(super) fn payload(&self, id: u16, len: usize) -> &[u8] {
-        let start = self.at(id).wrapping_add(self.shape.payload_at());
+        let start = self.ptr_at(id).wrapping_add(self.layout.payload_offset());
         // SAFETY: as for the control messages.
-        unsafe { std::slice::from_raw_parts(start, len.min(self.shape.payload)) }
+        unsafe { std::slice::from_raw_parts(start, len.min(self.layout.payload)) }
     }
 }
 
@@ -210,22 +210,22 @@ mod tests {
             rounds in 0_usize..5000,
             steps in prop::collection::vec(prop::option::of(0_u16..20), 0..200),
         ) {
-            let mut turns = Turns::new(16);
+            let mut turns = Ownership::new(16);
             // The counters have any value.
             for round in 0..rounds {
-                prop_assert!(turns.take((round % 16) as u16));
-                turns.give_back();
+                prop_assert!(turns.consume((round % 16) as u16));
+                turns.release();
             }
             let (mut next, mut ours) = (rounds % 16, 0);
             for step in steps {
                 if let Some(id) = step {
                     let can_be = usize::from(id) == next && ours < 16;
-                    prop_assert_eq!(turns.take(id), can_be);
+                    prop_assert_eq!(turns.consume(id), can_be);
                     if can_be {
                         (next, ours) = ((next + 1) % 16, ours + 1);
                     }
                 } else {
-                    turns.give_back();
+                    turns.release();
                     ours = 0;
                 }
                 let kernels = turns.tail.wrapping_sub(turns.head);
@@ -236,11 +236,11 @@ mod tests {
 
     #[test]
     fn all_of_them_can_be_the_batchs() {
-        let mut turns = Turns::new(MOST);
+        let mut turns = Ownership::new(BUFFERS_MAX);
         for round in 0..5 {
-            (0..MOST).for_each(|id| assert!(turns.take(id as u16), "{round}: {id}"));
-            assert!(!turns.take(0));
-            turns.give_back();
+            (0..BUFFERS_MAX).for_each(|id| assert!(turns.consume(id as u16), "{round}: {id}"));
+            assert!(!turns.consume(0));
+            turns.release();
         }
     }
 }

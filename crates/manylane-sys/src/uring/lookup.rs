@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::abi::Sqe;
-use super::bare::let_go;
+use super::bare::release_socket;
 use super::setup::Ring;
 
 /// Does nothing.
@@ -33,7 +33,7 @@ pub struct Lookups {
 
 impl Drop for Lookups {
     fn drop(&mut self) {
-        let_go(&mut self.ring);
+        release_socket(&mut self.ring);
     }
 }
 
@@ -44,7 +44,7 @@ impl Lookups {
     /// As of [`UringRecv::new`](super::UringRecv::new).
     pub fn new(file: BorrowedFd<'_>, batch: u32) -> io::Result<Self> {
         let batch = batch.clamp(1, 1024).next_power_of_two();
-        let ring = Ring::sized(batch, 2 * batch, false)?;
+        let ring = Ring::with_entries(batch, 2 * batch, false)?;
         ring.enable()?;
         ring.register_file(file)?;
         Ok(Self { ring, fd: file.as_raw_fd(), batch })
@@ -61,13 +61,13 @@ impl Lookups {
             Lookup::Registered => (0, NOP_FILE | NOP_FIXED_FILE),
         };
         for _ in 0..self.batch {
-            self.ring.put(Sqe { opcode: OP_NOP, fd, msg_flags, user_data: u64::MAX, ..Sqe::default() });
+            self.ring.push(Sqe { opcode: OP_NOP, fd, msg_flags, user_data: u64::MAX, ..Sqe::default() });
         }
         let mut done = 0;
         let mut failed = None;
         while done < self.batch {
             self.ring.enter(None)?;
-            let there = self.ring.there();
+            let there = self.ring.load_cq_tail();
             while let Some(completion) = self.ring.peek(there) {
                 self.ring.pop();
                 done += 1;

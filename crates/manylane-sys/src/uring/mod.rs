@@ -25,7 +25,7 @@ mod setup;
 #[cfg(all(test, not(miri)))]
 mod tests;
 
-pub use bare::{BareMultishot, BareOptions, BareShots};
-pub use bare_send::BareSends;
+pub use bare::{BareMultishot, BareOneshot, BareOptions};
+pub use bare_send::BareSender;
 pub use lookup::{Lookup, Lookups};
 pub use recv::{UringOptions, UringRecv};

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The thread that receives first becomes the ring's owner; the kernel refuses any other. A thread that comes later gets
-//! another ring, after what the first one has taken was handed out ([`UringRecv::take_over`]). Larger buffers, or more of
+//! another ring, after what the first one has taken was handed out ([`UringRecv::replace_ring`]). Larger buffers, or more of
 //! them, come the same way.
 
 use std::io;
@@ -16,21 +16,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use super::abi::{self, Cqe, Sqe};
-use super::buffers::{Buffers, MOST, Shape};
+use super::buffers::{BUFFERS_MAX, BufferLayout, Buffers};
 use super::setup::Ring;
 use crate::addr::SockAddr;
 use crate::control;
-use crate::map::Fixed;
-use crate::mmsg::{Message, Sums};
+use crate::map::PinnedSlice;
+use crate::mmsg::{Message, Totals};
 use crate::sock;
 
 /// What the entries carry, to tell their completions apart.
-const RECEIVE: u64 = 1;
-const SHUTDOWN: u64 = 3;
+const RECEIVE_USER_DATA: u64 = 1;
+const SHUTDOWN_USER_DATA: u64 = 3;
 /// How often one call arms a receive that ended at once.
-const TRIES: u32 = 10;
+const ARM_RETRIES: u32 = 10;
 /// Completions that are no message: ends of receives, and their cancellation.
-const OTHERS: usize = 16;
+const EXTRA_COMPLETIONS: usize = 16;
 
 /// Sizes of a [`UringRecv`].
 #[derive(Clone, Copy, Debug)]
@@ -48,12 +48,12 @@ pub struct UringOptions {
 }
 
 impl UringOptions {
-    fn shape(&self) -> Shape {
-        Shape { control: if self.control { control::RECV_CAPACITY } else { 0 }, payload: self.buffer }
+    fn layout(&self) -> BufferLayout {
+        BufferLayout { control: if self.control { control::RECV_CAPACITY } else { 0 }, payload: self.buffer }
     }
 
-    fn check(&self) -> io::Result<()> {
-        if (1..=1024).contains(&self.batch) && (1..=MOST).contains(&self.buffers) {
+    fn validate(&self) -> io::Result<()> {
+        if (1..=1024).contains(&self.batch) && (1..=BUFFERS_MAX).contains(&self.buffers) {
             return Ok(());
         }
         Err(io::Error::from_raw_os_error(libc::EINVAL))
@@ -62,7 +62,7 @@ impl UringOptions {
 
 /// One message of the batch.
 #[derive(Clone, Copy, Default)]
-struct Taken {
+struct Completion {
     buffer: u16,
     /// Bytes of control messages, and of payload that fitted.
     control: u16,
@@ -70,7 +70,7 @@ struct Taken {
 }
 
 /// A ring with its buffers.
-struct Registered {
+struct RegisteredRing {
     buffers: Buffers,
     ring: Ring,
     /// A thread owns the ring.
@@ -78,36 +78,36 @@ struct Registered {
     /// The receive is under way.
     is_armed: bool,
     /// It will be told when the socket is shut down for reading.
-    is_watched: bool,
+    is_shutdown_armed: bool,
     /// That has happened: nobody sleeps any more.
-    is_shut: bool,
+    is_shutdown: bool,
 }
 
 /// A multishot receive on one socket, for one thread at a time; see the [module](super).
 pub struct UringRecv {
     options: UringOptions,
-    now: Registered,
+    current: RegisteredRing,
     /// The batch: as many of these as are `filled`.
-    batch: Box<[Taken]>,
+    batch: Box<[Completion]>,
     filled: usize,
     /// What the messages of the batch are together.
-    sums: Sums,
+    totals: Totals,
     /// The sizes of room before the payload, which the kernel reads when the receive is armed.
-    header: Fixed<libc::msghdr>,
+    header: PinnedSlice<libc::msghdr>,
     /// Another ring, with the options of now, is to take over.
     is_outdated: bool,
     /// Nothing more is to be taken out of the socket.
-    is_ending: bool,
+    is_stopping: bool,
     /// In this call, the receive ended since all buffers are the batch's: it would again.
-    is_short: bool,
+    is_out_of_buffers: bool,
     /// The ring cannot be used any more.
     is_broken: bool,
     /// A ring may have the socket although nobody uses it any more.
-    has_left: bool,
-    short: u64,
-    taken_over: u64,
+    is_socket_pinned: bool,
+    buffer_shortages: u64,
+    ring_replacements: u64,
     /// Microseconds that waits look at the device; 0 for not.
-    busy_poll: u32,
+    busy_poll_usecs: u32,
 }
 
 // SAFETY: the pointers in the header are null.
@@ -116,25 +116,32 @@ unsafe impl Send for UringRecv {}
 impl AsFd for UringRecv {
     /// Readable while there is something that was taken out of the socket and not handed out yet. Of what waits in the socket
     /// the socket tells: the kernel does not wake whoever waits for the ring for work that it has put off
-    /// (`io_req_local_work_add`). Another descriptor once another ring [took over](UringRecv::taken_over).
+    /// (`io_req_local_work_add`). Another descriptor once another ring [took over](UringRecv::ring_replacements).
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.now.ring.as_fd()
+        self.current.ring.as_fd()
     }
 }
 
-impl Registered {
+impl RegisteredRing {
     fn new(options: &UringOptions) -> io::Result<Self> {
         let count = options.buffers.next_power_of_two();
-        let ring = Ring::new((count + OTHERS) as u32, options.sqarray)?;
-        let buffers = Buffers::new(&ring, count, options.shape())?;
-        Ok(Self { buffers, ring, is_owned: false, is_armed: false, is_watched: false, is_shut: false })
+        let ring = Ring::new((count + EXTRA_COMPLETIONS) as u32, options.sqarray)?;
+        let buffers = Buffers::new(&ring, count, options.layout())?;
+        Ok(Self {
+            buffers,
+            ring,
+            is_owned: false,
+            is_armed: false,
+            is_shutdown_armed: false,
+            is_shutdown: false,
+        })
     }
 
     /// Makes the calling thread the owner.
     ///
     /// The socket is not registered as a file of the ring. What is under way has it, looked up each time it is armed, and lets go
     /// of it when that ends, at the latest with its thread; the ring would have it until the kernel has torn the ring down.
-    fn own(&mut self) -> io::Result<()> {
+    fn take_ownership(&mut self) -> io::Result<()> {
         self.ring.enable()?;
         self.is_owned = true;
         Ok(())
@@ -142,14 +149,14 @@ impl Registered {
 
     /// A receive that does not sleep itself is not told of a shutdown; what waits for its completion is to be woken all the
     /// same (`wake` in `sock.rs`). A poll for nothing is told of hang-ups and errors (`IO_POLL_UNMASK` in io_uring/poll.c).
-    fn watch_for_shutdown(&mut self, socket: BorrowedFd<'_>) {
-        self.ring.put(Sqe {
+    fn arm_shutdown_poll(&mut self, socket: BorrowedFd<'_>) {
+        self.ring.push(Sqe {
             opcode: abi::OP_POLL_ADD,
             fd: socket.as_raw_fd(),
-            user_data: SHUTDOWN,
+            user_data: SHUTDOWN_USER_DATA,
             ..Sqe::default()
         });
-        self.is_watched = true;
+        self.is_shutdown_armed = true;
     }
 
     /// Ends what is under way; what it has taken is among the completions then. Whether nothing is any more, and the socket let
@@ -158,10 +165,10 @@ impl Registered {
     /// Of another thread's ring nothing can be ended: the kernel does that some time after it was closed. Nothing is taken out
     /// of the socket there, either.
     fn cancel(&mut self) -> bool {
-        let under_way: &[u64] = match (self.is_armed, self.is_watched) {
-            (true, true) => &[RECEIVE, SHUTDOWN],
-            (true, false) => &[RECEIVE],
-            (false, true) => &[SHUTDOWN],
+        let under_way: &[u64] = match (self.is_armed, self.is_shutdown_armed) {
+            (true, true) => &[RECEIVE_USER_DATA, SHUTDOWN_USER_DATA],
+            (true, false) => &[RECEIVE_USER_DATA],
+            (false, true) => &[SHUTDOWN_USER_DATA],
             (false, false) => return true,
         };
         let done = if self.is_owned { self.ring.cancel(under_way) } else { Ok(false) };
@@ -170,7 +177,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredRing {
     fn drop(&mut self) {
         self.cancel();
     }
@@ -183,26 +190,26 @@ impl UringRecv {
     /// `ENOSYS` without io_uring; `EPERM` where the sysctl `kernel.io_uring_disabled` or a seccomp filter forbids it;
     /// `EINVAL` before Linux 6.1, and for sizes that cannot be; `ENOMEM` at a limit of memory, `EMFILE` of descriptors.
     pub fn new(options: UringOptions) -> io::Result<Self> {
-        options.check()?;
+        options.validate()?;
         // SAFETY: msghdr is a C struct of integers and pointers, for which all zeroes is a value.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_namelen = size_of::<SockAddr>() as u32;
-        header.msg_controllen = options.shape().control as _;
+        header.msg_controllen = options.layout().control as _;
         Ok(Self {
             options,
-            now: Registered::new(&options)?,
-            batch: vec![Taken::default(); options.batch].into_boxed_slice(),
+            current: RegisteredRing::new(&options)?,
+            batch: vec![Completion::default(); options.batch].into_boxed_slice(),
             filled: 0,
-            sums: Sums::default(),
-            header: Fixed::new(header, 1),
+            totals: Totals::default(),
+            header: PinnedSlice::new(header, 1),
             is_outdated: false,
-            is_ending: false,
-            is_short: false,
+            is_stopping: false,
+            is_out_of_buffers: false,
             is_broken: false,
-            has_left: false,
-            short: 0,
-            taken_over: 0,
-            busy_poll: 0,
+            is_socket_pinned: false,
+            buffer_shortages: 0,
+            ring_replacements: 0,
+            busy_poll_usecs: 0,
         })
     }
 
@@ -213,10 +220,10 @@ impl UringRecv {
     /// `EINVAL` for a number that cannot be.
     pub fn resize(&mut self, batch: usize, buffers: usize, buffer: usize) -> io::Result<()> {
         let options = UringOptions { batch, buffers, buffer, ..self.options };
-        options.check()?;
+        options.validate()?;
         if batch > self.batch.len() {
             let mut places = std::mem::take(&mut self.batch).into_vec();
-            places.resize(batch, Taken::default());
+            places.resize(batch, Completion::default());
             self.batch = places.into_boxed_slice();
         }
         self.options = options;
@@ -228,30 +235,30 @@ impl UringRecv {
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.9.
-    pub fn busy_poll(&mut self, micros: u32) -> io::Result<()> {
-        self.now.ring.register_napi(micros)?;
-        self.busy_poll = micros;
+    pub fn set_busy_poll(&mut self, micros: u32) -> io::Result<()> {
+        self.current.ring.register_napi(micros)?;
+        self.busy_poll_usecs = micros;
         Ok(())
     }
 
-    /// Whether [`busy_poll`](Self::busy_poll) would do.
+    /// Whether [`set_busy_poll`](Self::set_busy_poll) would do.
     ///
     /// # Errors
     /// As there, and as for [`new`](Self::new).
-    pub fn try_busy_poll() -> io::Result<()> {
-        Ring::new(OTHERS as u32, false)?.register_napi(1)
+    pub fn probe_busy_poll() -> io::Result<()> {
+        Ring::new(EXTRA_COMPLETIONS as u32, false)?.register_napi(1)
     }
 
     /// How often the receive ended because there was no buffer. Nothing is lost by it.
     #[must_use]
-    pub fn short(&self) -> u64 {
-        self.short
+    pub fn buffer_shortages(&self) -> u64 {
+        self.buffer_shortages
     }
 
     /// How often another ring took over: for another thread, or for other sizes.
     #[must_use]
-    pub fn taken_over(&self) -> u64 {
-        self.taken_over
+    pub fn ring_replacements(&self) -> u64 {
+        self.ring_replacements
     }
 
     /// Whether the last error was the ring's, not the socket's: there is nothing to be had any more by this way.
@@ -261,22 +268,22 @@ impl UringRecv {
     }
 
     /// Whether the kernel may have the socket for a moment yet after ring and socket are closed: what another thread than the
-    /// calling one has under way, it alone could have ended. Known after [`end`](Self::end).
+    /// calling one has under way, it alone could have ended. Known after [`stop`](Self::stop).
     #[must_use]
-    pub fn has_left(&self) -> bool {
-        self.has_left
+    pub fn is_socket_pinned(&self) -> bool {
+        self.is_socket_pinned
     }
 
     /// Messages, at most, that were taken out of the socket and not handed out yet.
     #[must_use]
-    pub fn held(&self) -> usize {
-        self.now.ring.waiting() as usize
+    pub fn pending(&self) -> usize {
+        self.current.ring.pending() as usize
     }
 
     /// Takes nothing more out of the socket: what was taken already is what [`recv`](Self::recv) brings from now on.
-    pub fn end(&mut self) {
-        self.is_ending = true;
-        self.has_left |= !self.now.cancel();
+    pub fn stop(&mut self) {
+        self.is_stopping = true;
+        self.is_socket_pinned |= !self.current.cancel();
     }
 
     /// Receives up to a batch from `socket`, always the same one, and returns how many messages there are; 0 if none came
@@ -290,27 +297,27 @@ impl UringRecv {
     /// [`is_broken`](Self::is_broken).
     #[inline]
     pub fn recv(&mut self, socket: BorrowedFd<'_>, wait: Option<Duration>) -> io::Result<usize> {
-        self.give_back();
-        self.is_short = false;
+        self.release_buffers();
+        self.is_out_of_buffers = false;
         let mut wait = wait.filter(|time| !time.is_zero());
         // Each call brings a message, or is one of the tries.
-        for _ in 0..self.options.batch + TRIES as usize {
+        for _ in 0..self.options.batch + ARM_RETRIES as usize {
             self.reap()?;
-            if self.is_outdated && self.filled == 0 && !self.is_ending {
-                let done = self.take_over();
+            if self.is_outdated && self.filled == 0 && !self.is_stopping {
+                let done = self.replace_ring();
                 self.is_broken = done.is_err();
                 done?;
             }
             let is_full = self.filled >= self.options.batch;
-            if is_full || self.is_ending || self.is_outdated || self.is_short {
+            if is_full || self.is_stopping || self.is_outdated || self.is_out_of_buffers {
                 break;
             }
-            let time = if self.filled == 0 && !self.now.is_shut { wait.take() } else { None };
-            if !self.now.is_armed {
+            let time = if self.filled == 0 && !self.current.is_shutdown { wait.take() } else { None };
+            if !self.current.is_armed {
                 let done = self.arm(socket);
                 self.is_broken = done.is_err();
                 done?;
-            } else if time.is_none() && !self.now.ring.has_work() {
+            } else if time.is_none() && !self.current.ring.has_work() {
                 break;
             }
             if !self.enter(time)? {
@@ -322,7 +329,7 @@ impl UringRecv {
 
     /// Calls the kernel; false if there is nothing to be had from this ring any more, but what the batch holds.
     fn enter(&mut self, wait: Option<Duration>) -> io::Result<bool> {
-        match self.now.ring.enter(wait) {
+        match self.current.ring.enter(wait) {
             Ok(()) => Ok(true),
             // Another thread than the ring's owner.
             Err(err) if err.raw_os_error() == Some(libc::EEXIST) => {
@@ -340,26 +347,26 @@ impl UringRecv {
 
     /// Gives the buffers of the batch back to the kernel, all at once.
     #[inline]
-    fn give_back(&mut self) {
+    fn release_buffers(&mut self) {
         if self.filled > 0 {
-            self.now.buffers.give_back();
-            (self.filled, self.sums) = (0, Sums::default());
+            self.current.buffers.release();
+            (self.filled, self.totals) = (0, Totals::default());
         }
     }
 
     /// Another ring takes over from one of which all has been handed out; else what is left of it becomes the batch.
     #[cold]
-    fn take_over(&mut self) -> io::Result<()> {
-        self.has_left |= !self.now.cancel();
+    fn replace_ring(&mut self) -> io::Result<()> {
+        self.is_socket_pinned |= !self.current.cancel();
         self.reap()?;
         if self.filled == 0 {
-            self.now = Registered::new(&self.options)?;
-            if self.busy_poll > 0 {
+            self.current = RegisteredRing::new(&self.options)?;
+            if self.busy_poll_usecs > 0 {
                 // The last ring could.
-                self.now.ring.register_napi(self.busy_poll)?;
+                self.current.ring.register_napi(self.busy_poll_usecs)?;
             }
             self.is_outdated = false;
-            self.taken_over += 1;
+            self.ring_replacements += 1;
         }
         Ok(())
     }
@@ -367,25 +374,25 @@ impl UringRecv {
     /// Puts in the receive, to be submitted by the next call.
     #[cold]
     fn arm(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        if !self.now.is_owned {
-            self.now.own()?;
+        if !self.current.is_owned {
+            self.current.take_ownership()?;
         }
-        if !self.now.is_watched {
-            self.now.watch_for_shutdown(socket);
+        if !self.current.is_shutdown_armed {
+            self.current.arm_shutdown_poll(socket);
         }
-        self.now.ring.put(Sqe {
+        self.current.ring.push(Sqe {
             opcode: abi::OP_RECVMSG,
             flags: abi::SQE_BUFFER_SELECT,
             ioprio: abi::RECV_MULTISHOT,
             fd: socket.as_raw_fd(),
-            addr: self.header.at(0).expose_provenance() as u64,
+            addr: self.header.ptr_at(0).expose_provenance() as u64,
             len: 1,
             // Says how long a datagram was that did not fit.
             msg_flags: libc::MSG_TRUNC as u32,
-            user_data: RECEIVE,
+            user_data: RECEIVE_USER_DATA,
             ..Sqe::default()
         });
-        self.now.is_armed = true;
+        self.current.is_armed = true;
         Ok(())
     }
 
@@ -393,117 +400,119 @@ impl UringRecv {
     #[inline]
     fn reap(&mut self) -> io::Result<()> {
         let mut outcome = Ok(());
-        let there = self.now.ring.there();
-        self.take_messages(there);
+        let there = self.current.ring.load_cq_tail();
+        self.reap_messages(there);
         while self.filled < self.options.batch {
-            let Some(completion) = self.now.ring.peek(there) else { break };
-            if let Err(err) = self.look_closely(completion) {
+            let Some(completion) = self.current.ring.peek(there) else { break };
+            if let Err(err) = self.handle_completion(completion) {
                 // The batch first: the completion stays.
                 if self.filled == 0 {
-                    self.now.ring.pop();
-                    self.now.is_armed = false;
+                    self.current.ring.pop();
+                    self.current.is_armed = false;
                     outcome = Err(err);
                 }
                 break;
             }
-            self.now.ring.pop();
-            self.take_messages(there);
+            self.current.ring.pop();
+            self.reap_messages(there);
         }
-        self.now.ring.release();
+        self.current.ring.release();
         outcome
     }
 
     /// Takes what is a message of many, up to the first completion that is anything else: of each only its lengths, and all but
     /// these is read when somebody asks.
     #[inline]
-    fn take_messages(&mut self, there: u32) {
-        const USUAL: u32 = abi::CQE_BUFFER | abi::CQE_MORE;
-        let Registered { buffers, ring, .. } = &mut self.now;
-        let shape = buffers.shape();
-        let (payload_at, has_control) = (shape.payload_at(), shape.control > 0);
-        let (mut filled, mut sums) = (self.filled, self.sums);
+    fn reap_messages(&mut self, there: u32) {
+        const MULTISHOT_FLAGS: u32 = abi::CQE_BUFFER | abi::CQE_MORE;
+        let RegisteredRing { buffers, ring, .. } = &mut self.current;
+        let shape = buffers.layout();
+        let (payload_at, has_control) = (shape.payload_offset(), shape.control > 0);
+        let (mut filled, mut sums) = (self.filled, self.totals);
         let places = self.batch.iter_mut().take(self.options.batch).skip(filled);
         for place in places {
             let Some(completion) = ring.peek(there) else { break };
             // Of an error it becomes a length that cannot be.
             let len = (completion.res as usize).wrapping_sub(payload_at);
-            let is_usual = completion.flags & USUAL == USUAL && completion.user_data == RECEIVE;
+            let is_usual = completion.flags & MULTISHOT_FLAGS == MULTISHOT_FLAGS
+                && completion.user_data == RECEIVE_USER_DATA;
             let buffer = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
-            if !is_usual || len > shape.payload || !buffers.take(buffer) {
+            if !is_usual || len > shape.payload || !buffers.consume(buffer) {
                 break;
             }
-            let control = if has_control { buffers.head(buffer).out.controllen as u16 } else { 0 };
-            *place = Taken { buffer, control, len: len as u32 };
+            let control = if has_control { buffers.header(buffer).out.controllen as u16 } else { 0 };
+            *place = Completion { buffer, control, len: len as u32 };
             // What did not fit has filled its buffer.
-            sums.add(len, len == shape.payload && buffers.is_cut(buffer), control > 0);
+            sums.add(len, len == shape.payload && buffers.is_truncated(buffer), control > 0);
             filled += 1;
             ring.pop();
         }
-        (self.filled, self.sums) = (filled, sums);
+        (self.filled, self.totals) = (filled, sums);
     }
 
     /// Looks at anything but one message of many.
     #[cold]
-    fn look_closely(&mut self, completion: Cqe) -> io::Result<()> {
-        if completion.user_data == SHUTDOWN {
+    fn handle_completion(&mut self, completion: Cqe) -> io::Result<()> {
+        if completion.user_data == SHUTDOWN_USER_DATA {
             // An error on the socket ends the poll, too: it is armed anew together with the receive, which that has ended.
-            self.now.is_watched = false;
-            self.now.is_shut |= completion.res > 0 && completion.res & i32::from(libc::POLLRDHUP) != 0;
+            self.current.is_shutdown_armed = false;
+            self.current.is_shutdown |=
+                completion.res > 0 && completion.res & i32::from(libc::POLLRDHUP) != 0;
         }
-        if completion.user_data != RECEIVE {
+        if completion.user_data != RECEIVE_USER_DATA {
             return Ok(());
         }
         // What says neither "more" nor anything bad is the last message: an empty datagram ends a receive.
-        self.now.is_armed &= completion.flags & abi::CQE_MORE != 0;
-        if completion.flags & abi::CQE_BUFFER != 0 && !self.take_last(completion) {
+        self.current.is_armed &= completion.flags & abi::CQE_MORE != 0;
+        if completion.flags & abi::CQE_BUFFER != 0 && !self.reap_last_message(completion) {
             // No message, or in a buffer whose turn it is not: no kernel that we know does that.
             self.is_broken = true;
             return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
-        if completion.res < 0 { self.ended(-completion.res) } else { Ok(()) }
+        if completion.res < 0 { self.handle_receive_error(-completion.res) } else { Ok(()) }
     }
 
     /// Takes the message with which a receive has ended; false if it is none.
-    fn take_last(&mut self, completion: Cqe) -> bool {
+    fn reap_last_message(&mut self, completion: Cqe) -> bool {
         let buffer = (completion.flags >> abi::CQE_BUFFER_SHIFT) as u16;
-        let buffers = &mut self.now.buffers;
-        let shape = buffers.shape();
-        let len = (completion.res as usize).wrapping_sub(shape.payload_at());
+        let buffers = &mut self.current.buffers;
+        let shape = buffers.layout();
+        let len = (completion.res as usize).wrapping_sub(shape.payload_offset());
         let (Some(place), true) = (self.batch.get_mut(self.filled), len <= shape.payload) else {
             return false;
         };
-        if !buffers.take(buffer) {
+        if !buffers.consume(buffer) {
             return false;
         }
-        let control = if shape.control > 0 { buffers.head(buffer).out.controllen as u16 } else { 0 };
-        *place = Taken { buffer, control, len: len as u32 };
-        self.sums.add(len, len == shape.payload && buffers.is_cut(buffer), control > 0);
+        let control = if shape.control > 0 { buffers.header(buffer).out.controllen as u16 } else { 0 };
+        *place = Completion { buffer, control, len: len as u32 };
+        self.totals.add(len, len == shape.payload && buffers.is_truncated(buffer), control > 0);
         self.filled += 1;
         true
     }
 
     /// The receive ended with an error.
     #[cold]
-    fn ended(&mut self, code: i32) -> io::Result<()> {
+    fn handle_receive_error(&mut self, code: i32) -> io::Result<()> {
         match code {
             libc::ENOBUFS => {
-                self.short += 1;
-                self.is_short = self.filled > 0;
+                self.buffer_shortages += 1;
+                self.is_out_of_buffers = self.filled > 0;
             }
             libc::ECANCELED | libc::EINTR | libc::EAGAIN => {}
             // Not about what is in the queue, which may be full.
-            _ if sock::may_be_of_earlier(code) => {}
+            _ if sock::is_icmp_error(code) => {}
             _ => return Err(io::Error::from_raw_os_error(code)),
         }
-        self.now.is_armed = false;
+        self.current.is_armed = false;
         Ok(())
     }
 
     /// What the messages of the last receive are together.
     #[inline]
     #[must_use]
-    pub fn sums(&self) -> Sums {
-        self.sums
+    pub fn totals(&self) -> Totals {
+        self.totals
     }
 
     /// Message `index` of the last receive.
@@ -513,10 +522,10 @@ impl UringRecv {
     #[inline]
     #[must_use]
     pub fn message(&self, index: usize) -> Message<'_> {
-        let Taken { buffer, control, len } = self.batch[..self.filled][index];
-        let (buffers, len) = (&self.now.buffers, len as usize);
-        let head = buffers.head(buffer);
-        let truncated = len == buffers.shape().payload && buffers.is_cut(buffer);
+        let Completion { buffer, control, len } = self.batch[..self.filled][index];
+        let (buffers, len) = (&self.current.buffers, len as usize);
+        let head = buffers.header(buffer);
+        let truncated = len == buffers.layout().payload && buffers.is_truncated(buffer);
         let full_len = if truncated { head.out.payloadlen as usize } else { len };
         let control = if control > 0 { buffers.control(buffer, control.into()) } else { &[] };
         Message::new(buffers.payload(buffer, len), full_len, truncated, &head.peer, control)

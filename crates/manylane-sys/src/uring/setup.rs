@@ -22,19 +22,19 @@ use std::time::Duration;
 use super::abi::{self, Cqe, GetEventsArg, Params, Sqe, Timespec};
 
 /// Entries for submissions: a receive, or its cancellation.
-const SUBMISSIONS: u32 = 4;
+const SUBMISSION_ENTRIES: u32 = 4;
 
 /// Calls after which what is under way is left to the kernel, and how long each waits at most.
-const CANCEL_TRIES: u32 = 10;
-const CANCEL_WAIT: Duration = Duration::from_millis(10);
+const CANCEL_RETRIES: u32 = 10;
+const CANCEL_TIMEOUT: Duration = Duration::from_millis(10);
 
 /// A part of the ring's file, mapped.
-struct Part {
+struct RingMapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-impl Part {
+impl RingMapping {
     fn map(fd: &OwnedFd, len: usize, offset: i64) -> io::Result<Self> {
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
@@ -47,7 +47,7 @@ impl Part {
     }
 
     /// The place `offset` bytes from the start, where `count` values of T are.
-    fn at<T>(&self, offset: u32, count: usize) -> io::Result<NonNull<T>> {
+    fn ptr_at<T>(&self, offset: u32, count: usize) -> io::Result<NonNull<T>> {
         let offset = offset as usize;
         if offset + count * size_of::<T>() > self.len || !offset.is_multiple_of(align_of::<T>()) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "an io_uring of another layout"));
@@ -57,7 +57,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for RingMapping {
     fn drop(&mut self) {
         // SAFETY: base and length are those of the mmap in `map`; pointers into it are in the same `Ring` alone.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
@@ -75,11 +75,11 @@ pub(super) struct Ring {
     sq_mask: u32,
     cq_mask: u32,
     /// Our counters: put in, and taken out.
-    put: u32,
-    taken: u32,
+    local_sq_tail: u32,
+    local_cq_head: u32,
     /// Put in and not submitted yet.
     queued: u32,
-    _parts: [Part; 2],
+    _mappings: [RingMapping; 2],
     fd: OwnedFd,
 }
 
@@ -97,26 +97,26 @@ impl AsFd for Ring {
 impl Ring {
     /// Makes a ring with room for `completions`, disabled; with an array of indices, as before Linux 6.6, if asked for.
     pub(super) fn new(completions: u32, sqarray: bool) -> io::Result<Self> {
-        Self::sized(SUBMISSIONS, completions, sqarray)
+        Self::with_entries(SUBMISSION_ENTRIES, completions, sqarray)
     }
 
     /// The same with room for `submissions`.
-    pub(super) fn sized(submissions: u32, completions: u32, sqarray: bool) -> io::Result<Self> {
+    pub(super) fn with_entries(submissions: u32, completions: u32, sqarray: bool) -> io::Result<Self> {
         let flags = abi::SETUP_CQSIZE
             | abi::SETUP_R_DISABLED
             | abi::SETUP_SINGLE_ISSUER
             | abi::SETUP_DEFER_TASKRUN
             | abi::SETUP_TASKRUN_FLAG;
         if !sqarray {
-            match Self::with(submissions, completions, flags | abi::SETUP_NO_SQARRAY) {
+            match Self::with_flags(submissions, completions, flags | abi::SETUP_NO_SQARRAY) {
                 Err(err) if err.raw_os_error() == Some(libc::EINVAL) => {}
                 done => return done,
             }
         }
-        Self::with(submissions, completions, flags)
+        Self::with_flags(submissions, completions, flags)
     }
 
-    fn with(submissions: u32, completions: u32, flags: u32) -> io::Result<Self> {
+    fn with_flags(submissions: u32, completions: u32, flags: u32) -> io::Result<Self> {
         let mut params = Params { flags, cq_entries: completions, ..Params::default() };
         // SAFETY: the kernel reads and writes `params`, which lives across the call.
         let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, submissions, &raw mut params) };
@@ -131,29 +131,29 @@ impl Ring {
         let has_array = flags & abi::SETUP_NO_SQARRAY == 0;
         let array_end = if has_array { sq.array as usize + params.sq_entries as usize * 4 } else { 0 };
         let len = (cq.cqes as usize + params.cq_entries as usize * size_of::<Cqe>()).max(array_end);
-        let rings = Part::map(&fd, len, abi::OFF_RINGS)?;
-        let entries = Part::map(&fd, params.sq_entries as usize * size_of::<Sqe>(), abi::OFF_SQES)?;
+        let rings = RingMapping::map(&fd, len, abi::OFF_RINGS)?;
+        let entries = RingMapping::map(&fd, params.sq_entries as usize * size_of::<Sqe>(), abi::OFF_SQES)?;
         if has_array {
-            let array = rings.at::<u32>(sq.array, params.sq_entries as usize)?;
+            let array = rings.ptr_at::<u32>(sq.array, params.sq_entries as usize)?;
             for index in 0..params.sq_entries {
                 // SAFETY: an element of the array that `at` has checked; the ring is disabled, nobody reads it.
                 unsafe { array.add(index as usize).write(index) };
             }
         }
         Ok(Self {
-            sq_tail: rings.at(sq.tail, 1)?,
-            sq_flags: rings.at(sq.flags, 1)?,
-            sqes: entries.at(0, params.sq_entries as usize)?,
-            cq_head: rings.at(cq.head, 1)?,
-            cq_tail: rings.at(cq.tail, 1)?,
-            cqes: rings.at(cq.cqes, params.cq_entries as usize)?,
+            sq_tail: rings.ptr_at(sq.tail, 1)?,
+            sq_flags: rings.ptr_at(sq.flags, 1)?,
+            sqes: entries.ptr_at(0, params.sq_entries as usize)?,
+            cq_head: rings.ptr_at(cq.head, 1)?,
+            cq_tail: rings.ptr_at(cq.tail, 1)?,
+            cqes: rings.ptr_at(cq.cqes, params.cq_entries as usize)?,
             // Both are powers of two.
             sq_mask: params.sq_entries - 1,
             cq_mask: params.cq_entries - 1,
-            put: 0,
-            taken: 0,
+            local_sq_tail: 0,
+            local_cq_head: 0,
             queued: 0,
-            _parts: [rings, entries],
+            _mappings: [rings, entries],
             fd,
         })
     }
@@ -175,29 +175,29 @@ impl Ring {
     /// A call may find nothing to do although a request has not ended: while another thread wakes it, by a datagram or a shutdown,
     /// its end is work that this thread is still to be given (`io_poll_get_ownership` in io_uring/poll.c).
     pub(super) fn cancel(&mut self, under_way: &[u64]) -> io::Result<bool> {
-        self.put(Sqe {
+        self.push(Sqe {
             opcode: abi::OP_ASYNC_CANCEL,
             fd: -1,
             msg_flags: abi::CANCEL_ALL | abi::CANCEL_ANY,
-            user_data: abi::CANCEL,
+            user_data: abi::CANCEL_USER_DATA,
             ..Sqe::default()
         });
         let mut wait = None;
-        for _ in 0..CANCEL_TRIES {
-            self.enter_for(wait, if wait.is_some() { self.waiting() + 1 } else { 0 })?;
+        for _ in 0..CANCEL_RETRIES {
+            self.enter_until(wait, if wait.is_some() { self.pending() + 1 } else { 0 })?;
             let is_idle = !self.has_queued() && !self.has_work();
-            if is_idle && under_way.iter().all(|what| self.tells_the_end_of(*what)) {
+            if is_idle && under_way.iter().all(|what| self.has_final_completion(*what)) {
                 return Ok(true);
             }
-            wait = Some(CANCEL_WAIT);
+            wait = Some(CANCEL_TIMEOUT);
         }
         Ok(false)
     }
 
     /// Whether a completion that waits is the last of a request.
-    fn tells_the_end_of(&self, what: u64) -> bool {
-        (0..self.waiting()).any(|next| {
-            let at = self.taken.wrapping_add(next) & self.cq_mask;
+    fn has_final_completion(&self, what: u64) -> bool {
+        (0..self.pending()).any(|next| {
+            let at = self.local_cq_head.wrapping_add(next) & self.cq_mask;
             // SAFETY: as in `peek`: an entry between those that were taken and the kernel's counter.
             let completion = unsafe { self.cqes.add(at as usize).read() };
             completion.user_data == what && completion.flags & abi::CQE_MORE == 0
@@ -229,14 +229,14 @@ impl Ring {
     }
 
     /// Puts in an entry to be submitted by the next call. There is room for all that is ever under way.
-    pub(super) fn put(&mut self, entry: Sqe) {
+    pub(super) fn push(&mut self, entry: Sqe) {
         debug_assert!(self.queued <= self.sq_mask);
         // SAFETY: the masked index is below the number of entries; the slot is free, see 1 in the module's head.
-        unsafe { self.sqes.add((self.put & self.sq_mask) as usize).write(entry) };
-        self.put = self.put.wrapping_add(1);
+        unsafe { self.sqes.add((self.local_sq_tail & self.sq_mask) as usize).write(entry) };
+        self.local_sq_tail = self.local_sq_tail.wrapping_add(1);
         self.queued += 1;
         // SAFETY: the word is in the mapping, which lives as long as `self`, and is accessed atomically by both sides.
-        unsafe { self.sq_tail.as_ref() }.store(self.put, Ordering::Release);
+        unsafe { self.sq_tail.as_ref() }.store(self.local_sq_tail, Ordering::Release);
     }
 
     /// Whether entries wait to be submitted.
@@ -259,11 +259,11 @@ impl Ring {
     /// # Errors
     /// `EEXIST` in another thread than the ring's owner; else the ring cannot be used any more.
     pub(super) fn enter(&mut self, wait: Option<Duration>) -> io::Result<()> {
-        self.enter_for(wait, u32::from(wait.is_some()))
+        self.enter_until(wait, u32::from(wait.is_some()))
     }
 
     /// As [`enter`](Self::enter), until so many completions wait.
-    fn enter_for(&mut self, wait: Option<Duration>, least: u32) -> io::Result<()> {
+    fn enter_until(&mut self, wait: Option<Duration>, least: u32) -> io::Result<()> {
         let time = wait.filter(|time| *time != Duration::MAX).map(|time| Timespec {
             sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
             nsec: time.subsec_nanos().into(),
@@ -303,37 +303,37 @@ impl Ring {
 
     /// How far the kernel has come with completions: the mark for [`peek`](Self::peek).
     #[inline]
-    pub(super) fn there(&self) -> u32 {
+    pub(super) fn load_cq_tail(&self) -> u32 {
         // SAFETY: as in `put`.
         unsafe { self.cq_tail.as_ref() }.load(Ordering::Acquire)
     }
 
     /// Completions that wait.
-    pub(super) fn waiting(&self) -> u32 {
-        self.there().wrapping_sub(self.taken)
+    pub(super) fn pending(&self) -> u32 {
+        self.load_cq_tail().wrapping_sub(self.local_cq_head)
     }
 
     /// The next completion before the mark `there`; stays until [`pop`](Self::pop).
     #[inline]
     pub(super) fn peek(&self, there: u32) -> Option<Cqe> {
-        if there == self.taken {
+        if there == self.local_cq_head {
             return None;
         }
         // SAFETY: the masked index is below the number of entries; the kernel has written this one and leaves it alone
         // until it is popped, see 2 in the module's head.
-        Some(unsafe { self.cqes.add((self.taken & self.cq_mask) as usize).read() })
+        Some(unsafe { self.cqes.add((self.local_cq_head & self.cq_mask) as usize).read() })
     }
 
     /// Takes the completion that was looked at, to be told to the kernel by [`release`](Self::release).
     #[inline]
     pub(super) fn pop(&mut self) {
-        self.taken = self.taken.wrapping_add(1);
+        self.local_cq_head = self.local_cq_head.wrapping_add(1);
     }
 
     /// Gives the entries of all completions that were taken back to the kernel.
     #[inline]
     pub(super) fn release(&self) {
         // SAFETY: as in `put`.
-        unsafe { self.cq_head.as_ref() }.store(self.taken, Ordering::Release);
+        unsafe { self.cq_head.as_ref() }.store(self.local_cq_head, Ordering::Release);
     }
 }

@@ -9,12 +9,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use super::{BareMultishot, BareOptions, BareSends, BareShots, UringOptions, UringRecv};
-use crate::measure::Watch;
+use super::{BareMultishot, BareOneshot, BareOptions, BareSender, UringOptions, UringRecv};
+use crate::measure::Epoll;
 use crate::mmsg::{RecvOptions, RecvRing, Wait};
-use crate::seccomp::{self, Call};
+use crate::seccomp::{self, Syscall};
+use crate::send_burst::{self, SendBurst};
 use crate::sock::{self, Buffer, Flag};
-use crate::volley::{self, Volley};
 
 /// Longer than any test takes.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -73,7 +73,7 @@ fn batch_after_batch_comes_whole_and_in_order() {
             send(&client, range.clone());
             assert_eq!(drain(&mut recv, server.as_fd()), range.collect::<Vec<_>>());
         }
-        assert_eq!((recv.short(), recv.taken_over()), (0, 0));
+        assert_eq!((recv.buffer_shortages(), recv.ring_replacements()), (0, 0));
         send(&client, 7..8);
         assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
         let message = recv.message(0);
@@ -127,13 +127,13 @@ fn what_does_not_fit_is_cut_off_and_told() {
 fn a_train_comes_whole_with_its_segment_size() {
     let (server, client) = pair();
     sock::set_flag(server.as_fd(), Flag::Gro, true).unwrap();
-    volley::set_segment(client.as_fd(), 1000).unwrap();
+    send_burst::set_segment_size(client.as_fd(), 1000).unwrap();
     let mut recv = ring(UringOptions { buffer: 65_535, control: true, ..OPTIONS });
     for _ in 0..100 {
-        assert_eq!(Volley::new(&[7; 1000], 1, true).send(client.as_fd(), 60).unwrap(), 60);
+        assert_eq!(SendBurst::new(&[7; 1000], 1, true).send(client.as_fd(), 60).unwrap(), 60);
         assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
         let message = recv.message(0);
-        assert_eq!((message.data.len(), message.ancillary().segment), (60_000, 1000));
+        assert_eq!((message.data.len(), message.ancillary().segment_size), (60_000, 1000));
         assert!(message.data.iter().all(|byte| *byte == 7) && !message.truncated);
     }
 }
@@ -165,7 +165,7 @@ fn too_few_buffers_are_counted_and_nothing_is_lost() {
         send(&client, 0..500);
         assert_eq!(drain(&mut recv, server.as_fd()), (0..500).collect::<Vec<_>>(), "{buffers} buffers");
         // Each end by shortage comes after all buffers were filled, the last time perhaps before.
-        assert!((1..=501).contains(&recv.short()), "{}", recv.short());
+        assert!((1..=501).contains(&recv.buffer_shortages()), "{}", recv.buffer_shortages());
         send(&client, 500..501);
         assert_eq!(super::tests::batch(&mut recv, server.as_fd(), Some(PATIENCE)), [500]);
     }
@@ -185,7 +185,7 @@ fn other_buffers_take_over_and_nothing_is_lost() {
         got.extend(drain(&mut recv, server.as_fd()));
     }
     assert_eq!(got, (0..400).collect::<Vec<_>>());
-    assert_eq!(recv.taken_over(), 4);
+    assert_eq!(recv.ring_replacements(), 4);
     client.send(&[3; 60_000]).unwrap();
     assert_eq!(recv.recv(server.as_fd(), Some(PATIENCE)).unwrap(), 1);
     assert_eq!(recv.message(0).data, [3; 60_000]);
@@ -214,7 +214,7 @@ fn threads_take_turns_and_nothing_is_lost() {
     got.extend(drain(&mut recv, server.as_fd()));
     assert_eq!(got, (0..300).collect::<Vec<_>>());
     // Whoever gets along with what was taken already needs no ring.
-    assert!((1..=6).contains(&recv.taken_over()));
+    assert!((1..=6).contains(&recv.ring_replacements()));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn ring_and_socket_together_tell_of_what_there_is() {
     let (server, client) = pair();
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     assert_eq!(recv.recv(server.as_fd(), None).unwrap(), 0);
-    let mut watch = Watch::new(2).unwrap();
+    let mut watch = Epoll::new(2).unwrap();
     watch.add(&recv, 1).unwrap();
     watch.add(&server, 2).unwrap();
     let mut is_ready = |time| watch.wait(time).unwrap().count() > 0;
@@ -322,7 +322,7 @@ fn what_was_taken_is_handed_out_at_the_end_and_the_rest_stays_in_the_socket() {
     let mut recv = ring(UringOptions { batch: 4, ..OPTIONS });
     send(&client, 0..200);
     let mut got = batch(&mut recv, server.as_fd(), None);
-    recv.end();
+    recv.stop();
     got.extend(drain(&mut recv, server.as_fd()));
     assert!(got.len() < 200, "the ring has taken all");
     drop(recv);
@@ -358,8 +358,8 @@ fn what_is_forbidden_is_told_and_loses_nothing() {
     let got = thread::scope(|scope| {
         let turn = scope.spawn(|| {
             let mut got = batch(&mut recv, server.as_fd(), None);
-            seccomp::forbid(Call::UringSetup).unwrap();
-            seccomp::forbid(Call::UringEnter).unwrap();
+            seccomp::forbid(Syscall::UringSetup).unwrap();
+            seccomp::forbid(Syscall::UringEnter).unwrap();
             let refused = UringRecv::new(OPTIONS).map(drop).unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
             let err = loop {
@@ -455,7 +455,7 @@ fn what_is_written_by_hand_receives_the_same() {
     let (server, client) = pair();
     let options = BareOptions { batch: 16, buffer: 64, control: false };
     let mut multishot = BareMultishot::new(server.as_fd(), options).unwrap();
-    let mut shots = BareShots::new(server.as_fd(), options).unwrap();
+    let mut shots = BareOneshot::new(server.as_fd(), options).unwrap();
     let (mut got, mut last) = (Vec::new(), 0);
     for round in 0..40 {
         send(&client, round * 100..(round + 1) * 100);
@@ -483,7 +483,7 @@ fn what_is_sent_by_hand_arrives() {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut plain = RecvRing::new(RecvOptions { batch: 64, buffer: 64, control: false }).unwrap();
     for zero_copy in [false, true] {
-        let mut sends = BareSends::new(socket.as_fd(), 16, zero_copy).unwrap();
+        let mut sends = BareSender::new(socket.as_fd(), 16, zero_copy).unwrap();
         let payloads: Vec<[u8; 4]> = (0..16_u32).map(u32::to_ne_bytes).collect();
         for _ in 0..20 {
             assert_eq!(sends.send(&peer, payloads.iter().map(|payload| &payload[..])).unwrap(), 16);
@@ -500,20 +500,20 @@ fn what_a_kernel_lacks_is_told() {
     const ENABLE: u32 = 12;
     const BUFFERS: u32 = 22;
     let refusals = [
-        (Call::UringSetup, libc::ENOSYS),
-        (Call::UringSetup, libc::EINVAL),
-        (Call::UringSetup, libc::ENOMEM),
-        (Call::UringRegister(BUFFERS), libc::EINVAL),
-        (Call::UringRegister(ENABLE), libc::EINVAL),
+        (Syscall::UringSetup, libc::ENOSYS),
+        (Syscall::UringSetup, libc::EINVAL),
+        (Syscall::UringSetup, libc::ENOMEM),
+        (Syscall::UringRegister(BUFFERS), libc::EINVAL),
+        (Syscall::UringRegister(ENABLE), libc::EINVAL),
     ];
     for (call, code) in refusals {
         let (server, client) = pair();
         send(&client, 0..10);
         thread::scope(|scope| {
             scope.spawn(|| {
-                seccomp::refuse(call, code).unwrap();
+                seccomp::forbid_with_errno(call, code).unwrap();
                 let made = UringRecv::new(OPTIONS);
-                let is_later = matches!(call, Call::UringRegister(ENABLE));
+                let is_later = matches!(call, Syscall::UringRegister(ENABLE));
                 let err = match made {
                     Ok(mut recv) => {
                         assert!(is_later, "{call:?}");

@@ -7,16 +7,16 @@ use std::collections::{HashMap, VecDeque};
 use proptest::prelude::*;
 
 use super::QueueOptions;
-use super::assembly::Assembly;
-use super::core::Core;
-use super::frames::Kind;
+use super::frames::FrameState;
+use super::linearize::Linearizer;
+use super::member::QueueMember;
 use super::mock::{self, HEADROOM, Mock};
-use super::send::{Fresh, Sender};
+use super::send::{Sender, TxFrame};
 
 /// Bytes of the longest packet that fits a frame; under Miri, which takes its time, fewer.
-const LONGEST: usize = if cfg!(miri) { 64 } else { 2048 - HEADROOM as usize };
+const FRAME_PACKET_MAX: usize = if cfg!(miri) { 64 } else { 2048 - HEADROOM as usize };
 /// Bytes of a piece of one that comes in several frames.
-const PIECE: usize = LONGEST / 2;
+const FRAG_LEN: usize = FRAME_PACKET_MAX / 2;
 
 /// What happens during a batch, in any order. Indices are taken modulo what there is.
 #[derive(Clone, Debug)]
@@ -27,28 +27,28 @@ enum Act {
         len: usize,
     },
     /// A packet arrives that the kernel describes wrongly.
-    ArriveWrong {
+    ArriveInvalid {
         member: usize,
         too_long: bool,
     },
     /// The kernel says that it has received into, or sent, a frame that there is not.
-    Lie {
+    InvalidAddr {
         member: usize,
         sent: bool,
     },
     /// The header is written, and the packet sent with part of its payload; `turned` as replies are, which ask whether
     /// the packet can be sent at all.
-    SendHeld {
+    SendInPlace {
         packet: usize,
         payload: usize,
         turned: bool,
     },
-    Take,
-    SendFresh {
+    Alloc,
+    SendFrame {
         which: usize,
         len: usize,
     },
-    GiveBack {
+    Free {
         which: usize,
     },
     /// The kernel takes up to `budget` in each call.
@@ -81,16 +81,16 @@ enum Step {
 
 fn act() -> impl Strategy<Value = Act> {
     let index = any::<usize>;
-    let long = 1..=3 * LONGEST;
+    let long = 1..=3 * FRAME_PACKET_MAX;
     prop_oneof![
         4 => (index(), long).prop_map(|(member, len)| Act::Arrive { member, len }),
-        1 => (index(), any::<bool>()).prop_map(|(member, too_long)| Act::ArriveWrong { member, too_long }),
-        1 => (index(), any::<bool>()).prop_map(|(member, sent)| Act::Lie { member, sent }),
+        1 => (index(), any::<bool>()).prop_map(|(member, too_long)| Act::ArriveInvalid { member, too_long }),
+        1 => (index(), any::<bool>()).prop_map(|(member, sent)| Act::InvalidAddr { member, sent }),
         8 => (index(), index(), any::<bool>())
-            .prop_map(|(packet, payload, turned)| Act::SendHeld { packet, payload, turned }),
-        6 => Just(Act::Take),
-        4 => (index(), 1..=LONGEST).prop_map(|(which, len)| Act::SendFresh { which, len }),
-        2 => index().prop_map(|which| Act::GiveBack { which }),
+            .prop_map(|(packet, payload, turned)| Act::SendInPlace { packet, payload, turned }),
+        6 => Just(Act::Alloc),
+        4 => (index(), 1..=FRAME_PACKET_MAX).prop_map(|(which, len)| Act::SendFrame { which, len }),
+        2 => index().prop_map(|which| Act::Free { which }),
         3 => (0..6_usize).prop_map(|budget| Act::Flush { budget }),
         6 => index().prop_map(|which| Act::Complete { which }),
     ]
@@ -99,7 +99,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn step() -> impl Strategy<Value = Step> {
     let round = (
         any::<usize>(),
-        prop::collection::vec(1..=LONGEST + PIECE, 0..12),
+        prop::collection::vec(1..=FRAME_PACKET_MAX + FRAG_LEN, 0..12),
         0..10_usize,
         prop::collection::vec(act(), 0..24),
     );
@@ -121,25 +121,25 @@ fn sizes() -> impl Strategy<Value = QueueOptions> {
 }
 
 /// What a member should have, by what was done to it.
-struct Member {
-    core: Core,
+struct MemberModel {
+    member: QueueMember,
     /// What the kernel calls it.
     number: usize,
-    assembles: bool,
+    linearizes: bool,
     ring: u32,
     /// Arrived and not received yet, oldest first. What cannot be used is empty.
     arrived: VecDeque<Vec<u8>>,
     /// The current batch, and where its payloads start.
     batch: Vec<(Vec<u8>, usize)>,
     /// Frames of our own.
-    fresh: Vec<Fresh>,
+    tx_frames: Vec<TxFrame>,
     /// What was put into the send ring, in order.
     sent: Vec<Vec<u8>>,
 }
 
 struct World<'a> {
     mock: &'a Mock,
-    members: Vec<Member>,
+    members: Vec<MemberModel>,
     invalid: u64,
     packets: u8,
 }
@@ -150,48 +150,59 @@ impl World<'_> {
         (0..len).map(|at| (at as u8).wrapping_mul(7) ^ self.packets).collect()
     }
 
-    fn admit(&mut self, core: Core, number: usize, assembles: bool, ring: u32) {
+    fn add_member(&mut self, core: QueueMember, number: usize, assembles: bool, ring: u32) {
         let (arrived, batch, fresh, sent) = (VecDeque::new(), Vec::new(), Vec::new(), Vec::new());
-        self.members.push(Member { core, number, assembles, ring, arrived, batch, fresh, sent });
+        self.members.push(MemberModel {
+            member: core,
+            number,
+            linearizes: assembles,
+            ring,
+            arrived,
+            batch,
+            tx_frames: fresh,
+            sent,
+        });
     }
 
     /// A packet arrives; `arrived` is what is on its way to that member.
     fn arrive(&mut self, number: usize, assembles: bool, len: usize, arrived: &mut VecDeque<Vec<u8>>) {
         let packet = self.pattern(len);
         let mut kernel = self.mock.kernel.borrow_mut();
-        if len <= LONGEST {
+        if len <= FRAME_PACKET_MAX {
             if kernel.receive_at(number, &packet) {
                 arrived.push_back(packet);
             }
-        } else if kernel.receive_in_pieces(number, &packet, PIECE) {
+        } else if kernel.receive_frags(number, &packet, FRAG_LEN) {
             arrived.push_back(if assembles { packet } else { Vec::new() });
         }
     }
 
     /// Something happens in the batch of `me`, of which `sender` is the way out.
-    fn act(&mut self, act: &Act, me: &mut Parts<'_>, sender: &mut Sender<'_>) {
+    fn act(&mut self, act: &Act, me: &mut MemberView<'_>, sender: &mut Sender<'_>) {
         match *act {
-            Act::Arrive { member, .. } | Act::ArriveWrong { member, .. } | Act::Lie { member, .. } => {
+            Act::Arrive { member, .. }
+            | Act::ArriveInvalid { member, .. }
+            | Act::InvalidAddr { member, .. } => {
                 // The one whose batch it is, or one of the others.
                 let at = member % (self.members.len() + 1);
                 let (number, assembles, mut arrived) = match self.members.get_mut(at) {
-                    Some(other) => (other.number, other.assembles, std::mem::take(&mut other.arrived)),
-                    None => (me.number, me.assembles, std::mem::take(me.arrived)),
+                    Some(other) => (other.number, other.linearizes, std::mem::take(&mut other.arrived)),
+                    None => (me.number, me.linearizes, std::mem::take(me.arrived)),
                 };
-                self.arrive_oddly(act, number, assembles, &mut arrived);
+                self.inject(act, number, assembles, &mut arrived);
                 match self.members.get_mut(at) {
                     Some(other) => other.arrived = arrived,
                     None => *me.arrived = arrived,
                 }
             }
-            Act::SendHeld { packet, payload, turned } if !me.batch.is_empty() => {
+            Act::SendInPlace { packet, payload, turned } if !me.batch.is_empty() => {
                 let i = packet % me.batch.len();
                 let (bytes, at) = &me.batch[i];
                 let was_sent = sender.is_sent(i);
                 let header = self.pattern(*at);
                 if turned {
-                    let can_be_sent = !was_sent && !sender.is_in_pieces(i);
-                    let there = sender.held_header_mut(i);
+                    let can_be_sent = !was_sent && !sender.is_multi_buffer(i);
+                    let there = sender.in_place_header_mut(i);
                     assert_eq!(there.is_some(), can_be_sent);
                     if let Some(there) = there {
                         there.copy_from_slice(&header);
@@ -200,25 +211,25 @@ impl World<'_> {
                     sender.header_mut(i).copy_from_slice(&header);
                 }
                 let len = payload % (bytes.len() - at + 1);
-                if sender.send_held(i, len) {
-                    assert!(!was_sent && sender.is_sent(i) && !sender.is_in_pieces(i));
+                if sender.send_in_place(i, len) {
+                    assert!(!was_sent && sender.is_sent(i) && !sender.is_multi_buffer(i));
                     me.sent.push([&header[..], &bytes[*at..at + len]].concat());
                 } else {
                     assert_eq!(sender.is_sent(i), was_sent);
                 }
             }
-            Act::Take => me.fresh.extend(sender.take()),
-            Act::SendFresh { which, len } if !me.fresh.is_empty() => {
-                let mut fresh = me.fresh.swap_remove(which % me.fresh.len());
+            Act::Alloc => me.tx_frames.extend(sender.alloc()),
+            Act::SendFrame { which, len } if !me.tx_frames.is_empty() => {
+                let mut fresh = me.tx_frames.swap_remove(which % me.tx_frames.len());
                 let bytes = self.pattern(len);
-                sender.fresh_mut(&mut fresh)[..len].copy_from_slice(&bytes);
-                match sender.send_fresh(fresh, len) {
+                sender.frame_mut(&mut fresh)[..len].copy_from_slice(&bytes);
+                match sender.send_frame(fresh, len) {
                     Ok(()) => me.sent.push(bytes),
-                    Err(fresh) => me.fresh.push(fresh),
+                    Err(fresh) => me.tx_frames.push(fresh),
                 }
             }
-            Act::GiveBack { which } if !me.fresh.is_empty() => {
-                sender.give_back(me.fresh.swap_remove(which % me.fresh.len()));
+            Act::Free { which } if !me.tx_frames.is_empty() => {
+                sender.free(me.tx_frames.swap_remove(which % me.tx_frames.len()));
             }
             Act::Flush { budget } => {
                 self.mock.budget.set(budget);
@@ -226,25 +237,25 @@ impl World<'_> {
                 assert_eq!(self.sent_by(me.number).len() + left, me.sent.len());
             }
             Act::Complete { which } => self.mock.kernel.borrow_mut().complete(which),
-            Act::SendHeld { .. } | Act::SendFresh { .. } | Act::GiveBack { .. } => {}
+            Act::SendInPlace { .. } | Act::SendFrame { .. } | Act::Free { .. } => {}
         }
     }
 
-    fn arrive_oddly(&mut self, act: &Act, number: usize, assembles: bool, arrived: &mut VecDeque<Vec<u8>>) {
+    fn inject(&mut self, act: &Act, number: usize, assembles: bool, arrived: &mut VecDeque<Vec<u8>>) {
         match *act {
             Act::Arrive { len, .. } => self.arrive(number, assembles, len, arrived),
-            Act::ArriveWrong { too_long, .. } => {
+            Act::ArriveInvalid { too_long, .. } => {
                 let (len, options) = if too_long { (2048 - HEADROOM as u32 + 1, 0) } else { (60, 4) };
-                if self.mock.kernel.borrow_mut().receive_as(number, len, options, &[0; 60]) {
+                if self.mock.kernel.borrow_mut().receive_with(number, len, options, &[0; 60]) {
                     arrived.push_back(Vec::new());
                 }
             }
-            Act::Lie { sent, .. } => {
+            Act::InvalidAddr { sent, .. } => {
                 let nowhere = u64::MAX / 2;
                 let mut kernel = self.mock.kernel.borrow_mut();
                 if sent {
-                    self.invalid += u64::from(kernel.has_room() && kernel.lie_in_completion(nowhere));
-                } else if kernel.lie_in_rx(number, nowhere) {
+                    self.invalid += u64::from(kernel.has_room() && kernel.push_completion(nowhere));
+                } else if kernel.push_rx(number, nowhere) {
                     arrived.push_back(Vec::new());
                 }
             }
@@ -261,30 +272,30 @@ impl World<'_> {
     fn round(&mut self, member: usize, arrive: &[usize], most: usize, acts: &[Act]) {
         let mut me = self.members.remove(member % self.members.len());
         for &len in arrive {
-            self.arrive(me.number, me.assembles, len, &mut me.arrived);
+            self.arrive(me.number, me.linearizes, len, &mut me.arrived);
         }
-        let wanted = most.min(me.core.most());
+        let wanted = most.min(me.member.batch_max());
         let looked = wanted.min(me.arrived.len());
         let came: Vec<_> = me.arrived.drain(..looked).collect();
         let came: Vec<Vec<u8>> = came.into_iter().filter(|packet| !packet.is_empty()).collect();
         self.invalid += (looked - came.len()) as u64;
-        let bell = self.mock.bell(me.number);
-        assert_eq!(me.core.receive(&bell, most), came.len());
+        let bell = self.mock.wakeup(me.number);
+        assert_eq!(me.member.receive(&bell, most), came.len());
         let at = |packet: &Vec<u8>| usize::from(packet[0]) % packet.len();
         me.batch =
             came.into_iter().map(|packet| (at(&packet), packet)).map(|(at, packet)| (packet, at)).collect();
         for (i, (packet, at)) in me.batch.iter().enumerate() {
-            assert_eq!(me.core.packet(i), packet);
-            me.core.set_payload(i, *at, packet.len() - at);
+            assert_eq!(me.member.packet(i), packet);
+            me.member.set_payload(i, *at, packet.len() - at);
         }
-        let (payloads, mut sender) = me.core.split(&bell);
+        let (payloads, mut sender) = me.member.split(&bell);
         let borrowed: Vec<&[u8]> = (0..me.batch.len()).map(|i| payloads.payload(i)).collect();
-        let mut parts = Parts {
+        let mut parts = MemberView {
             number: me.number,
-            assembles: me.assembles,
+            linearizes: me.linearizes,
             arrived: &mut me.arrived,
             batch: &me.batch,
-            fresh: &mut me.fresh,
+            tx_frames: &mut me.tx_frames,
             sent: &mut me.sent,
         };
         for act in acts {
@@ -299,11 +310,11 @@ impl World<'_> {
 
     fn leave(&mut self, member: usize) {
         let mut me = self.members.remove(member % self.members.len());
-        me.core.leave(&self.mock.bell(me.number));
+        me.member.leave(&self.mock.wakeup(me.number));
         self.mock.kernel.borrow_mut().close(me.number);
         // Of what was unread, only addresses that cannot be were seen to be wrong.
         let odd = me.arrived.iter().filter(|packet| packet.is_empty()).count() as u64;
-        let seen = self.mock.pool.census().invalid;
+        let seen = self.mock.allocator.frame_counts().invalid;
         assert!((self.invalid..=self.invalid + odd).contains(&seen));
         self.invalid = seen;
         // What was not sent never will be; all that was is as it was written.
@@ -315,16 +326,16 @@ impl World<'_> {
 
     /// Every frame is in one place, and where we think it is; batches are as they came.
     fn audit(&self) {
-        let frames = &self.mock.pool.frames;
-        let purses: Vec<_> = self.members.iter().map(|member| member.core.purse()).collect();
-        self.mock.pool.lock().audit(&purses);
-        let of = |kind| frames.all(kind, None).collect::<Vec<u32>>();
+        let frames = &self.mock.allocator.frames;
+        let purses: Vec<_> = self.members.iter().map(|member| member.member.cache()).collect();
+        self.mock.allocator.lock().audit(&purses);
+        let of = |kind| frames.in_state(kind, None).collect::<Vec<u32>>();
         let mut queued = 0;
         for member in &self.members {
             queued += member.sent.len() - self.sent_by(member.number).len();
             for (i, (packet, at)) in member.batch.iter().enumerate() {
                 assert_eq!(
-                    &member.core.packet(i)[*at..],
+                    &member.member.packet(i)[*at..],
                     &packet[*at..],
                     "payload {i} of another member changed"
                 );
@@ -333,32 +344,32 @@ impl World<'_> {
         let mut kernel = self.mock.kernel.borrow_mut();
         let mut receiving = kernel.receiving();
         receiving.retain(|&frame| frame < frames.count());
-        assert_eq!(receiving, of(Kind::Filling));
+        assert_eq!(receiving, of(FrameState::Filling));
         let mut sending = kernel.sending();
         sending.retain(|&frame| frame < frames.count());
-        let mut ours = [of(Kind::Sending), of(Kind::HeldSending)].concat();
+        let mut ours = [of(FrameState::Sending), of(FrameState::HeldSending)].concat();
         assert!(sending.iter().all(|frame| ours.contains(frame)), "sent from a frame that is not being sent");
         ours.retain(|frame| !sending.contains(frame));
         assert_eq!(ours.len(), queued, "the others are in the send rings");
         let mut times: HashMap<u32, u32> = HashMap::new();
         receiving.iter().chain(&sending).for_each(|&frame| *times.entry(frame).or_default() += 1);
         assert!(times.values().all(|&times| times == 1), "a frame is in two places");
-        let fresh: usize = self.members.iter().map(|member| member.fresh.len()).sum();
-        let census = self.mock.pool.census();
-        assert_eq!((census.taken as usize, census.total()), (fresh, frames.count()));
+        let fresh: usize = self.members.iter().map(|member| member.tx_frames.len()).sum();
+        let census = self.mock.allocator.frame_counts();
+        assert_eq!((census.allocated as usize, census.total()), (fresh, frames.count()));
         assert!(census.invalid <= self.invalid);
     }
 
     /// All comes to rest: what waits is received and dropped, what was queued is sent, all is completed.
-    fn rest(&mut self) {
+    fn drain(&mut self) {
         for member in &mut self.members {
-            let bell = self.mock.bell(member.number);
-            let mut sender = member.core.split(&bell).1;
-            member.fresh.drain(..).for_each(|fresh| sender.give_back(fresh));
+            let bell = self.mock.wakeup(member.number);
+            let mut sender = member.member.split(&bell).1;
+            member.tx_frames.drain(..).for_each(|fresh| sender.free(fresh));
         }
         self.mock.budget.set(usize::MAX);
         let rings: u32 = self.members.iter().map(|member| member.ring).sum();
-        let target = rings.min(self.mock.pool.frames.count() / 2);
+        let target = rings.min(self.mock.allocator.frames.count() / 2);
         for _ in 0..1000 {
             for _ in 0..self.members.len() {
                 // Each member has its turn: the one that had it goes to the end.
@@ -368,28 +379,28 @@ impl World<'_> {
                     self.mock.kernel.borrow_mut().complete(0);
                 }
             }
-            let waits = self.members.iter().any(|member| member.core.has_received());
-            let census = self.mock.pool.census();
+            let waits = self.members.iter().any(|member| member.member.has_received());
+            let census = self.mock.allocator.frame_counts();
             if !waits && census.sending + census.held == 0 && census.filling >= target {
                 return;
             }
         }
-        panic!("no rest: {:?}, {target} to be filled", self.mock.pool.census());
+        panic!("no rest: {:?}, {target} to be filled", self.mock.allocator.frame_counts());
     }
 }
 
 /// A member without its core, which is borrowed.
-struct Parts<'a> {
+struct MemberView<'a> {
     number: usize,
-    assembles: bool,
+    linearizes: bool,
     arrived: &'a mut VecDeque<Vec<u8>>,
     batch: &'a [(Vec<u8>, usize)],
-    fresh: &'a mut Vec<Fresh>,
+    tx_frames: &'a mut Vec<TxFrame>,
     sent: &'a mut Vec<Vec<u8>>,
 }
 
-fn assembly(assembles: bool, ring: u32) -> Assembly {
-    if assembles { Assembly::new(ring).unwrap() } else { Assembly::none() }
+fn linearizer(assembles: bool, ring: u32) -> Linearizer {
+    if assembles { Linearizer::new(ring).unwrap() } else { Linearizer::disabled() }
 }
 
 fn cases() -> ProptestConfig {
@@ -402,25 +413,25 @@ fn cases() -> ProptestConfig {
 fn what_one_that_left_still_sends_is_no_share_of_who_stays() {
     // Granted while it was alone with a short ring: more than is left beside the longer ring of the one that stays.
     let options = mock::options(6, 1, 4, 1);
-    let (mock, core) = mock::open_with(options, Assembly::none(), 0);
+    let (mock, core) = mock::open_with(options, Linearizer::disabled(), 0);
     let mut world = World { mock: &mock, members: Vec::new(), invalid: 0, packets: 0 };
-    world.admit(core, 0, false, options.ring);
-    let taken = vec![Act::Take; 4];
+    world.add_member(core, 0, false, options.ring);
+    let taken = vec![Act::Alloc; 4];
     world.round(0, &[], 0, &taken);
-    let sent = vec![Act::SendFresh { which: 0, len: 1 }; 4];
+    let sent = vec![Act::SendFrame { which: 0, len: 1 }; 4];
     world.round(0, &[], 0, &sent);
     let longer = QueueOptions { ring: 4, ..options };
-    let (number, core) = mock.join(&longer, Assembly::none());
-    world.admit(core, number, false, longer.ring);
+    let (number, core) = mock.join(&longer, Linearizer::disabled());
+    world.add_member(core, number, false, longer.ring);
     world.leave(0);
-    let census = mock.pool.census();
+    let census = mock.allocator.frame_counts();
     assert_eq!(
         (census.sending, census.filling),
         (4, 2),
         "of three that it should have, until some come back"
     );
-    world.rest();
-    let census = mock.pool.census();
+    world.drain();
+    let census = mock.allocator.frame_counts();
     assert_eq!((census.sending, census.filling), (0, 3));
 }
 
@@ -433,24 +444,24 @@ proptest! {
         assembles in any::<bool>(),
         steps in prop::collection::vec(step(), 1..12),
     ) {
-        let (mock, core) = mock::open_with(options, assembly(assembles, options.ring), 0);
+        let (mock, core) = mock::open_with(options, linearizer(assembles, options.ring), 0);
         let mut world = World { mock: &mock, members: Vec::new(), invalid: 0, packets: 0 };
-        world.admit(core, 0, assembles, options.ring);
+        world.add_member(core, 0, assembles, options.ring);
         for step in &steps {
             match step {
                 Step::Round { member, arrive, most, acts } => world.round(*member, arrive, *most, acts),
                 Step::Join { ring, tx_ring, assembles } => {
                     let options = QueueOptions { ring: *ring, tx_ring: *tx_ring, ..options };
-                    let (number, core) = mock.join(&options, assembly(*assembles, *ring));
-                    world.admit(core, number, *assembles, *ring);
+                    let (number, core) = mock.join(&options, linearizer(*assembles, *ring));
+                    world.add_member(core, number, *assembles, *ring);
                     world.audit();
                 }
                 Step::Leave { member } if world.members.len() > 1 => world.leave(*member),
                 Step::Leave { .. } => {}
             }
         }
-        world.rest();
-        let census = mock.pool.census();
+        world.drain();
+        let census = mock.allocator.frame_counts();
         prop_assert_eq!(census.free + census.filling, options.frames);
         prop_assert_eq!(census.invalid, world.invalid);
         for member in &world.members {

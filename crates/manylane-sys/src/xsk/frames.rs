@@ -1,10 +1,10 @@
 //! The frames of a queue: the memory itself, and who has which.
 //!
-//! A frame is in exactly one [`Place`], and each place has one hand that may move the frame on:
+//! A frame is in exactly one [`StateWord`], and each place has one hand that may move the frame on:
 //!
 //! | place | whose it is | who moves it on |
 //! |---|---|---|
-//! | free, filling, sending, held and sending, held and done | the pool's, the kernel's | whoever has the lock of the [`Pool`](super::pool::Pool) |
+//! | free, filling, sending, held and sending, held and done | the pool's, the kernel's | whoever has the lock of the [`FrameAllocator`](super::allocator::FrameAllocator) |
 //! | held, in supply, taken | one member's | that member, without the lock |
 //!
 //! (A held frame that was not sent also becomes free under the lock, at the end of the batch, by its member.) So no
@@ -22,14 +22,14 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use libc::xdp_desc;
 
-use super::Census;
+use super::FrameCounts;
 use crate::map::Mapping;
 
-/// Number of a member of a queue; the highest is [`MOST_MEMBERS`] less one.
-pub(super) type Member = u16;
+/// Number of a member of a queue; the highest is [`MEMBERS_MAX`] less one.
+pub(super) type MemberId = u16;
 
 /// Numbers that a place has room for.
-pub(super) const MOST_MEMBERS: usize = 1 << 13;
+pub(super) const MEMBERS_MAX: usize = 1 << 13;
 
 /// Stands for the frame of a packet that is in none: it was put together from several.
 pub(super) const NO_FRAME: u32 = u32::MAX;
@@ -37,60 +37,63 @@ pub(super) const NO_FRAME: u32 = u32::MAX;
 /// Where a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub(super) enum Kind {
+pub(super) enum FrameState {
     /// Nobody has it: it is on the free list.
     Free,
     /// The kernel, to receive into: in the fill ring, in a receive ring, or in between.
     Filling,
-    /// A member, for its next [`Fresh`](super::Fresh).
-    Supply,
-    /// Whoever has the [`Fresh`](super::Fresh).
-    Taken,
+    /// A member, for its next [`TxFrame`](super::TxFrame).
+    Cached,
+    /// Whoever has the [`TxFrame`](super::TxFrame).
+    Allocated,
     /// The current batch of a member.
     Held,
     /// The current batch of a member; the kernel had it and is done.
-    HeldDone,
+    HeldSent,
     /// The current batch of a member; the kernel has it too, to send from.
     HeldSending,
     /// The kernel, to send from: in a send ring, in the completion ring, or in between.
     Sending,
 }
 
-const KINDS: [Kind; 8] = [
-    Kind::Free,
-    Kind::Filling,
-    Kind::Supply,
-    Kind::Taken,
-    Kind::Held,
-    Kind::HeldDone,
-    Kind::HeldSending,
-    Kind::Sending,
+const FRAME_STATES: [FrameState; 8] = [
+    FrameState::Free,
+    FrameState::Filling,
+    FrameState::Cached,
+    FrameState::Allocated,
+    FrameState::Held,
+    FrameState::HeldSent,
+    FrameState::HeldSending,
+    FrameState::Sending,
 ];
 
 /// What tells a frame that a batch holds from one that it held and the kernel has sent: one bit, for one comparison of both.
-const DONE: u16 = 1;
-const _: () = assert!(Kind::Held as u16 | DONE == Kind::HeldDone as u16 && Kind::Held as u16 & DONE == 0);
+const SENT_BIT: u16 = 1;
+const _: () = assert!(
+    FrameState::Held as u16 | SENT_BIT == FrameState::HeldSent as u16
+        && FrameState::Held as u16 & SENT_BIT == 0
+);
 
 /// Where a frame is, and which member has it or has sent it: the kind in the lowest three bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place(u16);
+pub(super) struct StateWord(u16);
 
-impl Place {
-    pub(super) const FREE: Self = Self(Kind::Free as u16);
-    pub(super) const FILLING: Self = Self(Kind::Filling as u16);
+impl StateWord {
+    pub(super) const FREE: Self = Self(FrameState::Free as u16);
+    pub(super) const FILLING: Self = Self(FrameState::Filling as u16);
 
     #[inline]
-    pub(super) fn of(kind: Kind, member: Member) -> Self {
+    pub(super) fn new(kind: FrameState, member: MemberId) -> Self {
         Self(member << 3 | kind as u16)
     }
 
     #[inline]
-    pub(super) fn kind(self) -> Kind {
-        KINDS[usize::from(self.0 & 7)]
+    pub(super) fn state(self) -> FrameState {
+        FRAME_STATES[usize::from(self.0 & 7)]
     }
 
     #[inline]
-    pub(super) fn member(self) -> Member {
+    pub(super) fn member(self) -> MemberId {
         self.0 >> 3
     }
 }
@@ -105,14 +108,15 @@ pub(super) struct Packet {
     pub(super) frame: u32,
     pub(super) len: u32,
     /// Where its payload starts, counted from `start`.
-    pub(super) at: u32,
+    pub(super) payload_offset: u32,
     /// Bytes of payload.
-    pub(super) payload: u32,
+    pub(super) payload_len: u32,
 }
 
 impl Packet {
     /// No packet.
-    pub(super) const NONE: Self = Self { start: ptr::null_mut(), frame: NO_FRAME, len: 0, at: 0, payload: 0 };
+    pub(super) const NONE: Self =
+        Self { start: ptr::null_mut(), frame: NO_FRAME, len: 0, payload_offset: 0, payload_len: 0 };
 }
 
 // SAFETY: what `start` points at goes with the batch, and that with its queue, which one thread has at a time.
@@ -125,13 +129,13 @@ unsafe impl Send for Packet {}
 /// had it before has moved it with the lock held, or is this member: the lock is order enough, and no load or store has to be.
 /// What is in a frame goes to the kernel and comes back by the rings, with their order.
 #[derive(Clone, Copy)]
-pub(super) struct Turnover<'a> {
+pub(super) struct BatchFrames<'a> {
     base: *mut u8,
     shift: u32,
-    places: &'a [AtomicU16],
+    states: &'a [AtomicU16],
 }
 
-impl Turnover<'_> {
+impl BatchFrames<'_> {
     /// Where in the memory the packet is that a descriptor of the kernel's names, if it lies within the frame that its address
     /// is in, and is not empty.
     #[inline]
@@ -145,13 +149,13 @@ impl Turnover<'_> {
     /// Filling to `to`: makes `packet` the one that a descriptor names, and that lies within its frame. False, and nothing is
     /// moved or written, if that cannot be.
     #[inline]
-    pub(super) fn received(self, desc: &xdp_desc, to: Place, packet: &mut Packet) -> bool {
+    pub(super) fn accept_desc(self, desc: &xdp_desc, to: StateWord, packet: &mut Packet) -> bool {
         let frame = desc.addr >> self.shift;
-        let Some(place) = usize::try_from(frame).ok().and_then(|frame| self.places.get(frame)) else {
+        let Some(place) = usize::try_from(frame).ok().and_then(|frame| self.states.get(frame)) else {
             return false;
         };
         let Some(start) = self.start(desc) else { return false };
-        if place.load(Ordering::Relaxed) != Place::FILLING.0 {
+        if place.load(Ordering::Relaxed) != StateWord::FILLING.0 {
             return false;
         }
         place.store(to.0, Ordering::Relaxed);
@@ -163,12 +167,12 @@ impl Turnover<'_> {
     /// To filling, if a member's batch holds it and the kernel does not send it: its address, for the fill ring, which has
     /// room for it. None, and nothing is moved, if not. `held` is the place of a frame that the batch holds.
     #[inline]
-    pub(super) fn refill(self, frame: u32, held: Place) -> Option<u64> {
-        let place = self.places.get(frame as usize)?;
-        if place.load(Ordering::Relaxed) & !DONE != held.0 {
+    pub(super) fn refill(self, frame: u32, held: StateWord) -> Option<u64> {
+        let place = self.states.get(frame as usize)?;
+        if place.load(Ordering::Relaxed) & !SENT_BIT != held.0 {
             return None;
         }
-        place.store(Place::FILLING.0, Ordering::Relaxed);
+        place.store(StateWord::FILLING.0, Ordering::Relaxed);
         Some(u64::from(frame) << self.shift)
     }
 }
@@ -179,8 +183,8 @@ pub(super) struct Frames {
     shift: u32,
     /// Bytes at the beginning of a frame that no packet may start in if it is to be sent: what the kernel is told of
     /// the packet goes there. Zero if nothing is told.
-    room: usize,
-    places: Box<[AtomicU16]>,
+    tx_metadata_len: usize,
+    states: Box<[AtomicU16]>,
 }
 
 impl Frames {
@@ -188,13 +192,13 @@ impl Frames {
     pub(super) fn new(memory: Mapping, count: u32, size: u32, room: usize) -> Self {
         assert!(size.is_power_of_two() && memory.len() as u64 >= u64::from(count) * u64::from(size));
         assert!(room < size as usize);
-        let places = (0..count).map(|_| AtomicU16::new(Place::FREE.0)).collect();
-        Self { memory, shift: size.trailing_zeros(), room, places }
+        let places = (0..count).map(|_| AtomicU16::new(StateWord::FREE.0)).collect();
+        Self { memory, shift: size.trailing_zeros(), tx_metadata_len: room, states: places }
     }
 
     /// How many there are.
     pub(super) fn count(&self) -> u32 {
-        self.places.len() as u32
+        self.states.len() as u32
     }
 
     /// Start of the memory of all frames; it is as long as all frames, and stays where it is.
@@ -211,8 +215,8 @@ impl Frames {
 
     /// See the field.
     #[inline]
-    pub(super) fn room(&self) -> usize {
-        self.room
+    pub(super) fn tx_metadata_len(&self) -> usize {
+        self.tx_metadata_len
     }
 
     /// Address of a frame, as the rings have it.
@@ -231,19 +235,21 @@ impl Frames {
     #[inline]
     pub(super) fn frame_of(&self, addr: u64) -> Option<u32> {
         let frame = addr >> self.shift;
-        (frame < self.places.len() as u64).then_some(frame as u32)
+        (frame < self.states.len() as u64).then_some(frame as u32)
     }
 
     /// Where a frame is; free if there is no such frame, so that nobody has it.
     #[inline]
-    pub(super) fn place(&self, frame: u32) -> Place {
-        self.places.get(frame as usize).map_or(Place::FREE, |place| Place(place.load(Ordering::Acquire)))
+    pub(super) fn state(&self, frame: u32) -> StateWord {
+        self.states
+            .get(frame as usize)
+            .map_or(StateWord::FREE, |place| StateWord(place.load(Ordering::Acquire)))
     }
 
     /// Moves a frame. The caller is the one that may (see the top of this file).
     #[inline]
-    pub(super) fn put(&self, frame: u32, place: Place) {
-        if let Some(at) = self.places.get(frame as usize) {
+    pub(super) fn set_state(&self, frame: u32, place: StateWord) {
+        if let Some(at) = self.states.get(frame as usize) {
             at.store(place.0, Ordering::Release);
         }
     }
@@ -251,27 +257,27 @@ impl Frames {
     /// The packet that a descriptor of the kernel's names in `frame`, if it lies within it and is not empty.
     #[inline]
     pub(super) fn packet(&self, frame: u32, desc: &xdp_desc) -> Option<Packet> {
-        let start = self.turnover().start(desc)?;
-        Some(Packet { start, frame, len: desc.len, at: 0, payload: desc.len })
+        let start = self.batch_frames().start(desc)?;
+        Some(Packet { start, frame, len: desc.len, payload_offset: 0, payload_len: desc.len })
     }
 
     /// The frames for a loop of whoever has the lock.
     #[inline]
-    pub(super) fn turnover(&self) -> Turnover<'_> {
-        Turnover { base: self.base(), shift: self.shift, places: &self.places }
+    pub(super) fn batch_frames(&self) -> BatchFrames<'_> {
+        BatchFrames { base: self.base(), shift: self.shift, states: &self.states }
     }
 
     /// How many frames are where; what is `invalid` is not known here. While other members work, frames may be
     /// counted where they were a moment ago, but each once.
-    pub(super) fn census(&self) -> Census {
-        let mut census = Census::default();
-        for place in &self.places {
-            let count = match Place(place.load(Ordering::Relaxed)).kind() {
-                Kind::Free | Kind::Supply => &mut census.free,
-                Kind::Filling => &mut census.filling,
-                Kind::Held | Kind::HeldDone => &mut census.held,
-                Kind::Taken => &mut census.taken,
-                Kind::Sending | Kind::HeldSending => &mut census.sending,
+    pub(super) fn frame_counts(&self) -> FrameCounts {
+        let mut census = FrameCounts::default();
+        for place in &self.states {
+            let count = match StateWord(place.load(Ordering::Relaxed)).state() {
+                FrameState::Free | FrameState::Cached => &mut census.free,
+                FrameState::Filling => &mut census.filling,
+                FrameState::Held | FrameState::HeldSent => &mut census.held,
+                FrameState::Allocated => &mut census.allocated,
+                FrameState::Sending | FrameState::HeldSending => &mut census.sending,
             };
             *count += 1;
         }
@@ -279,10 +285,14 @@ impl Frames {
     }
 
     /// The frames in a place of this kind, of one member or of all.
-    pub(super) fn all(&self, kind: Kind, member: Option<Member>) -> impl Iterator<Item = u32> + '_ {
+    pub(super) fn in_state(
+        &self,
+        kind: FrameState,
+        member: Option<MemberId>,
+    ) -> impl Iterator<Item = u32> + '_ {
         (0..self.count()).filter(move |&frame| {
-            let place = self.place(frame);
-            place.kind() == kind && member.is_none_or(|member| place.member() == member)
+            let place = self.state(frame);
+            place.state() == kind && member.is_none_or(|member| place.member() == member)
         })
     }
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use libc::xdp_desc;
 
-use super::assembly::Assembly;
-use super::core::{Bell, Core, Kick, MemberRings};
+use super::allocator::{FrameAllocator, UmemRings};
 use super::frames::Frames;
-use super::pool::{Pool, PoolRings};
-use super::ring::{Consumer, PlainRing, Producer};
+use super::linearize::Linearizer;
+use super::member::{KickOutcome, MemberRings, QueueMember, RingWakeup};
+use super::ring::{Consumer, MockRing, Producer};
 use super::{Mode, QueueOptions};
 use crate::map::Mapping;
 
@@ -38,13 +38,13 @@ pub(super) struct Kernel {
     memory: *mut u8,
     pub(super) options: QueueOptions,
     /// Bytes that are left before what is sent.
-    room: usize,
+    tx_metadata_len: usize,
     /// Where it puts packets in frames.
     pub(super) headroom: u64,
     /// What it was told of packets that it sent.
-    pub(super) told: Vec<[u8; 24]>,
+    pub(super) sent_metadata: Vec<[u8; 24]>,
     /// Frames to receive into.
-    spare: VecDeque<u64>,
+    rx_frames: VecDeque<u64>,
     /// Taken from a send ring and not completed.
     sending: Vec<u64>,
     in_completion: VecDeque<u64>,
@@ -64,9 +64,9 @@ impl Kernel {
     }
 
     /// Takes what is in the fill ring. As Linux it says so only when it needs more.
-    pub(super) fn take_fill(&mut self) {
+    pub(super) fn drain_fill_ring(&mut self) {
         self.fill.release();
-        self.spare.extend(std::iter::from_fn(|| self.fill.take()));
+        self.rx_frames.extend(std::iter::from_fn(|| self.fill.pop()));
     }
 
     /// A packet arrives at the first member; false if there is no frame or no room for it.
@@ -76,55 +76,55 @@ impl Kernel {
 
     /// A packet arrives at a member.
     pub(super) fn receive_at(&mut self, member: usize, packet: &[u8]) -> bool {
-        let put = self.put(member, packet.len() as u32, 0, packet);
+        let put = self.push_packet(member, packet.len() as u32, 0, packet);
         self.sockets[member].rx.publish();
         put
     }
 
     /// A packet arrives, and the kernel says that it has this length and these options.
-    pub(super) fn receive_as(&mut self, member: usize, len: u32, options: u32, packet: &[u8]) -> bool {
-        let put = self.put(member, len, options, packet);
+    pub(super) fn receive_with(&mut self, member: usize, len: u32, options: u32, packet: &[u8]) -> bool {
+        let put = self.push_packet(member, len, options, packet);
         self.sockets[member].rx.publish();
         put
     }
 
     /// A packet arrives, cut into pieces, each of which says that it goes on but the last; none of it if not all of
     /// it finds room.
-    pub(super) fn receive_in_pieces(&mut self, member: usize, packet: &[u8], piece: usize) -> bool {
-        self.take_fill();
+    pub(super) fn receive_frags(&mut self, member: usize, packet: &[u8], piece: usize) -> bool {
+        self.drain_fill_ring();
         let count = packet.len().div_ceil(piece);
-        let room = self.sockets[member].ring - self.sockets[member].rx.waiting();
-        if count > self.spare.len() || count > room as usize {
+        let room = self.sockets[member].ring - self.sockets[member].rx.pending();
+        if count > self.rx_frames.len() || count > room as usize {
             return false;
         }
         for (at, bytes) in packet.chunks(piece).enumerate() {
             let options = if at + 1 < count { libc::XDP_PKT_CONTD } else { 0 };
-            assert!(self.put(member, bytes.len() as u32, options, bytes));
+            assert!(self.push_packet(member, bytes.len() as u32, options, bytes));
         }
         self.sockets[member].rx.publish();
         true
     }
 
-    fn put(&mut self, member: usize, len: u32, options: u32, packet: &[u8]) -> bool {
-        self.take_fill();
+    fn push_packet(&mut self, member: usize, len: u32, options: u32, packet: &[u8]) -> bool {
+        self.drain_fill_ring();
         assert!(!self.sockets[member].closed);
-        let Some(&frame) = self.spare.front() else { return false };
+        let Some(&frame) = self.rx_frames.front() else { return false };
         let addr = frame + self.headroom;
         let to = self.bytes(addr, packet.len());
         // SAFETY: these bytes are in a frame that the queue gave the kernel to receive into.
         unsafe { to.copy_from_nonoverlapping(packet.as_ptr(), packet.len()) };
-        if !self.sockets[member].rx.put(xdp_desc { addr, len, options }) {
+        if !self.sockets[member].rx.push(xdp_desc { addr, len, options }) {
             return false;
         }
-        self.spare.pop_front();
+        self.rx_frames.pop_front();
         self.sockets[member].in_rx.push_back(frame);
         true
     }
 
     /// The kernel says what it has no ground for.
-    pub(super) fn lie_in_rx(&mut self, member: usize, addr: u64) -> bool {
+    pub(super) fn push_rx(&mut self, member: usize, addr: u64) -> bool {
         let socket = &mut self.sockets[member];
-        let put = socket.rx.put(xdp_desc { addr, len: 60, options: 0 });
+        let put = socket.rx.push(xdp_desc { addr, len: 60, options: 0 });
         socket.rx.publish();
         if put {
             socket.in_rx.push_back(addr);
@@ -136,16 +136,16 @@ impl Kernel {
     pub(super) fn send(&mut self, member: usize, most: usize) {
         for _ in 0..most {
             // As the kernel does: no packet leaves without a place for its completion.
-            let desc = self.has_room().then(|| self.sockets[member].tx.take()).flatten();
+            let desc = self.has_room().then(|| self.sockets[member].tx.pop()).flatten();
             let Some(desc) = desc else { break };
             let frame_size = u64::from(self.options.frame_size);
-            assert!(desc.len > 0 && desc.addr % frame_size >= self.room as u64);
+            assert!(desc.len > 0 && desc.addr % frame_size >= self.tx_metadata_len as u64);
             if desc.options == libc::XDP_TX_METADATA {
                 let mut told = [0; 24];
                 let from = self.bytes(desc.addr - told.len() as u64, told.len());
                 // SAFETY: the queue gave these bytes to the kernel, too.
                 unsafe { from.copy_to_nonoverlapping(told.as_mut_ptr(), told.len()) };
-                self.told.push(told);
+                self.sent_metadata.push(told);
             } else {
                 assert_eq!(desc.options, 0);
             }
@@ -163,13 +163,13 @@ impl Kernel {
     pub(super) fn complete(&mut self, which: usize) {
         if !self.sending.is_empty() {
             let addr = self.sending.swap_remove(which % self.sending.len());
-            assert!(self.lie_in_completion(addr), "the completion ring has room for all that is being sent");
+            assert!(self.push_completion(addr), "the completion ring has room for all that is being sent");
         }
     }
 
     /// The kernel says that it has sent what it may not have.
-    pub(super) fn lie_in_completion(&mut self, addr: u64) -> bool {
-        let put = self.completion.put(addr);
+    pub(super) fn push_completion(&mut self, addr: u64) -> bool {
+        let put = self.completion.push(addr);
         self.completion.publish();
         if put {
             self.in_completion.push_back(addr);
@@ -179,7 +179,7 @@ impl Kernel {
 
     /// Whether the completion ring has room for one more than those being sent.
     pub(super) fn has_room(&mut self) -> bool {
-        (self.completion.waiting() as usize + self.sending.len()) < self.options.tx_ring as usize
+        (self.completion.pending() as usize + self.sending.len()) < self.options.tx_ring as usize
     }
 
     /// The kernel uses the rings of a member no more.
@@ -196,18 +196,18 @@ impl Kernel {
 
     /// The frames that the kernel has to receive into or has put into a receive ring.
     pub(super) fn receiving(&mut self) -> Vec<u32> {
-        self.take_fill();
+        self.drain_fill_ring();
         for socket in &mut self.sockets {
-            let taken = socket.in_rx.len() - socket.rx.waiting() as usize;
+            let taken = socket.in_rx.len() - socket.rx.pending() as usize;
             socket.in_rx.drain(..taken);
         }
         let in_rx = self.sockets.iter().flat_map(|socket| &socket.in_rx);
-        self.frames(self.spare.iter().chain(in_rx).copied())
+        self.frames(self.rx_frames.iter().chain(in_rx).copied())
     }
 
     /// The frames that the kernel has taken to send and that the queue has not taken back.
     pub(super) fn sending(&mut self) -> Vec<u32> {
-        let taken = self.in_completion.len() - self.completion.waiting() as usize;
+        let taken = self.in_completion.len() - self.completion.pending() as usize;
         self.in_completion.drain(..taken);
         self.frames(self.sending.iter().chain(&self.in_completion).copied())
     }
@@ -215,38 +215,38 @@ impl Kernel {
 
 /// The rings of one member, kept for both ends.
 pub(super) struct MemberMemory {
-    pub(super) tx: PlainRing<xdp_desc>,
-    rx: PlainRing<xdp_desc>,
+    pub(super) tx: MockRing<xdp_desc>,
+    rx: MockRing<xdp_desc>,
 }
 
 /// The kernel as the queue and its first member see it.
 pub(super) struct Mock {
     pub(super) kernel: RefCell<Kernel>,
-    pub(super) pool: Arc<Pool>,
+    pub(super) allocator: Arc<FrameAllocator>,
     /// Packets that one call sends at most.
     pub(super) budget: Cell<usize>,
     /// What a call says.
-    pub(super) answer: Cell<fn() -> io::Result<Kick>>,
+    pub(super) send_result: Cell<fn() -> io::Result<KickOutcome>>,
     pub(super) zero_copy: Cell<bool>,
-    pub(super) busy: Cell<bool>,
+    pub(super) busy_polling: Cell<bool>,
     pub(super) send_calls: Cell<usize>,
     pub(super) receive_calls: Cell<usize>,
-    pub(super) fill: Rc<PlainRing<u64>>,
+    pub(super) fill: Rc<MockRing<u64>>,
     /// Kept for the ends that point at them.
     pub(super) members: RefCell<Vec<Rc<MemberMemory>>>,
-    _completion: Rc<PlainRing<u64>>,
+    _completion: Rc<MockRing<u64>>,
 }
 
 impl Mock {
     /// One more member, with receive and send rings of these sizes; its number for the kernel and for
-    /// [`bell`](Self::bell).
-    pub(super) fn join(&self, options: &QueueOptions, assembly: Assembly) -> (usize, Core) {
+    /// [`wakeup`](Self::wakeup).
+    pub(super) fn join(&self, options: &QueueOptions, assembly: Linearizer) -> (usize, QueueMember) {
         let empty = xdp_desc { addr: 0, len: 0, options: 0 };
-        let (tx, rx) = (PlainRing::new(options.tx_ring, empty), PlainRing::new(options.ring, empty));
+        let (tx, rx) = (MockRing::new(options.tx_ring, empty), MockRing::new(options.ring, empty));
         // Where they stay, before their ends point at them.
         let memory = Rc::new(MemberMemory { tx, rx });
-        let (its_rx, rx) = memory.rx.ends();
-        let (tx, its_tx) = memory.tx.ends();
+        let (its_rx, rx) = memory.rx.split();
+        let (tx, its_tx) = memory.tx.split();
         self.members.borrow_mut().push(memory);
         let sockets = &mut self.kernel.borrow_mut().sockets;
         sockets.push(Socket {
@@ -256,32 +256,33 @@ impl Mock {
             ring: options.ring,
             closed: false,
         });
-        let core = Core::join(Arc::clone(&self.pool), MemberRings { rx, tx }, options, assembly, true);
+        let core =
+            QueueMember::join(Arc::clone(&self.allocator), MemberRings { rx, tx }, options, assembly, true);
         (sockets.len() - 1, core.unwrap())
     }
 
     /// The system calls of a member.
-    pub(super) fn bell(&self, member: usize) -> MockBell<'_> {
-        MockBell { mock: self, member }
+    pub(super) fn wakeup(&self, member: usize) -> MockWakeup<'_> {
+        MockWakeup { mock: self, member }
     }
 
-    fn send_for(&self, member: usize) -> io::Result<Kick> {
+    fn send_for(&self, member: usize) -> io::Result<KickOutcome> {
         self.send_calls.set(self.send_calls.get() + 1);
         self.kernel.borrow_mut().send(member, self.budget.get());
-        self.answer.get()()
+        self.send_result.get()()
     }
 }
 
-impl Bell for Mock {
+impl RingWakeup for Mock {
     fn is_zero_copy(&self) -> bool {
         self.zero_copy.get()
     }
 
     fn is_busy_polling(&self) -> bool {
-        self.busy.get()
+        self.busy_polling.get()
     }
 
-    fn send(&self) -> io::Result<Kick> {
+    fn send(&self) -> io::Result<KickOutcome> {
         self.send_for(0)
     }
 
@@ -291,12 +292,12 @@ impl Bell for Mock {
 }
 
 /// The kernel as one member sees it.
-pub(super) struct MockBell<'a> {
+pub(super) struct MockWakeup<'a> {
     mock: &'a Mock,
     member: usize,
 }
 
-impl Bell for MockBell<'_> {
+impl RingWakeup for MockWakeup<'_> {
     fn is_zero_copy(&self) -> bool {
         self.mock.is_zero_copy()
     }
@@ -305,7 +306,7 @@ impl Bell for MockBell<'_> {
         self.mock.is_busy_polling()
     }
 
-    fn send(&self) -> io::Result<Kick> {
+    fn send(&self) -> io::Result<KickOutcome> {
         self.mock.send_for(self.member)
     }
 
@@ -325,22 +326,22 @@ pub(super) fn options(frames: u32, ring: u32, tx_ring: u32, batch: usize) -> Que
         tx_ring,
         batch,
         mode: Mode::Copy,
-        pieces: false,
+        multi_buffer: false,
     }
 }
 
 /// A queue without a socket, with one member, and its kernel. Drop the members first.
-pub(super) fn open(options: QueueOptions) -> (Mock, Core) {
-    open_with(options, Assembly::none(), 0)
+pub(super) fn open(options: QueueOptions) -> (Mock, QueueMember) {
+    open_with(options, Linearizer::disabled(), 0)
 }
 
 /// A queue whose first member puts packets together, and that leaves `room` before what it sends.
-pub(super) fn open_with(options: QueueOptions, assembly: Assembly, room: usize) -> (Mock, Core) {
+pub(super) fn open_with(options: QueueOptions, assembly: Linearizer, room: usize) -> (Mock, QueueMember) {
     let QueueOptions { frames, frame_size, ring, tx_ring, .. } = options;
-    let fill = Rc::new(PlainRing::new(ring, 0));
-    let completion = Rc::new(PlainRing::new(tx_ring, 0));
-    let (our_fill, its_fill) = fill.ends();
-    let (its_completion, our_completion) = completion.ends();
+    let fill = Rc::new(MockRing::new(ring, 0));
+    let completion = Rc::new(MockRing::new(tx_ring, 0));
+    let (our_fill, its_fill) = fill.split();
+    let (its_completion, our_completion) = completion.split();
     let memory = Mapping::new((frames * frame_size) as usize).unwrap();
     let kernel = Kernel {
         fill: its_fill,
@@ -348,23 +349,23 @@ pub(super) fn open_with(options: QueueOptions, assembly: Assembly, room: usize) 
         sockets: Vec::new(),
         memory: memory.as_ptr(),
         options,
-        room,
+        tx_metadata_len: room,
         headroom: HEADROOM,
-        told: Vec::new(),
-        spare: VecDeque::new(),
+        sent_metadata: Vec::new(),
+        rx_frames: VecDeque::new(),
         sending: Vec::new(),
         in_completion: VecDeque::new(),
         sent: Vec::new(),
     };
-    let rings = PoolRings { fill: our_fill, completion: our_completion };
+    let rings = UmemRings { fill: our_fill, completion: our_completion };
     let frames = Frames::new(memory, frames, frame_size, room);
     let mock = Mock {
         kernel: RefCell::new(kernel),
-        pool: Arc::new(Pool::new(rings, None, frames, ring)),
+        allocator: Arc::new(FrameAllocator::new(rings, None, frames, ring)),
         budget: Cell::new(32),
-        answer: Cell::new(|| Ok(Kick::Worked)),
+        send_result: Cell::new(|| Ok(KickOutcome::Accepted)),
         zero_copy: Cell::new(false),
-        busy: Cell::new(false),
+        busy_polling: Cell::new(false),
         send_calls: Cell::new(0),
         receive_calls: Cell::new(0),
         fill,

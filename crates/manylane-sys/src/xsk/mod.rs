@@ -2,7 +2,7 @@
 //!
 //! A [`Queue`] owns the memory that a device queue receives into and sends from. It is cut into frames of one
 //! size; a frame is in one place at a time: with the kernel to be received into, in the current batch, free, taken
-//! to be filled, or with the kernel to be sent. [`Queue::census`] says how many are where.
+//! to be filled, or with the kernel to be sent. [`Queue::frame_counts`] says how many are where.
 //!
 //! One round of a lane:
 //!
@@ -37,38 +37,36 @@
 //! |---|---|
 //! | `ring.rs` | one ring: producer, consumer, and why they need no lock |
 //! | `frames.rs` | who has which frame, and who may move it on |
-//! | `pool.rs` | what members share, and all that is done with the lock held |
-//! | `core.rs` | the rounds of a member, without system calls |
-//! | `assembly.rs` | packets of several frames, put together |
+//! | `allocator.rs` | what members share, and all that is done with the lock held |
+//! | `member.rs` | the rounds of a member, without system calls |
+//! | `linearize.rs` | packets of several frames, put together |
 //! | `outgoing.rs`, `send.rs` | what a member sends with; the two views of a batch |
 //! | `socket.rs` | the system calls |
 //! | `queue.rs` | all of it together |
 //! | `owners.rs` | who has a queue, of all processes |
-//! | `lent.rs`, `borrowed.rs` | a queue that one process opens and others use: all that is known of it is in shared memory |
+//! | `lessor.rs`, `leased.rs` | a queue that one process opens and others use: all that is known of it is in shared memory |
 
 // Under the model checker only the rings are built: its atomics cannot lie in memory that the kernel shares.
 #[cfg(not(loom))]
-mod assembly;
-#[cfg(not(loom))]
-mod borrowed;
+mod allocator;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod conservation;
 #[cfg(not(loom))]
-mod core;
-#[cfg(not(loom))]
 mod frames;
 #[cfg(not(loom))]
-mod lent;
+mod leased;
+#[cfg(not(loom))]
+mod lessor;
+#[cfg(not(loom))]
+mod linearize;
+#[cfg(not(loom))]
+mod member;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod mock;
 #[cfg(not(loom))]
-mod outgoing;
-#[cfg(not(loom))]
 mod owners;
-#[cfg(not(loom))]
-mod pool;
 #[cfg(not(loom))]
 mod queue;
 #[cfg(test)]
@@ -92,17 +90,19 @@ mod socket;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+#[cfg(not(loom))]
+mod tx_queue;
 
 #[cfg(not(loom))]
-pub use borrowed::{Borrowed, Held, Holder};
+pub use leased::{Holder, LeasedQueue, QueueGuard};
 #[cfg(not(loom))]
-pub use lent::{LentQueue, MEMBERS};
+pub use lessor::{LessorQueue, QUEUE_MEMBERS_MAX};
 #[cfg(not(loom))]
 pub use owners::owners;
 #[cfg(not(loom))]
-pub use queue::{OpenError, Queue, Share, Step};
+pub use queue::{OpenError, Queue, Step, WeakQueue};
 #[cfg(not(loom))]
-pub use send::{Found, Fresh, Payloads, Sender};
+pub use send::{PacketRef, Payloads, Sender, TxFrame};
 #[cfg(not(loom))]
 pub use socket::statistics;
 
@@ -128,10 +128,10 @@ pub struct QueueOptions {
     /// How packets get from the device into the frames.
     pub mode: Mode,
     /// Whether packets that are longer than a frame are taken, too (Linux 6.6, `XDP_USE_SG`): see
-    /// [`Queue::takes_pieces`] for whether they are. Costs 1 MiB of address space for each member, and with
+    /// [`Queue::has_multi_buffer`] for whether they are. Costs 1 MiB of address space for each member, and with
     /// [`Mode::Auto`] copying where a driver copies nothing but only packets of one frame. The XDP program has to be
     /// loaded for packets in fragments (`BPF_F_XDP_HAS_FRAGS`) where the device makes such.
-    pub pieces: bool,
+    pub multi_buffer: bool,
 }
 
 /// How packets get from the device into the frames, and back.
@@ -177,25 +177,25 @@ impl Statistics {
 /// How many frames of a queue are where, those of all members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Census {
+pub struct FrameCounts {
     /// On the free list, or in the supply of a member.
     pub free: u32,
     /// With the kernel to be received into, or received and not taken yet.
     pub filling: u32,
     /// In the current batch of a member and not on their way out.
     pub held: u32,
-    /// Handed out by [`Sender::take`], neither sent nor given back yet.
-    pub taken: u32,
+    /// Handed out by [`Sender::alloc`], neither sent nor given back yet.
+    pub allocated: u32,
     /// With the kernel to be sent, or sent and not taken back yet; those of current batches too.
     pub sending: u32,
     /// Not frames: entries of the kernel's that named no frame of its, or more of one than there is.
     pub invalid: u64,
 }
 
-impl Census {
+impl FrameCounts {
     /// All frames: always what the queue was opened with.
     #[must_use]
     pub fn total(&self) -> u32 {
-        self.free + self.filling + self.held + self.taken + self.sending
+        self.free + self.filling + self.held + self.allocated + self.sending
     }
 }

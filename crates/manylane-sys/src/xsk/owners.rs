@@ -2,14 +2,14 @@
 
 use std::io;
 
-use crate::diag::{attribute, dump, word};
+use crate::diag::{attribute, dump, read_u32};
 
 /// Of linux/xdp_diag.h.
 const XDP_SHOW_INFO: u32 = 1;
 const XDP_DIAG_INFO: u16 = 1;
 /// Bytes of `struct xdp_diag_req`, of `struct xdp_diag_msg`.
-const REQUEST: usize = 20;
-const MESSAGE: usize = 16;
+const REQUEST_LEN: usize = 20;
+const MESSAGE_LEN: usize = 16;
 
 /// The AF_XDP sockets that are bound to a queue of a device of the calling thread's network namespace, by their inodes:
 /// what `/proc/PID/fd` shows as `socket:[INODE]`. A [`Queue`](super::Queue) has one for each member and one more, by
@@ -19,12 +19,12 @@ const MESSAGE: usize = 16;
 /// `ENOENT` from a kernel that cannot say (before Linux 5.1, or without `CONFIG_XDP_SOCKETS_DIAG`), and what a socket
 /// reports that cannot be opened or read.
 pub fn owners(ifindex: u32, queue: u32) -> io::Result<Vec<u64>> {
-    let mut request = [0; REQUEST];
+    let mut request = [0; REQUEST_LEN];
     request[0] = libc::AF_XDP as u8;
     request[8..12].copy_from_slice(&XDP_SHOW_INFO.to_ne_bytes());
     let mut found = Vec::new();
     dump(&request, |message| {
-        let (inode, bound) = read(message)?;
+        let (inode, bound) = parse_message(message)?;
         if bound == Some((ifindex, queue)) {
             found.push(inode);
         }
@@ -34,10 +34,10 @@ pub fn owners(ifindex: u32, queue: u32) -> io::Result<Vec<u64>> {
 }
 
 /// The inode of a socket, and device and queue; none of these if it is bound to nothing.
-fn read(message: &[u8]) -> Option<(u64, Option<(u32, u32)>)> {
-    let inode = word(message, 4)?;
-    let info = attribute(message.get(MESSAGE..)?, XDP_DIAG_INFO);
-    Some((inode.into(), info.and_then(|info| Some((word(info, 0)?, word(info, 4)?)))))
+fn parse_message(message: &[u8]) -> Option<(u64, Option<(u32, u32)>)> {
+    let inode = read_u32(message, 4)?;
+    let info = attribute(message.get(MESSAGE_LEN..)?, XDP_DIAG_INFO);
+    Some((inode.into(), info.and_then(|info| Some((read_u32(info, 0)?, read_u32(info, 4)?)))))
 }
 
 #[cfg(test)]
@@ -54,14 +54,14 @@ mod tests {
             attribute(XDP_DIAG_INFO, &[ifindex.to_ne_bytes(), queue.to_ne_bytes()].concat())
         };
         let user = attribute(2, &[1, 2, 3]);
-        assert_eq!(read(&socket(7, &[user, info(3, 1)].concat())), Some((7, Some((3, 1)))));
-        assert_eq!(read(&socket(10, &[])), Some((10, None)));
+        assert_eq!(parse_message(&socket(7, &[user, info(3, 1)].concat())), Some((7, Some((3, 1)))));
+        assert_eq!(parse_message(&socket(10, &[])), Some((10, None)));
         let whole = socket(7, &info(3, 1));
-        for len in 0..MESSAGE {
-            assert_eq!(read(&whole[..len]), None);
+        for len in 0..MESSAGE_LEN {
+            assert_eq!(parse_message(&whole[..len]), None);
         }
-        for len in MESSAGE..whole.len() {
-            assert_eq!(read(&whole[..len]), Some((7, None)));
+        for len in MESSAGE_LEN..whole.len() {
+            assert_eq!(parse_message(&whole[..len]), Some((7, None)));
         }
     }
 }

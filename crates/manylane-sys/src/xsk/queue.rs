@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 use std::{error, fmt, io};
 
-use super::assembly::Assembly;
-use super::core::{Bell as _, Core, MemberRings};
+use super::allocator::{FrameAllocator, UmemSocket};
 use super::frames::Frames;
-use super::pool::{Anchor, Pool};
+use super::linearize::Linearizer;
+use super::member::{MemberRings, QueueMember, RingWakeup as _};
 use super::send::{Payloads, Sender};
 use super::socket::{Maps, Socket, bind, statistics};
-use super::{Census, QueueOptions, Statistics};
+use super::{FrameCounts, QueueOptions, Statistics};
 use crate::map::Mapping;
 
 /// What opening a queue failed at.
@@ -91,33 +91,33 @@ impl Step {
 /// Several can be members of one device queue ([`join`](Self::join)), each in a thread of its own. One that is dropped
 /// sends what it has queued, and gives everything else back to the others. The kernel knows nothing of that, so take
 /// it out of every XSKMAP first, and wait until no packet is on its way to it: what comes after the drop has begun is
-/// lost together with its frame, which stays in [`Census::filling`] until the last member is gone. A duplicate of the
+/// lost together with its frame, which stays in [`FrameCounts::filling`] until the last member is gone. A duplicate of the
 /// descriptor keeps the socket open. And of a device that sends by itself (zero-copy), frames that it had not taken
-/// stay in [`Census::sending`] until it has sent them.
+/// stay in [`FrameCounts::sending`] until it has sent them.
 pub struct Queue {
     // Dropped from the top: first the descriptor, then the rings and their maps, with which the socket closes; then the
     // pool, if it has no other member. (The kernel has all the memory pinned, so that the order is for tidiness.)
     socket: Socket,
-    core: Core,
+    member: QueueMember,
     _maps: Maps,
-    pool: Arc<Pool>,
+    allocator: Arc<FrameAllocator>,
 }
 
 /// By what other sockets of the process join a [`Queue`]; see [`Queue::join`]. It keeps nothing open.
 #[derive(Clone)]
-pub struct Share {
-    pool: Weak<Pool>,
+pub struct WeakQueue {
+    allocator: Weak<FrameAllocator>,
 }
 
-impl Share {
+impl WeakQueue {
     /// Whether a socket still has the queue.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.pool.strong_count() > 0
+        self.allocator.strong_count() > 0
     }
 }
 
-impl fmt::Debug for Share {
+impl fmt::Debug for WeakQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Share").field("is_open", &self.is_open()).finish()
     }
@@ -129,7 +129,7 @@ impl Queue {
     /// # Errors
     /// See [`Step`].
     pub fn open(options: &QueueOptions) -> Result<Self, OpenError> {
-        let bytes = checked(options).map_err(Step::Options.failed())?;
+        let bytes = check_options(options).map_err(Step::Options.failed())?;
         let memory = Mapping::new(bytes).map_err(Step::Memory.failed())?;
         // A child process would share the pinned pages copy-on-write, and whoever writes to one first gets a copy:
         // before Linux 5.12 that may be us, and the kernel goes on with the other one.
@@ -143,16 +143,16 @@ impl Queue {
         // touches the memory only as the rings allow.
         let room = unsafe { anchor.register(memory.as_ptr(), size, options.frame_size) }
             .map_err(Step::Register.failed())?;
-        let (rings, maps) = anchor.pool_rings(options).map_err(Step::Rings.failed())?;
-        let (socket, member) = Self::prepare(options)?;
+        let (rings, maps) = anchor.umem_rings(options).map_err(Step::Rings.failed())?;
+        let (socket, member) = Self::open_socket(options)?;
         let frames = Frames::new(memory, options.frames, options.frame_size, room);
         // Filled before it is bound: a device that copies nothing takes frames at once.
-        let anchor = Anchor { socket: anchor.into(), ifindex: options.ifindex, queue: options.queue };
-        let mut pool = Pool::new(rings, Some((maps, anchor)), frames, options.ring);
-        if let Some(anchor) = &pool.anchor {
-            pool.pieces = bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
+        let anchor = UmemSocket { socket: anchor.into(), ifindex: options.ifindex, queue: options.queue };
+        let mut pool = FrameAllocator::new(rings, Some((maps, anchor)), frames, options.ring);
+        if let Some(anchor) = &pool.umem_socket {
+            pool.multi_buffer = bind(anchor.socket.as_fd(), options).map_err(Step::Bind.failed())?;
         }
-        Self::enter(Arc::new(pool), options, socket, member)
+        Self::add_member(Arc::new(pool), options, socket, member)
     }
 
     /// Joins a queue that others of this process have: one more socket for the same queue of the same device, for
@@ -170,49 +170,52 @@ impl Queue {
     ///
     /// # Errors
     /// See [`Step`]; [`Step::Join`] when no member is left.
-    pub fn join(share: &Share, options: &QueueOptions) -> Result<Self, OpenError> {
-        checked(options).map_err(Step::Options.failed())?;
+    pub fn join(share: &WeakQueue, options: &QueueOptions) -> Result<Self, OpenError> {
+        check_options(options).map_err(Step::Options.failed())?;
         let gone = "no socket has the queue any more: open it anew";
-        let pool = share.pool.upgrade().ok_or_else(|| io::Error::other(gone)).map_err(Step::Join.failed())?;
-        let (socket, member) = Self::prepare(options)?;
-        Self::enter(pool, options, socket, member)
+        let pool =
+            share.allocator.upgrade().ok_or_else(|| io::Error::other(gone)).map_err(Step::Join.failed())?;
+        let (socket, member) = Self::open_socket(options)?;
+        Self::add_member(pool, options, socket, member)
     }
 
     /// A socket that is not bound yet, and its rings.
-    fn prepare(options: &QueueOptions) -> Result<(Socket, (MemberRings, Maps)), OpenError> {
+    fn open_socket(options: &QueueOptions) -> Result<(Socket, (MemberRings, Maps)), OpenError> {
         let socket = Socket::open().map_err(Step::Socket.failed())?;
         let member = socket.member_rings(options).map_err(Step::Rings.failed())?;
-        socket.widen(options);
+        socket.raise_tx_limits(options);
         Ok((socket, member))
     }
 
     /// Makes a socket a member.
-    fn enter(
-        pool: Arc<Pool>,
+    fn add_member(
+        pool: Arc<FrameAllocator>,
         options: &QueueOptions,
         mut socket: Socket,
         (rings, maps): (MemberRings, Maps),
     ) -> Result<Self, OpenError> {
         let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
-        let same = |anchor: &&Anchor| (anchor.ifindex, anchor.queue) == (options.ifindex, options.queue);
-        let anchor = pool.anchor.as_ref().filter(same).ok_or_else(invalid).map_err(Step::Options.failed())?;
+        let same = |anchor: &&UmemSocket| (anchor.ifindex, anchor.queue) == (options.ifindex, options.queue);
+        let anchor =
+            pool.umem_socket.as_ref().filter(same).ok_or_else(invalid).map_err(Step::Options.failed())?;
         socket.bind_to(options, anchor.socket.as_fd()).map_err(Step::Bind.failed())?;
         let full = || io::Error::other("the queue has as many members as there are numbers for");
-        let assembly = if pool.pieces { Assembly::new(options.ring) } else { Ok(Assembly::none()) };
+        let assembly =
+            if pool.multi_buffer { Linearizer::new(options.ring) } else { Ok(Linearizer::disabled()) };
         let assembly = assembly.map_err(Step::Memory.failed())?;
         // A device that copies nothing would have to say whether it does checksums; where packets are copied, the
         // kernel does those that the device does not.
-        let checksums = pool.frames.room() > 0 && !socket.is_zero_copy();
-        let core = Core::join(Arc::clone(&pool), rings, options, assembly, checksums)
+        let checksums = pool.frames.tx_metadata_len() > 0 && !socket.is_zero_copy();
+        let core = QueueMember::join(Arc::clone(&pool), rings, options, assembly, checksums)
             .ok_or_else(full)
             .map_err(Step::Join.failed())?;
-        Ok(Self { socket, core, _maps: maps, pool })
+        Ok(Self { socket, member: core, _maps: maps, allocator: pool })
     }
 
     /// By what other sockets of this process join this queue, as long as it has a member.
     #[must_use]
-    pub fn sharing(&self) -> Share {
-        Share { pool: Arc::downgrade(&self.pool) }
+    pub fn downgrade(&self) -> WeakQueue {
+        WeakQueue { allocator: Arc::downgrade(&self.allocator) }
     }
 
     /// Begins a batch of up to `most` packets (and up to [`QueueOptions::batch`]), and returns how many it has.
@@ -221,36 +224,36 @@ impl Queue {
     /// gets new frames to receive into.
     #[inline]
     pub fn receive(&mut self, most: usize) -> usize {
-        self.core.receive(&self.socket, most)
+        self.member.receive(&self.socket, most)
     }
 
     /// Whether a [`receive`](Self::receive) would bring nothing and has nothing to do: then it need not be called. A look at one
     /// cache line of ours and at the counter of the ring. Not always told: now and then a receive shall look at everything.
     #[inline]
     #[must_use]
-    pub fn rests(&mut self) -> bool {
-        self.core.rests()
+    pub fn is_idle(&mut self) -> bool {
+        self.member.is_idle()
     }
 
     /// Whether packets wait to be received.
     #[inline]
     #[must_use]
     pub fn has_received(&self) -> bool {
-        self.core.has_received()
+        self.member.has_received()
     }
 
     /// Entries of the receive ring that wait (packets, or parts of one), and how many there can be.
     #[must_use]
     pub fn backlog(&self) -> (u32, u32) {
-        self.core.backlog()
+        self.member.backlog()
     }
 
     /// Entries of the receive ring that waited when the last batch began, and are not in it. It does not look at the ring, whose
     /// counter another core writes.
     #[inline]
     #[must_use]
-    pub fn known_backlog(&self) -> u32 {
-        self.core.known_backlog()
+    pub fn cached_backlog(&self) -> u32 {
+        self.member.cached_backlog()
     }
 
     /// Packet `i` of the batch, whole.
@@ -260,12 +263,12 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn packet(&self, i: usize) -> &[u8] {
-        self.core.packet(i)
+        self.member.packet(i)
     }
 
     /// Lets `edit` write over every packet of the batch, in order.
     pub fn edit_packets(&mut self, edit: impl FnMut(&mut [u8])) {
-        self.core.edit_packets(edit);
+        self.member.edit_packets(edit);
     }
 
     /// Shows every packet of the batch, in order and with its number, to `find`, which says where its payload starts and how
@@ -277,14 +280,14 @@ impl Queue {
     /// If a packet does not have the bytes that are said to be its payload.
     #[inline]
     pub fn find_payloads(&mut self, find: impl FnMut(usize, &[u8]) -> Option<(usize, usize)>) {
-        self.core.find_payloads(find);
+        self.member.find_payloads(find);
     }
 
     /// The payloads of the batch, and the way out. The payloads may be read while replies to them are written and
     /// sent.
     #[inline]
     pub fn split(&mut self) -> (Payloads<'_>, Sender<'_>) {
-        self.core.split(&self.socket)
+        self.member.split(&self.socket)
     }
 
     /// The way out.
@@ -299,8 +302,8 @@ impl Queue {
     /// # Errors
     /// As for [`Sender::flush`].
     #[inline]
-    pub fn flush_rest(&mut self) -> io::Result<()> {
-        self.core.flush_rest(&self.socket)
+    pub fn flush_pending(&mut self) -> io::Result<()> {
+        self.member.flush_pending(&self.socket)
     }
 
     /// What the kernel counts.
@@ -318,24 +321,24 @@ impl Queue {
     }
 
     /// Whether packets that are longer than a frame are taken. Such a packet is put together in a buffer, and its
-    /// frames are free at once: it cannot be sent from where it is ([`Sender::is_in_pieces`]), and is at most 64 KiB
+    /// frames are free at once: it cannot be sent from where it is ([`Sender::is_multi_buffer`]), and is at most 64 KiB
     /// long. What does not fit the buffer comes with the next batch.
     #[must_use]
-    pub fn takes_pieces(&self) -> bool {
-        self.pool.pieces
+    pub fn has_multi_buffer(&self) -> bool {
+        self.allocator.multi_buffer
     }
 
     /// Whether packets may be sent whose checksum is not finished (Linux 6.11, where packets are copied): see
-    /// [`Sender::send_held_unfinished`]. Never without copying, where only some drivers can do it.
+    /// [`Sender::send_in_place_partial`]. Never without copying, where only some drivers can do it.
     #[must_use]
-    pub fn offers_checksums(&self) -> bool {
-        self.core.offers_checksums()
+    pub fn has_csum_offload(&self) -> bool {
+        self.member.has_csum_offload()
     }
 
     /// How many frames are where.
     #[must_use]
-    pub fn census(&self) -> Census {
-        self.core.census()
+    pub fn frame_counts(&self) -> FrameCounts {
+        self.member.frame_counts()
     }
 
     /// Makes the device queue work in our calls instead of in interrupts (`SO_PREFER_BUSY_POLL` and
@@ -346,14 +349,14 @@ impl Queue {
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN`.
     pub fn busy_poll(&mut self, micros: u32, budget: u32) -> io::Result<()> {
-        self.core.stir();
+        self.member.reset_idle();
         self.socket.busy_poll(micros, budget)
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.core.leave(&self.socket);
+        self.member.leave(&self.socket);
     }
 }
 
@@ -365,13 +368,13 @@ impl AsFd for Queue {
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let census = self.core.census();
+        let census = self.member.frame_counts();
         f.debug_struct("Queue").field("fd", &self.as_fd()).field("census", &census).finish_non_exhaustive()
     }
 }
 
 /// Checks sizes before any call; the bytes of all frames.
-fn checked(options: &QueueOptions) -> io::Result<usize> {
+fn check_options(options: &QueueOptions) -> io::Result<usize> {
     let QueueOptions { frames, frame_size, ring, tx_ring, batch, .. } = *options;
     let powers = [frame_size, ring, tx_ring].iter().all(|size| size.is_power_of_two());
     let bytes = (frames as usize).checked_mul(frame_size as usize);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::queue::{OpenError, Queue};
 use super::{Mode, QueueOptions};
-use crate::netns::{NetNs, device_index, device_is_running};
+use crate::netns::{NetNs, device_index, is_device_running};
 use crate::{check, skip};
 
 /// Runs `test` on a thread in a namespace of its own, whose loopback device is up.
@@ -63,7 +63,7 @@ pub(super) fn with_pair(name: &str, mtu: u32, test: impl FnOnce(Pair) + Send) {
         ip("link set near up");
         ip("link set far up");
         let start = Instant::now();
-        while !(device_is_running("near").unwrap() && device_is_running("far").unwrap()) {
+        while !(is_device_running("near").unwrap() && is_device_running("far").unwrap()) {
             assert!(start.elapsed() < Duration::from_secs(5), "the pair does not come up");
             std::thread::yield_now();
         }
@@ -81,7 +81,7 @@ pub(super) fn options(ifindex: u32) -> QueueOptions {
         tx_ring: 64,
         batch: 32,
         mode: Mode::Copy,
-        pieces: false,
+        multi_buffer: false,
     }
 }
 

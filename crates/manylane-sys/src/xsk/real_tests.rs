@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use super::queue::{Queue, Step};
 use super::real_support::{datagram, in_namespace, options, reopen};
-use super::{Borrowed, Holder, LentQueue, Mode, QueueOptions};
+use super::{Holder, LeasedQueue, LessorQueue, Mode, QueueOptions};
 
 #[test]
 fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
     in_namespace("netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone", |ifindex| {
-        let mut queue = LentQueue::open(ifindex, 0, false).unwrap();
+        let mut queue = LessorQueue::open(ifindex, 0, false).unwrap();
         let mut lend = |loan| {
-            let (terms, socket) = queue.lend(loan).unwrap();
-            Borrowed::open(terms, socket, queue.file()).unwrap()
+            let (terms, socket) = queue.lease(loan).unwrap();
+            LeasedQueue::open(terms, socket, queue.file()).unwrap()
         };
         let (first, second) = (lend(1), lend(65535));
         // As a token has it: how often its place was used, and the place.
         let (one, other) = (Holder::new(1, 7 << 32 | 4096), Holder::new(65535, 7 << 32 | 4096));
-        assert_eq!((other.loan(), other.token()), (65535, 7 << 32 | 4096));
+        assert_eq!((other.lease(), other.token()), (65535, 7 << 32 | 4096));
         std::mem::forget(first.lock(one, |_| false).unwrap());
         // The holder itself comes by again: a signal handler.
         assert!(first.lock(one, |_| true).is_none());
@@ -27,8 +27,8 @@ fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
         drop(second.lock(other, |holder| holder == one).unwrap());
         // The lender knows of loans.
         std::mem::forget(second.lock(other, |_| false).unwrap());
-        assert!(!LentQueue::take_back(&first, |loan| loan == 1));
-        assert!(LentQueue::take_back(&first, |loan| loan == 65535));
+        assert!(!LessorQueue::reclaim(&first, |loan| loan == 1));
+        assert!(LessorQueue::reclaim(&first, |loan| loan == 65535));
         drop(second.lock(other, |_| false).unwrap());
     });
 }
@@ -40,7 +40,7 @@ fn netns_a_queue_of_a_device_has_one_owner() {
         let mut queue = Queue::open(&options).unwrap();
         assert!(!queue.is_zero_copy() && !queue.has_received());
         assert_eq!(queue.receive(32), 0);
-        let census = queue.census();
+        let census = queue.frame_counts();
         assert_eq!((census.free, census.filling, census.total(), census.invalid), (64, 64, 128, 0));
         assert_eq!(queue.statistics().unwrap(), super::Statistics::default());
         let failed = |options: QueueOptions| {
@@ -77,9 +77,9 @@ fn netns_what_is_sent_arrives_and_its_frames_come_back() {
         for round in 0..20_u8 {
             let mut sender = queue.sender();
             for number in 0..50 {
-                let mut fresh = sender.take().unwrap();
-                let len = datagram(sender.fresh_mut(&mut fresh), port, &[round, number]);
-                sender.send_fresh(fresh, len).unwrap();
+                let mut fresh = sender.alloc().unwrap();
+                let len = datagram(sender.frame_mut(&mut fresh), port, &[round, number]);
+                sender.send_frame(fresh, len).unwrap();
             }
             assert_eq!(sender.flush().unwrap(), 0);
             for number in 0..50 {
@@ -89,10 +89,10 @@ fn netns_what_is_sent_arrives_and_its_frames_come_back() {
             }
             // The kernel completes a packet when the receiver has let go of it, which may be a moment later.
             let start = Instant::now();
-            while queue.census().sending > 0 && start.elapsed() < Duration::from_secs(5) {
+            while queue.frame_counts().sending > 0 && start.elapsed() < Duration::from_secs(5) {
                 queue.receive(0);
             }
-            let census = queue.census();
+            let census = queue.frame_counts();
             assert_eq!((census.free, census.filling, census.invalid), (64, 64, 0), "{census:?}");
         }
         assert_eq!(queue.statistics().unwrap().tx_invalid_descs, 0);

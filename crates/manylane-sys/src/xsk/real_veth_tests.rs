@@ -38,7 +38,7 @@ fn receive_all(queue: &mut Queue, count: u32, expected: impl Fn(u32) -> Vec<u8>)
 
 fn at_rest(queue: &mut Queue) {
     let start = Instant::now();
-    while queue.census().sending > 0 && start.elapsed() < PATIENCE {
+    while queue.frame_counts().sending > 0 && start.elapsed() < PATIENCE {
         queue.receive(0);
     }
     queue.receive(0);
@@ -51,7 +51,7 @@ fn netns_members_of_a_queue_come_and_go() {
         let program = Program::attach(near).unwrap();
         let wire = PacketSocket::open(far).unwrap();
         let first = Queue::open(&options).unwrap();
-        let share = first.sharing();
+        let share = first.downgrade();
         let mut second = Queue::join(&share, &options).unwrap();
         program.lead(0, first.as_fd());
         program.lead(1, second.as_fd());
@@ -68,7 +68,7 @@ fn netns_members_of_a_queue_come_and_go() {
         program.leave(0);
         drop(first);
         second.receive(0);
-        let census = second.census();
+        let census = second.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 192, 0), "{census:?}");
         // What is led nowhere is the kernel's, and the other member has all that is its own.
         for number in 0..300 {
@@ -77,7 +77,7 @@ fn netns_members_of_a_queue_come_and_go() {
             receive_all(&mut second, 1, |_| frame(1, number, 100));
         }
         // One more joins a queue whose first socket is closed.
-        let mut third = Queue::join(&second.sharing(), &options).unwrap();
+        let mut third = Queue::join(&second.downgrade(), &options).unwrap();
         program.lead(2, third.as_fd());
         program.leave(1);
         drop(second);
@@ -86,7 +86,7 @@ fn netns_members_of_a_queue_come_and_go() {
             receive_all(&mut third, 1, |_| frame(2, number, 100));
         }
         third.receive(0);
-        let census = third.census();
+        let census = third.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 192, 0), "{census:?}");
         drop(third);
         let err = Queue::join(&share, &options).unwrap_err();
@@ -106,7 +106,7 @@ fn netns_members_on_several_threads_lose_nothing() {
         // The far end takes what comes back only with NAPI, which its own program makes it run.
         let _far_program = Program::attach(far).unwrap();
         let first = Queue::open(&options).unwrap();
-        let second = Queue::join(&first.sharing(), &options).unwrap();
+        let second = Queue::join(&first.downgrade(), &options).unwrap();
         program.lead(0, first.as_fd());
         program.lead(1, second.as_fd());
         let got = [AtomicUsize::new(0), AtomicUsize::new(0)];
@@ -122,10 +122,10 @@ fn netns_members_on_several_threads_lose_nothing() {
                     assert_eq!(payloads.payload(i), expected);
                     // Back, in place or in a frame of its own; nobody looks at it there.
                     if next % 2 == 0 {
-                        assert!(sender.send_held(i, 100));
-                    } else if let Some(mut fresh) = sender.take() {
-                        sender.fresh_mut(&mut fresh)[..100].copy_from_slice(&expected);
-                        assert!(sender.send_fresh(fresh, 100).is_ok());
+                        assert!(sender.send_in_place(i, 100));
+                    } else if let Some(mut fresh) = sender.alloc() {
+                        sender.frame_mut(&mut fresh)[..100].copy_from_slice(&expected);
+                        assert!(sender.send_frame(fresh, 100).is_ok());
                     }
                     next += 1;
                 }
@@ -138,7 +138,7 @@ fn netns_members_on_several_threads_lose_nothing() {
             assert_eq!(queue.statistics().unwrap().dropped(), 0);
             at_rest(&mut queue);
             over.wait();
-            let census = queue.census();
+            let census = queue.frame_counts();
             over.wait();
             census
         };
@@ -158,7 +158,7 @@ fn netns_members_on_several_threads_lose_nothing() {
             threads.map(|thread| thread.join().unwrap())
         });
         for census in censuses {
-            assert_eq!((census.sending, census.taken, census.invalid), (0, 0, 0), "{census:?}");
+            assert_eq!((census.sending, census.allocated, census.invalid), (0, 0, 0), "{census:?}");
             assert_eq!(census.total(), 256);
         }
     });
@@ -169,9 +169,9 @@ fn netns_long_packets_are_taken_whole() {
     with_pair("netns_long_packets_are_taken_whole", 9000, |Pair { near, far }| {
         let program = Program::attach(near).unwrap();
         let wire = PacketSocket::open(far).unwrap();
-        let options = QueueOptions { pieces: true, ..options(near) };
+        let options = QueueOptions { multi_buffer: true, ..options(near) };
         let mut queue = Queue::open(&options).unwrap();
-        if !queue.takes_pieces() {
+        if !queue.has_multi_buffer() {
             return skip("netns_long_packets_are_taken_whole", &"no XDP_USE_SG (forced by this kernel)");
         }
         program.lead(0, queue.as_fd());
@@ -181,8 +181,8 @@ fn netns_long_packets_are_taken_whole() {
             receive_all(&mut queue, 1, |_| frame(0, number, len(number)));
         }
         // Who joins takes them, too.
-        let mut other = Queue::join(&queue.sharing(), &options).unwrap();
-        assert!(other.takes_pieces());
+        let mut other = Queue::join(&queue.downgrade(), &options).unwrap();
+        assert!(other.has_multi_buffer());
         program.lead(1, other.as_fd());
         for number in 0..3 {
             wire.send(&frame(1, number, 7000)).unwrap();
@@ -190,13 +190,13 @@ fn netns_long_packets_are_taken_whole() {
         receive_all(&mut other, 3, |number| frame(1, number, 7000));
         drop(other);
         queue.receive(0);
-        let census = queue.census();
+        let census = queue.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
         assert_eq!(queue.statistics().unwrap().dropped(), 0);
         // Not asked for: dropped by the kernel, and counted.
         drop(queue);
-        let mut queue = eventually(|| Queue::open(&QueueOptions { pieces: false, ..options }));
-        assert!(!queue.takes_pieces());
+        let mut queue = eventually(|| Queue::open(&QueueOptions { multi_buffer: false, ..options }));
+        assert!(!queue.has_multi_buffer());
         program.lead(0, queue.as_fd());
         wire.send(&frame(0, 1, 5000)).unwrap();
         wire.send(&frame(0, 2, 60)).unwrap();
@@ -214,7 +214,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let port = receiver.local_addr().unwrap().port();
         let mut queue = Queue::open(&options(near)).unwrap();
-        if !queue.offers_checksums() {
+        if !queue.has_csum_offload() {
             let why = "no XDP_UMEM_TX_METADATA_LEN (forced by this kernel)";
             return skip("netns_unfinished_checksums_are_finished_on_the_way", &why);
         }
@@ -228,17 +228,17 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         let (payloads, mut sender) = queue.split();
         let payload = payloads.payload(0);
         unfinished_head(sender.header_mut(0), port, 100);
-        assert!(sender.send_held_unfinished(0, 100, 34, 6));
+        assert!(sender.send_in_place_partial(0, 100, 34, 6));
         // As it is, nobody believes it; it would be the first to arrive.
         let mut send = |unfinished: bool, number: u8| {
-            let mut fresh = sender.take().unwrap();
-            let bytes = sender.fresh_mut(&mut fresh);
+            let mut fresh = sender.alloc().unwrap();
+            let bytes = sender.frame_mut(&mut fresh);
             unfinished_head(bytes, port, 50);
             bytes[42..92].fill(number);
             if unfinished {
-                sender.send_fresh_unfinished(fresh, 92, 34, 6).unwrap();
+                sender.send_frame_partial(fresh, 92, 34, 6).unwrap();
             } else {
-                sender.send_fresh(fresh, 92).unwrap();
+                sender.send_frame(fresh, 92).unwrap();
             }
         };
         send(false, 1);
@@ -250,7 +250,7 @@ fn netns_unfinished_checksums_are_finished_on_the_way() {
         let len = receiver.recv(&mut got).unwrap();
         assert_eq!(got[..len], [2; 50]);
         at_rest(&mut queue);
-        let census = queue.census();
+        let census = queue.frame_counts();
         assert_eq!((census.filling, census.free, census.invalid), (64, 64, 0), "{census:?}");
         assert_eq!(queue.statistics().unwrap().tx_invalid_descs, 0);
     });
@@ -269,7 +269,7 @@ fn netns_owners_of_a_queue_are_found() {
         let queue = Queue::open(&options(near)).unwrap();
         // The member, and the socket by which the queue was opened.
         assert_eq!(owners(near, 0).unwrap().len(), 2);
-        let other = Queue::join(&queue.sharing(), &options(near)).unwrap();
+        let other = Queue::join(&queue.downgrade(), &options(near)).unwrap();
         assert_eq!(owners(near, 0).unwrap().len(), 3);
         assert_eq!((owners(near, 1).unwrap(), owners(far, 0).unwrap()), (vec![], vec![]));
         drop((queue, other));

@@ -105,7 +105,7 @@ impl<T: Copy> RingMemory<T> {
     /// The slots of `count` entries from `index` on, no more than there are: those up to the end of the memory, and those
     /// that go on at its beginning.
     #[inline]
-    fn runs(&self, index: u32, count: u32) -> [&[Slot<T>]; 2] {
+    fn slices(&self, index: u32, count: u32) -> [&[Slot<T>]; 2] {
         let (at, count) = (index & (self.entries - 1), count.min(self.entries));
         let straight = count.min(self.entries - at);
         // SAFETY: neither run goes beyond `entries`, and that many slots are there, one behind the other (contract of
@@ -137,7 +137,7 @@ pub(super) struct Producer<T> {
     /// Our counter in the ring.
     published: u32,
     /// The consumer's counter when it was last loaded.
-    taken: u32,
+    cached_consumer: u32,
 }
 
 // SAFETY: the memory is reached through this value alone on our side (contract of `RingMemory::new`), and entries
@@ -147,7 +147,7 @@ unsafe impl<T: Send> Send for Producer<T> {}
 impl<T: Copy> Producer<T> {
     /// The producer of a new ring, whose counters are zero.
     pub(super) fn new(memory: RingMemory<T>) -> Self {
-        Self { memory, next: 0, published: 0, taken: 0 }
+        Self { memory, next: 0, published: 0, cached_consumer: 0 }
     }
 
     /// The producer of a ring that another one of ours has left, with all that it had put in published. Who makes one has
@@ -159,19 +159,19 @@ impl<T: Copy> Producer<T> {
         let taken = memory.consumer().load(Ordering::Acquire);
         // A counter that cannot be counts as a full ring.
         let there = next.wrapping_sub(taken).min(memory.entries);
-        Self { memory, next, published: next, taken: next.wrapping_sub(there) }
+        Self { memory, next, published: next, cached_consumer: next.wrapping_sub(there) }
     }
 
-    fn full(&self) -> bool {
-        self.next.wrapping_sub(self.taken) == self.memory.entries
+    fn is_full(&self) -> bool {
+        self.next.wrapping_sub(self.cached_consumer) == self.memory.entries
     }
 
     /// Puts an entry in, to be seen by the consumer after [`publish`](Self::publish); false if the ring is full.
     #[inline]
-    pub(super) fn put(&mut self, value: T) -> bool {
-        if self.full() {
-            self.look();
-            if self.full() {
+    pub(super) fn push(&mut self, value: T) -> bool {
+        if self.is_full() {
+            self.refresh();
+            if self.is_full() {
                 return false;
             }
         }
@@ -184,15 +184,16 @@ impl<T: Copy> Producer<T> {
     /// Puts in what `make` makes of each item, one after the other, as long as it makes something and there is room, and
     /// returns how many it was.
     #[inline]
-    pub(super) fn put_from<I>(&mut self, items: &[I], mut make: impl FnMut(&I) -> Option<T>) -> u32 {
-        let room = |producer: &Self| producer.memory.entries - producer.next.wrapping_sub(producer.taken);
+    pub(super) fn push_from<I>(&mut self, items: &[I], mut make: impl FnMut(&I) -> Option<T>) -> u32 {
+        let room =
+            |producer: &Self| producer.memory.entries - producer.next.wrapping_sub(producer.cached_consumer);
         let most = u32::try_from(items.len()).unwrap_or(u32::MAX);
         if room(self) < most {
-            self.look();
+            self.refresh();
         }
         let (memory, first) = (self.memory, self.next);
         let mut put = 0;
-        'all: for run in memory.runs(first, room(self).min(most)) {
+        'all: for run in memory.slices(first, room(self).min(most)) {
             for (slot, item) in run.iter().zip(&items[put as usize..]) {
                 let Some(value) = make(item) else { break 'all };
                 // SAFETY: as in `put`: there is room for as many as the runs have slots.
@@ -211,15 +212,15 @@ impl<T: Copy> Producer<T> {
     /// that one was good for, whether or not it has stored its counter yet. It takes them in order.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
-    pub(super) fn know(&mut self, most: u32) {
+    pub(super) fn assume_pending_max(&mut self, most: u32) {
         let most = most.max(self.next.wrapping_sub(self.published));
-        if self.next.wrapping_sub(self.taken) > most {
-            self.taken = self.next.wrapping_sub(most);
+        if self.next.wrapping_sub(self.cached_consumer) > most {
+            self.cached_consumer = self.next.wrapping_sub(most);
         }
     }
 
     /// Takes back what was put in last, if it was not published.
-    pub(super) fn unput(&mut self) -> Option<T> {
+    pub(super) fn pop_unpublished(&mut self) -> Option<T> {
         if self.next == self.published {
             return None;
         }
@@ -229,11 +230,11 @@ impl<T: Copy> Producer<T> {
     }
 
     /// Loads the consumer's counter. `Acquire`: what it has released it no longer reads (2).
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         let taken = self.memory.consumer().load(Ordering::Acquire);
         // At most what is published can have been taken since.
-        if taken.wrapping_sub(self.taken) <= self.published.wrapping_sub(self.taken) {
-            self.taken = taken;
+        if taken.wrapping_sub(self.cached_consumer) <= self.published.wrapping_sub(self.cached_consumer) {
+            self.cached_consumer = taken;
         }
     }
 
@@ -249,27 +250,27 @@ impl<T: Copy> Producer<T> {
 
     /// All that was put in, ever.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
-    pub(super) fn put_so_far(&self) -> u32 {
+    pub(super) fn produced(&self) -> u32 {
         self.next
     }
 
     /// Whether the consumer has not taken all that was put in, as far as this side has looked: no load of its counter.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
     #[inline]
-    pub(super) fn is_ahead(&self) -> bool {
-        self.next != self.taken
+    pub(super) fn has_unconsumed(&self) -> bool {
+        self.next != self.cached_consumer
     }
 
     /// Published entries that the consumer has not taken yet.
-    pub(super) fn waiting(&mut self) -> u32 {
-        self.look();
-        self.published.wrapping_sub(self.taken)
+    pub(super) fn pending(&mut self) -> u32 {
+        self.refresh();
+        self.published.wrapping_sub(self.cached_consumer)
     }
 
     /// What was put in and not published, the oldest first; with `published`, also what was and is not taken.
-    pub(super) fn left(&mut self, published: bool) -> impl Iterator<Item = T> + '_ {
-        self.look();
-        let first = if published { self.taken } else { self.published };
+    pub(super) fn unconsumed(&mut self, published: bool) -> impl Iterator<Item = T> + '_ {
+        self.refresh();
+        let first = if published { self.cached_consumer } else { self.published };
         (0..self.next.wrapping_sub(first)).map(move |at| {
             let slot = self.memory.slot(first.wrapping_add(at));
             // SAFETY: we have written the slot, and nobody but us writes to slots.
@@ -282,7 +283,7 @@ impl<T: Copy> Producer<T> {
     /// The kernel sets the flag and then stops looking; we publish and then read the flag. Were our load to
     /// overtake our store, which even x86 allows, both sides could miss each other: we see the flag still clear,
     /// the kernel the ring still empty. The fence forbids it.
-    pub(super) fn wants_wakeup(&self) -> Option<bool> {
+    pub(super) fn needs_wakeup(&self) -> Option<bool> {
         let flags = self.memory.flags?;
         fence(Ordering::SeqCst);
         // SAFETY: the word stays mapped, and every access to it is atomic (contract of `RingMemory::new`).
@@ -299,7 +300,7 @@ pub(super) struct Consumer<T> {
     /// Our counter in the ring.
     released: u32,
     /// The producer's counter when it was last loaded.
-    put: u32,
+    cached_producer: u32,
 }
 
 // SAFETY: as for the producer.
@@ -308,7 +309,7 @@ unsafe impl<T: Send> Send for Consumer<T> {}
 impl<T: Copy> Consumer<T> {
     /// The consumer of a new ring, whose counters are zero.
     pub(super) fn new(memory: RingMemory<T>) -> Self {
-        Self { memory, next: 0, released: 0, put: 0 }
+        Self { memory, next: 0, released: 0, cached_producer: 0 }
     }
 
     /// The consumer of a ring that another one of ours has left, with all that it had taken released. Who makes one has to
@@ -317,7 +318,7 @@ impl<T: Copy> Consumer<T> {
     #[inline]
     pub(super) fn resume(memory: RingMemory<T>) -> Self {
         let next = memory.consumer().load(Ordering::Relaxed);
-        Self { memory, next, released: next, put: next }
+        Self { memory, next, released: next, cached_producer: next }
     }
 
     /// Entries that the ring has room for.
@@ -328,27 +329,27 @@ impl<T: Copy> Consumer<T> {
     /// Whether nothing is to be taken.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.put == self.next && self.load() == self.next
+        self.cached_producer == self.next && self.load() == self.next
     }
 
     /// Entries that waited when we last looked, and have not been taken since. Costs no look.
     #[inline]
-    pub(super) fn known(&self) -> u32 {
-        self.put.wrapping_sub(self.next)
+    pub(super) fn cached_pending(&self) -> u32 {
+        self.cached_producer.wrapping_sub(self.next)
     }
 
     /// Entries that wait to be taken.
     #[cfg_attr(loom, allow(dead_code, reason = "not in a model"))]
-    pub(super) fn waiting(&self) -> u32 {
+    pub(super) fn pending(&self) -> u32 {
         self.load().wrapping_sub(self.next)
     }
 
     /// Takes the oldest entry; the producer may use its slot again after [`release`](Self::release).
     #[inline]
-    pub(super) fn take(&mut self) -> Option<T> {
-        if self.put == self.next {
-            self.put = self.load();
-            if self.put == self.next {
+    pub(super) fn pop(&mut self) -> Option<T> {
+        if self.cached_producer == self.next {
+            self.cached_producer = self.load();
+            if self.cached_producer == self.next {
                 return None;
             }
         }
@@ -362,16 +363,16 @@ impl<T: Copy> Consumer<T> {
 
     /// Takes up to `most` entries as long as `each` says that it has taken its one, and returns how many it was.
     #[inline]
-    pub(super) fn take_while(&mut self, most: u32, mut each: impl FnMut(T) -> bool) -> u32 {
-        if self.put.wrapping_sub(self.next) < most {
-            self.put = self.load();
+    pub(super) fn pop_while(&mut self, most: u32, mut each: impl FnMut(T) -> bool) -> u32 {
+        if self.cached_producer.wrapping_sub(self.next) < most {
+            self.cached_producer = self.load();
         }
-        let there = self.put.wrapping_sub(self.next).min(most);
+        let there = self.cached_producer.wrapping_sub(self.next).min(most);
         let (memory, first) = (self.memory, self.next);
         let mut taken = 0;
         while taken < there {
             let slot = memory.slot(first.wrapping_add(taken));
-            // SAFETY: as in `take`: the slot is one of those that are there.
+            // SAFETY: as in `pop`: the slot is one of those that are there.
             let value = slot.with(|slot| unsafe { slot.read_volatile() });
             if !each(value) {
                 break;
@@ -385,16 +386,16 @@ impl<T: Copy> Consumer<T> {
     /// Takes an entry for each place in `to`, as long as there are some and `fill` fills the place with them, and returns how
     /// many it was.
     #[inline]
-    pub(super) fn take_into<P>(&mut self, to: &mut [P], mut fill: impl FnMut(T, &mut P) -> bool) -> u32 {
+    pub(super) fn pop_into<P>(&mut self, to: &mut [P], mut fill: impl FnMut(T, &mut P) -> bool) -> u32 {
         let most = u32::try_from(to.len()).unwrap_or(u32::MAX);
-        if self.put.wrapping_sub(self.next) < most {
-            self.put = self.load();
+        if self.cached_producer.wrapping_sub(self.next) < most {
+            self.cached_producer = self.load();
         }
         let (memory, first) = (self.memory, self.next);
         let mut taken = 0;
-        'all: for run in memory.runs(first, self.put.wrapping_sub(first).min(most)) {
+        'all: for run in memory.slices(first, self.cached_producer.wrapping_sub(first).min(most)) {
             for (slot, place) in run.iter().zip(&mut to[taken as usize..]) {
-                // SAFETY: as in `take`: the slot is one of those that are there.
+                // SAFETY: as in `pop`: the slot is one of those that are there.
                 let value = slot.with(|slot| unsafe { slot.read_volatile() });
                 if !fill(value, place) {
                     break 'all;
@@ -407,7 +408,7 @@ impl<T: Copy> Consumer<T> {
     }
 
     /// Puts the newest `count` back that were taken and not released: they are taken again, and read anew.
-    pub(super) fn put_back(&mut self, count: u32) {
+    pub(super) fn cancel(&mut self, count: u32) {
         let taken = self.next.wrapping_sub(self.released);
         self.next = self.next.wrapping_sub(count.min(taken));
     }
@@ -439,4 +440,4 @@ impl<T: Copy> Consumer<T> {
 #[path = "ring_tests.rs"]
 mod tests;
 #[cfg(all(test, not(loom)))]
-pub(super) use tests::PlainRing;
+pub(super) use tests::MockRing;

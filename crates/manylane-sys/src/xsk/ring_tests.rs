@@ -6,20 +6,20 @@ use super::sync::AtomicU32;
 use super::{Consumer, Producer, RingMemory, Slot};
 
 /// Puts what was taken where it shall be.
-fn put<T>(value: T, place: &mut T) -> bool {
+fn store<T>(value: T, place: &mut T) -> bool {
     *place = value;
     true
 }
 
 /// A ring in memory of ours, with the same two ends as one of the kernel's.
-pub(in super::super) struct PlainRing<T> {
+pub(in super::super) struct MockRing<T> {
     producer: AtomicU32,
     consumer: AtomicU32,
     pub(in super::super) flags: AtomicU32,
     slots: Vec<Slot<T>>,
 }
 
-impl<T: Copy> PlainRing<T> {
+impl<T: Copy> MockRing<T> {
     pub(in super::super) fn new(entries: u32, empty: T) -> Self {
         Self {
             producer: AtomicU32::new(0),
@@ -30,7 +30,7 @@ impl<T: Copy> PlainRing<T> {
     }
 
     /// Its two ends; whoever has them keeps the ring where it is, alive, and asks only once.
-    pub(in super::super) fn ends(&self) -> (Producer<T>, Consumer<T>) {
+    pub(in super::super) fn split(&self) -> (Producer<T>, Consumer<T>) {
         let slots = NonNull::from(self.slots.as_slice()).cast();
         let [of_producer, of_consumer] = [(); 2].map(|()| {
             // SAFETY: all of it is memory of this ring, of so many slots, written and read through atomics and
@@ -57,44 +57,44 @@ mod plain {
 
     #[test]
     fn what_is_put_in_comes_out_once_published_and_in_order() {
-        let ring = PlainRing::new(4, 0_u64);
-        let (mut producer, mut consumer) = ring.ends();
-        assert!(consumer.is_empty() && consumer.take().is_none());
+        let ring = MockRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.split();
+        assert!(consumer.is_empty() && consumer.pop().is_none());
         for value in 0..4 {
-            assert!(producer.put(value));
+            assert!(producer.push(value));
         }
-        assert!(!producer.put(4), "full");
+        assert!(!producer.push(4), "full");
         assert!(consumer.is_empty(), "not published");
         producer.publish();
-        assert_eq!(producer.waiting(), 4);
+        assert_eq!(producer.pending(), 4);
         assert!(!consumer.is_empty());
-        assert_eq!((consumer.take(), consumer.take()), (Some(0), Some(1)));
-        assert!(!producer.put(4), "taken but not released");
+        assert_eq!((consumer.pop(), consumer.pop()), (Some(0), Some(1)));
+        assert!(!producer.push(4), "taken but not released");
         consumer.release();
-        assert!(producer.put(4) && producer.put(5) && !producer.put(6));
-        assert_eq!((consumer.take(), consumer.take(), consumer.take()), (Some(2), Some(3), None));
+        assert!(producer.push(4) && producer.push(5) && !producer.push(6));
+        assert_eq!((consumer.pop(), consumer.pop(), consumer.pop()), (Some(2), Some(3), None));
         producer.publish();
-        assert_eq!((consumer.take(), consumer.take(), consumer.take()), (Some(4), Some(5), None));
+        assert_eq!((consumer.pop(), consumer.pop(), consumer.pop()), (Some(4), Some(5), None));
         consumer.release();
-        assert_eq!(producer.waiting(), 0);
+        assert_eq!(producer.pending(), 0);
     }
 
     #[test]
     fn several_are_put_in_and_taken_out_at_once_up_to_what_is_there_and_wanted() {
-        let ring = PlainRing::new(4, 0_u64);
-        let (mut producer, mut consumer) = ring.ends();
+        let ring = MockRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.split();
         let put = |producer: &mut Producer<u64>, most, values: std::ops::Range<u64>| {
             let values: Vec<u64> = values.take(most).collect();
-            producer.put_from(&values, |&value| Some(value))
+            producer.push_from(&values, |&value| Some(value))
         };
         assert_eq!(put(&mut producer, 3, 0..9), 3, "as many as were asked for");
         assert_eq!(put(&mut producer, 3, 3..9), 1, "as many as there is room for");
         assert_eq!(put(&mut producer, 0, 0..9), 0);
-        assert_eq!(consumer.take_while(9, |_| true), 0, "not published");
+        assert_eq!(consumer.pop_while(9, |_| true), 0, "not published");
         producer.publish();
         let mut taken = Vec::new();
         let mut take = |consumer: &mut Consumer<u64>, most, last| {
-            let count = consumer.take_while(most, |value| {
+            let count = consumer.pop_while(most, |value| {
                 taken.push(value);
                 value != last
             });
@@ -107,19 +107,19 @@ mod plain {
         assert_eq!(put(&mut producer, 4, 4..9), 2);
         producer.publish();
         assert_eq!(take(&mut consumer, 9, 5), (3, vec![2, 3, 4, 5]), "what has come since, too");
-        assert_eq!(consumer.take(), Some(5));
+        assert_eq!(consumer.pop(), Some(5));
         assert_eq!(take(&mut consumer, 9, 9), (0, vec![]));
         consumer.release();
-        assert_eq!(producer.waiting(), 0);
+        assert_eq!(producer.pending(), 0);
     }
 
     #[test]
     fn runs_go_on_at_the_beginning_of_the_memory_and_stop_where_they_are_told_to() {
-        let ring = PlainRing::new(4, 0_u64);
-        let (mut producer, mut consumer) = ring.ends();
+        let ring = MockRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.split();
         let start = u32::MAX - 5;
-        (producer.next, producer.published, producer.taken) = (start, start, start);
-        (consumer.next, consumer.released, consumer.put) = (start, start, start);
+        (producer.next, producer.published, producer.cached_consumer) = (start, start, start);
+        (consumer.next, consumer.released, consumer.cached_producer) = (start, start, start);
         ring.producer.store(start, Ordering::Relaxed);
         ring.consumer.store(start, Ordering::Relaxed);
         let mut next = 0;
@@ -127,23 +127,23 @@ mod plain {
         for _ in 0..12 {
             let values: Vec<u64> = (next..next + 6).collect();
             let most = next + 3;
-            assert_eq!(producer.put_from(&values, |&value| (value < most).then_some(value)), 3);
-            assert_eq!(producer.put_from(&values[3..], |&value| Some(value)), 1, "no more room");
-            assert_eq!(consumer.take_into(&mut [0; 9], put), 0, "not published");
+            assert_eq!(producer.push_from(&values, |&value| (value < most).then_some(value)), 3);
+            assert_eq!(producer.push_from(&values[3..], |&value| Some(value)), 1, "no more room");
+            assert_eq!(consumer.pop_into(&mut [0; 9], store), 0, "not published");
             producer.publish();
             let mut taken = [0; 9];
             let last = next + 2;
-            assert_eq!(consumer.take_into(&mut taken, |value, place| value != last && put(value, place)), 2);
-            assert_eq!((taken[..3].to_vec(), consumer.take()), (vec![next, next + 1, 0], Some(last)));
+            assert_eq!(consumer.pop_into(&mut taken, |value, place| value != last && store(value, place)), 2);
+            assert_eq!((taken[..3].to_vec(), consumer.pop()), (vec![next, next + 1, 0], Some(last)));
             consumer.release();
-            assert_eq!(consumer.take_into(&mut [], put), 0);
-            assert_eq!(consumer.take_into(&mut taken[..1], put), 1);
-            assert_eq!((taken[0], consumer.take_into(&mut taken, put)), (next + 3, 0));
+            assert_eq!(consumer.pop_into(&mut [], store), 0);
+            assert_eq!(consumer.pop_into(&mut taken[..1], store), 1);
+            assert_eq!((taken[0], consumer.pop_into(&mut taken, store)), (next + 3, 0));
             consumer.release();
             // Not a multiple of the entries: the next one begins elsewhere.
-            assert!(producer.put(next + 4));
+            assert!(producer.push(next + 4));
             producer.publish();
-            assert_eq!(consumer.take(), Some(next + 4));
+            assert_eq!(consumer.pop(), Some(next + 4));
             consumer.release();
             next += 5;
         }
@@ -151,45 +151,45 @@ mod plain {
 
     #[test]
     fn what_is_known_of_the_consumer_needs_no_look() {
-        let ring = PlainRing::new(4, 0_u64);
-        let (mut producer, mut consumer) = ring.ends();
+        let ring = MockRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.split();
         for value in 0..4 {
-            assert!(producer.put(value));
+            assert!(producer.push(value));
         }
-        producer.know(0);
-        assert!(!producer.put(4), "what is not published nobody can have taken");
+        producer.assume_pending_max(0);
+        assert!(!producer.push(4), "what is not published nobody can have taken");
         producer.publish();
         // Taken, and not said in the ring.
-        assert_eq!((consumer.take(), consumer.take()), (Some(0), Some(1)));
-        assert!(!producer.put(4));
-        producer.know(2);
-        assert!(producer.put(4) && producer.put(5) && !producer.put(6));
-        producer.know(4);
-        assert!(!producer.put(6), "to know less changes nothing");
+        assert_eq!((consumer.pop(), consumer.pop()), (Some(0), Some(1)));
+        assert!(!producer.push(4));
+        producer.assume_pending_max(2);
+        assert!(producer.push(4) && producer.push(5) && !producer.push(6));
+        producer.assume_pending_max(4);
+        assert!(!producer.push(6), "to know less changes nothing");
         producer.publish();
         // A counter from before what is known.
         ring.consumer.store(1, Ordering::Relaxed);
-        assert!(!producer.put(6), "nothing is forgotten");
+        assert!(!producer.push(6), "nothing is forgotten");
         consumer.release();
-        assert_eq!((2..6).map(|_| consumer.take()).collect::<Vec<_>>(), [2, 3, 4, 5].map(Some));
+        assert_eq!((2..6).map(|_| consumer.pop()).collect::<Vec<_>>(), [2, 3, 4, 5].map(Some));
         consumer.release();
-        assert_eq!(producer.waiting(), 0);
+        assert_eq!(producer.pending(), 0);
     }
 
     #[test]
     fn counters_wrap() {
-        let ring = PlainRing::new(2, 0_u64);
-        let (mut producer, mut consumer) = ring.ends();
+        let ring = MockRing::new(2, 0_u64);
+        let (mut producer, mut consumer) = ring.split();
         let start = u32::MAX - 2;
-        (producer.next, producer.published, producer.taken) = (start, start, start);
-        (consumer.next, consumer.released, consumer.put) = (start, start, start);
+        (producer.next, producer.published, producer.cached_consumer) = (start, start, start);
+        (consumer.next, consumer.released, consumer.cached_producer) = (start, start, start);
         ring.producer.store(start, Ordering::Relaxed);
         ring.consumer.store(start, Ordering::Relaxed);
         for value in 0..8 {
-            assert!(producer.put(value) && producer.put(value + 100) && !producer.put(0));
+            assert!(producer.push(value) && producer.push(value + 100) && !producer.push(0));
             producer.publish();
             assert_eq!(
-                (consumer.take(), consumer.take(), consumer.take()),
+                (consumer.pop(), consumer.pop(), consumer.pop()),
                 (Some(value), Some(value + 100), None)
             );
             consumer.release();
@@ -199,49 +199,49 @@ mod plain {
 
     #[test]
     fn a_counter_that_cannot_be_counts_as_no_progress() {
-        let ring = PlainRing::new(4, 0_u64);
-        let (mut producer, mut consumer) = ring.ends();
-        assert!(producer.put(1) && producer.put(2));
+        let ring = MockRing::new(4, 0_u64);
+        let (mut producer, mut consumer) = ring.split();
+        assert!(producer.push(1) && producer.push(2));
         producer.publish();
-        assert_eq!(consumer.take(), Some(1));
+        assert_eq!(consumer.pop(), Some(1));
         for claim in [7, u32::MAX, 1 << 31] {
             ring.producer.store(claim, Ordering::Relaxed);
-            let mut again = ring.ends().1;
-            assert!(again.is_empty() && again.take().is_none(), "{claim} entries in a ring of 4");
+            let mut again = ring.split().1;
+            assert!(again.is_empty() && again.pop().is_none(), "{claim} entries in a ring of 4");
         }
         // Less than was taken already.
-        assert_eq!(consumer.take(), Some(2));
+        assert_eq!(consumer.pop(), Some(2));
         ring.producer.store(1, Ordering::Relaxed);
-        assert!(consumer.is_empty() && consumer.take().is_none());
+        assert!(consumer.is_empty() && consumer.pop().is_none());
         // More taken than there was.
         ring.consumer.store(3, Ordering::Relaxed);
-        assert_eq!(producer.waiting(), 2);
+        assert_eq!(producer.pending(), 2);
         ring.consumer.store(2, Ordering::Relaxed);
-        assert_eq!(producer.waiting(), 0);
+        assert_eq!(producer.pending(), 0);
         ring.consumer.store(1, Ordering::Relaxed);
-        assert_eq!(producer.waiting(), 0, "taken back");
+        assert_eq!(producer.pending(), 0, "taken back");
     }
 
     #[test]
     fn the_kernel_asks_to_be_woken() {
-        let ring = PlainRing::new(1, 0_u64);
-        let (mut producer, _consumer) = ring.ends();
-        assert_eq!(producer.wants_wakeup(), Some(false));
+        let ring = MockRing::new(1, 0_u64);
+        let (mut producer, _consumer) = ring.split();
+        assert_eq!(producer.needs_wakeup(), Some(false));
         ring.flags.store(1, Ordering::Relaxed);
-        assert_eq!(producer.wants_wakeup(), Some(true));
+        assert_eq!(producer.needs_wakeup(), Some(true));
         producer.memory.flags = None;
-        assert_eq!(producer.wants_wakeup(), None);
+        assert_eq!(producer.needs_wakeup(), None);
     }
 
     #[test]
     fn two_threads_pass_everything_on() {
         let count = if cfg!(miri) { 100 } else { 100_000 };
-        let ring = PlainRing::new(8, [0_u64; 2]);
-        let (mut producer, mut consumer) = ring.ends();
+        let ring = MockRing::new(8, [0_u64; 2]);
+        let (mut producer, mut consumer) = ring.split();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for value in 0..count {
-                    while !producer.put([value, !value]) {
+                    while !producer.push([value, !value]) {
                         producer.publish();
                         std::thread::yield_now();
                     }
@@ -253,7 +253,7 @@ mod plain {
             });
             for value in 0..count {
                 let got = loop {
-                    if let Some(got) = consumer.take() {
+                    if let Some(got) = consumer.pop() {
                         break got;
                     }
                     consumer.release();
@@ -278,7 +278,7 @@ mod model {
 
     /// The ring stays alive with both ends.
     struct Shared {
-        ring: PlainRing<u32>,
+        ring: MockRing<u32>,
         /// Stands for the bytes of the frames that the entries name.
         frames: Vec<UnsafeCell<u32>>,
     }
@@ -288,7 +288,7 @@ mod model {
 
     fn shared(entries: u32, frames: u32) -> Arc<Shared> {
         let frames = (0..frames).map(|_| UnsafeCell::new(0)).collect();
-        Arc::new(Shared { ring: PlainRing::new(entries, 0), frames })
+        Arc::new(Shared { ring: MockRing::new(entries, 0), frames })
     }
 
     /// More entries than the ring has slots: slots and frames are written, read, and written again.
@@ -296,13 +296,13 @@ mod model {
     fn slots_and_frames_are_passed_on_without_a_race() {
         loom::model(|| {
             let shared = shared(2, 3);
-            let (mut producer, mut consumer) = shared.ring.ends();
+            let (mut producer, mut consumer) = shared.ring.split();
             let there = Arc::clone(&shared);
             let other = thread::spawn(move || {
                 for frame in 0..3_u32 {
                     // SAFETY: the model fails if the other thread reads the cell meanwhile.
                     there.frames[frame as usize].with_mut(|bytes| unsafe { *bytes = frame + 10 });
-                    while !producer.put(frame) {
+                    while !producer.push(frame) {
                         thread::yield_now();
                     }
                     producer.publish();
@@ -310,7 +310,7 @@ mod model {
             });
             for expected in 0..3_u32 {
                 let frame = loop {
-                    if let Some(frame) = consumer.take() {
+                    if let Some(frame) = consumer.pop() {
                         break frame;
                     }
                     thread::yield_now();
@@ -335,7 +335,7 @@ mod model {
 
     fn pass_on(at_once: bool) {
         let shared = shared(2, 0);
-        let (mut producer, mut consumer) = shared.ring.ends();
+        let (mut producer, mut consumer) = shared.ring.split();
         let there = Arc::clone(&shared);
         let other = thread::spawn(move || {
             let mut next = 0;
@@ -343,9 +343,9 @@ mod model {
                 if at_once {
                     let both = [next, next + 1];
                     let rest = &both[..2.min(4 - next as usize)];
-                    next += producer.put_from(rest, |&value| Some(value));
+                    next += producer.push_from(rest, |&value| Some(value));
                 } else {
-                    while next < 4 && producer.put(next) {
+                    while next < 4 && producer.push(next) {
                         next += 1;
                     }
                 }
@@ -358,13 +358,13 @@ mod model {
         while next < 4 {
             if at_once {
                 let mut both = [0; 2];
-                let taken = consumer.take_into(&mut both, put) as usize;
+                let taken = consumer.pop_into(&mut both, store) as usize;
                 for value in &both[..taken] {
                     assert_eq!(*value, next);
                     next += 1;
                 }
             } else {
-                while let Some(value) = consumer.take() {
+                while let Some(value) = consumer.pop() {
                     assert_eq!(value, next);
                     next += 1;
                 }
@@ -380,13 +380,13 @@ mod model {
     fn a_frame_that_comes_back_may_be_written_again() {
         loom::model(|| {
             let (fill, rx) = (shared(1, 1), shared(1, 0));
-            let (mut to_fill, mut from_fill) = fill.ring.ends();
-            let (mut to_rx, mut from_rx) = rx.ring.ends();
+            let (mut to_fill, mut from_fill) = fill.ring.split();
+            let (mut to_rx, mut from_rx) = rx.ring.split();
             let (fill_there, rx_there) = (Arc::clone(&fill), Arc::clone(&rx));
             let kernel = thread::spawn(move || {
                 for packet in 0..2 {
                     let frame = loop {
-                        if let Some(frame) = from_fill.take() {
+                        if let Some(frame) = from_fill.pop() {
                             break frame;
                         }
                         thread::yield_now();
@@ -394,16 +394,16 @@ mod model {
                     from_fill.release();
                     // SAFETY: the model fails if the other thread is in the cell.
                     fill_there.frames[frame as usize].with_mut(|bytes| unsafe { *bytes = packet + 1 });
-                    assert!(to_rx.put(frame), "a ring of one, and one frame");
+                    assert!(to_rx.push(frame), "a ring of one, and one frame");
                     to_rx.publish();
                 }
                 drop(rx_there);
             });
             for packet in 0..2 {
-                assert!(to_fill.put(0), "a ring of one, and one frame");
+                assert!(to_fill.push(0), "a ring of one, and one frame");
                 to_fill.publish();
                 let frame = loop {
-                    if let Some(frame) = from_rx.take() {
+                    if let Some(frame) = from_rx.pop() {
                         break frame;
                     }
                     thread::yield_now();
@@ -422,7 +422,7 @@ mod model {
     fn no_wakeup_is_lost() {
         loom::model(|| {
             let shared = shared(1, 0);
-            let (mut producer, consumer) = shared.ring.ends();
+            let (mut producer, consumer) = shared.ring.split();
             let there = Arc::clone(&shared);
             let seen = Arc::new(AtomicBool::new(false));
             let seen_there = Arc::clone(&seen);
@@ -431,9 +431,9 @@ mod model {
                 fence(Ordering::SeqCst);
                 seen_there.store(!consumer.is_empty(), Ordering::Relaxed);
             });
-            assert!(producer.put(7));
+            assert!(producer.push(7));
             producer.publish();
-            let woken = producer.wants_wakeup() == Some(true);
+            let woken = producer.needs_wakeup() == Some(true);
             assert!(kernel.join().is_ok());
             assert!(woken || seen.load(Ordering::Relaxed), "the kernel sleeps and nobody wakes it");
         });

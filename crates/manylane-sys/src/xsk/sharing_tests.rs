@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::QueueOptions;
-use super::assembly::{Assembly, LONGEST, MOST_PIECES};
-use super::core::{Bell, Core, Kick};
+use super::linearize::{FRAGS_MAX, Linearizer, PACKET_LEN_MAX};
+use super::member::{KickOutcome, QueueMember, RingWakeup};
 use super::mock::{self, HEADROOM, options};
-use super::outgoing::METADATA;
+use super::tx_queue::METADATA_LEN;
 
 fn packet(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (number * 31 + at) as u8).collect()
@@ -15,8 +15,12 @@ fn packet(number: usize, len: usize) -> Vec<u8> {
 #[test]
 fn who_leaves_gives_everything_back() {
     let (mock, mut first) = mock::open(options(64, 16, 16, 8));
-    let (number, mut second) = mock.join(&options(64, 16, 16, 8), Assembly::none());
-    assert_eq!((number, second.census().filling, second.census().free), (1, 16, 48), "the fill ring is full");
+    let (number, mut second) = mock.join(&options(64, 16, 16, 8), Linearizer::disabled());
+    assert_eq!(
+        (number, second.frame_counts().filling, second.frame_counts().free),
+        (1, 16, 48),
+        "the fill ring is full"
+    );
     let mut kernel = mock.kernel.borrow_mut();
     for at in 0..12 {
         assert!(kernel.receive_at(1, &packet(at, 60)));
@@ -24,43 +28,47 @@ fn who_leaves_gives_everything_back() {
     drop(kernel);
     // Four held, of which one is being sent and one is in the ring; eight unread; two taken, of which one is in the
     // ring.
-    let bell = mock.bell(1);
+    let bell = mock.wakeup(1);
     assert_eq!(second.receive(&bell, 4), 4);
     let mut sender = second.split(&bell).1;
-    assert!(sender.send_held(0, 60));
+    assert!(sender.send_in_place(0, 60));
     mock.budget.set(1);
-    mock.answer.set(|| Ok(Kick::Down));
+    mock.send_result.set(|| Ok(KickOutcome::Down));
     assert_eq!(sender.flush().unwrap(), 0);
     mock.budget.set(0);
-    assert!(sender.send_held(1, 60));
-    let (fresh, _lost) = (sender.take().unwrap(), sender.take().unwrap());
-    sender.send_fresh(fresh, 60).unwrap();
+    assert!(sender.send_in_place(1, 60));
+    let (fresh, _lost) = (sender.alloc().unwrap(), sender.alloc().unwrap());
+    sender.send_frame(fresh, 60).unwrap();
     assert_eq!(sender.flush().unwrap(), 2);
     second.leave(&bell);
     mock.kernel.borrow_mut().close(1);
     drop(second);
-    let census = first.census();
-    assert_eq!((census.sending, census.held, census.taken), (1, 0, 0), "what is on its way");
+    let census = first.frame_counts();
+    assert_eq!((census.sending, census.held, census.allocated), (1, 0, 0), "what is on its way");
     // More than one member needs are with the kernel already; they come back as they are received into.
     assert_eq!((census.filling, census.free, census.invalid), (20, 43, 0));
     mock.kernel.borrow_mut().complete(0);
     first.receive(&mock, 0);
-    assert_eq!((first.census().filling, first.census().free), (20, 44), "the others take it back");
-    mock.pool.lock().audit(&[first.purse()]);
+    assert_eq!(
+        (first.frame_counts().filling, first.frame_counts().free),
+        (20, 44),
+        "the others take it back"
+    );
+    mock.allocator.lock().audit(&[first.cache()]);
 }
 
 #[test]
 fn no_member_can_use_up_what_others_send_with_or_receive_into() {
     let (mock, mut first) = mock::open(options(64, 16, 64, 8));
-    let (_, mut second) = mock.join(&options(64, 16, 64, 8), Assembly::none());
+    let (_, mut second) = mock.join(&options(64, 16, 64, 8), Linearizer::disabled());
     mock.budget.set(0);
-    let send_all = |core: &mut Core, number| {
-        let bell = mock.bell(number);
+    let send_all = |core: &mut QueueMember, number| {
+        let bell = mock.wakeup(number);
         core.receive(&bell, 0);
         let mut sender = core.split(&bell).1;
         let mut sent = 0;
-        while let Some(fresh) = sender.take() {
-            sender.send_fresh(fresh, 60).unwrap();
+        while let Some(fresh) = sender.alloc() {
+            sender.send_frame(fresh, 60).unwrap();
             sent += 1;
         }
         sent
@@ -74,10 +82,10 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
     assert!(!mock.kernel.borrow_mut().receive_at(0, &packet(0, 60)));
     assert_eq!(send_all(&mut second, 1), 16);
     assert!(mock.kernel.borrow_mut().receive_at(1, &packet(0, 60)));
-    assert_eq!(second.receive(&mock.bell(1), 8), 1);
+    assert_eq!(second.receive(&mock.wakeup(1), 8), 1);
     assert_eq!(second.packet(0), packet(0, 60));
     // One that is alone again has it all.
-    first.leave(&mock.bell(0));
+    first.leave(&mock.wakeup(0));
     mock.kernel.borrow_mut().close(0);
     assert_eq!(send_all(&mut second, 1), 32);
 }
@@ -86,44 +94,47 @@ fn no_member_can_use_up_what_others_send_with_or_receive_into() {
 #[should_panic(expected = "a frame of another queue")]
 fn a_frame_is_lent_by_the_member_that_took_it() {
     let (mock, mut first) = mock::open(options(64, 16, 16, 8));
-    let (_, mut second) = mock.join(&options(64, 16, 16, 8), Assembly::none());
-    let mut fresh = first.split(&mock).1.take().unwrap();
-    second.split(&mock.bell(1)).1.fresh_mut(&mut fresh)[0] = 1;
+    let (_, mut second) = mock.join(&options(64, 16, 16, 8), Linearizer::disabled());
+    let mut fresh = first.split(&mock).1.alloc().unwrap();
+    second.split(&mock.wakeup(1)).1.frame_mut(&mut fresh)[0] = 1;
 }
 
-fn assembling(frames: u32, ring: u32, batch: usize) -> (mock::Mock, Core) {
-    mock::open_with(options(frames, ring, 8, batch), Assembly::new(ring).unwrap(), 0)
+fn open_linearizing(frames: u32, ring: u32, batch: usize) -> (mock::Mock, QueueMember) {
+    mock::open_with(options(frames, ring, 8, batch), Linearizer::new(ring).unwrap(), 0)
 }
 
 #[test]
 fn a_packet_of_several_frames_is_one_again_and_its_frames_are_free() {
-    let (mock, mut core) = assembling(16, 8, 4);
+    let (mock, mut core) = open_linearizing(16, 8, 4);
     let long = packet(1, 1792 * 3 + 5);
     let mut kernel = mock.kernel.borrow_mut();
     assert!(kernel.receive(&packet(0, 60)));
-    assert!(kernel.receive_in_pieces(0, &long, 1792));
+    assert!(kernel.receive_frags(0, &long, 1792));
     assert!(kernel.receive(&packet(2, 61)));
     drop(kernel);
     assert_eq!(core.receive(&mock, 4), 3);
     assert_eq!(core.packet(0), packet(0, 60));
     assert_eq!(core.packet(1), long);
     assert_eq!(core.packet(2), packet(2, 61));
-    assert_eq!((core.census().held, core.census().filling, core.census().invalid), (2, 8, 0));
+    assert_eq!(
+        (core.frame_counts().held, core.frame_counts().filling, core.frame_counts().invalid),
+        (2, 8, 0)
+    );
     core.set_payload(1, 42, 5000);
     let (payloads, mut sender) = core.split(&mock);
     assert_eq!(payloads.payload(1), &long[42..5042]);
-    assert!(sender.is_in_pieces(1) && !sender.is_in_pieces(0));
+    assert!(sender.is_multi_buffer(1) && !sender.is_multi_buffer(0));
     assert_eq!(sender.header_mut(1), &long[..42]);
-    assert!(!sender.send_held(1, 5000) && !sender.is_sent(1), "there is no frame to send from");
-    assert!(sender.send_held(2, 61));
+    assert!(!sender.send_in_place(1, 5000) && !sender.is_sent(1), "there is no frame to send from");
+    assert!(sender.send_in_place(2, 61));
 }
 
 #[test]
 fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
-    let (mock, mut core) = assembling(32, 16, 8);
+    let (mock, mut core) = open_linearizing(32, 16, 8);
     let begins = |count| {
         for number in 0..count {
-            assert!(mock.kernel.borrow_mut().receive_as(0, 60, libc::XDP_PKT_CONTD, &packet(number, 60)));
+            assert!(mock.kernel.borrow_mut().receive_with(0, 60, libc::XDP_PKT_CONTD, &packet(number, 60)));
         }
     };
     // The rest has not come yet.
@@ -137,13 +148,16 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
     assert_eq!(core.packet(0), [packet(0, 60), packet(1, 60), packet(2, 60)].concat());
     // One piece is no frame of the kernel's; the frames of the others come back.
     begins(1);
-    mock.kernel.borrow_mut().lie_in_rx(0, u64::MAX);
+    mock.kernel.borrow_mut().push_rx(0, u64::MAX);
     assert_eq!(core.receive(&mock, 8), 0);
-    assert_eq!((core.census().invalid, core.census().held, core.census().filling), (1, 0, 16));
+    assert_eq!(
+        (core.frame_counts().invalid, core.frame_counts().held, core.frame_counts().filling),
+        (1, 0, 16)
+    );
     // More than the ring has room for: it cannot end there. What comes next is the rest of it.
     begins(16);
     assert_eq!(core.receive(&mock, 8), 0);
-    assert_eq!((core.census().invalid, core.census().filling), (2, 0));
+    assert_eq!((core.frame_counts().invalid, core.frame_counts().filling), (2, 0));
     core.receive(&mock, 0);
     begins(1);
     mock.kernel.borrow_mut().receive(&packet(3, 60));
@@ -151,46 +165,49 @@ fn what_is_not_whole_waits_and_what_cannot_be_is_given_up() {
     assert_eq!(core.receive(&mock, 8), 1);
     assert_eq!(core.packet(0), packet(4, 60));
     core.receive(&mock, 0);
-    assert_eq!((core.census().invalid, core.census().filling, core.census().free), (2, 16, 16));
+    assert_eq!(
+        (core.frame_counts().invalid, core.frame_counts().filling, core.frame_counts().free),
+        (2, 16, 16)
+    );
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "a megabyte of packets takes Miri minutes")]
 fn more_than_the_longest_packet_is_given_up() {
-    let most = MOST_PIECES as u32 * 2;
-    let (mock, mut core) = assembling(most * 2, most, 8);
+    let most = FRAGS_MAX as u32 * 2;
+    let (mock, mut core) = open_linearizing(most * 2, most, 8);
     // Longer than any packet, in few enough pieces; and in too many pieces.
-    assert!(mock.kernel.borrow_mut().receive_in_pieces(0, &packet(0, LONGEST + 1), 1792));
-    assert!(mock.kernel.borrow_mut().receive_in_pieces(0, &packet(0, MOST_PIECES + 1), 1));
+    assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(0, PACKET_LEN_MAX + 1), 1792));
+    assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(0, FRAGS_MAX + 1), 1));
     mock.kernel.borrow_mut().receive(&packet(1, 60));
     // The second is given up before its last piece is seen, which counts as one more look.
     assert_eq!(core.receive(&mock, 4), 1);
     assert_eq!(core.packet(0), packet(1, 60));
-    assert_eq!(core.census().invalid, 2);
+    assert_eq!(core.frame_counts().invalid, 2);
     core.receive(&mock, 0);
-    assert!(mock.kernel.borrow_mut().receive_in_pieces(0, &packet(2, LONGEST), 1792));
+    assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(2, PACKET_LEN_MAX), 1792));
     assert_eq!(core.receive(&mock, 4), 1);
-    assert_eq!(core.packet(0), packet(2, LONGEST));
+    assert_eq!(core.packet(0), packet(2, PACKET_LEN_MAX));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "a megabyte of packets takes Miri minutes")]
 fn what_does_not_fit_the_buffer_comes_with_the_next_batch() {
-    let (mock, mut core) = assembling(2048, 1024, 64);
+    let (mock, mut core) = open_linearizing(2048, 1024, 64);
     for number in 0..20 {
-        assert!(mock.kernel.borrow_mut().receive_in_pieces(0, &packet(number, LONGEST - 1), 1792));
+        assert!(mock.kernel.borrow_mut().receive_frags(0, &packet(number, PACKET_LEN_MAX - 1), 1792));
     }
     assert_eq!(core.receive(&mock, 64), 16);
-    assert_eq!(core.packet(15), packet(15, LONGEST - 1));
+    assert_eq!(core.packet(15), packet(15, PACKET_LEN_MAX - 1));
     assert_eq!(core.receive(&mock, 64), 4);
-    assert_eq!(core.packet(0), packet(16, LONGEST - 1));
-    assert_eq!(core.census().invalid, 0);
+    assert_eq!(core.packet(0), packet(16, PACKET_LEN_MAX - 1));
+    assert_eq!(core.frame_counts().invalid, 0);
 }
 
 #[test]
 fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
-    let (mock, mut core) = mock::open_with(options(16, 8, 8, 4), Assembly::none(), METADATA);
-    assert!(core.offers_checksums());
+    let (mock, mut core) = mock::open_with(options(16, 8, 8, 4), Linearizer::disabled(), METADATA_LEN);
+    assert!(core.has_csum_offload());
     let mut kernel = mock.kernel.borrow_mut();
     kernel.receive(&packet(1, 60));
     kernel.receive(&packet(2, 60));
@@ -202,17 +219,17 @@ fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
     drop(kernel);
     assert_eq!(core.receive(&mock, 4), 4);
     let mut sender = core.split(&mock).1;
-    assert!(!sender.send_held_unfinished(0, 60, 34, 25), "past the end");
-    assert!(sender.send_held_unfinished(0, 60, 34, 24));
-    assert!(sender.send_held(1, 60));
-    assert!(!sender.send_held_unfinished(2, 60, 34, 6) && !sender.send_held(2, 60));
-    assert!(!sender.send_held_unfinished(3, 60, 34, 6) && sender.send_held(3, 60));
-    let mut fresh = sender.take().unwrap();
-    assert_eq!(sender.fresh_mut(&mut fresh).len(), 2048 - METADATA);
-    sender.fresh_mut(&mut fresh)[..60].copy_from_slice(&packet(5, 60));
-    let fresh = sender.send_fresh_unfinished(fresh, 60, 60, 0).unwrap_err();
-    let fresh = sender.send_fresh(fresh, 2048 - METADATA + 1).unwrap_err();
-    sender.send_fresh_unfinished(fresh, 60, 34, 6).unwrap();
+    assert!(!sender.send_in_place_partial(0, 60, 34, 25), "past the end");
+    assert!(sender.send_in_place_partial(0, 60, 34, 24));
+    assert!(sender.send_in_place(1, 60));
+    assert!(!sender.send_in_place_partial(2, 60, 34, 6) && !sender.send_in_place(2, 60));
+    assert!(!sender.send_in_place_partial(3, 60, 34, 6) && sender.send_in_place(3, 60));
+    let mut fresh = sender.alloc().unwrap();
+    assert_eq!(sender.frame_mut(&mut fresh).len(), 2048 - METADATA_LEN);
+    sender.frame_mut(&mut fresh)[..60].copy_from_slice(&packet(5, 60));
+    let fresh = sender.send_frame_partial(fresh, 60, 60, 0).unwrap_err();
+    let fresh = sender.send_frame(fresh, 2048 - METADATA_LEN + 1).unwrap_err();
+    sender.send_frame_partial(fresh, 60, 34, 6).unwrap();
     assert_eq!(sender.flush().unwrap(), 0);
     let kernel = mock.kernel.borrow();
     let sent: Vec<_> = kernel.sent.iter().map(|(_, bytes)| bytes.clone()).collect();
@@ -221,23 +238,26 @@ fn the_kernel_is_told_of_checksums_in_front_of_the_packet() {
         let flags = u64::from(libc::XDP_TXMD_FLAGS_CHECKSUM).to_ne_bytes();
         [&flags[..], &34_u16.to_ne_bytes(), &offset.to_ne_bytes(), &[0; 12]].concat()
     };
-    assert_eq!(kernel.told.iter().map(|told| told.to_vec()).collect::<Vec<_>>(), [told(24), told(6)]);
+    assert_eq!(
+        kernel.sent_metadata.iter().map(|told| told.to_vec()).collect::<Vec<_>>(),
+        [told(24), told(6)]
+    );
 }
 
 #[test]
 fn without_checksums_of_the_kernel_none_are_offered() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
-    assert!(!core.offers_checksums());
+    assert!(!core.has_csum_offload());
     mock.kernel.borrow_mut().receive(&packet(1, 60));
     assert_eq!(core.receive(&mock, 4), 1);
     let mut sender = core.split(&mock).1;
-    assert!(!sender.send_held_unfinished(0, 60, 34, 6) && sender.send_held(0, 60));
+    assert!(!sender.send_in_place_partial(0, 60, 34, 6) && sender.send_in_place(0, 60));
 }
 
 /// A device that sends and receives by itself.
 struct Silent;
 
-impl Bell for Silent {
+impl RingWakeup for Silent {
     fn is_zero_copy(&self) -> bool {
         true
     }
@@ -246,8 +266,8 @@ impl Bell for Silent {
         false
     }
 
-    fn send(&self) -> std::io::Result<Kick> {
-        Ok(Kick::Worked)
+    fn send(&self) -> std::io::Result<KickOutcome> {
+        Ok(KickOutcome::Accepted)
     }
 
     fn receive(&self) {}
@@ -261,12 +281,12 @@ fn members_on_several_threads_share_the_frames() {
     let (each, batch) = if cfg!(miri) { (40, 4) } else { (50_000, 16) };
     let options = QueueOptions { ..options(64, 16, 16, batch) };
     let (mock, first) = mock::open(options);
-    let (_, second) = mock.join(&options, Assembly::none());
-    let pool = std::sync::Arc::clone(&mock.pool);
+    let (_, second) = mock.join(&options, Linearizer::disabled());
+    let pool = std::sync::Arc::clone(&mock.allocator);
     // The memory of the rings is kept by the mock, on this thread; the ends of the members cross to others.
     let kernel = &mut *mock.kernel.borrow_mut();
     let received = [AtomicUsize::new(0), AtomicUsize::new(0)];
-    let member = |mut core: Core, received: &AtomicUsize, number: usize| {
+    let member = |mut core: QueueMember, received: &AtomicUsize, number: usize| {
         let (mut next, mut answered) = (0, 0);
         while next < each || answered < each {
             let count = core.receive(&Silent, batch);
@@ -282,11 +302,11 @@ fn members_on_several_threads_share_the_frames() {
             for i in 0..count {
                 // In place, or in a frame of its own: each packet has one answer, or is dropped where there is no room.
                 if i % 2 == 0 {
-                    let _ = sender.send_held(i, 60);
-                } else if let Some(mut fresh) = sender.take() {
-                    sender.fresh_mut(&mut fresh)[..60].copy_from_slice(&packet(number + next + i, 60));
-                    if let Err(fresh) = sender.send_fresh(fresh, 60) {
-                        sender.give_back(fresh);
+                    let _ = sender.send_in_place(i, 60);
+                } else if let Some(mut fresh) = sender.alloc() {
+                    sender.frame_mut(&mut fresh)[..60].copy_from_slice(&packet(number + next + i, 60));
+                    if let Err(fresh) = sender.send_frame(fresh, 60) {
+                        sender.free(fresh);
                     }
                 }
                 answered += 1;
@@ -330,15 +350,15 @@ fn members_on_several_threads_share_the_frames() {
         threads.map(|thread| thread.join().unwrap())
     });
     // All comes to rest.
-    while pool.census().sending > 0 {
+    while pool.frame_counts().sending > 0 {
         for (number, core) in cores.iter_mut().enumerate() {
             kernel.send(number, usize::MAX);
             (0..64).for_each(|at| kernel.complete(at));
             core.receive(&Silent, batch);
         }
     }
-    let census = pool.census();
-    assert_eq!((census.total(), census.held, census.taken, census.invalid), (64, 0, 0, 0));
-    let purses: Vec<_> = cores.iter().map(Core::purse).collect();
+    let census = pool.frame_counts();
+    assert_eq!((census.total(), census.held, census.allocated, census.invalid), (64, 0, 0, 0));
+    let purses: Vec<_> = cores.iter().map(QueueMember::cache).collect();
     pool.lock().audit(&purses);
 }

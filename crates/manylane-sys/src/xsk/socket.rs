@@ -8,12 +8,12 @@ use std::sync::atomic::AtomicU32;
 
 use libc::{c_int, off_t, xdp_desc, xdp_mmap_offsets, xdp_ring_offset};
 
-use super::core::{Bell, Kick, MemberRings};
-use super::outgoing::METADATA;
-use super::pool::PoolRings;
+use super::allocator::UmemRings;
+use super::member::{KickOutcome, MemberRings, RingWakeup};
 use super::ring::{Consumer, Producer, RingMemory, Slot};
+use super::tx_queue::METADATA_LEN;
 use super::{Mode, QueueOptions, Statistics};
-use crate::{busy, check, sock};
+use crate::{busy_poll, check, sock};
 
 /// Of asm-generic/socket.h; the libc crate does not have all of them.
 /// Of linux/if_xdp.h (Linux 6.17): packets that one call sends at most when it copies, 32 by default.
@@ -31,7 +31,7 @@ pub(super) struct AllRings {
 pub(super) struct Socket {
     fd: OwnedFd,
     zero_copy: bool,
-    busy: Cell<bool>,
+    busy_polling: Cell<bool>,
 }
 
 impl Socket {
@@ -40,7 +40,7 @@ impl Socket {
         let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
         // SAFETY: the descriptor is new and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { fd, zero_copy: false, busy: Cell::new(false) })
+        Ok(Self { fd, zero_copy: false, busy_polling: Cell::new(false) })
     }
 
     /// Makes `len` bytes at `start` the frames of this socket; the kernel pins their pages. Bytes that whatever is sent
@@ -62,20 +62,20 @@ impl Socket {
         // all before, and ignored it, so that one cannot tell.
         let telling = libc::xdp_umem_reg {
             flags: libc::XDP_UMEM_TX_METADATA_LEN,
-            tx_metadata_len: METADATA as u32,
+            tx_metadata_len: METADATA_LEN as u32,
             ..region
         };
         match self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, telling) {
             Err(err) if err.raw_os_error() == Some(libc::EINVAL) => {
                 self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, region).map(|()| 0)
             }
-            result => result.map(|()| METADATA),
+            result => result.map(|()| METADATA_LEN),
         }
     }
 
     /// Makes the two rings that a device queue has once and maps them. A socket that has them needs a receive or a
     /// send ring, too, to be bound; this one gets the smallest, which nobody leads anything to.
-    pub(super) fn pool_rings(&self, options: &QueueOptions) -> io::Result<(PoolRings, Maps)> {
+    pub(super) fn umem_rings(&self, options: &QueueOptions) -> io::Result<(UmemRings, Maps)> {
         let QueueOptions { ring, tx_ring, .. } = *options;
         self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, ring)?;
         self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, tx_ring)?;
@@ -85,20 +85,20 @@ impl Socket {
         let completion =
             Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_ring, size_of::<u64>())?;
         // SAFETY: each map is made with the offsets and the number of entries of its ring, and entries of the size
-        // of the type: both rings carry addresses. `Pool` keeps the maps as long as the rings, and each ring gets the
+        // of the type: both rings carry addresses. `FrameAllocator` keeps the maps as long as the rings, and each ring gets the
         // one producer or consumer that is ours to be.
         let rings = unsafe {
-            PoolRings {
-                fill: Producer::new(fill.memory(&offsets.fr, flags, ring)),
-                completion: Consumer::new(completion.memory(&offsets.cr, flags, tx_ring)),
+            UmemRings {
+                fill: Producer::new(fill.ring_memory(&offsets.fr, flags, ring)),
+                completion: Consumer::new(completion.ring_memory(&offsets.cr, flags, tx_ring)),
             }
         };
         Ok((rings, Maps([fill, completion])))
     }
 
     /// A socket that somebody else has opened and bound, of a queue that is lent.
-    pub(super) fn of(fd: OwnedFd) -> Self {
-        Self { fd, zero_copy: false, busy: Cell::new(false) }
+    pub(super) fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd, zero_copy: false, busy_polling: Cell::new(false) }
     }
 
     /// Maps all rings of a socket that is bound: those that its queue has once, too (any socket of the queue has them,
@@ -114,16 +114,16 @@ impl Socket {
         let word = size_of::<u64>();
         let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, shared, word)?;
         let completion = Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, shared, word)?;
-        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC)?;
-        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC)?;
+        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
+        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
         // SAFETY: each map is made with the offsets and the number of entries of its ring, and entries of the size of the
         // type. The rest is the caller's, who keeps the maps as long as the memory is used.
         let rings = unsafe {
             AllRings {
-                fill: fill.memory(&offsets.fr, flags, shared),
-                completion: completion.memory(&offsets.cr, flags, shared),
-                rx: rx.memory(&offsets.rx, flags, ring),
-                tx: tx.memory(&offsets.tx, flags, tx_ring),
+                fill: fill.ring_memory(&offsets.fr, flags, shared),
+                completion: completion.ring_memory(&offsets.cr, flags, shared),
+                rx: rx.ring_memory(&offsets.rx, flags, ring),
+                tx: tx.ring_memory(&offsets.tx, flags, tx_ring),
             }
         };
         Ok((rings, [Maps([fill, completion]), Maps([rx, tx])]))
@@ -135,13 +135,13 @@ impl Socket {
         self.set(libc::SOL_XDP, libc::XDP_RX_RING, ring)?;
         self.set(libc::SOL_XDP, libc::XDP_TX_RING, tx_ring)?;
         let (offsets, flags) = self.offsets()?;
-        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC)?;
-        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC)?;
+        let rx = Map::new(self, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, ring, DESC_SIZE)?;
+        let tx = Map::new(self, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, tx_ring, DESC_SIZE)?;
         // SAFETY: as above; both rings carry descriptors, and `Queue` keeps the maps as long as the rings.
         let rings = unsafe {
             MemberRings {
-                rx: Consumer::new(rx.memory(&offsets.rx, flags, ring)),
-                tx: Producer::new(tx.memory(&offsets.tx, flags, tx_ring)),
+                rx: Consumer::new(rx.ring_memory(&offsets.rx, flags, ring)),
+                tx: Producer::new(tx.ring_memory(&offsets.tx, flags, tx_ring)),
             }
         };
         Ok((rings, Maps([rx, tx])))
@@ -166,20 +166,20 @@ impl Socket {
     /// Binds to the queue that another socket is bound to, whose mode and flags go for this one, too. The kernel
     /// refuses any flag beside, and fill and completion rings of our own (`xsk_bind` in net/xdp/xsk.c).
     pub(super) fn bind_to(&mut self, options: &QueueOptions, other: BorrowedFd<'_>) -> io::Result<()> {
-        bind_as(self.as_fd(), options, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
+        bind_with_flags(self.as_fd(), options, libc::XDP_SHARED_UMEM, other.as_raw_fd() as u32)?;
         // Before Linux 5.3 the question is not known; "no" only means more calls than need be.
-        self.zero_copy = self.knows_zero_copy();
+        self.zero_copy = self.query_zero_copy();
         Ok(())
     }
 
     /// Whether the kernel says that it does not copy.
-    pub(super) fn knows_zero_copy(&self) -> bool {
+    pub(super) fn query_zero_copy(&self) -> bool {
         get(self.fd.as_fd(), libc::XDP_OPTIONS, 0_u32)
             .is_ok_and(|(flags, _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
     }
 
     /// Lets one call send all that the ring has room for, where the kernel knows how. Neither is needed.
-    pub(super) fn widen(&self, options: &QueueOptions) {
+    pub(super) fn raise_tx_limits(&self, options: &QueueOptions) {
         let _ = self.set(libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, options.tx_ring);
         // Copies on their way out are charged to the socket, twice their size.
         let bytes = (options.tx_ring as usize).saturating_mul(2 * options.frame_size as usize);
@@ -188,8 +188,8 @@ impl Socket {
 
     /// See [`Queue::busy_poll`](super::Queue::busy_poll).
     pub(super) fn busy_poll(&self, micros: u32, budget: u32) -> io::Result<()> {
-        busy::set(self.fd.as_fd(), micros, u16::try_from(budget).unwrap_or(u16::MAX))?;
-        self.busy.set(micros > 0);
+        busy_poll::set(self.fd.as_fd(), micros, u16::try_from(budget).unwrap_or(u16::MAX))?;
+        self.busy_polling.set(micros > 0);
         Ok(())
     }
 
@@ -212,23 +212,23 @@ pub(super) fn bind(fd: BorrowedFd<'_>, options: &QueueOptions) -> io::Result<boo
     let refused = |result: &io::Result<()>, with: &[c_int]| {
         result.as_ref().is_err_and(|err| err.raw_os_error().is_some_and(|code| with.contains(&code)))
     };
-    if options.pieces {
-        let bound = bind_as(fd, options, mode | libc::XDP_USE_NEED_WAKEUP | libc::XDP_USE_SG, 0);
+    if options.multi_buffer {
+        let bound = bind_with_flags(fd, options, mode | libc::XDP_USE_NEED_WAKEUP | libc::XDP_USE_SG, 0);
         // Before Linux 6.6 the flag is invalid; the other is for a driver that copies nothing, and knows only packets
         // of one frame.
         if !refused(&bound, &[libc::EINVAL, libc::EOPNOTSUPP]) {
             return bound.map(|()| true);
         }
     }
-    let bound = bind_as(fd, options, mode | libc::XDP_USE_NEED_WAKEUP, 0);
+    let bound = bind_with_flags(fd, options, mode | libc::XDP_USE_NEED_WAKEUP, 0);
     // Before Linux 5.4 the flag is invalid. (So is a queue that the device does not have, each time.)
     if refused(&bound, &[libc::EINVAL]) {
-        return bind_as(fd, options, mode, 0).map(|()| false);
+        return bind_with_flags(fd, options, mode, 0).map(|()| false);
     }
     bound.map(|()| false)
 }
 
-fn bind_as(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, shared: u32) -> io::Result<()> {
+fn bind_with_flags(fd: BorrowedFd<'_>, options: &QueueOptions, flags: u16, shared: u32) -> io::Result<()> {
     let addr = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
         sxdp_flags: flags,
@@ -270,10 +270,10 @@ pub fn statistics(fd: BorrowedFd<'_>) -> io::Result<Statistics> {
 }
 
 /// An option of AF_XDP: `value` as far as the kernel has overwritten it, and how many bytes it has.
-fn get<T: Plain>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result<(T, usize)> {
+fn get<T: Pod>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result<(T, usize)> {
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes into `value`, which lives across the call and for which any
-    // bytes are a value (`Plain`).
+    // bytes are a value (`Pod`).
     check(unsafe {
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, (&raw mut value).cast(), &raw mut len)
     })?;
@@ -281,10 +281,10 @@ fn get<T: Plain>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result<(T
 }
 
 /// Types for which any bytes are a value.
-trait Plain: Copy {}
-impl Plain for u32 {}
-impl Plain for [u64; 6] {}
-impl Plain for [u64; 16] {}
+trait Pod: Copy {}
+impl Pod for u32 {}
+impl Pod for [u64; 6] {}
+impl Pod for [u64; 16] {}
 
 impl From<Socket> for OwnedFd {
     fn from(socket: Socket) -> Self {
@@ -298,7 +298,7 @@ impl AsFd for Socket {
     }
 }
 
-impl Bell for Socket {
+impl RingWakeup for Socket {
     #[inline]
     fn is_zero_copy(&self) -> bool {
         self.zero_copy
@@ -306,10 +306,10 @@ impl Bell for Socket {
 
     #[inline]
     fn is_busy_polling(&self) -> bool {
-        self.busy.get()
+        self.busy_polling.get()
     }
 
-    fn send(&self) -> io::Result<Kick> {
+    fn send(&self) -> io::Result<KickOutcome> {
         // Past the C library: in the preload library its function says that the program has no such descriptor.
         // SAFETY: no data and no address: sendto(2) reads no memory of ours.
         let ret = unsafe {
@@ -317,14 +317,14 @@ impl Bell for Socket {
             libc::syscall(libc::SYS_sendto, self.fd.as_raw_fd(), nothing, 0, libc::MSG_DONTWAIT, nothing, 0)
         };
         if ret >= 0 {
-            return Ok(Kick::Worked);
+            return Ok(KickOutcome::Accepted);
         }
         let err = io::Error::last_os_error();
         match err.raw_os_error() {
             // Out of budget, of socket buffer, of memory, of room in the completion ring or the device.
-            Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(Kick::Worked),
-            Some(libc::EBUSY) => Ok(Kick::Dropped),
-            Some(libc::ENETDOWN) => Ok(Kick::Down),
+            Some(libc::EAGAIN | libc::ENOBUFS | libc::EINTR) => Ok(KickOutcome::Accepted),
+            Some(libc::EBUSY) => Ok(KickOutcome::Dropped),
+            Some(libc::ENETDOWN) => Ok(KickOutcome::Down),
             _ => Err(err),
         }
     }
@@ -365,7 +365,7 @@ unsafe impl Send for Map {}
 // SAFETY: a shared map has nothing that could be called.
 unsafe impl Sync for Map {}
 
-const DESC: usize = size_of::<xdp_desc>();
+const DESC_SIZE: usize = size_of::<xdp_desc>();
 
 impl Map {
     fn new(socket: &Socket, page: u64, at: &xdp_ring_offset, entries: u32, each: usize) -> io::Result<Self> {
@@ -393,7 +393,7 @@ impl Map {
     /// # Safety
     /// `at` and `entries` are those the map was made with, and `T` has the size it was made with and any bytes as
     /// values. Not more than one producer or consumer is made of the result, and it is gone before the map is.
-    unsafe fn memory<T: Copy>(&self, at: &xdp_ring_offset, flags: bool, entries: u32) -> RingMemory<T> {
+    unsafe fn ring_memory<T: Copy>(&self, at: &xdp_ring_offset, flags: bool, entries: u32) -> RingMemory<T> {
         let word = |offset: u64| {
             let offset = offset as usize;
             assert!(
@@ -422,7 +422,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: base and length are those of the mmap in `new`; the ring that used it is gone (contract of
-        // `memory`).
+        // `ring_memory`).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::QueueOptions;
-use super::core::{Core, Kick};
+use super::member::{KickOutcome, QueueMember};
 use super::mock::{self, HEADROOM, options};
 use super::queue::{Queue, Step};
 
@@ -15,7 +15,7 @@ fn packet(number: usize, len: usize) -> Vec<u8> {
 #[test]
 fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
-    assert_eq!((core.census().filling, core.census().free), (8, 8));
+    assert_eq!((core.frame_counts().filling, core.frame_counts().free), (8, 8));
     assert!(!core.has_received());
     assert_eq!(core.receive(&mock, 4), 0);
     assert!(mock.kernel.borrow_mut().receive(&packet(1, 60)));
@@ -29,26 +29,29 @@ fn a_packet_is_received_answered_in_place_and_its_frame_comes_back() {
     sender.header_mut(0).fill(7);
     assert_eq!(sender.header_mut(0).len(), 42);
     assert!(!sender.is_sent(0));
-    assert_eq!(sender.held(0, 6), [vec![7; 42], packet(1, 60)[42..48].to_vec()].concat());
-    assert!(sender.send_held(0, 6));
+    assert_eq!(sender.in_place_packet(0, 6), [vec![7; 42], packet(1, 60)[42..48].to_vec()].concat());
+    assert!(sender.send_in_place(0, 6));
     assert!(sender.is_sent(0));
-    assert!(!sender.send_held(0, 6), "sent before");
+    assert!(!sender.send_in_place(0, 6), "sent before");
     assert_eq!(sender.flush().unwrap(), 0);
     let expected = [vec![7; 42], packet(1, 60)[42..48].to_vec()].concat();
     assert_eq!(mock.kernel.borrow().sent, [(0, expected)]);
-    assert_eq!((core.census().sending, core.census().held), (1, 0));
+    assert_eq!((core.frame_counts().sending, core.frame_counts().held), (1, 0));
     core.receive(&mock, 4);
-    assert_eq!(core.census().sending, 1, "not completed yet");
+    assert_eq!(core.frame_counts().sending, 1, "not completed yet");
     mock.kernel.borrow_mut().complete(0);
     core.receive(&mock, 4);
-    assert_eq!((core.census().filling, core.census().free, core.census().invalid), (8, 8, 0));
+    assert_eq!(
+        (core.frame_counts().filling, core.frame_counts().free, core.frame_counts().invalid),
+        (8, 8, 0)
+    );
 }
 
 /// A member that has found nothing looks at its ring alone from then on, and misses nothing by it.
 #[test]
 fn a_quiet_member_receives_sends_and_takes_back_as_any_other() {
     let (mock, mut core) = mock::open(options(16, 8, 8, 4));
-    let quiet = |core: &mut Core| (0..200).for_each(|_| assert_eq!(core.receive(&mock, 4), 0));
+    let quiet = |core: &mut QueueMember| (0..200).for_each(|_| assert_eq!(core.receive(&mock, 4), 0));
     for number in 0..20 {
         quiet(&mut core);
         assert!(mock.kernel.borrow_mut().receive(&packet(number, 60)));
@@ -57,19 +60,22 @@ fn a_quiet_member_receives_sends_and_takes_back_as_any_other() {
         assert_eq!(core.packet(0), packet(number, 60));
         // The batch ends, whether or not anything else is there.
         quiet(&mut core);
-        assert_eq!((core.census().filling, core.census().free), (8, 8));
+        assert_eq!((core.frame_counts().filling, core.frame_counts().free), (8, 8));
         // What is sent without a batch comes back, at once or however late.
         let (_, mut sender) = core.split(&mock);
-        let fresh = sender.take().unwrap();
-        assert!(sender.send_fresh(fresh, 60).is_ok());
+        let fresh = sender.alloc().unwrap();
+        assert!(sender.send_frame(fresh, 60).is_ok());
         assert_eq!(sender.flush().unwrap(), 0);
         if number % 2 == 1 {
             quiet(&mut core);
         }
-        assert_eq!(core.census().sending, 1);
+        assert_eq!(core.frame_counts().sending, 1);
         mock.kernel.borrow_mut().complete(0);
         assert_eq!(core.receive(&mock, 4), 0);
-        assert_eq!((core.census().sending, core.census().free, core.census().invalid), (0, 8, 0));
+        assert_eq!(
+            (core.frame_counts().sending, core.frame_counts().free, core.frame_counts().invalid),
+            (0, 8, 0)
+        );
     }
 }
 
@@ -79,22 +85,22 @@ fn a_frame_of_the_batch_is_not_reused_before_the_batch_ends() {
     mock.kernel.borrow_mut().receive(&packet(1, 60));
     assert_eq!(core.receive(&mock, 2), 1);
     let (payloads, mut sender) = core.split(&mock);
-    assert!(sender.send_held(0, 60));
+    assert!(sender.send_in_place(0, 60));
     assert_eq!(sender.flush().unwrap(), 0);
     mock.kernel.borrow_mut().complete(0);
     // All that may be taken is taken, and overwritten.
     let mut taken = Vec::new();
-    while let Some(mut fresh) = sender.take() {
-        sender.fresh_mut(&mut fresh).fill(0xff);
+    while let Some(mut fresh) = sender.alloc() {
+        sender.frame_mut(&mut fresh).fill(0xff);
         taken.push(fresh);
     }
     assert_eq!(taken.len(), 2);
     assert_eq!(payloads.payload(0), packet(1, 60));
     for fresh in taken {
-        sender.give_back(fresh);
+        sender.free(fresh);
     }
     core.receive(&mock, 2);
-    assert_eq!((core.census().free, core.census().filling), (2, 2));
+    assert_eq!((core.frame_counts().free, core.frame_counts().filling), (2, 2));
 }
 
 #[test]
@@ -103,23 +109,23 @@ fn what_is_sent_leaves_enough_to_receive_into() {
     mock.budget.set(0);
     let mut sender = core.split(&mock).1;
     let mut sent = 0;
-    while let Some(fresh) = sender.take() {
-        sender.send_fresh(fresh, 60).unwrap();
+    while let Some(fresh) = sender.alloc() {
+        sender.send_frame(fresh, 60).unwrap();
         sent += 1;
     }
     assert_eq!(sent, 8, "half");
     for round in 0..4 {
         mock.kernel.borrow_mut().receive(&packet(round, 60));
         assert_eq!(core.receive(&mock, 4), 1);
-        assert!(!core.split(&mock).1.send_held(0, 60), "all that may be sent from is");
+        assert!(!core.split(&mock).1.send_in_place(0, 60), "all that may be sent from is");
     }
     core.receive(&mock, 4);
-    assert_eq!(core.census().filling, 8);
+    assert_eq!(core.frame_counts().filling, 8);
     // Completions are looked for when frames are short.
     mock.budget.set(3);
     assert_eq!(core.split(&mock).1.flush().unwrap(), 0);
     mock.kernel.borrow_mut().complete(0);
-    assert!(core.split(&mock).1.take().is_some());
+    assert!(core.split(&mock).1.alloc().is_some());
 }
 
 #[test]
@@ -131,15 +137,15 @@ fn a_full_send_ring_takes_no_more_and_says_so() {
     assert_eq!(core.receive(&mock, 4), 3);
     mock.budget.set(0);
     let mut sender = core.split(&mock).1;
-    assert!(sender.send_held(0, 60) && sender.send_held(1, 60) && !sender.send_held(2, 60));
+    assert!(sender.send_in_place(0, 60) && sender.send_in_place(1, 60) && !sender.send_in_place(2, 60));
     assert!(!sender.is_sent(2));
-    let fresh = sender.take().unwrap();
-    let fresh = sender.send_fresh(fresh, 60).unwrap_err();
+    let fresh = sender.alloc().unwrap();
+    let fresh = sender.send_frame(fresh, 60).unwrap_err();
     assert_eq!(sender.flush().unwrap(), 2, "the kernel takes nothing");
     mock.budget.set(1);
     assert_eq!(sender.flush().unwrap(), 0);
-    assert!(sender.send_held(2, 60));
-    sender.send_fresh(fresh, 60).unwrap();
+    assert!(sender.send_in_place(2, 60));
+    sender.send_frame(fresh, 60).unwrap();
     assert_eq!(sender.flush().unwrap(), 2, "no room for completions");
     (0..2).for_each(|_| mock.kernel.borrow_mut().complete(0));
     assert_eq!(sender.flush().unwrap(), 0, "which the flush itself makes");
@@ -153,32 +159,32 @@ fn what_cannot_be_sent_is_refused() {
     assert_eq!(core.receive(&mock, 4), 1);
     core.set_payload(0, 0, 60);
     let mut sender = core.split(&mock).1;
-    assert!(!sender.send_held(0, 0), "an empty descriptor would never complete");
-    let mut fresh = sender.take().unwrap();
-    assert_eq!(sender.fresh_mut(&mut fresh).len(), 2048);
-    let fresh = sender.send_fresh(fresh, 0).unwrap_err();
-    let fresh = sender.send_fresh(fresh, 2049).unwrap_err();
-    sender.give_back(fresh);
-    assert_eq!((core.census().held, core.census().taken), (1, 0));
+    assert!(!sender.send_in_place(0, 0), "an empty descriptor would never complete");
+    let mut fresh = sender.alloc().unwrap();
+    assert_eq!(sender.frame_mut(&mut fresh).len(), 2048);
+    let fresh = sender.send_frame(fresh, 0).unwrap_err();
+    let fresh = sender.send_frame(fresh, 2049).unwrap_err();
+    sender.free(fresh);
+    assert_eq!((core.frame_counts().held, core.frame_counts().allocated), (1, 0));
 }
 
 #[test]
 fn a_frame_that_is_dropped_stays_counted() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     let mut sender = core.split(&mock).1;
-    drop(sender.take().unwrap());
+    drop(sender.alloc().unwrap());
     core.receive(&mock, 4);
-    assert_eq!((core.census().taken, core.census().total()), (1, 8));
+    assert_eq!((core.frame_counts().allocated, core.frame_counts().total()), (1, 8));
 }
 
 #[test]
 fn flush_goes_on_as_long_as_the_kernel_gets_on() {
     let (mock, mut core) = mock::open(options(64, 16, 32, 16));
-    let send = |core: &mut Core, count| {
+    let send = |core: &mut QueueMember, count| {
         let mut sender = core.split(&mock).1;
         for _ in 0..count {
-            let fresh = sender.take().unwrap();
-            sender.send_fresh(fresh, 60).unwrap();
+            let fresh = sender.alloc().unwrap();
+            sender.send_frame(fresh, 60).unwrap();
         }
         mock.send_calls.set(0);
         sender.flush()
@@ -194,24 +200,24 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
     );
     // Busy drops one at a time.
     mock.budget.set(1);
-    mock.answer.set(|| Ok(Kick::Dropped));
+    mock.send_result.set(|| Ok(KickOutcome::Dropped));
     assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (0, 5));
     complete();
     // Busy, and never getting on: bounded.
     mock.budget.set(0);
     assert_eq!((send(&mut core, 5).unwrap(), mock.send_calls.get()), (5, 7));
-    mock.answer.set(|| Ok(Kick::Down));
+    mock.send_result.set(|| Ok(KickOutcome::Down));
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (6, 1));
-    mock.answer.set(|| Err(io::Error::from_raw_os_error(libc::ENXIO)));
+    mock.send_result.set(|| Err(io::Error::from_raw_os_error(libc::ENXIO)));
     assert_eq!(send(&mut core, 0).unwrap_err().raw_os_error(), Some(libc::ENXIO));
-    mock.answer.set(|| Ok(Kick::Worked));
+    mock.send_result.set(|| Ok(KickOutcome::Accepted));
     // Without copying the device is woken if it asks to be, once, and sends when it likes.
     mock.zero_copy.set(true);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (7, 0));
     mock.members.borrow()[0].tx.flags.store(libc::XDP_RING_NEED_WAKEUP, Ordering::Relaxed);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (8, 1));
     mock.members.borrow()[0].tx.flags.store(0, Ordering::Relaxed);
-    mock.busy.set(true);
+    mock.busy_polling.set(true);
     assert_eq!((send(&mut core, 1).unwrap(), mock.send_calls.get()), (9, 1));
 }
 
@@ -219,28 +225,28 @@ fn flush_goes_on_as_long_as_the_kernel_gets_on() {
 fn what_a_flush_has_left_is_sent_later_and_without_it_nothing_is_asked() {
     let (mock, mut core) = mock::open(options(64, 16, 32, 16));
     assert_eq!(core.receive(&mock, 4), 0);
-    assert!(core.is_quiet());
-    core.flush_rest(&mock).unwrap();
-    assert!(core.is_quiet(), "nothing was left");
+    assert!(core.has_idle_skips());
+    core.flush_pending(&mock).unwrap();
+    assert!(core.has_idle_skips(), "nothing was left");
     mock.budget.set(0);
     let (_, mut sender) = core.split(&mock);
     for _ in 0..5 {
-        let fresh = sender.take().unwrap();
-        sender.send_fresh(fresh, 60).unwrap();
+        let fresh = sender.alloc().unwrap();
+        sender.send_frame(fresh, 60).unwrap();
     }
     assert_eq!(sender.flush().unwrap(), 5);
     mock.send_calls.set(0);
     mock.budget.set(64);
-    core.flush_rest(&mock).unwrap();
-    assert_eq!((mock.send_calls.get(), core.is_quiet()), (1, false));
-    core.flush_rest(&mock).unwrap();
+    core.flush_pending(&mock).unwrap();
+    assert_eq!((mock.send_calls.get(), core.has_idle_skips()), (1, false));
+    core.flush_pending(&mock).unwrap();
     assert_eq!(mock.send_calls.get(), 1, "all was sent");
     // What was sent comes back before the queue is passed over again.
-    assert_eq!((core.receive(&mock, 4), core.is_quiet(), core.census().sending), (0, false, 5));
+    assert_eq!((core.receive(&mock, 4), core.has_idle_skips(), core.frame_counts().sending), (0, false, 5));
     (0..5).for_each(|_| mock.kernel.borrow_mut().complete(0));
-    assert_eq!((core.receive(&mock, 4), core.is_quiet(), core.census().sending), (0, true, 0));
-    core.flush_rest(&mock).unwrap();
-    assert!(core.is_quiet());
+    assert_eq!((core.receive(&mock, 4), core.has_idle_skips(), core.frame_counts().sending), (0, true, 0));
+    core.flush_pending(&mock).unwrap();
+    assert!(core.has_idle_skips());
 }
 
 #[test]
@@ -250,9 +256,9 @@ fn the_kernel_gets_its_frames_back_before_it_says_that_it_took_them() {
         (0..4).for_each(|_| assert!(mock.kernel.borrow_mut().receive(&packet(0, 60))));
         assert_eq!(core.receive(&mock, 4), 4);
         // It has stored its counter of the ring, which is as long as it is full, last before it took these.
-        assert_eq!((core.receive(&mock, 4), core.census().filling), (0, 4));
+        assert_eq!((core.receive(&mock, 4), core.frame_counts().filling), (0, 4));
     }
-    assert_eq!(core.census().invalid, 0);
+    assert_eq!(core.frame_counts().invalid, 0);
 }
 
 #[test]
@@ -263,14 +269,14 @@ fn the_kernel_is_woken_to_receive_where_it_asks() {
     assert_eq!(mock.receive_calls.get(), 0, "only a device that does not copy has it");
     // A device says before its first receive how it works, or when that changes.
     mock.zero_copy.set(true);
-    assert!(core.is_quiet());
-    core.stir();
+    assert!(core.has_idle_skips());
+    core.reset_idle();
     core.receive(&mock, 4);
-    assert_eq!((mock.receive_calls.get(), core.is_quiet()), (1, false), "asked each time");
+    assert_eq!((mock.receive_calls.get(), core.has_idle_skips()), (1, false), "asked each time");
     mock.fill.flags.store(0, Ordering::Relaxed);
     core.receive(&mock, 4);
     assert_eq!(mock.receive_calls.get(), 1);
-    mock.busy.set(true);
+    mock.busy_polling.set(true);
     core.receive(&mock, 4);
     assert_eq!(mock.receive_calls.get(), 2, "nothing there");
     mock.kernel.borrow_mut().receive(&packet(0, 60));
@@ -283,34 +289,37 @@ fn what_the_kernel_says_and_cannot_be_is_counted_and_not_believed() {
     let (mock, mut core) = mock::open(options(8, 4, 4, 4));
     let mut kernel = mock.kernel.borrow_mut();
     // Past the last frame; a frame that is not the kernel's.
-    assert!(kernel.lie_in_rx(0, 8 * 2048) && kernel.lie_in_rx(0, u64::MAX));
-    assert!(kernel.lie_in_rx(0, 7 * 2048 + HEADROOM));
+    assert!(kernel.push_rx(0, 8 * 2048) && kernel.push_rx(0, u64::MAX));
+    assert!(kernel.push_rx(0, 7 * 2048 + HEADROOM));
     drop(kernel);
     assert_eq!(core.receive(&mock, 4), 0);
-    assert_eq!((core.census().invalid, core.census().free, core.census().filling), (3, 4, 4));
+    assert_eq!(
+        (core.frame_counts().invalid, core.frame_counts().free, core.frame_counts().filling),
+        (3, 4, 4)
+    );
     // More than the frame has, and an option that nobody knows: the frame was the kernel's and is ours again.
     let mut kernel = mock.kernel.borrow_mut();
-    assert!(kernel.receive_as(0, 2048 - 256 + 1, 0, &packet(0, 60)));
-    assert!(kernel.receive_as(0, 60, 4, &packet(0, 60)));
+    assert!(kernel.receive_with(0, 2048 - 256 + 1, 0, &packet(0, 60)));
+    assert!(kernel.receive_with(0, 60, 4, &packet(0, 60)));
     assert!(kernel.receive(&packet(1, 2048 - 256)));
     drop(kernel);
     assert_eq!(core.receive(&mock, 4), 1);
     assert_eq!(core.packet(0), packet(1, 2048 - 256));
-    assert_eq!((core.census().invalid, core.census().free), (5, 6));
+    assert_eq!((core.frame_counts().invalid, core.frame_counts().free), (5, 6));
     // The same frame again, while the batch has it.
     let addr = {
         let mut sender = core.split(&mock).1;
-        assert!(sender.send_held(0, 60));
+        assert!(sender.send_in_place(0, 60));
         sender.flush().unwrap();
         mock.kernel.borrow_mut().complete(0);
         mock.kernel.borrow_mut().sending()[0]
     };
     let mut kernel = mock.kernel.borrow_mut();
-    assert!(kernel.lie_in_completion(u64::from(addr) * 2048), "completed twice");
-    assert!(kernel.lie_in_completion(u64::MAX));
+    assert!(kernel.push_completion(u64::from(addr) * 2048), "completed twice");
+    assert!(kernel.push_completion(u64::MAX));
     drop(kernel);
     core.receive(&mock, 4);
-    let census = core.census();
+    let census = core.frame_counts();
     assert_eq!((census.invalid, census.free, census.filling, census.total()), (7, 4, 4, 8));
 }
 
@@ -322,7 +331,7 @@ fn the_header_of_a_packet_that_was_sent_stays_as_it_is() {
     core.receive(&mock, 4);
     core.set_payload(0, 42, 18);
     let mut sender = core.split(&mock).1;
-    assert!(sender.send_held(0, 18));
+    assert!(sender.send_in_place(0, 18));
     sender.header_mut(0)[0] = 1;
 }
 
@@ -340,13 +349,13 @@ fn a_batch_goes_on_behind_what_cannot_be() {
         assert!(kernel.receive(&packet(number, 60)));
         // Beyond all memory.
         if number == 2 {
-            assert!(kernel.lie_in_rx(0, 1 << 40));
+            assert!(kernel.push_rx(0, 1 << 40));
         }
     }
     drop(kernel);
     assert_eq!(held_already, packet(0, 60));
     // What cannot be is one of the six that were asked for.
-    assert_eq!((core.receive(&mock, 6), core.census().invalid), (5, 1));
+    assert_eq!((core.receive(&mock, 6), core.frame_counts().invalid), (5, 1));
     let mut seen = Vec::new();
     core.find_payloads(|_, bytes| {
         seen.push(bytes.to_vec());
@@ -357,7 +366,7 @@ fn a_batch_goes_on_behind_what_cannot_be() {
     let lengths: Vec<_> = (0..5).map(|i| payloads.payload(i).len()).collect();
     assert_eq!(lengths, [10, 10, 60, 10, 10]);
     assert_eq!(core.receive(&mock, 6), 0);
-    assert_eq!((core.census().filling, core.census().held), (16, 0));
+    assert_eq!((core.frame_counts().filling, core.frame_counts().held), (16, 0));
 }
 
 /// Headers are read by value until somebody could write to them: then there is a mutable slice, and nothing else may look.
@@ -372,27 +381,27 @@ fn a_header_is_read_up_to_the_first_time_that_it_could_be_written() {
         // Of the second one no payload is found.
         core.find_payloads(|i, _| (i != 1).then_some((42, 10)));
         let (payloads, mut sender) = core.split(&mock);
-        let numbers = |from| payloads.next_with_header(from).map(|found| found.number);
+        let numbers = |from| payloads.next_with_header(from).map(|found| found.index);
         assert_eq!([0, 1, 2, 4, 5].map(numbers), [Some(0), Some(2), Some(2), Some(4), None]);
         let found = |i| payloads.next_with_header(i).unwrap();
         for i in [0, 2, 3, 4] {
             let expected = packet(i, 60);
             assert_eq!(
-                found(i).head::<42>().as_ref().map(|head| &head[..]),
+                found(i).header::<42>().as_ref().map(|head| &head[..]),
                 Some(&expected[..42]),
                 "round {round}"
             );
-            assert_eq!((found(i).head::<41>(), found(i).head::<62>()), (None, None));
+            assert_eq!((found(i).header::<41>(), found(i).header::<62>()), (None, None));
             assert_eq!(found(i).payload(), &expected[42..52]);
         }
         let before = found(2);
         sender.header_mut(2)[0] ^= 0xff;
-        assert!([found(0), before, found(2)].iter().all(|found| found.head::<42>().is_none()));
-        assert!(found(3).head::<42>().is_some());
-        sender.held_header_mut(4).unwrap().fill(1);
+        assert!([found(0), before, found(2)].iter().all(|found| found.header::<42>().is_none()));
+        assert!(found(3).header::<42>().is_some());
+        sender.in_place_header_mut(4).unwrap().fill(1);
         // An earlier one that is written to later changes nothing.
         sender.header_mut(0).fill(2);
-        assert!(found(3).head::<42>().is_none() && found(4).head::<42>().is_none());
+        assert!(found(3).header::<42>().is_none() && found(4).header::<42>().is_none());
         assert_eq!(found(4).payload(), &packet(4, 60)[42..52]);
     }
 }

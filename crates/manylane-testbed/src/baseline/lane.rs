@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, anyhow};
 use manylane::{Batch, Builder, Counters, Engine, Handle, LaneInfo, Outbox, Placement};
 
-use super::crew::Seat;
-use crate::receiver::{ReceiverOptions, Running, Snapshot, Work};
+use super::workers::WorkerStats;
+use crate::receiver::{ReceiverOptions, RunningReceiver, Snapshot, Work};
 
 /// The lanes and the thread that serves them.
 struct Lanes {
@@ -18,11 +18,11 @@ struct Lanes {
     handle: Handle,
     /// A seat for each lane that ever was: lanes come and go while it runs. Locked when a lane starts and
     /// when somebody asks, never per batch.
-    seats: Arc<Mutex<Vec<Arc<Seat>>>>,
+    stats: Arc<Mutex<Vec<Arc<WorkerStats>>>>,
     thread: Option<JoinHandle<manylane::Result<Counters>>>,
 }
 
-pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn Running>> {
+pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn RunningReceiver>> {
     let mut builder = Builder::new(options.addr)?;
     builder
         .engine(engine)
@@ -31,7 +31,7 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
         .batch(options.batch)
         .steering(options.steering)
         .wait(options.wait);
-    builder.linger(options.linger);
+    builder.rx_coalesce(options.rx_coalesce);
     if options.recv_buffer > 0 {
         builder.recv_buffer(options.recv_buffer);
     }
@@ -44,41 +44,41 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     if let Some(why) = socket.fallback() {
         return Err(anyhow!("engine {engine}: {why}"));
     }
-    if let Some(why) = socket.waiting().why {
+    if let Some(why) = socket.waiting().reason {
         return Err(anyhow!("wait {}: {why}", options.wait));
     }
     let (addr, handle) = (socket.local_addr(), socket.handle());
-    let seats: Arc<Mutex<Vec<Arc<Seat>>>> = Arc::default();
+    let seats: Arc<Mutex<Vec<Arc<WorkerStats>>>> = Arc::default();
     let known = seats.clone();
-    let (work, toil) = (options.work, options.toil);
+    let (work, toil) = (options.work, options.synthetic_work);
     let serve = move || match work {
         // Who has no work of its own does not even ask for it.
-        Work::Count if toil.is_nothing() => socket.serve_with(move |_lane: LaneInfo| {
-            let seat = Occupied::new(&known);
+        Work::Count if toil.is_zero() => socket.serve_with(move |_lane: LaneInfo| {
+            let seat = StatsGuard::new(&known);
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
-                seat.sit_down();
+                seat.register_once();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
                 }
             }
         }),
         Work::Count => socket.serve_with(move |_lane: LaneInfo| {
-            let seat = Occupied::new(&known);
+            let seat = StatsGuard::new(&known);
             move |batch: Batch<'_>, _out: &mut Outbox<'_>| {
-                seat.sit_down();
+                seat.register_once();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
-                    toil.work();
+                    toil.run();
                 }
             }
         }),
         Work::Echo => socket.serve_with(move |_lane: LaneInfo| {
-            let seat = Occupied::new(&known);
+            let seat = StatsGuard::new(&known);
             move |batch: Batch<'_>, out: &mut Outbox<'_>| {
-                seat.sit_down();
+                seat.register_once();
                 for datagram in batch {
                     black_box(datagram.payload().first().copied());
-                    toil.work();
+                    toil.run();
                     out.reply_borrowed(&datagram, datagram.payload());
                 }
             }
@@ -86,40 +86,40 @@ pub(crate) fn start(options: &ReceiverOptions, engine: Engine) -> Result<Box<dyn
     };
     let thread =
         std::thread::Builder::new().name("serve".into()).spawn(serve).context("cannot start a thread")?;
-    Ok(Box::new(Lanes { addr, handle, seats, thread: Some(thread) }))
+    Ok(Box::new(Lanes { addr, handle, stats: seats, thread: Some(thread) }))
 }
 
 /// The seat of one lane's thread, taken at its first batch and left when the closure is dropped.
-struct Occupied {
-    seat: Arc<Seat>,
-    taken: AtomicBool,
+struct StatsGuard {
+    stats: Arc<WorkerStats>,
+    registered: AtomicBool,
 }
 
-impl Occupied {
-    fn new(seats: &Mutex<Vec<Arc<Seat>>>) -> Self {
-        let seat = Arc::new(Seat::default());
+impl StatsGuard {
+    fn new(seats: &Mutex<Vec<Arc<WorkerStats>>>) -> Self {
+        let seat = Arc::new(WorkerStats::default());
         seats.lock().unwrap_or_else(PoisonError::into_inner).push(seat.clone());
-        Self { seat, taken: AtomicBool::new(false) }
+        Self { stats: seat, registered: AtomicBool::new(false) }
     }
 
-    fn sit_down(&self) {
-        if !self.taken.load(Ordering::Relaxed) {
-            self.taken.store(true, Ordering::Relaxed);
-            self.seat.take();
+    fn register_once(&self) {
+        if !self.registered.load(Ordering::Relaxed) {
+            self.registered.store(true, Ordering::Relaxed);
+            self.stats.register_thread();
         }
     }
 }
 
-impl Drop for Occupied {
+impl Drop for StatsGuard {
     fn drop(&mut self) {
-        if *self.taken.get_mut() {
-            self.seat.leave();
+        if *self.registered.get_mut() {
+            self.stats.unregister_thread();
         }
     }
 }
 
 impl Lanes {
-    fn end(&mut self) -> Result<()> {
+    fn shutdown(&mut self) -> Result<()> {
         self.handle.stop();
         if let Some(thread) = self.thread.take() {
             thread.join().map_err(|_| anyhow!("the thread that serves lanes panicked"))??;
@@ -128,18 +128,18 @@ impl Lanes {
     }
 }
 
-impl Running for Lanes {
+impl RunningReceiver for Lanes {
     fn addr(&self) -> SocketAddr {
         self.addr
     }
 
     fn snapshot(&self) -> Snapshot {
         let total = self.handle.counters().total();
-        let seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let seats = self.stats.lock().unwrap_or_else(PoisonError::into_inner);
         Snapshot {
             delivered: total.delivered,
             kernel_dropped: total.kernel_dropped + total.xsk_dropped,
-            rx_cpu: seats.iter().map(|seat| seat.cpu()).sum(),
+            rx_cpu: seats.iter().map(|seat| seat.cpu_time()).sum(),
         }
     }
 
@@ -148,7 +148,7 @@ impl Running for Lanes {
     }
 
     fn stop(mut self: Box<Self>) -> Result<Snapshot> {
-        self.end()?;
+        self.shutdown()?;
         Ok(self.snapshot())
     }
 }
@@ -156,6 +156,6 @@ impl Running for Lanes {
 impl Drop for Lanes {
     fn drop(&mut self) {
         // Whoever cares about a failed lane calls `stop`.
-        let _ = self.end();
+        let _ = self.shutdown();
     }
 }

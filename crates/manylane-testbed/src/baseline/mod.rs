@@ -4,11 +4,11 @@
 //! counter, the same batch, the same receive buffer, the same pinning. All read the first byte of each
 //! payload, so that all pay for the memory the datagram is in.
 
-mod crew;
 pub(crate) mod lane;
 pub(crate) mod recvfrom;
 pub(crate) mod recvmmsg;
 pub(crate) mod uring;
+mod workers;
 pub(crate) mod xsk_checked;
 pub(crate) mod xsk_raw;
 

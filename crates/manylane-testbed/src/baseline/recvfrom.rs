@@ -9,48 +9,56 @@ use std::os::fd::AsFd;
 use anyhow::{Context, Result};
 use manylane::WaitPolicy;
 use manylane_sys::addr::SockAddr;
-use manylane_sys::{busy, measure};
+use manylane_sys::{busy_poll, measure};
 
-use super::crew::{self, Crew, Post};
-use crate::receiver::{ReceiverOptions, Running, Work};
-use crate::toil::Toil;
+use super::workers::{self, WorkerCtx, Workers};
+use crate::receiver::{ReceiverOptions, RunningReceiver, Work};
+use crate::synthetic_work::SyntheticWork;
 
-pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    let sockets = crew::bind(options, 1, &[])?;
+pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    let sockets = workers::bind(options, 1, &[])?;
     match options.wait {
         WaitPolicy::Spin(_) => sockets[0].set_nonblocking(true)?,
         WaitPolicy::BusyPoll(time) => {
             let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-            busy::set(sockets[0].as_fd(), micros, busy::BUDGET).context("SO_BUSY_POLL")?;
+            busy_poll::set(sockets[0].as_fd(), micros, busy_poll::BUDGET).context("SO_BUSY_POLL")?;
         }
         _ => {}
     }
     let (size, answers) = (options.size.max(2048), options.work == Work::Echo);
-    let toil = options.toil;
-    Crew::on_sockets(options, sockets, move |post, socket| work(post, socket, size, toil, answers))
+    let toil = options.synthetic_work;
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, size, toil, answers)
+    })
 }
 
-fn work(post: &Post<'_>, socket: &UdpSocket, size: usize, toil: Toil, answers: bool) -> Result<()> {
+fn recv_loop(
+    post: &WorkerCtx<'_>,
+    socket: &UdpSocket,
+    size: usize,
+    toil: SyntheticWork,
+    answers: bool,
+) -> Result<()> {
     let mut buffer = vec![0; size];
     let mut peer = SockAddr::EMPTY;
     let mut delivered = 0;
     loop {
         match measure::recv_from(socket.as_fd(), &mut buffer, &mut peer) {
             // Shut down for receiving: no datagram, though one without payload looks alike.
-            Ok(0) if post.is_over() => return Ok(()),
+            Ok(0) if post.should_stop() => return Ok(()),
             Ok(len) => {
                 black_box(buffer[..len].first().copied());
-                toil.work();
+                toil.run();
                 if answers {
                     // An answer that does not leave is missed where answers are counted.
                     let _ = measure::send_to(socket.as_fd(), &buffer[..len], &peer);
                 }
                 delivered += 1;
-                post.seat.show(delivered);
+                post.stats.set_delivered(delivered);
             }
             // It spins.
             Err(err) if err.kind() == ErrorKind::WouldBlock => {
-                if post.is_over() {
+                if post.should_stop() {
                     return Ok(());
                 }
             }

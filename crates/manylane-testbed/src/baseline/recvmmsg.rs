@@ -8,48 +8,52 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use manylane_sys::mmsg::{BackControls, Message, RecvOptions, RecvRing, Wait};
+use manylane_sys::mmsg::{EchoControls, Message, RecvOptions, RecvRing, Wait};
 use manylane_sys::sock::Flag;
 use manylane_sys::tick;
 
-use super::crew::{self, Crew, Post, needs_local_address};
-use crate::receiver::{ReceiverOptions, Running, Work};
-use crate::toil::Toil;
+use super::workers::{self, WorkerCtx, Workers, needs_local_address};
+use crate::receiver::{ReceiverOptions, RunningReceiver, Work};
+use crate::synthetic_work::SyntheticWork;
 
 /// The longest train of datagrams that the kernel hands over as one message.
-const TRAIN: usize = 65_535;
+const GRO_SIZE_MAX: usize = 65_535;
 /// Buffers of receivers that take datagrams one by one: a page's half, more for larger datagrams.
-const SINGLE: usize = 2048;
+const BUF_SIZE_MIN: usize = 2048;
 
-pub(crate) fn shared(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    singles(options, 1)
+pub(crate) fn start_shared(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    start_without_gro(options, 1)
 }
 
-pub(crate) fn reuseport(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    singles(options, options.threads)
+pub(crate) fn start_reuseport(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    start_without_gro(options, options.threads)
 }
 
-fn singles(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn Running>> {
+fn start_without_gro(options: &ReceiverOptions, sockets: usize) -> Result<Box<dyn RunningReceiver>> {
     // A pause of threads that share one socket would leave it to one of them.
-    let pause = if sockets == 1 { Duration::ZERO } else { options.linger };
+    let pause = if sockets == 1 { Duration::ZERO } else { options.rx_coalesce };
     let control = needs_local_address(options);
-    let sockets = crew::bind(options, sockets, local_address(options))?;
-    let ring = RecvOptions { batch: options.batch, buffer: options.size.max(SINGLE), control };
-    let (work, toil) = (options.work, options.toil);
-    let look = move |message: &Message<'_>| single(message, toil);
-    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, look))
+    let sockets = workers::bind(options, sockets, pktinfo_flags(options))?;
+    let ring = RecvOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
+    let (work, toil) = (options.work, options.synthetic_work);
+    let look = move |message: &Message<'_>| process_datagram(message, toil);
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, ring, pause, work, look)
+    })
 }
 
-pub(crate) fn gro(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-    let flags = [&[Flag::Gro], local_address(options)].concat();
-    let sockets = crew::bind(options, options.threads, &flags)?;
-    let (pause, work, toil) = (options.linger, options.work, options.toil);
-    let ring = RecvOptions { batch: options.batch, buffer: TRAIN, control: true };
-    let look = move |message: &Message<'_>| train(message, toil);
-    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, work, look))
+pub(crate) fn start_gro(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+    let flags = [&[Flag::Gro], pktinfo_flags(options)].concat();
+    let sockets = workers::bind(options, options.threads, &flags)?;
+    let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
+    let ring = RecvOptions { batch: options.batch, buffer: GRO_SIZE_MAX, control: true };
+    let look = move |message: &Message<'_>| process_gro_message(message, toil);
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, ring, pause, work, look)
+    })
 }
 
-fn local_address(options: &ReceiverOptions) -> &'static [Flag] {
+fn pktinfo_flags(options: &ReceiverOptions) -> &'static [Flag] {
     match needs_local_address(options) {
         false => &[],
         true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
@@ -59,30 +63,30 @@ fn local_address(options: &ReceiverOptions) -> &'static [Flag] {
 
 /// Looks at a message that is one datagram.
 #[inline]
-fn single(message: &Message<'_>, toil: Toil) -> u64 {
+fn process_datagram(message: &Message<'_>, toil: SyntheticWork) -> u64 {
     black_box(message.data.first().copied());
-    toil.work();
+    toil.run();
     1
 }
 
 /// Looks at each datagram of a message that may be a train, and says how many there are.
 #[inline]
-fn train(message: &Message<'_>, toil: Toil) -> u64 {
-    let segment = usize::from(message.ancillary().segment);
+fn process_gro_message(message: &Message<'_>, toil: SyntheticWork) -> u64 {
+    let segment = usize::from(message.ancillary().segment_size);
     if segment == 0 || segment >= message.data.len() {
-        return single(message, toil);
+        return process_datagram(message, toil);
     }
     let datagrams = message.data.chunks(segment).map(|datagram| {
         black_box(datagram.first().copied());
-        toil.work();
+        toil.run();
     });
     datagrams.count() as u64
 }
 
 /// The loop of all of them; `look` takes a message and counts its datagrams.
 #[inline]
-fn take(
-    post: &Post<'_>,
+fn recv_loop(
+    post: &WorkerCtx<'_>,
     socket: &UdpSocket,
     ring: RecvOptions,
     pause: Duration,
@@ -90,20 +94,20 @@ fn take(
     look: impl Fn(&Message<'_>) -> u64,
 ) -> Result<()> {
     let mut ring = RecvRing::new(ring).context("no memory for buffers")?;
-    let mut controls = (work == Work::Echo).then(|| BackControls::of(&ring));
+    let mut controls = (work == Work::Echo).then(|| EchoControls::new(&ring));
     let mut delivered = 0;
     let mut wait = Wait::First;
     loop {
         let messages = ring.recv(socket.as_fd(), wait)?;
-        if messages == 0 && post.is_over() {
+        if messages == 0 && post.should_stop() {
             return Ok(());
         }
         delivered += (0..messages).map(|index| look(&ring.message(index))).sum::<u64>();
         if let Some(controls) = &mut controls {
             // An answer that does not leave is missed where answers are counted.
-            ring.send_back(socket.as_fd(), controls);
+            ring.echo(socket.as_fd(), controls);
         }
-        post.seat.show(delivered);
+        post.stats.set_delivered(delivered);
         // Waits for a larger batch, unless more is waiting: which behind a full one the next call will tell.
         wait = Wait::First;
         if !pause.is_zero() {

@@ -1,19 +1,19 @@
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use crate::receiver::{Kind, ReceiverOptions, Running, Work};
-use crate::toil::Toil;
+use crate::receiver::{Kind, ReceiverOptions, RunningReceiver, Work};
+use crate::synthetic_work::SyntheticWork;
 
 fn options(threads: usize) -> ReceiverOptions {
     ReceiverOptions {
         addr: ([127, 0, 0, 1], 0).into(),
         work: Work::Count,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         threads,
         batch: 64,
         recv_buffer: 4 << 20,
         size: 10,
-        linger: Duration::ZERO,
+        rx_coalesce: Duration::ZERO,
         devices: Vec::new(),
         wait: manylane::WaitPolicy::Sleep,
         ring: 2048,
@@ -23,7 +23,7 @@ fn options(threads: usize) -> ReceiverOptions {
 }
 
 /// Sends `count` datagrams from each of 8 sources and waits until they arrived, a few seconds at most.
-fn exercise(running: &dyn Running, count: u64) {
+fn exercise(running: &dyn RunningReceiver, count: u64) {
     for _ in 0..8 {
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for number in 0..count {
@@ -52,7 +52,7 @@ fn every_receiver_counts_exactly_and_stops() {
 }
 
 /// Asks 100 times from each of 4 sources, each time waiting for the very payload to come back.
-fn ask(to: std::net::SocketAddr) {
+fn send_requests(to: std::net::SocketAddr) {
     let mut buffer = [0; 2000];
     for source in 0..4_u8 {
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -79,7 +79,7 @@ fn loopback_every_receiver_answers_every_request() {
         for (threads, ip) in [(1, [127, 0, 0, 1]), (3, [127, 0, 0, 1]), (2, [0, 0, 0, 0])] {
             let options = ReceiverOptions { addr: (ip, 0).into(), work: Work::Echo, ..options(threads) };
             let running = kind.start(&options).unwrap();
-            ask(([127, 0, 0, 1], running.addr().port()).into());
+            send_requests(([127, 0, 0, 1], running.addr().port()).into());
             let end = running.stop().unwrap();
             assert_eq!((end.delivered, end.kernel_dropped), (400, 0), "{kind} with {threads} threads");
         }

@@ -13,58 +13,60 @@ use manylane_sys::sock::{self, Flag};
 use manylane_sys::tick;
 use manylane_sys::uring::{BareMultishot, BareOptions};
 
-use super::crew::{self, Crew, Post, needs_local_address};
-use crate::receiver::{ReceiverOptions, Running, Work};
-use crate::toil::Toil;
+use super::workers::{self, WorkerCtx, Workers, needs_local_address};
+use crate::receiver::{ReceiverOptions, RunningReceiver, Work};
+use crate::synthetic_work::SyntheticWork;
 
 /// Buffers for datagrams one by one, as those of `reuseport/recvmmsg`.
-const SINGLE: usize = 2048;
+const BUF_SIZE_MIN: usize = 2048;
 /// It sleeps without a timer: a shutdown wakes it.
-const SLEEP: Duration = Duration::MAX;
+const RECV_TIMEOUT: Duration = Duration::MAX;
 /// How long an answer waits for room in the send buffer.
-const WAIT: Duration = Duration::from_millis(100);
+const SEND_TIMEOUT: Duration = Duration::from_millis(100);
 
-pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+pub(crate) fn start(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
     let control = needs_local_address(options);
     let flags: &[Flag] = match control {
         false => &[],
         true if options.addr.is_ipv4() => &[Flag::PktInfoV4],
         true => &[Flag::PktInfoV6],
     };
-    let sockets = crew::bind(options, options.threads, flags)?;
-    let ring = BareOptions { batch: options.batch, buffer: options.size.max(SINGLE), control };
-    let (pause, work, toil) = (options.linger, options.work, options.toil);
-    Crew::on_sockets(options, sockets, move |post, socket| take(post, socket, ring, pause, (work, toil)))
+    let sockets = workers::bind(options, options.threads, flags)?;
+    let ring = BareOptions { batch: options.batch, buffer: options.size.max(BUF_SIZE_MIN), control };
+    let (pause, work, toil) = (options.rx_coalesce, options.work, options.synthetic_work);
+    Workers::start_on_sockets(options, sockets, move |post, socket| {
+        recv_loop(post, socket, ring, pause, (work, toil))
+    })
 }
 
-fn take(
-    post: &Post<'_>,
+fn recv_loop(
+    post: &WorkerCtx<'_>,
     socket: &UdpSocket,
     options: BareOptions,
     pause: Duration,
-    (work, toil): (Work, Toil),
+    (work, toil): (Work, SyntheticWork),
 ) -> Result<()> {
     let mut ring =
         BareMultishot::new(socket.as_fd(), options).context("io_uring: see kernel.io_uring_disabled")?;
     let send = SendOptions { batch: options.batch, gso: false };
     let mut answers = (work == Work::Echo).then(|| SendRing::new(send)).transpose()?;
     let mut delivered = 0;
-    let mut sleep = Some(SLEEP);
+    let mut sleep = Some(RECV_TIMEOUT);
     loop {
         let messages = ring.recv(sleep)?;
-        if messages == 0 && post.is_over() {
+        if messages == 0 && post.should_stop() {
             return Ok(());
         }
         for index in 0..messages {
             black_box(ring.message(index).data.first().copied());
-            toil.work();
+            toil.run();
         }
         delivered += messages as u64;
         if let Some(answers) = &mut answers {
-            answer(socket, &ring, messages, answers);
+            send_replies(socket, &ring, messages, answers);
         }
-        post.seat.show(delivered);
-        sleep = Some(SLEEP);
+        post.stats.set_delivered(delivered);
+        sleep = Some(RECV_TIMEOUT);
         if !pause.is_zero() {
             if messages == options.batch {
                 sleep = None;
@@ -76,7 +78,7 @@ fn take(
 }
 
 /// Sends the batch back. An answer that does not leave is missed where answers are counted.
-fn answer(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
+fn send_replies(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &mut SendRing) {
     let mut out = answers.batch();
     for index in 0..messages {
         let message = ring.message(index);
@@ -89,7 +91,7 @@ fn answer(socket: &UdpSocket, ring: &BareMultishot, messages: usize, answers: &m
             Ok(sent) => at += sent,
             Err(err)
                 if err.kind() == std::io::ErrorKind::WouldBlock
-                    && sock::wait_writable(socket.as_fd(), WAIT) => {}
+                    && sock::wait_writable(socket.as_fd(), SEND_TIMEOUT) => {}
             Err(_) => at += 1,
         }
     }

@@ -4,42 +4,42 @@
 //! By hand, for untagged frames: Ethernet type; version and length of the IP header, lengths, no fragment; length of UDP; the
 //! checksums of the IPv4 header and of UDP. It shares no code with the library.
 
-use super::xsk_raw::Reader;
+use super::xsk_raw::FrameParser;
 
 /// Bytes of the headers.
-const ETHERNET: usize = 14;
-const IPV4: usize = 20;
-const IPV6: usize = 40;
-const UDP: usize = 8;
+const ETH_HEADER_LEN: usize = 14;
+const IPV4_HEADER_LEN: usize = 20;
+const IPV6_HEADER_LEN: usize = 40;
+const UDP_HEADER_LEN: usize = 8;
 /// The protocol number.
-const PROTOCOL: u8 = 17;
+const IPPROTO_UDP: u8 = 17;
 
 /// Checks what it takes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checked;
 
-impl Reader for Checked {
+impl FrameParser for Checked {
     const NAME: &'static str = "xsk/checked";
-    const REFUSES: bool = true;
+    const REJECTS_INVALID: bool = true;
 
     #[inline]
     fn payload(packet: &[u8]) -> Option<&[u8]> {
-        match packet.get(ETHERNET - 2..ETHERNET)? {
-            [0x08, 0x00] => ipv4(&packet[ETHERNET..]),
-            [0x86, 0xdd] => ipv6(&packet[ETHERNET..]),
+        match packet.get(ETH_HEADER_LEN - 2..ETH_HEADER_LEN)? {
+            [0x08, 0x00] => parse_ipv4(&packet[ETH_HEADER_LEN..]),
+            [0x86, 0xdd] => parse_ipv6(&packet[ETH_HEADER_LEN..]),
             _ => None,
         }
     }
 
     #[inline]
-    fn turn_around(packet: &mut [u8]) -> bool {
+    fn reply_in_place(packet: &mut [u8]) -> bool {
         // Ethernet, IP and UDP have the addresses in pairs of equal size.
-        let (ip, size, udp) = match packet.get(ETHERNET - 2..ETHERNET) {
-            Some([0x08, 0x00]) => (ETHERNET + 12, 4, ETHERNET + IPV4),
-            Some([0x86, 0xdd]) => (ETHERNET + 8, 16, ETHERNET + IPV6),
+        let (ip, size, udp) = match packet.get(ETH_HEADER_LEN - 2..ETH_HEADER_LEN) {
+            Some([0x08, 0x00]) => (ETH_HEADER_LEN + 12, 4, ETH_HEADER_LEN + IPV4_HEADER_LEN),
+            Some([0x86, 0xdd]) => (ETH_HEADER_LEN + 8, 16, ETH_HEADER_LEN + IPV6_HEADER_LEN),
             _ => return false,
         };
-        if packet.len() < udp + UDP {
+        if packet.len() < udp + UDP_HEADER_LEN {
             return false;
         }
         for (start, size) in [(0, 6), (ip, size), (udp, 2)] {
@@ -52,55 +52,55 @@ impl Reader for Checked {
 
 /// The payload behind an IPv4 header without options.
 #[inline]
-fn ipv4(packet: &[u8]) -> Option<&[u8]> {
-    let head = packet.first_chunk::<{ IPV4 + UDP }>()?;
+fn parse_ipv4(packet: &[u8]) -> Option<&[u8]> {
+    let head = packet.first_chunk::<{ IPV4_HEADER_LEN + UDP_HEADER_LEN }>()?;
     let total = usize::from(u16::from_be_bytes([head[2], head[3]]));
     // Version and header length; no fragment, whatever "do not fragment" says.
-    if head[0] != 0x45 || head[6] & 0x3f != 0 || head[7] != 0 || head[9] != PROTOCOL {
+    if head[0] != 0x45 || head[6] & 0x3f != 0 || head[7] != 0 || head[9] != IPPROTO_UDP {
         return None;
     }
-    let segment = packet.get(IPV4..total)?;
-    let addresses = sum(0, &head[12..20]);
-    if fold(sum(addresses, &head[..12])) != 0xffff {
+    let segment = packet.get(IPV4_HEADER_LEN..total)?;
+    let addresses = csum_partial(0, &head[12..20]);
+    if csum_fold(csum_partial(addresses, &head[..12])) != 0xffff {
         return None;
     }
-    udp(segment, addresses, false)
+    parse_udp(segment, addresses, false)
 }
 
 /// The payload behind an IPv6 header without extensions.
 #[inline]
-fn ipv6(packet: &[u8]) -> Option<&[u8]> {
-    let head = packet.first_chunk::<{ IPV6 + UDP }>()?;
+fn parse_ipv6(packet: &[u8]) -> Option<&[u8]> {
+    let head = packet.first_chunk::<{ IPV6_HEADER_LEN + UDP_HEADER_LEN }>()?;
     let length = usize::from(u16::from_be_bytes([head[4], head[5]]));
-    if head[0] >> 4 != 6 || head[6] != PROTOCOL {
+    if head[0] >> 4 != 6 || head[6] != IPPROTO_UDP {
         return None;
     }
-    let segment = packet.get(IPV6..IPV6 + length)?;
-    udp(segment, sum(0, &head[8..40]), true)
+    let segment = packet.get(IPV6_HEADER_LEN..IPV6_HEADER_LEN + length)?;
+    parse_udp(segment, csum_partial(0, &head[8..40]), true)
 }
 
 /// The payload of UDP, whose checksum IPv4 may leave out. `addresses` is the sum of both.
 #[inline]
-fn udp(segment: &[u8], addresses: u64, needs_checksum: bool) -> Option<&[u8]> {
-    let head = segment.first_chunk::<UDP>()?;
+fn parse_udp(segment: &[u8], addresses: u64, needs_checksum: bool) -> Option<&[u8]> {
+    let head = segment.first_chunk::<UDP_HEADER_LEN>()?;
     // It may be shorter than what IP has, as the kernel sees it.
     let segment = segment.get(..usize::from(u16::from_be_bytes([head[4], head[5]])))?;
-    let payload = segment.get(UDP..)?;
+    let payload = segment.get(UDP_HEADER_LEN..)?;
     if [head[6], head[7]] == [0, 0] {
         return (!needs_checksum).then_some(payload);
     }
     // The rest of the pseudo header, in the byte order of the machine as all sums here.
     let pseudo = addresses
-        + u64::from(u16::from_ne_bytes([0, PROTOCOL]))
+        + u64::from(u16::from_ne_bytes([0, IPPROTO_UDP]))
         + u64::from(u16::from_ne_bytes([head[4], head[5]]));
-    let is_whole = fold(sum(pseudo, segment)) == 0xffff;
+    let is_whole = csum_fold(csum_partial(pseudo, segment)) == 0xffff;
     // The other end of a virtual link leaves the sum of the payload to a device that is not there.
-    (is_whole || fold(pseudo) == u16::from_ne_bytes([head[6], head[7]])).then_some(payload)
+    (is_whole || csum_fold(pseudo) == u16::from_ne_bytes([head[6], head[7]])).then_some(payload)
 }
 
 /// Adds `bytes`, as words of 16 bits, four bytes at a time: a frame is far too short to overflow it.
 #[inline]
-fn sum(mut sum: u64, bytes: &[u8]) -> u64 {
+fn csum_partial(mut sum: u64, bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(4);
     for word in &mut words {
         sum += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
@@ -114,7 +114,7 @@ fn sum(mut sum: u64, bytes: &[u8]) -> u64 {
 
 /// The sum in 16 bits.
 #[inline]
-fn fold(sum: u64) -> u16 {
+fn csum_fold(sum: u64) -> u16 {
     let sum = (sum >> 32) + (sum & 0xffff_ffff);
     let sum = (sum >> 16) + (sum & 0xffff);
     let sum = (sum >> 16) + (sum & 0xffff);
@@ -130,17 +130,17 @@ mod tests {
 
     use super::*;
 
-    const OURS: Mac = Mac([2, 1, 1, 1, 1, 1]);
-    const THEIRS: Mac = Mac([2, 7, 7, 7, 7, 7]);
+    const LOCAL_MAC: Mac = Mac([2, 1, 1, 1, 1, 1]);
+    const PEER_MAC: Mac = Mac([2, 7, 7, 7, 7, 7]);
 
-    fn plan(payload: &[u8], v6: bool) -> UdpFrame<'_> {
+    fn udp_frame(payload: &[u8], v6: bool) -> UdpFrame<'_> {
         let (from, to) =
             if v6 { ("[fd00::1]:1000", "[fd00::2]:53") } else { ("10.0.0.1:1000", "10.9.8.7:53") };
-        UdpFrame { payload, ..UdpFrame::new(OURS, THEIRS, from.parse().unwrap(), to.parse().unwrap()) }
+        UdpFrame { payload, ..UdpFrame::new(LOCAL_MAC, PEER_MAC, from.parse().unwrap(), to.parse().unwrap()) }
     }
 
     fn frame(payload: &[u8], v6: bool) -> Vec<u8> {
-        let plan = plan(payload, v6);
+        let plan = udp_frame(payload, v6);
         let mut frame = vec![0; plan.len()];
         plan.write(&mut frame).unwrap();
         frame
@@ -176,10 +176,11 @@ mod tests {
                 let mut bytes = whole.clone();
                 flip.iter().for_each(|bit| bytes[bit / 8] ^= 1 << (bit % 8));
                 let theirs = Datagram::parse(&bytes).ok().filter(|datagram| {
-                    let is_plain = usize::from(datagram.at) == whole.len() - 7;
-                    is_plain && datagram.checksum != Checksum::Wrong
+                    let is_plain = usize::from(datagram.payload_offset) == whole.len() - 7;
+                    is_plain && datagram.checksum != Checksum::Invalid
                 });
-                let theirs = theirs.map(|datagram| &bytes[datagram.at.into()..][..usize::from(datagram.len)]);
+                let theirs = theirs
+                    .map(|datagram| &bytes[datagram.payload_offset.into()..][..usize::from(datagram.len)]);
                 assert_eq!(Checked::payload(&bytes), theirs, "bits {flip:?}, v6 {v6}");
                 believed += usize::from(theirs.is_some());
             }
@@ -195,9 +196,9 @@ mod tests {
             frame[at..at + 2].fill(0);
             assert_eq!(Checked::payload(&frame).is_some(), !v6, "no checksum, v6 {v6}");
             let pseudo = if v6 {
-                Sum::pseudo6("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), PROTOCOL, 15)
+                Sum::pseudo_v6("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), IPPROTO_UDP, 15)
             } else {
-                Sum::pseudo4([10, 0, 0, 1].into(), [10, 9, 8, 7].into(), PROTOCOL, 15)
+                Sum::pseudo_v4([10, 0, 0, 1].into(), [10, 9, 8, 7].into(), IPPROTO_UDP, 15)
             };
             frame[at..at + 2].copy_from_slice(&pseudo.value().to_be_bytes());
             assert_eq!(Checked::payload(&frame), Some(&b"payload"[..]), "unfinished, v6 {v6}");
@@ -225,15 +226,15 @@ mod tests {
     fn a_frame_that_is_turned_around_goes_back_with_right_checksums() {
         for v6 in [false, true] {
             let mut bytes = frame(b"request", v6);
-            let plan = plan(b"request", v6);
-            assert!(Checked::turn_around(&mut bytes));
+            let plan = udp_frame(b"request", v6);
+            assert!(Checked::reply_in_place(&mut bytes));
             let back = Datagram::parse(&bytes).unwrap();
             assert_eq!((back.source(), back.destination()), (plan.destination, plan.source));
-            assert_eq!((back.checksum, Checked::payload(&bytes)), (Checksum::Right, Some(&b"request"[..])));
+            assert_eq!((back.checksum, Checked::payload(&bytes)), (Checksum::Valid, Some(&b"request"[..])));
             let (ethernet, _) = Ethernet::parse(&bytes).unwrap();
-            assert_eq!((ethernet.source, ethernet.destination), (THEIRS, OURS));
+            assert_eq!((ethernet.source, ethernet.destination), (PEER_MAC, LOCAL_MAC));
             let short = bytes.len() - 8;
-            assert!(!Checked::turn_around(&mut bytes[..short]));
+            assert!(!Checked::reply_in_place(&mut bytes[..short]));
         }
     }
 }

@@ -13,57 +13,63 @@ use anyhow::{Context, Result, anyhow, ensure};
 use aya::maps::XskMap;
 use aya::programs::{Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use manylane_sys::measure::Watch;
+use manylane_sys::measure::Epoll;
 use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::{device, netns, tick};
 
-use super::crew::{Crew, Inlet, Post};
-use crate::receiver::{ReceiverOptions, Running, Work};
-use crate::toil::Toil;
+use super::workers::{Source, WorkerCtx, Workers};
+use crate::receiver::{ReceiverOptions, RunningReceiver, Work};
+use crate::synthetic_work::SyntheticWork;
 
 /// Where the payload of UDP over IPv4 starts in an untagged frame without options.
-const PAYLOAD: usize = 42;
+const PAYLOAD_OFFSET: usize = 42;
 /// The longest sleep of an idle receiver: how late a stop may be noticed.
-const IDLE: Duration = Duration::from_millis(20);
+const IDLE_POLL_TIMEOUT: Duration = Duration::from_millis(20);
 /// The same while the device was too busy to take all answers.
-const BUSY: Duration = Duration::from_millis(1);
+const TX_POLL_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// How frames are read.
-pub(crate) trait Reader: Copy + Send + 'static {
+pub(crate) trait FrameParser: Copy + Send + 'static {
     /// Name of the receiver.
     const NAME: &'static str;
     /// Whether a frame without a payload counts as none.
-    const REFUSES: bool;
+    const REJECTS_INVALID: bool;
 
     /// The payload of a frame.
     fn payload(packet: &[u8]) -> Option<&[u8]>;
 
     /// Makes a frame one that goes back. False for a frame that cannot be one.
-    fn turn_around(packet: &mut [u8]) -> bool;
+    fn reply_in_place(packet: &mut [u8]) -> bool;
 }
 
 /// Believes what it takes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Trusting;
+pub(crate) struct Unchecked;
 
 /// What a look at a queue has brought.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Looked {
+pub(crate) struct PollResult {
     /// Frames.
-    pub(crate) taken: u32,
+    pub(crate) frames: u32,
     /// Datagrams.
-    pub(crate) good: u32,
+    pub(crate) datagrams: u32,
 }
 
 /// The queues of the devices, open, and what leads frames into them as long as it lives.
-pub(crate) struct Opened {
+pub(crate) struct OpenQueues {
     /// Each with the number of its device and its own.
     pub(crate) queues: Vec<(usize, u32, RawXsk)>,
     pub(crate) programs: Box<dyn Any + Send>,
 }
 
 /// Opens all queues of the devices, and leads UDP to `port` there.
-pub(crate) fn open(name: &str, devices: &[String], port: u16, ring: u32, answers: bool) -> Result<Opened> {
+pub(crate) fn open_queues(
+    name: &str,
+    devices: &[String],
+    port: u16,
+    ring: u32,
+    answers: bool,
+) -> Result<OpenQueues> {
     ensure!(!devices.is_empty(), "{name} needs a device: it does not run over loopback");
     let (mut programs, mut queues) = (Vec::new(), Vec::new());
     for (number, name) in devices.iter().enumerate() {
@@ -78,30 +84,34 @@ pub(crate) fn open(name: &str, devices: &[String], port: u16, ring: u32, answers
         }
         programs.push((program, map));
     }
-    Ok(Opened { queues, programs: Box::new(programs) })
+    Ok(OpenQueues { queues, programs: Box::new(programs) })
 }
 
-pub(crate) fn start<R: Reader>(options: &ReceiverOptions) -> Result<Box<dyn Running>> {
+pub(crate) fn start<R: FrameParser>(options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
     let answers = options.work == Work::Echo;
-    let Opened { queues, programs } =
-        open(R::NAME, &options.devices, options.addr.port(), options.ring, answers)?;
+    let OpenQueues { queues, programs } =
+        open_queues(R::NAME, &options.devices, options.addr.port(), options.ring, answers)?;
     let mut shares: Vec<Vec<RawXsk>> = (0..options.threads).map(|_| Vec::new()).collect();
     let mut inlets = Vec::new();
     for (number, queue, socket) in queues {
-        inlets.push(Inlet::Queue(socket.as_fd().try_clone_to_owned()?));
+        inlets.push(Source::Queue(socket.as_fd().try_clone_to_owned()?));
         // The same queue of two devices is often busy at the same time: it goes to two threads.
         shares[(number + queue as usize) % options.threads].push(socket);
     }
-    let (batch, pause, toil) = (options.batch as u32, options.linger, options.toil);
+    let (batch, pause, toil) = (options.batch as u32, options.rx_coalesce, options.synthetic_work);
     // Who has no work of its own does not even ask for it.
-    let is_idle = toil.is_nothing();
-    Crew::start(options, (options.addr, inlets), shares, programs, move |post, share| {
+    let is_idle = toil.is_zero();
+    Workers::start(options, (options.addr, inlets), shares, programs, move |post, share| {
         match (answers, is_idle) {
-            (false, true) => work(post, share, (batch, pause), |socket| Ok(look::<R>(socket, batch, || ()))),
-            (false, false) => {
-                work(post, share, (batch, pause), |socket| Ok(look::<R>(socket, batch, || toil.work())))
+            (false, true) => {
+                recv_loop(post, share, (batch, pause), |socket| Ok(poll_queue::<R>(socket, batch, || ())))
             }
-            (true, _) => work(post, share, (batch, pause), |socket| answer::<R>(socket, batch, toil)),
+            (false, false) => recv_loop(post, share, (batch, pause), |socket| {
+                Ok(poll_queue::<R>(socket, batch, || toil.run()))
+            }),
+            (true, _) => {
+                recv_loop(post, share, (batch, pause), |socket| poll_and_reply::<R>(socket, batch, toil))
+            }
         }
     })
 }
@@ -117,22 +127,22 @@ pub(crate) fn load_redirect(index: u32, port: u16) -> Result<Ebpf> {
     Ok(ebpf)
 }
 
-impl Reader for Trusting {
+impl FrameParser for Unchecked {
     const NAME: &'static str = "xsk/raw";
-    const REFUSES: bool = false;
+    const REJECTS_INVALID: bool = false;
 
     /// The payload of UDP over IPv4. A short frame has padding behind it, so that its header has to be asked.
     #[inline]
     fn payload(packet: &[u8]) -> Option<&[u8]> {
-        let head = packet.first_chunk::<PAYLOAD>()?;
-        let length = usize::from(u16::from_be_bytes([head[PAYLOAD - 4], head[PAYLOAD - 3]]));
-        packet.get(PAYLOAD..PAYLOAD - 8 + length)
+        let head = packet.first_chunk::<PAYLOAD_OFFSET>()?;
+        let length = usize::from(u16::from_be_bytes([head[PAYLOAD_OFFSET - 4], head[PAYLOAD_OFFSET - 3]]));
+        packet.get(PAYLOAD_OFFSET..PAYLOAD_OFFSET - 8 + length)
     }
 
     /// For UDP over IPv4.
     #[inline]
-    fn turn_around(packet: &mut [u8]) -> bool {
-        let Some(head) = packet.first_chunk_mut::<PAYLOAD>() else { return false };
+    fn reply_in_place(packet: &mut [u8]) -> bool {
+        let Some(head) = packet.first_chunk_mut::<PAYLOAD_OFFSET>() else { return false };
         // Ethernet, IPv4 and UDP have the addresses in pairs of equal size.
         for (start, size) in [(0, 6), (26, 4), (34, 2)] {
             let (from, to) = head[start..start + 2 * size].split_at_mut(size);
@@ -144,57 +154,61 @@ impl Reader for Trusting {
 
 /// Takes a batch of one queue, looks at it, and does `work` for each datagram.
 #[inline]
-pub(crate) fn look<R: Reader>(socket: &mut RawXsk, batch: u32, work: impl Fn()) -> Looked {
+pub(crate) fn poll_queue<R: FrameParser>(socket: &mut RawXsk, batch: u32, work: impl Fn()) -> PollResult {
     let mut refused = 0;
     let taken = socket.receive(batch, |packet| {
         let payload = R::payload(packet);
-        if R::REFUSES && payload.is_none() {
+        if R::REJECTS_INVALID && payload.is_none() {
             refused += 1;
             return;
         }
         black_box(payload.and_then(<[u8]>::first).copied());
         work();
     });
-    Looked { taken, good: taken - refused }
+    PollResult { frames: taken, datagrams: taken - refused }
 }
 
 /// Takes a batch of one queue, and sends it back.
-fn answer<R: Reader>(socket: &mut RawXsk, batch: u32, toil: Toil) -> Result<Looked> {
+fn poll_and_reply<R: FrameParser>(
+    socket: &mut RawXsk,
+    batch: u32,
+    toil: SyntheticWork,
+) -> Result<PollResult> {
     let mut refused = 0;
-    let taken = socket.answer(batch, |packet| {
+    let taken = socket.reply(batch, |packet| {
         let payload = R::payload(packet);
-        if R::REFUSES && payload.is_none() {
+        if R::REJECTS_INVALID && payload.is_none() {
             refused += 1;
             return false;
         }
         black_box(payload.and_then(<[u8]>::first).copied());
-        toil.work();
-        R::turn_around(packet)
+        toil.run();
+        R::reply_in_place(packet)
     });
     let taken = taken.context("answering from a queue")?;
-    Ok(Looked { taken, good: taken - refused })
+    Ok(PollResult { frames: taken, datagrams: taken - refused })
 }
 
 #[inline]
-fn work(
-    post: &Post<'_>,
+fn recv_loop(
+    post: &WorkerCtx<'_>,
     mut share: Vec<RawXsk>,
     (batch, pause): (u32, Duration),
-    take: impl Fn(&mut RawXsk) -> Result<Looked>,
+    take: impl Fn(&mut RawXsk) -> Result<PollResult>,
 ) -> Result<()> {
-    let mut watch = Watch::new(share.len())?;
+    let mut watch = Epoll::new(share.len())?;
     for (token, socket) in share.iter().enumerate() {
         watch.add(socket, token as u64)?;
     }
     let mut delivered = 0;
     // The last batch was full, so that there was no pause after it.
     let mut is_owed = false;
-    while !post.is_over() {
+    while !post.should_stop() {
         let mut most = 0;
         for socket in &mut share {
             let looked = take(socket)?;
-            delivered += u64::from(looked.good);
-            most = most.max(looked.taken);
+            delivered += u64::from(looked.datagrams);
+            most = most.max(looked.frames);
         }
         if most == 0 && is_owed {
             is_owed = false;
@@ -202,12 +216,12 @@ fn work(
             continue;
         }
         if most == 0 {
-            let idle = if share.iter().any(RawXsk::is_sending) { BUSY } else { IDLE };
+            let idle = if share.iter().any(RawXsk::is_sending) { TX_POLL_TIMEOUT } else { IDLE_POLL_TIMEOUT };
             // Readiness is all that counts, and the rings tell it, too.
             let _ = watch.wait(idle)?.count();
             continue;
         }
-        post.seat.show(delivered);
+        post.stats.set_delivered(delivered);
         is_owed = !pause.is_zero() && most == batch;
         if !pause.is_zero() && most < batch {
             tick::sleep(pause);
@@ -231,13 +245,13 @@ mod tests {
         let plan = UdpFrame { payload: b"request", ..UdpFrame::new(ours, theirs, here, there) };
         let mut frame = vec![0; plan.len()];
         plan.write(&mut frame).unwrap();
-        assert!(Trusting::turn_around(&mut frame));
+        assert!(Unchecked::reply_in_place(&mut frame));
         let back = Datagram::parse(&frame).unwrap();
-        assert_eq!((back.source(), back.destination(), back.checksum), (there, here, Checksum::Right));
-        assert_eq!(&frame[back.at.into()..][..back.len.into()], b"request");
+        assert_eq!((back.source(), back.destination(), back.checksum), (there, here, Checksum::Valid));
+        assert_eq!(&frame[back.payload_offset.into()..][..back.len.into()], b"request");
         let (ethernet, _) = Ethernet::parse(&frame).unwrap();
         assert_eq!((ethernet.source, ethernet.destination), (theirs, ours));
-        assert!(!Trusting::turn_around(&mut frame[..41]));
+        assert!(!Unchecked::reply_in_place(&mut frame[..41]));
     }
 
     #[test]
@@ -253,7 +267,7 @@ mod tests {
         };
         let mut frame = [0xaa; 60];
         plan.write(&mut frame).unwrap();
-        assert_eq!(Trusting::payload(&frame), Some(&b"request"[..]));
-        assert_eq!((Trusting::payload(&frame[..48]), Trusting::payload(&frame[..41])), (None, None));
+        assert_eq!(Unchecked::payload(&frame), Some(&b"request"[..]));
+        assert_eq!((Unchecked::payload(&frame[..48]), Unchecked::payload(&frame[..41])), (None, None));
     }
 }

@@ -22,26 +22,26 @@ use manylane_sys::cpu;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, Wait};
 use manylane_sys::raw_xsk::RawXsk;
 use manylane_sys::sock::{self, Buffer};
-use manylane_sys::uring::{BareMultishot, BareOptions, BareShots};
+use manylane_sys::uring::{BareMultishot, BareOneshot, BareOptions};
 
-use super::sample::go_on;
-use super::{Director, Limits, Load, Options, Setup, crowded};
+use super::sample::check_stop;
+use super::{Controller, Limits, Load, Options, Setup, oversubscribed_note};
 use crate::baseline::xsk_checked::Checked;
-use crate::baseline::xsk_raw::{self, Opened, Reader, Trusting};
+use crate::baseline::xsk_raw::{self, FrameParser, OpenQueues, Unchecked};
 use crate::schema::{BENCH_BATCH, BatchRow, BatchSample, BenchSettings, Document};
 use crate::stats::interleaved;
 use crate::traffic::Until;
 
 /// Datagrams that a queue is filled with: no fewer than one call may take.
-const FILL: u64 = 2048;
+const FILL_DATAGRAMS: u64 = 2048;
 /// Buffers for datagrams one by one: half a page, more for larger datagrams.
-const SINGLE: usize = 2048;
+const BUF_SIZE_MIN: usize = 2048;
 /// Calls in a row that find nothing after which the rest is lost.
-const IN_VAIN: u32 = 1000;
+const EMPTY_CALLS_MAX: u32 = 1000;
 
 /// Ways to take what is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum By {
+pub enum RecvMethod {
     /// `recvmmsg` on headers that are built once.
     Recvmmsg,
     /// As many receives by io_uring as a call may take, each submitted anew.
@@ -60,7 +60,7 @@ pub enum By {
     LaneXdp,
 }
 
-impl By {
+impl RecvMethod {
     /// All of them, baselines first.
     pub const ALL: [Self; 8] = [
         Self::Recvmmsg,
@@ -98,13 +98,13 @@ impl By {
     }
 }
 
-impl fmt::Display for By {
+impl fmt::Display for RecvMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for By {
+impl FromStr for RecvMethod {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -117,7 +117,7 @@ impl FromStr for By {
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The receivers.
-    pub by: Vec<By>,
+    pub methods: Vec<RecvMethod>,
     /// Messages that a call may take.
     pub messages: Vec<usize>,
     /// Queues that one sample empties.
@@ -126,7 +126,7 @@ pub struct Plan {
 
 #[derive(Debug, Clone, Copy)]
 struct Config {
-    by: By,
+    method: RecvMethod,
     size: usize,
     messages: usize,
 }
@@ -139,16 +139,16 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     plan: &Plan,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BatchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
-    settings.notes.extend(crowded(setup));
-    settings.notes.push(format!("each sample empties {} queues of {FILL} datagrams", plan.fills));
-    settings.receivers = plan.by.iter().map(ToString::to_string).collect();
+    settings.notes.extend(oversubscribed_note(setup));
+    settings.notes.push(format!("each sample empties {} queues of {FILL_DATAGRAMS} datagrams", plan.fills));
+    settings.receivers = plan.methods.iter().map(ToString::to_string).collect();
     let mut configs = Vec::new();
     for &size in &options.sizes {
         for &messages in &plan.messages {
-            configs.extend(plan.by.iter().map(|&by| Config { by, size, messages }));
+            configs.extend(plan.methods.iter().map(|&by| Config { method: by, size, messages }));
         }
     }
     let planned = (configs.len() * options.rounds) as f64;
@@ -157,8 +157,8 @@ pub fn run(
     for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
         for index in order {
             let config = configs[index];
-            go_on(director.stop())?;
-            let Config { by, size, messages } = config;
+            check_stop(director.stop())?;
+            let Config { method: by, size, messages } = config;
             let what = format!("{by}, {size} bytes, {messages} a call, round {}", round + 1);
             director.progress(f64::from(taken) / planned, &what);
             let sample = sample(setup, options, plan, config, round).with_context(|| what.clone())?;
@@ -167,8 +167,9 @@ pub fn run(
         }
     }
     let rows = configs.into_iter().zip(samples);
-    let rows =
-        rows.map(|(Config { by, size, messages }, samples)| BatchRow::of(by.name(), size, messages, samples));
+    let rows = rows.map(|(Config { method: by, size, messages }, samples)| {
+        BatchRow::from_samples(by.name(), size, messages, samples)
+    });
     let rows = rows.collect();
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_BATCH, settings, rows))
@@ -182,7 +183,7 @@ fn sample(
     config: Config,
     round: usize,
 ) -> Result<BatchSample> {
-    let receiver = setup.inside(|| Taker::new(setup, options, config))?;
+    let receiver = setup.run_at_receiver(|| BatchReceiver::new(setup, options, config))?;
     let pin = setup.receiver_cpus().first().copied();
     std::thread::scope(|scope| {
         let measured = scope.spawn(|| {
@@ -197,22 +198,22 @@ fn sample(
 
 fn measure(
     setup: &mut Setup,
-    mut taker: Taker,
+    mut taker: BatchReceiver,
     (fills, flows): (usize, u16),
     config: Config,
     round: usize,
 ) -> Result<BatchSample> {
     // Several flows, in turn: of one the kernel would make trains on a device, for those that take them.
-    let load = Load { pps: None, duration: Duration::ZERO, size: config.size, flows, segment: false };
+    let load = Load { pps: None, duration: Duration::ZERO, size: config.size, flows, gso: false };
     let mut sum = BatchSample { round, ..BatchSample::default() };
     // A receive that is armed once is armed by the first call.
-    taker.take()?;
+    taker.recv()?;
     let mut time = Duration::ZERO;
     for fill in 0..=fills {
-        let sent = setup.send_until(taker.addr, &load, Until::Count(FILL))?.datagrams;
-        let before = cpu::thread_time();
-        let (got, calls) = empty(&mut taker, sent)?;
-        let spent = cpu::thread_time().saturating_sub(before);
+        let sent = setup.send_until(taker.addr, &load, Until::Count(FILL_DATAGRAMS))?.datagrams;
+        let before = cpu::thread_cpu_time();
+        let (got, calls) = drain(&mut taker, sent)?;
+        let spent = cpu::thread_cpu_time().saturating_sub(before);
         // The first one warms up.
         if fill > 0 {
             time += spent;
@@ -227,10 +228,10 @@ fn measure(
 }
 
 /// Takes `sent` datagrams, or as many as come, and says in how many calls.
-fn empty(taker: &mut Taker, sent: u64) -> Result<(u64, u64)> {
+fn drain(taker: &mut BatchReceiver, sent: u64) -> Result<(u64, u64)> {
     let (mut got, mut calls, mut in_vain) = (0, 0, 0);
-    while got < sent && in_vain < IN_VAIN {
-        let some = taker.take()?;
+    while got < sent && in_vain < EMPTY_CALLS_MAX {
+        let some = taker.recv()?;
         got += some as u64;
         calls += 1;
         in_vain = if some == 0 { in_vain + 1 } else { 0 };
@@ -239,22 +240,22 @@ fn empty(taker: &mut Taker, sent: u64) -> Result<(u64, u64)> {
 }
 
 /// One receiver.
-struct Taker {
+struct BatchReceiver {
     addr: SocketAddr,
-    way: Way,
+    backend: Backend,
 }
 
-enum Way {
+enum Backend {
     Recvmmsg(UdpSocket, RecvRing),
-    Single(UdpSocket, Box<Option<BareShots>>, BareOptions),
-    Plain(UdpSocket, Box<Option<BareMultishot>>, BareOptions),
+    UringSingle(UdpSocket, Box<Option<BareOneshot>>, BareOptions),
+    UringPlain(UdpSocket, Box<Option<BareMultishot>>, BareOptions),
     Lane(Box<Lane>),
-    Xsk(Loop),
+    Xsk(XskPoller),
 }
 
 /// The bare loop over the queues of a device, in turn.
-struct Loop {
-    look: fn(&mut RawXsk, u32) -> u32,
+struct XskPoller {
+    poll: fn(&mut RawXsk, u32) -> u32,
     queues: Vec<RawXsk>,
     /// Frames that a look takes at most.
     batch: u32,
@@ -264,21 +265,21 @@ struct Loop {
     _programs: Box<dyn Any + Send>,
 }
 
-impl Loop {
-    fn new<R: Reader>(setup: &Setup, batch: usize) -> Result<Self> {
+impl XskPoller {
+    fn new<R: FrameParser>(setup: &Setup, batch: usize) -> Result<Self> {
         let addr = setup.bind_addr();
-        let Opened { queues, programs } =
-            xsk_raw::open(R::NAME, &setup.device_names(), addr.port(), super::RING, false)?;
+        let OpenQueues { queues, programs } =
+            xsk_raw::open_queues(R::NAME, &setup.device_names(), addr.port(), super::RING_SIZE, false)?;
         let queues = queues.into_iter().map(|(_, _, queue)| queue).collect();
-        let look = |queue: &mut RawXsk, batch| xsk_raw::look::<R>(queue, batch, || ()).good;
-        Ok(Self { look, queues, batch: batch as u32, next: 0, _programs: programs })
+        let look = |queue: &mut RawXsk, batch| xsk_raw::poll_queue::<R>(queue, batch, || ()).datagrams;
+        Ok(Self { poll: look, queues, batch: batch as u32, next: 0, _programs: programs })
     }
 
     /// A batch of the first queue that has something.
-    fn take(&mut self) -> usize {
+    fn recv(&mut self) -> usize {
         for _ in 0..self.queues.len() {
             let Some(queue) = self.queues.get_mut(self.next) else { break };
-            let taken = (self.look)(queue, self.batch);
+            let taken = (self.poll)(queue, self.batch);
             // It stays with a queue that brings something: it alone has traffic.
             if taken > 0 {
                 return taken as usize;
@@ -289,68 +290,71 @@ impl Loop {
     }
 }
 
-impl Taker {
+impl BatchReceiver {
     fn new(setup: &Setup, options: &Options, config: Config) -> Result<Self> {
-        let Config { by, size, messages } = config;
+        let Config { method: by, size, messages } = config;
         let addr = setup.bind_addr();
         let engine = match by {
-            By::LaneMmsg => Engine::Mmsg,
-            By::LaneUring => Engine::Uring,
-            By::LaneXdp => Engine::Xdp,
-            By::XskRaw => {
-                return Ok(Self { addr, way: Way::Xsk(Loop::new::<Trusting>(setup, messages)?) });
+            RecvMethod::LaneMmsg => Engine::Mmsg,
+            RecvMethod::LaneUring => Engine::Uring,
+            RecvMethod::LaneXdp => Engine::Xdp,
+            RecvMethod::XskRaw => {
+                return Ok(Self {
+                    addr,
+                    backend: Backend::Xsk(XskPoller::new::<Unchecked>(setup, messages)?),
+                });
             }
-            By::XskChecked => {
-                return Ok(Self { addr, way: Way::Xsk(Loop::new::<Checked>(setup, messages)?) });
+            RecvMethod::XskChecked => {
+                return Ok(Self { addr, backend: Backend::Xsk(XskPoller::new::<Checked>(setup, messages)?) });
             }
-            By::Recvmmsg | By::UringSingle | By::UringPlain => {
+            RecvMethod::Recvmmsg | RecvMethod::UringSingle | RecvMethod::UringPlain => {
                 let socket = UdpSocket::bind(addr).with_context(|| format!("cannot bind {addr}"))?;
                 sock::set_buffer(socket.as_fd(), Buffer::Receive, options.recv_buffer)
                     .context("SO_RCVBUF")?;
                 let addr = socket.local_addr()?;
-                let bare = BareOptions { batch: messages, buffer: size.max(SINGLE), control: false };
-                let ring = RecvOptions { batch: messages, buffer: size.max(SINGLE), control: false };
+                let bare = BareOptions { batch: messages, buffer: size.max(BUF_SIZE_MIN), control: false };
+                let ring = RecvOptions { batch: messages, buffer: size.max(BUF_SIZE_MIN), control: false };
                 let way = match by {
-                    By::UringSingle => Way::Single(socket, Box::new(None), bare),
-                    By::UringPlain => Way::Plain(socket, Box::new(None), bare),
-                    _ => Way::Recvmmsg(socket, RecvRing::new(ring).context("no memory for buffers")?),
+                    RecvMethod::UringSingle => Backend::UringSingle(socket, Box::new(None), bare),
+                    RecvMethod::UringPlain => Backend::UringPlain(socket, Box::new(None), bare),
+                    _ => Backend::Recvmmsg(socket, RecvRing::new(ring).context("no memory for buffers")?),
                 };
-                return Ok(Self { addr, way });
+                return Ok(Self { addr, backend: way });
             }
         };
         let mut builder = Builder::new(addr)?;
         builder.engine(engine).lanes(1).batch(messages).placement(Placement::None);
-        builder.xdp_ring(super::RING).recv_buffer(options.recv_buffer);
+        builder.xdp_ring(super::RING_SIZE).recv_buffer(options.recv_buffer);
         let socket = builder.open()?;
         ensure!(socket.fallback().is_none(), "engine {engine}: {}", socket.fallback().unwrap_or_default());
         let addr = socket.local_addr();
         let lane = socket.into_lanes().pop().context("a socket has a lane")?;
-        Ok(Self { addr, way: Way::Lane(Box::new(lane)) })
+        Ok(Self { addr, backend: Backend::Lane(Box::new(lane)) })
     }
 
     /// Takes what one call brings, looks at it, and says how much it was.
     #[inline]
-    fn take(&mut self) -> Result<usize> {
-        Ok(match &mut self.way {
-            Way::Recvmmsg(socket, ring) => {
+    fn recv(&mut self) -> Result<usize> {
+        Ok(match &mut self.backend {
+            Backend::Recvmmsg(socket, ring) => {
                 let count = ring.recv(socket.as_fd(), Wait::Never)?;
                 (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
                 count
             }
-            Way::Single(socket, shots, options) => {
-                let shots = made(shots, || BareShots::new(socket.as_fd(), *options))?;
+            Backend::UringSingle(socket, shots, options) => {
+                let shots = get_or_init(shots, || BareOneshot::new(socket.as_fd(), *options))?;
                 let count = shots.recv()?;
                 (0..count).for_each(|index| _ = black_box(shots.message(index).data.first().copied()));
                 count
             }
-            Way::Plain(socket, ring, options) => {
-                let ring = made(ring, || BareMultishot::new(socket.as_fd(), *options))?;
+            Backend::UringPlain(socket, ring, options) => {
+                let ring = get_or_init(ring, || BareMultishot::new(socket.as_fd(), *options))?;
                 let count = ring.recv(None)?;
                 (0..count).for_each(|index| _ = black_box(ring.message(index).data.first().copied()));
                 count
             }
-            Way::Xsk(bare) => bare.take(),
-            Way::Lane(lane) => {
+            Backend::Xsk(bare) => bare.recv(),
+            Backend::Lane(lane) => {
                 let batch = lane.recv()?.batch;
                 let count = batch.len();
                 batch.for_each(|datagram| _ = black_box(datagram.payload().first().copied()));
@@ -361,7 +365,7 @@ impl Taker {
 }
 
 /// What belongs to the thread that receives is made there.
-fn made<T>(place: &mut Option<T>, make: impl FnOnce() -> std::io::Result<T>) -> Result<&mut T> {
+fn get_or_init<T>(place: &mut Option<T>, make: impl FnOnce() -> std::io::Result<T>) -> Result<&mut T> {
     if place.is_none() {
         *place = Some(make().context("io_uring: see kernel.io_uring_disabled")?);
     }

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use manylane::Handle;
 
-use super::sample::{Busy, Seen, Watched, go_on, rest};
-use super::{Director, Limits, Load, Options, Setup, crowded, easy_rate};
+use super::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, check_stop, wait_drained};
+use super::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
 use crate::receiver::Kind;
 use crate::schema::{BENCH_CHURN, BenchSettings, ChurnRow, Document, Sample};
 use crate::traffic::Until;
 
 /// Time between two changes unless told otherwise.
-pub const EVERY: Duration = Duration::from_millis(50);
+pub const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
 /// How soon a request to stop is seen.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the benchmark with a change every `every`.
 ///
@@ -30,16 +30,16 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     every: Duration,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, ChurnRow>> {
     let limits = Limits { precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
     settings.receivers = vec![Kind::LaneMmsg.to_string()];
-    settings.notes.extend(crowded(setup));
+    settings.notes.extend(oversubscribed_note(setup));
     let mut rows = Vec::new();
     for &size in &options.sizes {
         for &threads in &options.threads {
-            let pps = easy_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?;
+            let pps = safe_rate(setup, options, &[Kind::LaneMmsg], (threads, size), &limits, director)?;
             rows.push(churn(setup, options, threads, size, pps, every, director)?);
         }
     }
@@ -54,21 +54,20 @@ fn churn(
     size: usize,
     pps: f64,
     every: Duration,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<ChurnRow> {
-    let receiver = options.receiver(setup, Kind::LaneMmsg, threads, size);
+    let receiver = options.receiver_options(setup, Kind::LaneMmsg, threads, size);
     let running = setup.start(Kind::LaneMmsg, &receiver)?;
     let lanes = running.lanes().context("lanes have a handle")?;
     let stop = Arc::new(AtomicBool::new(false));
     let changer = {
         let stop = stop.clone();
         // Lanes are opened in the network namespace of the thread that asks for them.
-        setup.inside(|| thread::spawn(move || change(&lanes, threads, every, &stop)))
+        setup.run_at_receiver(|| thread::spawn(move || change_lanes(&lanes, threads, every, &stop)))
     };
-    let clock = Busy::start();
+    let clock = CpuBusyTimer::start();
     let start = Instant::now();
-    let load =
-        Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, segment: false };
+    let load = Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
     let (to, sending) = (running.addr(), Arc::new(AtomicBool::new(true)));
     let until = Until::Stop(Arc::new(AtomicBool::new(false)));
     let (outcome, total) = thread::scope(|scope| {
@@ -87,8 +86,8 @@ fn churn(
             let done = start.elapsed().as_secs_f64() / options.duration.as_secs_f64();
             director
                 .progress(done, &format!("{threads} lanes, one more or less every {} ms", every.as_millis()));
-            thread::sleep(LOOK.min(options.duration.saturating_sub(start.elapsed())));
-            outcome = go_on(director.stop());
+            thread::sleep(POLL_INTERVAL.min(options.duration.saturating_sub(start.elapsed())));
+            outcome = check_stop(director.stop());
         }
         if let Until::Stop(stop) = &until {
             stop.store(true, Ordering::Relaxed);
@@ -102,7 +101,11 @@ fn churn(
     outcome?;
     let (added, removed) = changed.context("a lane could not come or go")?;
     let total = total?;
-    rest(&Watched { running: running.as_ref(), answers: None }, &Seen::default(), &total)?;
+    wait_drained(
+        &MeasuredReceiver { running: running.as_ref(), reply_counter: None },
+        &ReceiverCounts::default(),
+        &total,
+    )?;
     let end = running.stop()?;
     let lost = total.datagrams.saturating_sub(end.delivered);
     let sample = Sample {
@@ -138,7 +141,7 @@ fn churn(
 }
 
 /// Adds a lane, removes the oldest, adds one, … one change a tick; so in time every first lane has gone.
-fn change(lanes: &Handle, at_least: usize, every: Duration, stop: &AtomicBool) -> Result<(u64, u64)> {
+fn change_lanes(lanes: &Handle, at_least: usize, every: Duration, stop: &AtomicBool) -> Result<(u64, u64)> {
     let (mut added, mut removed) = (0, 0);
     let mut next = Instant::now() + every;
     while !stop.load(Ordering::Relaxed) {

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use manylane::{Builder, Engine};
 
-use super::sample::{Busy, Seen, Watched, go_on, rest};
-use super::{Director, Limits, Load, Options, Setup, crowded, easy_rate};
+use super::sample::{CpuBusyTimer, MeasuredReceiver, ReceiverCounts, check_stop, wait_drained};
+use super::{Controller, Limits, Load, Options, Setup, oversubscribed_note, safe_rate};
 use crate::baseline::xsk_raw::load_redirect;
 use crate::host::Host;
-use crate::receiver::{Kind, ReceiverOptions, Running};
+use crate::receiver::{Kind, ReceiverOptions, RunningReceiver};
 use crate::schema::{BENCH_FLAP, BenchSettings, Document, FlapRow, FlapSample, Sample};
 use crate::stats::interleaved;
 use crate::traffic::{Sent, Until};
@@ -30,9 +30,9 @@ use crate::traffic::{Sent, Until};
 pub const RECEIVERS: [Kind; 2] = [Kind::LaneMmsg, Kind::LaneXdp];
 
 /// How long a link stays down.
-const DOWN: Duration = Duration::from_millis(20);
+const LINK_DOWN_TIME: Duration = Duration::from_millis(20);
 /// How long the first datagram may take to arrive.
-const FIRST: Duration = Duration::from_secs(5);
+const FIRST_DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Port that the program beside is made for: nobody sends to it.
 const UNUSED_PORT: u16 = 9;
 /// The link that things happen to.
@@ -48,9 +48,9 @@ pub enum Event {
     /// Such lanes close.
     MmsgCloses,
     /// A trivial XDP program, which takes nothing, is attached to the receiver's device.
-    ProgramComes,
+    ProgramAttaches,
     /// It is detached.
-    ProgramGoes,
+    ProgramDetaches,
     /// Lanes of engine `xdp` open on another port of the device: its program is attached.
     XdpOpens,
     /// Such lanes close: the program goes.
@@ -67,8 +67,8 @@ impl Event {
         Self::Nothing,
         Self::MmsgOpens,
         Self::MmsgCloses,
-        Self::ProgramComes,
-        Self::ProgramGoes,
+        Self::ProgramAttaches,
+        Self::ProgramDetaches,
         Self::XdpOpens,
         Self::XdpCloses,
         Self::ReceiverLink,
@@ -81,8 +81,8 @@ impl Event {
             Self::Nothing => "nothing",
             Self::MmsgOpens => "mmsg-opens",
             Self::MmsgCloses => "mmsg-closes",
-            Self::ProgramComes => "program-comes",
-            Self::ProgramGoes => "program-goes",
+            Self::ProgramAttaches => "program-comes",
+            Self::ProgramDetaches => "program-goes",
             Self::XdpOpens => "xdp-opens",
             Self::XdpCloses => "xdp-closes",
             Self::ReceiverLink => "receiver-link",
@@ -92,9 +92,9 @@ impl Event {
 
     /// Whether it can happen beside a receiver of this kind. A device has one XDP program: where the receiver has
     /// attached it, no other can come, and a second socket of the process attaches none.
-    pub const fn is_possible(self, kind: Kind) -> bool {
+    pub const fn is_supported(self, kind: Kind) -> bool {
         let brings_program =
-            matches!(self, Self::ProgramComes | Self::ProgramGoes | Self::XdpOpens | Self::XdpCloses);
+            matches!(self, Self::ProgramAttaches | Self::ProgramDetaches | Self::XdpOpens | Self::XdpCloses);
         !(brings_program && kind.needs_device())
     }
 
@@ -109,7 +109,7 @@ impl Event {
             Self::Nothing | Self::ReceiverLink | Self::SenderLink => Ok(None),
             Self::MmsgOpens | Self::MmsgCloses => lanes(Engine::Mmsg),
             Self::XdpOpens | Self::XdpCloses => lanes(Engine::Xdp),
-            Self::ProgramComes | Self::ProgramGoes => {
+            Self::ProgramAttaches | Self::ProgramDetaches => {
                 let index = host.device_index(LINK)?;
                 Ok(Some(Box::new(host.run(|| load_redirect(index, UNUSED_PORT))?)))
             }
@@ -117,8 +117,8 @@ impl Event {
     }
 
     /// Whether something goes in it, which has to be there before.
-    const fn closes(self) -> bool {
-        matches!(self, Self::MmsgCloses | Self::ProgramGoes | Self::XdpCloses)
+    const fn is_teardown(self) -> bool {
+        matches!(self, Self::MmsgCloses | Self::ProgramDetaches | Self::XdpCloses)
     }
 }
 
@@ -147,29 +147,24 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     events: &[Event],
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, FlapRow>> {
     ensure!(setup.hosts().is_some(), "bench flap takes links down: it needs a testbed (root)");
     let limits = Limits { precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
-    settings.notes.extend(crowded(setup));
+    settings.notes.extend(oversubscribed_note(setup));
     let mut rows = Vec::new();
     for &size in &options.sizes {
         for &threads in &options.threads {
-            let pps = easy_rate(setup, options, &options.receivers, (threads, size), &limits, director)?;
+            let pps = safe_rate(setup, options, &options.receivers, (threads, size), &limits, director)?;
             let configs: Vec<(Kind, Event)> = options
                 .receivers
                 .iter()
                 .flat_map(|&kind| events.iter().map(move |&event| (kind, event)))
-                .filter(|(kind, event)| event.is_possible(*kind))
+                .filter(|(kind, event)| event.is_supported(*kind))
                 .collect();
-            let load = Load {
-                pps: Some(pps),
-                duration: options.duration,
-                size,
-                flows: options.flows,
-                segment: false,
-            };
+            let load =
+                Load { pps: Some(pps), duration: options.duration, size, flows: options.flows, gso: false };
             rows.extend(compare(setup, options, &configs, threads, &load, director)?);
         }
     }
@@ -184,7 +179,7 @@ fn compare(
     configs: &[(Kind, Event)],
     threads: usize,
     load: &Load,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Vec<FlapRow>> {
     let mut samples = vec![Vec::new(); configs.len()];
     let planned = configs.len() * options.rounds;
@@ -192,9 +187,9 @@ fn compare(
     for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
         for index in order {
             let (kind, event) = configs[index];
-            go_on(director.stop())?;
+            check_stop(director.stop())?;
             director.progress(f64::from(taken) / planned as f64, &format!("{kind}: {event}"));
-            let receiver = options.receiver(setup, kind, threads, load.size);
+            let receiver = options.receiver_options(setup, kind, threads, load.size);
             let sample = flap(setup, (kind, event), &receiver, load, round)
                 .with_context(|| format!("{kind}, {event}"))?;
             samples[index].push(sample);
@@ -202,7 +197,7 @@ fn compare(
         }
     }
     let row = |(&(kind, event), samples): (&(Kind, Event), _)| {
-        FlapRow::of(event.name(), kind.name(), threads, kind.lanes(threads), load.size, samples)
+        FlapRow::from_samples(event.name(), kind.name(), threads, kind.lanes(threads), load.size, samples)
     };
     Ok(configs.iter().zip(samples).map(row).collect())
 }
@@ -217,9 +212,9 @@ fn flap(
 ) -> Result<FlapSample> {
     let (sender, host) = setup.hosts().map(|(a, b)| (a.clone(), b.clone())).context("no testbed")?;
     let running = setup.start(kind, receiver)?;
-    let mut beside = if event.closes() { event.open(&host, receiver)? } else { None };
+    let mut beside = if event.is_teardown() { event.open(&host, receiver)? } else { None };
     let stop = Arc::new(AtomicBool::new(false));
-    let (to, clock) = (running.addr(), Busy::start());
+    let (to, clock) = (running.addr(), CpuBusyTimer::start());
     let (sent, happened) = thread::scope(|scope| {
         let until = Until::Stop(Arc::clone(&stop));
         let sending = scope.spawn(|| setup.send_until(to, load, until));
@@ -228,9 +223,9 @@ fn flap(
             let start = Instant::now();
             match event {
                 Event::Nothing => {}
-                Event::ReceiverLink => bounce(&host, &sender)?,
-                Event::SenderLink => bounce(&sender, &host)?,
-                _ if event.closes() => beside = None,
+                Event::ReceiverLink => bounce_link(&host, &sender)?,
+                Event::SenderLink => bounce_link(&sender, &host)?,
+                _ if event.is_teardown() => beside = None,
                 _ => beside = event.open(&host, receiver)?,
             }
             let took = start.elapsed();
@@ -242,7 +237,11 @@ fn flap(
     });
     let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
     let took = happened?;
-    rest(&Watched { running: running.as_ref(), answers: None }, &Seen::default(), &sent)?;
+    wait_drained(
+        &MeasuredReceiver { running: running.as_ref(), reply_counter: None },
+        &ReceiverCounts::default(),
+        &sent,
+    )?;
     let (elapsed, busy) = clock.stop();
     let end = running.stop()?;
     drop(beside);
@@ -254,7 +253,7 @@ fn flap(
         event_micros: u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         sample: Sample {
             round,
-            offered_pps: offered(&sent),
+            offered_pps: offered_rate(&sent),
             delivered_pps: end.delivered as f64 / elapsed.as_secs_f64(),
             loss: (sent.datagrams - delivered) as f64 / sent.datagrams.max(1) as f64,
             rx_cpu_ns: per(end.rx_cpu),
@@ -268,24 +267,24 @@ fn flap(
 }
 
 /// What the sender made in a second, also while the link took nothing.
-fn offered(sent: &Sent) -> f64 {
+fn offered_rate(sent: &Sent) -> f64 {
     (sent.datagrams + sent.rejected) as f64 / sent.elapsed.as_secs_f64().max(1e-9)
 }
 
-fn wait_for_traffic(running: &dyn Running, sender_ended: &dyn Fn() -> bool) -> Result<()> {
+fn wait_for_traffic(running: &dyn RunningReceiver, sender_ended: &dyn Fn() -> bool) -> Result<()> {
     let start = Instant::now();
     while running.snapshot().delivered == 0 {
         ensure!(!sender_ended(), "the sender ended before anything arrived");
-        ensure!(start.elapsed() < FIRST, "nothing arrives");
+        ensure!(start.elapsed() < FIRST_DATAGRAM_TIMEOUT, "nothing arrives");
         thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
 /// Takes the end of the link at `host` down and up again, and waits until both ends carry frames.
-fn bounce(host: &Host, other: &Host) -> Result<()> {
+fn bounce_link(host: &Host, other: &Host) -> Result<()> {
     host.set_link(LINK, false)?;
-    thread::sleep(DOWN);
+    thread::sleep(LINK_DOWN_TIME);
     host.set_link(LINK, true)?;
     host.wait_for_carrier(LINK)?;
     other.wait_for_carrier(LINK)
@@ -299,11 +298,11 @@ mod tests {
     fn events_are_read_back() {
         for event in Event::ALL {
             assert_eq!(event.name().parse(), Ok(event));
-            assert!(event.is_possible(Kind::LaneMmsg));
+            assert!(event.is_supported(Kind::LaneMmsg));
         }
         assert!("lunch".parse::<Event>().unwrap_err().contains("sender-link"));
         assert!(
-            !Event::XdpOpens.is_possible(Kind::LaneXdp) && Event::ReceiverLink.is_possible(Kind::LaneXdp)
+            !Event::XdpOpens.is_supported(Kind::LaneXdp) && Event::ReceiverLink.is_supported(Kind::LaneXdp)
         );
     }
 }

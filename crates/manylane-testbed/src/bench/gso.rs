@@ -5,8 +5,8 @@
 
 use anyhow::Result;
 
-use super::sample::{go_on, measure};
-use super::{Director, Limits, Load, Options, Setup, crowded};
+use super::sample::{check_stop, measure};
+use super::{Controller, Limits, Load, Options, Setup, oversubscribed_note};
 use crate::receiver::Kind;
 use crate::schema::{BENCH_GSO, BenchRow, BenchSettings, Document};
 use crate::stats::interleaved;
@@ -22,10 +22,10 @@ pub const RECEIVERS: [Kind; 4] =
 pub fn run(
     setup: &mut Setup,
     options: &Options,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BenchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
-    settings.notes.extend(crowded(setup));
+    settings.notes.extend(oversubscribed_note(setup));
     settings.sender += " in trains (UDP GSO)";
     let mut rows = Vec::new();
     let mut configs = Vec::new();
@@ -40,18 +40,18 @@ pub fn run(
     for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
         for index in order {
             let (kind, threads, size) = configs[index];
-            go_on(director.stop())?;
+            check_stop(director.stop())?;
             let what = format!("{kind} with {threads} threads, round {} of {}", round + 1, options.rounds);
             director.progress(f64::from(taken) / planned as f64, &what);
             let Options { pps, duration, flows, .. } = *options;
-            let load = Load { pps, duration, size, flows, segment: true };
-            let receiver = options.receiver(setup, kind, threads, size);
+            let load = Load { pps, duration, size, flows, gso: true };
+            let receiver = options.receiver_options(setup, kind, threads, size);
             samples[index].push(measure(setup, kind, &receiver, &load, round)?);
             taken += 1;
         }
     }
     for ((kind, threads, size), samples) in configs.into_iter().zip(samples) {
-        rows.push(BenchRow::of(kind.name(), threads, kind.lanes(threads), size, samples));
+        rows.push(BenchRow::from_samples(kind.name(), threads, kind.lanes(threads), size, samples));
     }
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_GSO, settings, rows))

@@ -23,9 +23,9 @@ mod sample;
 mod search;
 mod setup;
 
-pub(crate) use sample::go_on;
+pub(crate) use sample::check_stop;
 pub use sample::measure;
-pub use search::{Found, Limits, Trial, no_loss_rate};
+pub use search::{Limits, SearchResult, Trial, no_loss_rate};
 pub use setup::{Load, Setup};
 
 use std::os::fd::AsFd;
@@ -38,11 +38,11 @@ use manylane_sys::sock::{self, Buffer};
 
 use crate::receiver::{Kind, ReceiverOptions, Work};
 use crate::schema::BenchSettings;
-use crate::toil::Toil;
+use crate::synthetic_work::SyntheticWork;
 
 /// Entries of the rings of each queue, of all receivers that have such rings: as many as lanes can have. A hypervisor may
 /// take a core away for longer than a quarter of them lasts, and kernel sockets have queues for that, too.
-pub(crate) const RING: u32 = 16_384;
+pub(crate) const RING_SIZE: u32 = 16_384;
 
 /// What all benchmarks share.
 #[derive(Debug, Clone)]
@@ -56,7 +56,7 @@ pub struct Options {
     /// What they do with each datagram.
     pub work: Work,
     /// The application's own work for each datagram.
-    pub toil: Toil,
+    pub synthetic_work: SyntheticWork,
     /// Rounds; each measures every receiver once.
     pub rounds: usize,
     /// Length of a sample.
@@ -70,7 +70,7 @@ pub struct Options {
     /// Receive buffer of each socket in bytes.
     pub recv_buffer: usize,
     /// What lanes and `reuseport/*` pause for after a batch that was not full; by default what lanes do by themselves.
-    pub linger: Option<Duration>,
+    pub rx_coalesce: Option<Duration>,
     /// How lanes are steered to.
     pub steering: Steering,
     /// Shorter: fewer searches, shorter samples.
@@ -80,18 +80,18 @@ pub struct Options {
 }
 
 impl Options {
-    fn receiver(&self, setup: &Setup, kind: Kind, threads: usize, size: usize) -> ReceiverOptions {
+    fn receiver_options(&self, setup: &Setup, kind: Kind, threads: usize, size: usize) -> ReceiverOptions {
         let cpus = setup.receiver_cpus();
         ReceiverOptions {
             addr: setup.bind_addr(),
             work: self.work,
-            toil: self.toil,
+            synthetic_work: self.synthetic_work,
             threads,
             batch: self.batch,
             recv_buffer: self.recv_buffer,
-            linger: self.linger(kind.needs_device(), threads, cpus.len()),
+            rx_coalesce: self.rx_coalesce(kind.needs_device(), threads, cpus.len()),
             devices: setup.device_names(),
-            ring: RING,
+            ring: RING_SIZE,
             wait: WaitPolicy::Sleep,
             size,
             cpus: cpus.to_vec(),
@@ -101,15 +101,18 @@ impl Options {
 
     /// The pause with so many threads on so many processors, of what takes frames and of what does not; none where
     /// threads are not pinned.
-    fn linger(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
+    fn rx_coalesce(&self, frames: bool, threads: usize, cpus: usize) -> Duration {
         let cpus = if cpus == 0 { usize::MAX } else { cpus };
-        let usual = if frames { Builder::default_xdp_linger } else { Builder::default_linger };
-        self.linger.unwrap_or_else(|| usual(threads, cpus))
+        let usual = if frames { Builder::default_xdp_rx_coalesce } else { Builder::default_rx_coalesce };
+        self.rx_coalesce.unwrap_or_else(|| usual(threads, cpus))
     }
 
-    fn linger_micros(&self, frames: bool, setup: &Setup) -> Vec<u64> {
+    fn rx_coalesce_usecs(&self, frames: bool, setup: &Setup) -> Vec<u64> {
         let cpus = setup.receiver_cpus().len();
-        self.threads.iter().map(|&threads| self.linger(frames, threads, cpus).as_micros() as u64).collect()
+        self.threads
+            .iter()
+            .map(|&threads| self.rx_coalesce(frames, threads, cpus).as_micros() as u64)
+            .collect()
     }
 
     fn settings(&self, setup: &Setup, limits: &Limits) -> BenchSettings {
@@ -117,8 +120,8 @@ impl Options {
             command: self.command.clone(),
             started_unix: SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
             setup: setup.name().into(),
-            device: setup.device(),
-            sender: setup.sender().into(),
+            device: setup.device_description(),
+            sender: setup.sender_name().into(),
             sender_cpus: setup.sender_cpu().into_iter().collect(),
             receiver_cpus: setup.receiver_cpus().to_vec(),
             threads: self.threads.clone(),
@@ -129,14 +132,14 @@ impl Options {
             flows: usize::from(self.flows),
             batch: self.batch,
             recv_buffer: self.recv_buffer,
-            linger_micros: self.linger_micros(false, setup),
+            linger_micros: self.rx_coalesce_usecs(false, setup),
             xdp_linger_micros: if self.receivers.iter().any(|kind| kind.needs_device()) {
-                self.linger_micros(true, setup)
+                self.rx_coalesce_usecs(true, setup)
             } else {
                 Vec::new()
             },
             steering: self.steering.to_string(),
-            work_nanos: self.toil.nanos(),
+            work_nanos: self.synthetic_work.nanos(),
             loss_limit: limits.loss,
             quick: self.quick,
             notes: Vec::new(),
@@ -145,7 +148,7 @@ impl Options {
 }
 
 /// Who runs a benchmark: is told how far it is, and may end it.
-pub trait Director {
+pub trait Controller {
     /// The benchmark is at `done` of 1 and now does `what`.
     fn progress(&mut self, done: f64, what: &str);
 
@@ -155,26 +158,26 @@ pub trait Director {
 
 /// The rate that was asked for; else half of the highest that each of `kinds` takes without loss, so that what is lost
 /// at it has another reason.
-fn easy_rate(
+fn safe_rate(
     setup: &mut Setup,
     options: &Options,
     kinds: &[Kind],
     (threads, size): (usize, usize),
     limits: &Limits,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<f64> {
-    const SHARE: f64 = 0.5;
-    const TRIAL: Duration = Duration::from_millis(200);
+    const NO_LOSS_FRACTION: f64 = 0.5;
+    const TRIAL_TIME: Duration = Duration::from_millis(200);
     if let Some(pps) = options.pps {
         return Ok(pps);
     }
     let mut lowest = f64::INFINITY;
     for &kind in kinds {
-        let receiver = options.receiver(setup, kind, threads, size);
+        let receiver = options.receiver_options(setup, kind, threads, size);
         let found = no_loss_rate(limits, |pps| {
-            go_on(director.stop())?;
+            check_stop(director.stop())?;
             director.progress(0.0, &format!("looking for the no-loss rate: {:.0} k/s?", pps / 1e3));
-            let load = Load { pps: Some(pps), duration: TRIAL, size, flows: options.flows, segment: false };
+            let load = Load { pps: Some(pps), duration: TRIAL_TIME, size, flows: options.flows, gso: false };
             let sample = measure(setup, kind, &receiver, &load, 0)?;
             Ok(Trial { offered_pps: sample.offered_pps, loss: sample.loss })
         })?;
@@ -184,11 +187,11 @@ fn easy_rate(
         lowest.is_finite() && lowest > 0.0,
         "datagrams are lost even at the lowest rate that was tried: is the machine busy? (--rate sets one)"
     );
-    Ok(lowest * SHARE)
+    Ok(lowest * NO_LOSS_FRACTION)
 }
 
 /// Tells what a note must say about a machine with too few processors, if it is one.
-fn crowded(setup: &Setup) -> Option<String> {
+fn oversubscribed_note(setup: &Setup) -> Option<String> {
     setup.sender_cpu().is_none().then(|| {
         "one processor: sender and receivers share it, so rates are far below what a receiver can do".into()
     })
@@ -199,9 +202,9 @@ fn crowded(setup: &Setup) -> Option<String> {
 /// On a shared machine the receivers stand still for tens of milliseconds now and then (the hypervisor runs somebody
 /// else). A queue that outlasts that is what makes a loss mean that the receiver is too slow.
 #[must_use]
-pub fn usual_recv_buffer() -> usize {
-    const WANTED: usize = 64 << 20;
+pub fn default_recv_buffer() -> usize {
+    const RECV_BUFFER_MAX: usize = 64 << 20;
     let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
-    let got = socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, WANTED));
-    got.map_or(0, |bytes| bytes.min(WANTED))
+    let got = socket.and_then(|socket| sock::set_buffer(socket.as_fd(), Buffer::Receive, RECV_BUFFER_MAX));
+    got.map_or(0, |bytes| bytes.min(RECV_BUFFER_MAX))
 }

@@ -11,21 +11,21 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, ensure};
 use manylane_sys::addr::SockAddr;
 use manylane_sys::mmsg::{SendOptions, SendRing};
-use manylane_sys::uring::BareSends;
+use manylane_sys::uring::BareSender;
 use manylane_sys::{cpu, sock};
 
-use super::sample::go_on;
-use super::{Director, Limits, Options, Setup};
+use super::sample::check_stop;
+use super::{Controller, Limits, Options, Setup};
 use crate::schema::{BENCH_REPLIES, BatchRow, BatchSample, BenchSettings, Document};
 use crate::stats::interleaved;
 
 /// Bytes of payload that a sample sends at most, and datagrams, of which the first eighth warms up.
-const BYTES: usize = 64 << 20;
-const DATAGRAMS: usize = 8192;
+const BYTES_MAX: usize = 64 << 20;
+const DATAGRAMS_MAX: usize = 8192;
 
 /// Ways to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Sender {
+pub enum SendMethod {
     /// `sendmmsg`.
     Sendmmsg,
     /// An entry for each datagram (`IORING_OP_SENDMSG`), no completion where all went well.
@@ -34,7 +34,7 @@ pub enum Sender {
     UringZeroCopy,
 }
 
-impl Sender {
+impl SendMethod {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Sendmmsg, Self::UringSendmsg, Self::UringZeroCopy];
 
@@ -48,13 +48,13 @@ impl Sender {
     }
 }
 
-impl fmt::Display for Sender {
+impl fmt::Display for SendMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Sender {
+impl FromStr for SendMethod {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -70,9 +70,9 @@ impl FromStr for Sender {
 pub fn run(
     setup: &Setup,
     options: &Options,
-    senders: &[Sender],
+    senders: &[SendMethod],
     messages: &[usize],
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BatchRow>> {
     let mut settings = options.settings(setup, &Limits::default());
     settings.receivers = senders.iter().map(ToString::to_string).collect();
@@ -87,7 +87,7 @@ pub fn run(
     let (mut samples, mut taken) = (vec![Vec::new(); configs.len()], 0);
     for (round, order) in interleaved(options.rounds, configs.len()).enumerate() {
         for index in order {
-            go_on(director.stop())?;
+            check_stop(director.stop())?;
             let (sender, size, messages) = configs[index];
             let what = format!("{sender}, {size} bytes, {messages} a call, round {}", round + 1);
             director.progress(f64::from(taken) / planned, &what);
@@ -105,44 +105,45 @@ pub fn run(
         }
     }
     let rows = configs.into_iter().zip(samples);
-    let rows =
-        rows.map(|((sender, size, messages), samples)| BatchRow::of(sender.name(), size, messages, samples));
+    let rows = rows.map(|((sender, size, messages), samples)| {
+        BatchRow::from_samples(sender.name(), size, messages, samples)
+    });
     let rows = rows.collect();
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_REPLIES, settings, rows))
 }
 
-fn measure(sender: Sender, size: usize, messages: usize, round: usize) -> Result<BatchSample> {
+fn measure(sender: SendMethod, size: usize, messages: usize, round: usize) -> Result<BatchSample> {
     let target = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
-    sock::refuse_all(target.as_fd()).context("a filter on a socket")?;
+    sock::drop_all_incoming(target.as_fd()).context("a filter on a socket")?;
     let peer = SockAddr::from(target.local_addr()?);
     let socket = UdpSocket::bind("127.0.0.1:0").context("making a socket")?;
     // Payloads in places of their own, as those of a batch are.
     let payloads: Vec<Vec<u8>> = (0..messages).map(|at| vec![at as u8; size]).collect();
-    let calls = (DATAGRAMS.min(BYTES / size.max(1)) / messages).max(8);
-    let mut send = way(sender, &socket, peer, messages)?;
+    let calls = (DATAGRAMS_MAX.min(BYTES_MAX / size.max(1)) / messages).max(8);
+    let mut send = make_send_fn(sender, &socket, peer, messages)?;
     let mut sum = BatchSample { round, ..BatchSample::default() };
-    let mut before = cpu::thread_time();
+    let mut before = cpu::thread_cpu_time();
     for call in 0..calls + calls / 8 {
         if call == calls / 8 {
             (sum.sent, sum.delivered, sum.calls) = (0, 0, 0);
-            before = cpu::thread_time();
+            before = cpu::thread_cpu_time();
         }
         sum.delivered += send(&payloads)? as u64;
         sum.sent += messages as u64;
         sum.calls += 1;
     }
-    let time = cpu::thread_time().saturating_sub(before);
+    let time = cpu::thread_cpu_time().saturating_sub(before);
     ensure!(sum.delivered > 0, "nothing was sent");
     sum.rx_cpu_ns = time.as_nanos() as f64 / sum.delivered as f64;
     Ok(sum)
 }
 
 /// Sends payloads and says how many left.
-type Send<'a> = Box<dyn FnMut(&[Vec<u8>]) -> Result<usize> + 'a>;
+type SendFn<'a> = Box<dyn FnMut(&[Vec<u8>]) -> Result<usize> + 'a>;
 
-fn way(sender: Sender, socket: &UdpSocket, peer: SockAddr, batch: usize) -> Result<Send<'_>> {
-    if sender == Sender::Sendmmsg {
+fn make_send_fn(sender: SendMethod, socket: &UdpSocket, peer: SockAddr, batch: usize) -> Result<SendFn<'_>> {
+    if sender == SendMethod::Sendmmsg {
         let mut ring = SendRing::new(SendOptions { batch, gso: false })?;
         return Ok(Box::new(move |payloads| {
             let mut queue = ring.batch();
@@ -152,8 +153,8 @@ fn way(sender: Sender, socket: &UdpSocket, peer: SockAddr, batch: usize) -> Resu
             Ok(queue.send(socket.as_fd(), 0)?)
         }));
     }
-    let zero_copy = sender == Sender::UringZeroCopy;
-    let ring = BareSends::new(socket.as_fd(), batch, zero_copy);
+    let zero_copy = sender == SendMethod::UringZeroCopy;
+    let ring = BareSender::new(socket.as_fd(), batch, zero_copy);
     let mut ring = ring.context("io_uring: see kernel.io_uring_disabled")?;
     Ok(Box::new(move |payloads| Ok(ring.send(&peer, payloads.iter().map(Vec::as_slice))?)))
 }

@@ -11,21 +11,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::sample::{go_on, measure};
-use super::{Director, Found, Limits, Load, Options, Setup, Trial, crowded, no_loss_rate};
+use super::sample::{check_stop, measure};
+use super::{
+    Controller, Limits, Load, Options, SearchResult, Setup, Trial, no_loss_rate, oversubscribed_note,
+};
 use crate::receiver::{Kind, Work};
 use crate::schema::{BENCH_ECHO, BENCH_RX, BenchRow, BenchSettings, Document, Sample};
 use crate::stats::{interleaved, median};
 
 /// The cost rounds run at this share of the lowest no-loss rate: all receivers are then well inside.
-const COMMON_SHARE: f64 = 0.9;
+const COMMON_RATE_FRACTION: f64 = 0.9;
 /// Trials that a search takes as a rule; only the progress bar depends on it.
-const TRIALS: usize = 14;
+const TRIALS_EXPECTED: usize = 14;
 
 /// When a quick run stops searching rates and starts to measure cost.
-const QUICK_SEARCH: Duration = Duration::from_secs(14);
+const QUICK_SEARCH_TIMEOUT: Duration = Duration::from_secs(14);
 /// When a quick run must come to its end, whatever is left: on a busy machine everything takes longer.
-const QUICK_END: Duration = Duration::from_secs(36);
+const QUICK_RUN_TIMEOUT: Duration = Duration::from_secs(36);
 
 /// One thing that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,18 +44,18 @@ struct Config {
 pub fn run(
     setup: &mut Setup,
     options: &Options,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, BenchRow>> {
     let limits = Limits::default();
     let mut settings = options.settings(setup, &limits);
-    settings.notes.extend(crowded(setup));
-    if let (Work::Echo, Some(counter)) = (options.work, setup.counter()) {
+    settings.notes.extend(oversubscribed_note(setup));
+    if let (Work::Echo, Some(counter)) = (options.work, setup.count_hook()) {
         settings
             .notes
             .push(format!("answers were counted and dropped in the {counter} of the host that asked"));
     }
     let (start, spent, planned) = (Instant::now(), Duration::ZERO, Duration::ZERO);
-    let mut bench = Bench { setup, options, limits, director, start, spent, planned };
+    let mut bench = Bench { setup, options, limits, controller: director, start, spent, planned };
     let mut rows = Vec::new();
     bench.plan();
     for &size in &options.sizes {
@@ -61,15 +63,15 @@ pub fn run(
         let found = bench.search(&configs, &mut settings)?;
         let pps = bench.common_rate(&found)?;
         settings.notes.push(format!("{size} bytes: cost was measured at {pps:.0} datagrams per second"));
-        let samples = bench.cost(&configs, pps, &mut settings)?;
+        let samples = bench.measure_cost(&configs, pps, &mut settings)?;
         for (config, samples) in configs.iter().zip(samples) {
             let lanes = config.kind.lanes(config.threads);
-            let mut row = BenchRow::of(config.kind.name(), config.threads, lanes, size, samples);
+            let mut row = BenchRow::from_samples(config.kind.name(), config.threads, lanes, size, samples);
             if let Some(found) = found.get(config) {
                 row.no_loss_pps = Some(found.pps);
                 row.sender_limited = Some(found.sender_limited);
-                if !bench.is_late(QUICK_END) {
-                    let (offered, goodput) = bench.overload(config, found.pps * 2.0)?;
+                if !bench.is_overdue(QUICK_RUN_TIMEOUT) {
+                    let (offered, goodput) = bench.measure_overload(config, found.pps * 2.0)?;
                     row.offered_at_double_pps = Some(offered);
                     row.goodput_at_double_pps = Some(goodput);
                 }
@@ -77,7 +79,7 @@ pub fn run(
             rows.push(row);
         }
     }
-    bench.director.progress(1.0, "done");
+    bench.controller.progress(1.0, "done");
     let schema = match options.work {
         Work::Count => BENCH_RX,
         Work::Echo => BENCH_ECHO,
@@ -89,7 +91,7 @@ struct Bench<'a> {
     setup: &'a mut Setup,
     options: &'a Options,
     limits: Limits,
-    director: &'a mut dyn Director,
+    controller: &'a mut dyn Controller,
     start: Instant,
     /// Time of the samples so far, and of all that are planned.
     spent: Duration,
@@ -98,7 +100,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Whether a quick run is beyond `limit`; any other run has all the time.
-    fn is_late(&self, limit: Duration) -> bool {
+    fn is_overdue(&self, limit: Duration) -> bool {
         self.options.quick && self.start.elapsed() > limit
     }
 
@@ -112,36 +114,40 @@ impl Bench<'_> {
     }
 
     /// The configurations whose no-loss rate is searched: all, or in a quick run those with most threads.
-    fn searched<'c>(&self, configs: &'c [Config]) -> impl Iterator<Item = &'c Config> + use<'c> {
+    fn searched_configs<'c>(&self, configs: &'c [Config]) -> impl Iterator<Item = &'c Config> + use<'c> {
         let most = configs.iter().map(|config| config.threads).max();
         let quick = self.options.quick;
         configs.iter().filter(move |config| !quick || Some(config.threads) == most)
     }
 
-    fn trial_time(&self) -> Duration {
+    fn trial_duration(&self) -> Duration {
         if self.options.quick { self.options.duration } else { self.options.duration.div_f64(2.0) }
             .min(Duration::from_millis(500))
     }
 
     fn plan(&mut self) {
         let configs = self.configs(0);
-        let searched = self.searched(&configs).count();
-        let one_size = overhead(self.trial_time()) * (searched * self.tries()) as u32
-            + overhead(self.options.duration) * (configs.len() * self.options.rounds + searched) as u32;
+        let searched = self.searched_configs(&configs).count();
+        let one_size = with_overhead(self.trial_duration()) * (searched * self.trial_count()) as u32
+            + with_overhead(self.options.duration) * (configs.len() * self.options.rounds + searched) as u32;
         self.planned = one_size * self.options.sizes.len() as u32;
     }
 
-    fn tries(&self) -> usize {
-        if self.options.pps.is_some() && self.options.quick { 0 } else { TRIALS }
+    fn trial_count(&self) -> usize {
+        if self.options.pps.is_some() && self.options.quick { 0 } else { TRIALS_EXPECTED }
     }
 
-    fn search(&mut self, configs: &[Config], settings: &mut BenchSettings) -> Result<HashMap<Config, Found>> {
-        if self.tries() == 0 {
+    fn search(
+        &mut self,
+        configs: &[Config],
+        settings: &mut BenchSettings,
+    ) -> Result<HashMap<Config, SearchResult>> {
+        if self.trial_count() == 0 {
             settings.notes.push("quick run with a given rate: no-loss rates were not searched".into());
             return Ok(HashMap::new());
         }
-        let mut found: HashMap<Config, Found> = HashMap::new();
-        let searched: Vec<Config> = self.searched(configs).copied().collect();
+        let mut found: HashMap<Config, SearchResult> = HashMap::new();
+        let searched: Vec<Config> = self.searched_configs(configs).copied().collect();
         if searched.len() < configs.len() {
             let threads = searched.first().map_or(0, |config| config.threads);
             settings
@@ -153,7 +159,7 @@ impl Bench<'_> {
             limits.precision = 0.1;
         }
         for config in searched {
-            if !found.is_empty() && self.is_late(QUICK_SEARCH) {
+            if !found.is_empty() && self.is_overdue(QUICK_SEARCH_TIMEOUT) {
                 let (kind, threads) = (config.kind, config.threads);
                 settings
                     .notes
@@ -163,8 +169,8 @@ impl Bench<'_> {
             // What the receiver before it reached is a good first guess: half of it saves the climb.
             let guess = found.values().map(|found| found.pps / 2.0).fold(limits.start_pps, f64::max);
             let from = Limits { start_pps: guess, ..limits };
-            let time = self.trial_time();
-            let planned = overhead(time) * TRIALS as u32;
+            let time = self.trial_duration();
+            let planned = with_overhead(time) * TRIALS_EXPECTED as u32;
             let before = self.spent;
             let result = no_loss_rate(&from, |pps| {
                 let what = format!("{} with {} threads: {:.0} k/s?", config.kind, config.threads, pps / 1e3);
@@ -178,7 +184,7 @@ impl Bench<'_> {
         Ok(found)
     }
 
-    fn common_rate(&self, found: &HashMap<Config, Found>) -> Result<f64> {
+    fn common_rate(&self, found: &HashMap<Config, SearchResult>) -> Result<f64> {
         if let Some(pps) = self.options.pps {
             return Ok(pps);
         }
@@ -187,11 +193,11 @@ impl Bench<'_> {
             lowest.is_finite() && lowest > 0.0,
             "a receiver loses datagrams even at the lowest rate that was tried: is the machine busy? (--rate sets one)"
         );
-        Ok(lowest * COMMON_SHARE)
+        Ok(lowest * COMMON_RATE_FRACTION)
     }
 
     /// The samples of each configuration, in the order of `configs`.
-    fn cost(
+    fn measure_cost(
         &mut self,
         configs: &[Config],
         pps: f64,
@@ -201,7 +207,7 @@ impl Bench<'_> {
         let mut longest = Duration::ZERO;
         for (round, order) in interleaved(self.options.rounds, configs.len()).enumerate() {
             // Only whole rounds: every receiver has as many samples as any other.
-            if round > 0 && self.is_late(QUICK_END.saturating_sub(longest)) {
+            if round > 0 && self.is_overdue(QUICK_RUN_TIMEOUT.saturating_sub(longest)) {
                 settings.notes.push(format!("quick run, slow machine: time for {round} rounds only"));
                 break;
             }
@@ -223,7 +229,7 @@ impl Bench<'_> {
     }
 
     /// Offered and delivered rate when `pps` arrive: medians of three.
-    fn overload(&mut self, config: &Config, pps: f64) -> Result<(f64, f64)> {
+    fn measure_overload(&mut self, config: &Config, pps: f64) -> Result<(f64, f64)> {
         let what = format!("{} with {} threads: twice its rate", config.kind, config.threads);
         let times = if self.options.quick { 1 } else { 3 };
         let time = self.options.duration.div_f64(f64::from(times));
@@ -245,18 +251,18 @@ impl Bench<'_> {
         round: usize,
         what: &str,
     ) -> Result<Sample> {
-        go_on(self.director.stop())?;
+        check_stop(self.controller.stop())?;
         let done = self.spent.as_secs_f64() / self.planned.as_secs_f64().max(1e-9);
-        self.director.progress(done.min(1.0), what);
-        let load = Load { pps, duration, size: config.size, flows: self.options.flows, segment: false };
-        let receiver = self.options.receiver(self.setup, config.kind, config.threads, config.size);
+        self.controller.progress(done.min(1.0), what);
+        let load = Load { pps, duration, size: config.size, flows: self.options.flows, gso: false };
+        let receiver = self.options.receiver_options(self.setup, config.kind, config.threads, config.size);
         let sample = measure(self.setup, config.kind, &receiver, &load, round)?;
-        self.spent += overhead(duration);
+        self.spent += with_overhead(duration);
         Ok(sample)
     }
 }
 
 /// The time that a sample takes with all that belongs to it.
-fn overhead(duration: Duration) -> Duration {
+fn with_overhead(duration: Duration) -> Duration {
     duration.mul_f64(1.2) + Duration::from_millis(40)
 }

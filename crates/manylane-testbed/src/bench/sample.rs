@@ -8,21 +8,21 @@ use anyhow::{Result, anyhow, bail};
 
 use super::setup::{Load, Setup};
 use crate::machine;
-use crate::receiver::{Kind, ReceiverOptions, Running, Snapshot, Work};
+use crate::receiver::{Kind, ReceiverOptions, RunningReceiver, Snapshot, Work};
 use crate::schema::Sample;
 use crate::traffic::Sent;
-use crate::traffic::answers::Answers;
+use crate::traffic::replies::ReplyCounter;
 
 /// How long what was sent may take to be delivered or dropped.
-const REST: Duration = Duration::from_millis(500);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Nothing happened for so long: what has not arrived by now does not arrive.
-const QUIET: Duration = Duration::from_millis(25);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(25);
 
 /// Ends a benchmark early, on request.
 ///
 /// # Errors
 /// When `stop` is set.
-pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
+pub(crate) fn check_stop(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted before the end: no result");
     }
@@ -32,30 +32,30 @@ pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
 /// What is known of a receiver at one moment. What was asked of it is counted where it shows that it is done:
 /// in its threads, or for answers at the host that they come back to.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ReceiverCounts {
     /// Datagrams delivered, or requests answered.
-    pub(crate) done: u64,
+    pub(crate) completed: u64,
     pub(crate) receiver: Snapshot,
 }
 
 /// A receiver that runs, and who counts its answers if it gives any.
-pub(crate) struct Watched<'a> {
-    pub(crate) running: &'a dyn Running,
-    pub(crate) answers: Option<&'a Answers>,
+pub(crate) struct MeasuredReceiver<'a> {
+    pub(crate) running: &'a dyn RunningReceiver,
+    pub(crate) reply_counter: Option<&'a ReplyCounter>,
 }
 
-impl Watched<'_> {
-    pub(crate) fn look(&self) -> Result<Seen> {
-        self.with(self.running.snapshot())
+impl MeasuredReceiver<'_> {
+    pub(crate) fn counts(&self) -> Result<ReceiverCounts> {
+        self.counts_with(self.running.snapshot())
     }
 
-    fn with(&self, receiver: Snapshot) -> Result<Seen> {
-        done(self.answers, receiver)
+    fn counts_with(&self, receiver: Snapshot) -> Result<ReceiverCounts> {
+        receiver_counts(self.reply_counter, receiver)
     }
 }
 
-fn done(answers: Option<&Answers>, receiver: Snapshot) -> Result<Seen> {
-    Ok(Seen { done: answers.map_or(Ok(receiver.delivered), Answers::count)?, receiver })
+fn receiver_counts(answers: Option<&ReplyCounter>, receiver: Snapshot) -> Result<ReceiverCounts> {
+    Ok(ReceiverCounts { completed: answers.map_or(Ok(receiver.delivered), ReplyCounter::count)?, receiver })
 }
 
 /// Starts a receiver, warms it up, and measures it under `load`.
@@ -74,59 +74,63 @@ pub fn measure(
 ) -> Result<Sample> {
     let answers = match options.work {
         Work::Count => None,
-        Work::Echo => Some(setup.answers()?),
+        Work::Echo => Some(setup.reply_counter()?),
     };
     let running = setup.start(kind, options)?;
-    let watched = Watched { running: running.as_ref(), answers: answers.as_ref() };
+    let watched = MeasuredReceiver { running: running.as_ref(), reply_counter: answers.as_ref() };
     // Page faults, sleeping cores, neighbour tables: not part of what is measured.
     let warm_up = Load { duration: (load.duration / 5).min(Duration::from_millis(100)), ..*load };
-    let cold = watched.look()?;
+    let cold = watched.counts()?;
     let warmed = setup.send(running.addr(), &warm_up)?;
-    rest(&watched, &cold, &warmed)?;
-    let before = watched.look()?;
-    let clock = Busy::start();
+    wait_drained(&watched, &cold, &warmed)?;
+    let before = watched.counts()?;
+    let clock = CpuBusyTimer::start();
     let (sent, delivered_pps) = thread::scope(|scope| {
         let (to, setup) = (running.addr(), &mut *setup);
         let sender = scope.spawn(move || setup.send(to, load));
-        let delivered_pps = rate_inside(&watched, load.duration);
+        let delivered_pps = steady_rate(&watched, load.duration);
         (sender.join(), delivered_pps)
     });
     let sent = sent.map_err(|_| anyhow!("the sender panicked"))??;
     let busy = clock.stop().1;
-    let at_end = watched.look()?;
-    rest(&watched, &before, &sent)?;
+    let at_end = watched.counts()?;
+    wait_drained(&watched, &before, &sent)?;
     // Closing is not receiving: a queue has megabytes of frames, and its thread gives them back.
     let rx_cpu = running.snapshot().rx_cpu;
     let receiver = Snapshot { rx_cpu, ..running.stop()? };
-    let after = done(answers.as_ref(), receiver)?;
+    let after = receiver_counts(answers.as_ref(), receiver)?;
     // Idle time counts in ticks; what was busy between the two looks served what was delivered between them.
-    let total_cpu_ns = per(busy, at_end.done - before.done);
+    let total_cpu_ns = ns_per_datagram(busy, at_end.completed - before.completed);
     let delivered_pps = delivered_pps?;
     Ok(Sample { delivered_pps, total_cpu_ns, ..sample(round, &sent, options.work, &before, &after) })
 }
 
 /// Datagrams per second that are done in the middle of a stretch of traffic: neither its first moments
 /// count nor the queue that is emptied after its end.
-fn rate_inside(watched: &Watched<'_>, duration: Duration) -> Result<f64> {
+fn steady_rate(watched: &MeasuredReceiver<'_>, duration: Duration) -> Result<f64> {
     thread::sleep(duration.mul_f64(0.3));
-    let (start, before) = (Instant::now(), watched.look()?.done);
+    let (start, before) = (Instant::now(), watched.counts()?.completed);
     thread::sleep(duration.mul_f64(0.6));
-    let done = watched.look()?.done - before;
+    let done = watched.counts()?.completed - before;
     Ok(done as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
 /// Waits until all that was sent since `before` is done or dropped, or nothing moves any more.
-pub(crate) fn rest(watched: &Watched<'_>, before: &Seen, sent: &Sent) -> Result<()> {
+pub(crate) fn wait_drained(
+    watched: &MeasuredReceiver<'_>,
+    before: &ReceiverCounts,
+    sent: &Sent,
+) -> Result<()> {
     let start = Instant::now();
-    let mut last = (watched.look()?.done, Instant::now());
-    while start.elapsed() < REST && last.1.elapsed() < QUIET {
-        let now = watched.look()?;
+    let mut last = (watched.counts()?.completed, Instant::now());
+    while start.elapsed() < DRAIN_TIMEOUT && last.1.elapsed() < IDLE_TIMEOUT {
+        let now = watched.counts()?;
         let dropped = now.receiver.kernel_dropped - before.receiver.kernel_dropped;
-        if now.done - before.done + dropped >= sent.datagrams {
+        if now.completed - before.completed + dropped >= sent.datagrams {
             return Ok(());
         }
-        if now.done != last.0 {
-            last = (now.done, Instant::now());
+        if now.completed != last.0 {
+            last = (now.completed, Instant::now());
         }
         thread::sleep(Duration::from_millis(1));
     }
@@ -134,15 +138,15 @@ pub(crate) fn rest(watched: &Watched<'_>, before: &Seen, sent: &Sent) -> Result<
 }
 
 /// What follows from the counts; rates of the machine are left at 0.
-fn sample(round: usize, sent: &Sent, work: Work, before: &Seen, after: &Seen) -> Sample {
-    let delivered = after.done - before.done;
+fn sample(round: usize, sent: &Sent, work: Work, before: &ReceiverCounts, after: &ReceiverCounts) -> Sample {
+    let delivered = after.completed - before.completed;
     let (first, last) = (&before.receiver, &after.receiver);
     Sample {
         round,
         offered_pps: sent.pps(),
         delivered_pps: 0.0,
         loss: 1.0 - ratio(delivered.min(sent.datagrams), sent.datagrams),
-        rx_cpu_ns: per(last.rx_cpu.saturating_sub(first.rx_cpu), delivered),
+        rx_cpu_ns: ns_per_datagram(last.rx_cpu.saturating_sub(first.rx_cpu), delivered),
         total_cpu_ns: 0.0,
         sent: sent.datagrams,
         delivered,
@@ -151,7 +155,7 @@ fn sample(round: usize, sent: &Sent, work: Work, before: &Seen, after: &Seen) ->
     }
 }
 
-fn per(time: Duration, datagrams: u64) -> f64 {
+fn ns_per_datagram(time: Duration, datagrams: u64) -> f64 {
     time.as_nanos() as f64 / (datagrams.max(1)) as f64
 }
 
@@ -160,13 +164,13 @@ fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 /// Time that the processors of the machine are busy, all together.
-pub(crate) struct Busy {
+pub(crate) struct CpuBusyTimer {
     start: Instant,
     idle_ns: u64,
     cpus: u32,
 }
 
-impl Busy {
+impl CpuBusyTimer {
     pub(crate) fn start() -> Self {
         let cpus = u32::try_from(machine::online_cpus().len()).unwrap_or(1);
         Self { start: Instant::now(), idle_ns: machine::idle_ns(), cpus }
@@ -184,15 +188,15 @@ impl Busy {
 mod tests {
     use super::*;
 
-    fn seen(done: u64, delivered: u64, kernel_dropped: u64, micros: u64) -> Seen {
+    fn test_counts(done: u64, delivered: u64, kernel_dropped: u64, micros: u64) -> ReceiverCounts {
         let rx_cpu = Duration::from_micros(micros);
-        Seen { done, receiver: Snapshot { delivered, kernel_dropped, rx_cpu } }
+        ReceiverCounts { completed: done, receiver: Snapshot { delivered, kernel_dropped, rx_cpu } }
     }
 
     #[test]
     fn a_sample_adds_up() {
         let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
-        let (before, after) = (seen(100, 100, 5, 10), seen(1000, 1000, 105, 460));
+        let (before, after) = (test_counts(100, 100, 5, 10), test_counts(1000, 1000, 105, 460));
         let got = sample(3, &sent, Work::Count, &before, &after);
         assert_eq!((got.round, got.sent, got.delivered, got.kernel_dropped), (3, 1000, 900, 100));
         assert_eq!((got.offered_pps, got.rx_cpu_ns, got.taken), (10_000.0, 500.0, None));
@@ -202,7 +206,7 @@ mod tests {
     #[test]
     fn of_requests_only_answers_count() {
         let sent = Sent { datagrams: 1000, elapsed: Duration::from_millis(100), ..Sent::default() };
-        let got = sample(0, &sent, Work::Echo, &seen(7, 0, 0, 0), &seen(807, 990, 10, 400));
+        let got = sample(0, &sent, Work::Echo, &test_counts(7, 0, 0, 0), &test_counts(807, 990, 10, 400));
         assert_eq!((got.delivered, got.taken, got.kernel_dropped), (800, Some(990), 10));
         assert_eq!(got.rx_cpu_ns, 500.0);
         assert!((got.loss - 0.2).abs() < 1e-12);
@@ -210,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_busy_thread_shows_as_busy_time() {
-        let clock = Busy::start();
+        let clock = CpuBusyTimer::start();
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(200) {
             std::hint::spin_loop();

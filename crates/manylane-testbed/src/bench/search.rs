@@ -26,18 +26,18 @@ pub struct Limits {
     /// The search ends when pass and failure are this close, as a share of the rate.
     pub precision: f64,
     /// Tries that a rate has: noise of the machine must not look like a limit of the receiver.
-    pub tries: usize,
+    pub attempts: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { start_pps: 50_000.0, max_pps: 20e6, loss: 0.001, precision: 0.03, tries: 2 }
+        Self { start_pps: 50_000.0, max_pps: 20e6, loss: 0.001, precision: 0.03, attempts: 2 }
     }
 }
 
 /// What the search found.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Found {
+pub struct SearchResult {
     /// Highest confirmed rate; 0 when even the lowest rate that was tried loses datagrams.
     pub pps: f64,
     /// True when the sender could not send faster: the receiver can do at least this.
@@ -47,39 +47,39 @@ pub struct Found {
 }
 
 /// A sender that reaches less than this share of the asked rate is at its own limit.
-const SENDER_REACHES: f64 = 0.95;
+const SENDER_FRACTION_MIN: f64 = 0.95;
 /// How far the rate grows at each step while nothing is lost.
-const GROWTH: f64 = 1.6;
+const GROWTH_FACTOR: f64 = 1.6;
 /// Rates below this say nothing about a receiver: the machine is busy with something else.
-const FLOOR_PPS: f64 = 1000.0;
+const RATE_MIN_PPS: f64 = 1000.0;
 
 /// Searches for the highest rate that `trial` passes. `trial` gets the rate to offer.
 ///
 /// The answer is a rate that was really offered and passed twice.
-pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>) -> Result<Found> {
+pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>) -> Result<SearchResult> {
     let mut search = Search { limits, trial: &mut trial, trials: 0 };
-    let mut rate = limits.start_pps.max(FLOOR_PPS).min(limits.max_pps);
+    let mut rate = limits.start_pps.max(RATE_MIN_PPS).min(limits.max_pps);
     let (mut good, mut bad, mut sender_limited) = (0.0_f64, f64::INFINITY, false);
 
     // Up until something is lost, or down until nothing is.
     loop {
-        match search.passes(rate)? {
+        match search.try_rate(rate)? {
             Some(seen) => {
                 good = good.max(seen.min(rate));
-                sender_limited = seen < rate * SENDER_REACHES;
+                sender_limited = seen < rate * SENDER_FRACTION_MIN;
                 if sender_limited || bad.is_finite() || rate >= limits.max_pps {
                     break;
                 }
-                rate = (rate * GROWTH).min(limits.max_pps);
+                rate = (rate * GROWTH_FACTOR).min(limits.max_pps);
             }
             None => {
                 bad = rate;
                 if good > 0.0 {
                     break;
                 }
-                rate /= GROWTH;
-                if rate < FLOOR_PPS {
-                    return Ok(Found { pps: 0.0, sender_limited: false, trials: search.trials });
+                rate /= GROWTH_FACTOR;
+                if rate < RATE_MIN_PPS {
+                    return Ok(SearchResult { pps: 0.0, sender_limited: false, trials: search.trials });
                 }
             }
         }
@@ -87,8 +87,8 @@ pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>
     // Halve what is between the two.
     while bad.is_finite() && bad - good > limits.precision * good {
         let middle = f64::midpoint(good, bad);
-        match search.passes(middle)? {
-            Some(seen) if seen < middle * SENDER_REACHES => {
+        match search.try_rate(middle)? {
+            Some(seen) if seen < middle * SENDER_FRACTION_MIN => {
                 good = good.max(seen);
                 sender_limited = true;
                 break;
@@ -98,14 +98,14 @@ pub fn no_loss_rate(limits: &Limits, mut trial: impl FnMut(f64) -> Result<Trial>
         }
     }
     // A rate that passed once may have been lucky: only one that passes again is reported.
-    while good >= FLOOR_PPS {
-        if search.passes(good)?.is_some() {
-            return Ok(Found { pps: good, sender_limited, trials: search.trials });
+    while good >= RATE_MIN_PPS {
+        if search.try_rate(good)?.is_some() {
+            return Ok(SearchResult { pps: good, sender_limited, trials: search.trials });
         }
         good *= 1.0 - limits.precision;
         sender_limited = false;
     }
-    Ok(Found { pps: 0.0, sender_limited: false, trials: search.trials })
+    Ok(SearchResult { pps: 0.0, sender_limited: false, trials: search.trials })
 }
 
 struct Search<'a, T> {
@@ -119,15 +119,15 @@ impl<T: FnMut(f64) -> Result<Trial>> Search<'_, T> {
     ///
     /// A receiver that loses and a sender that stays behind have the same number of tries, for either may have
     /// been the machine's doing; a try where the sender stayed behind says nothing about the receiver.
-    fn passes(&mut self, rate: f64) -> Result<Option<f64>> {
-        let tries = self.limits.tries.max(1);
+    fn try_rate(&mut self, rate: f64) -> Result<Option<f64>> {
+        let tries = self.limits.attempts.max(1);
         let (mut lost, mut behind, mut fastest) = (0, 0, 0.0_f64);
         while lost < tries && behind < tries {
             self.trials += 1;
             let seen = (self.trial)(rate)?;
             if seen.loss > self.limits.loss || seen.offered_pps <= 0.0 {
                 lost += 1;
-            } else if seen.offered_pps >= rate * SENDER_REACHES {
+            } else if seen.offered_pps >= rate * SENDER_FRACTION_MIN {
                 return Ok(Some(seen.offered_pps));
             } else {
                 behind += 1;

@@ -9,11 +9,11 @@ use manylane_sys::cpu;
 
 use crate::host::Host;
 use crate::machine;
-use crate::receiver::{Kind, ReceiverOptions, Running};
+use crate::receiver::{Kind, ReceiverOptions, RunningReceiver};
 use crate::testbed::{Layout, Testbed};
-use crate::traffic::answers::{Answers, Counter, Kept, KeptFlows};
 use crate::traffic::live::LiveSender;
 use crate::traffic::portable::{self, Flows};
+use crate::traffic::replies::{CountHook, ReplyCounter, ReplyFlows, SharedFlows};
 use crate::traffic::{Sent, Traffic, Until};
 
 /// One stretch of traffic.
@@ -28,37 +28,37 @@ pub struct Load {
     /// Sources, each a flow.
     pub flows: u16,
     /// Let the kernel cut trains into datagrams (UDP GSO). Loopback only.
-    pub segment: bool,
+    pub gso: bool,
 }
 
 /// A place to measure in: it starts receivers and sends to them.
 pub struct Setup {
-    place: Place,
+    environment: Environment,
     /// Processor of the sender, when it has one of its own.
     sender_cpu: Option<usize>,
     receiver_cpus: Vec<usize>,
     /// Counts what comes back, once somebody asked for it.
-    answers: Option<Answers>,
-    counter: Counter,
+    reply_counter: Option<ReplyCounter>,
+    count_hook: CountHook,
 }
 
-enum Place {
-    Loopback(Local),
+enum Environment {
+    Loopback(LoopbackSender),
     Testbed(Box<Hosts>),
 }
 
 /// Sends over loopback.
 #[derive(Default)]
-struct Local {
+struct LoopbackSender {
     /// The target that flows were opened for, and the flows, where answers are counted: they come back to them.
     target: Option<Traffic>,
-    kept: Kept,
+    flows: SharedFlows,
 }
 
-impl Local {
-    fn kept(&self) -> MutexGuard<'_, KeptFlows> {
+impl LoopbackSender {
+    fn lock_flows(&self) -> MutexGuard<'_, ReplyFlows> {
         // Whoever panics with it leaves flows and a count that belong together.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn send(&mut self, traffic: &Traffic, until: Until, keep: bool) -> Result<Sent> {
@@ -66,12 +66,12 @@ impl Local {
             return portable::send(traffic, until);
         }
         let form = Traffic { pps: None, ..traffic.clone() };
-        let known = self.kept().flows();
+        let known = self.lock_flows().flows();
         let flows = match known {
             Some(flows) if self.target.as_ref() == Some(&form) => flows,
             _ => {
                 let flows = Arc::new(Flows::open(traffic)?);
-                self.kept().replace(Arc::clone(&flows))?;
+                self.lock_flows().replace(Arc::clone(&flows))?;
                 self.target = Some(form);
                 flows
             }
@@ -100,7 +100,7 @@ impl Hosts {
             Some((made_for, sender)) if *made_for == form => sender,
             other => {
                 let (from, to) = (self.testbed.host(0), self.testbed.host(1));
-                let sender = LiveSender::spread(from, to, &links, &form)?;
+                let sender = LiveSender::over_links(from, to, &links, &form)?;
                 &mut other.insert((form, sender)).1
             }
         };
@@ -112,10 +112,10 @@ impl Hosts {
 }
 
 /// Port of the receivers in the testbed, where nobody else has one.
-const PORT: u16 = 7;
+const RECEIVER_PORT: u16 = 7;
 
 /// Receive queues of the devices of a testbed, if nobody says: as many as the most lanes of a default run.
-const QUEUES: u32 = 8;
+const DEFAULT_QUEUES: u32 = 8;
 
 impl Setup {
     /// Loopback: ordinary sockets on both sides, no privileges.
@@ -123,7 +123,7 @@ impl Setup {
     /// # Errors
     /// Never yet; as [`Setup::testbed`].
     pub fn loopback(receiver_cpus: Option<Vec<usize>>) -> Result<Self> {
-        Ok(Self::of(Place::Loopback(Local::default()), receiver_cpus))
+        Ok(Self::with_environment(Environment::Loopback(LoopbackSender::default()), receiver_cpus))
     }
 
     /// Two hosts joined by `interfaces` veth pairs of several queues; the sender makes frames in XDP, and takes the
@@ -132,48 +132,55 @@ impl Setup {
     /// # Errors
     /// Without root, or where a network namespace cannot be made.
     pub fn testbed(receiver_cpus: Option<Vec<usize>>, interfaces: usize) -> Result<Self> {
-        Self::testbed_of(receiver_cpus, interfaces, QUEUES)
+        Self::testbed_with_queues(receiver_cpus, interfaces, DEFAULT_QUEUES)
     }
 
     /// The same, with so many receive queues for each device.
     ///
     /// # Errors
     /// As for [`testbed`](Self::testbed).
-    pub fn testbed_of(receiver_cpus: Option<Vec<usize>>, interfaces: usize, queues: u32) -> Result<Self> {
+    pub fn testbed_with_queues(
+        receiver_cpus: Option<Vec<usize>>,
+        interfaces: usize,
+        queues: u32,
+    ) -> Result<Self> {
         let links = vec![(0, 1); interfaces.max(1)];
         // Without IPv6 the kernels send nothing of their own, which the devices would count beside the traffic.
         let testbed = Testbed::new(&Layout { queues, links, ipv6: false, ..Layout::default() })
             .context("cannot make a testbed (root is needed; --loopback does without)")?;
-        Ok(Self::of(Place::Testbed(Box::new(Hosts { testbed, queues, sender: None })), receiver_cpus))
+        Ok(Self::with_environment(
+            Environment::Testbed(Box::new(Hosts { testbed, queues, sender: None })),
+            receiver_cpus,
+        ))
     }
 
-    fn of(place: Place, receiver_cpus: Option<Vec<usize>>) -> Self {
+    fn with_environment(place: Environment, receiver_cpus: Option<Vec<usize>>) -> Self {
         let cpus = machine::allowed_cpus();
         // The sender has the last processor for itself, where there is more than one.
         let sender_cpu = if cpus.len() > 1 { cpus.last().copied() } else { None };
         let others = cpus.iter().copied().filter(|cpu| Some(*cpu) != sender_cpu).collect();
         Self {
-            place,
+            environment: place,
             sender_cpu,
             receiver_cpus: receiver_cpus.unwrap_or(others),
-            answers: None,
-            counter: Counter::default(),
+            reply_counter: None,
+            count_hook: CountHook::default(),
         }
     }
 
     /// `loopback` or `testbed`.
     pub fn name(&self) -> &'static str {
-        match &self.place {
-            Place::Loopback(_) => "loopback",
-            Place::Testbed(_) => "testbed",
+        match &self.environment {
+            Environment::Loopback(_) => "loopback",
+            Environment::Testbed(_) => "testbed",
         }
     }
 
     /// The device that the traffic goes through.
-    pub fn device(&self) -> String {
-        match &self.place {
-            Place::Loopback(_) => "lo".into(),
-            Place::Testbed(hosts) => match (hosts.testbed.links(), hosts.queues) {
+    pub fn device_description(&self) -> String {
+        match &self.environment {
+            Environment::Loopback(_) => "lo".into(),
+            Environment::Testbed(hosts) => match (hosts.testbed.links(), hosts.queues) {
                 (1, 1) => "veth pair, one queue".into(),
                 (1, queues) => format!("veth pair, {queues} queues"),
                 (links, 1) => format!("{links} veth pairs, one queue each"),
@@ -184,9 +191,9 @@ impl Setup {
 
     /// Names of the devices that receivers can take frames from; none over loopback.
     pub fn device_names(&self) -> Vec<String> {
-        match &self.place {
-            Place::Loopback(_) => Vec::new(),
-            Place::Testbed(hosts) => {
+        match &self.environment {
+            Environment::Loopback(_) => Vec::new(),
+            Environment::Testbed(hosts) => {
                 hosts.links().iter().map(|&link| hosts.testbed.host(1).device(link).to_owned()).collect()
             }
         }
@@ -194,17 +201,17 @@ impl Setup {
 
     /// The host that sends and the one that receives, where there are two.
     pub fn hosts(&self) -> Option<(&Host, &Host)> {
-        match &self.place {
-            Place::Loopback(_) => None,
-            Place::Testbed(hosts) => Some((hosts.testbed.host(0), hosts.testbed.host(1))),
+        match &self.environment {
+            Environment::Loopback(_) => None,
+            Environment::Testbed(hosts) => Some((hosts.testbed.host(0), hosts.testbed.host(1))),
         }
     }
 
     /// What makes the traffic.
-    pub fn sender(&self) -> &'static str {
-        match &self.place {
-            Place::Loopback(_) => "sockets (sendmmsg)",
-            Place::Testbed(_) => "XDP live frames",
+    pub fn sender_name(&self) -> &'static str {
+        match &self.environment {
+            Environment::Loopback(_) => "sockets (sendmmsg)",
+            Environment::Testbed(_) => "XDP live frames",
         }
     }
 
@@ -220,21 +227,23 @@ impl Setup {
 
     /// The address that receivers bind: the wildcard where traffic arrives at several addresses.
     pub fn bind_addr(&self) -> SocketAddr {
-        match &self.place {
-            Place::Loopback(_) => ([127, 0, 0, 1], 0).into(),
-            Place::Testbed(hosts) if hosts.testbed.links() > 1 => (Ipv4Addr::UNSPECIFIED, PORT).into(),
-            Place::Testbed(hosts) => (hosts.testbed.host(1).ip4(0), PORT).into(),
+        match &self.environment {
+            Environment::Loopback(_) => ([127, 0, 0, 1], 0).into(),
+            Environment::Testbed(hosts) if hosts.testbed.links() > 1 => {
+                (Ipv4Addr::UNSPECIFIED, RECEIVER_PORT).into()
+            }
+            Environment::Testbed(hosts) => (hosts.testbed.host(1).ip4(0), RECEIVER_PORT).into(),
         }
     }
 
     /// Has answers between hosts counted elsewhere than usual, if nobody has asked for them yet.
-    pub fn count_answers(&mut self, counter: Counter) {
-        self.counter = counter;
+    pub fn set_count_hook(&mut self, counter: CountHook) {
+        self.count_hook = counter;
     }
 
     /// Where answers between hosts are counted; none over loopback.
-    pub fn counter(&self) -> Option<Counter> {
-        self.hosts().map(|_| self.counter)
+    pub fn count_hook(&self) -> Option<CountHook> {
+        self.hosts().map(|_| self.count_hook)
     }
 
     /// What counts the answers to the traffic: from the first call on they are dropped where they come back to.
@@ -242,33 +251,33 @@ impl Setup {
     ///
     /// # Errors
     /// Where eBPF cannot be loaded.
-    pub fn answers(&mut self) -> Result<Answers> {
-        if let Some(answers) = &self.answers {
+    pub fn reply_counter(&mut self) -> Result<ReplyCounter> {
+        if let Some(answers) = &self.reply_counter {
             return Ok(answers.clone());
         }
-        let answers = match &self.place {
-            Place::Loopback(local) => Answers::of_flows(Arc::clone(&local.kept)),
-            Place::Testbed(hosts) => {
-                Answers::over(hosts.testbed.host(0), &hosts.links(), PORT, self.counter)?
+        let answers = match &self.environment {
+            Environment::Loopback(local) => ReplyCounter::from_flows(Arc::clone(&local.flows)),
+            Environment::Testbed(hosts) => {
+                ReplyCounter::attach(hosts.testbed.host(0), &hosts.links(), RECEIVER_PORT, self.count_hook)?
             }
         };
-        Ok(self.answers.insert(answers).clone())
+        Ok(self.reply_counter.insert(answers).clone())
     }
 
     /// Starts a receiver where the traffic arrives.
     ///
     /// # Errors
     /// When the receiver cannot start.
-    pub fn start(&self, kind: Kind, options: &ReceiverOptions) -> Result<Box<dyn Running>> {
-        self.inside(|| kind.start(options))
+    pub fn start(&self, kind: Kind, options: &ReceiverOptions) -> Result<Box<dyn RunningReceiver>> {
+        self.run_at_receiver(|| kind.start(options))
             .with_context(|| format!("cannot start {kind} with {} threads", options.threads))
     }
 
     /// Does `work` where the traffic arrives; sockets and threads that it makes are there too.
-    pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        match &self.place {
-            Place::Loopback(_) => work(),
-            Place::Testbed(hosts) => hosts.testbed.host(1).run(work),
+    pub fn run_at_receiver<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.environment {
+            Environment::Loopback(_) => work(),
+            Environment::Testbed(hosts) => hosts.testbed.host(1).run(work),
         }
     }
 
@@ -285,17 +294,13 @@ impl Setup {
     /// # Errors
     /// When the sender fails.
     pub fn send_until(&mut self, to: SocketAddr, load: &Load, until: Until) -> Result<Sent> {
-        let traffic = Traffic {
-            pps: load.pps,
-            flows: load.flows,
-            segment: load.segment,
-            ..Traffic::new(to, load.size)
-        };
-        let (cpu, keep) = (self.sender_cpu, self.answers.is_some());
-        match &mut self.place {
-            Place::Testbed(hosts) => hosts.send(&traffic, cpu, until),
+        let traffic =
+            Traffic { pps: load.pps, flows: load.flows, gso: load.gso, ..Traffic::new(to, load.size) };
+        let (cpu, keep) = (self.sender_cpu, self.reply_counter.is_some());
+        match &mut self.environment {
+            Environment::Testbed(hosts) => hosts.send(&traffic, cpu, until),
             // On a thread of its own: the pinning must not outlive it.
-            Place::Loopback(local) => std::thread::scope(|scope| {
+            Environment::Loopback(local) => std::thread::scope(|scope| {
                 let sender = scope.spawn(|| {
                     if let Some(cpu) = cpu {
                         cpu::pin(cpu).with_context(|| format!("cannot pin the sender to CPU {cpu}"))?;

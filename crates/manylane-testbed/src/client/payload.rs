@@ -59,12 +59,12 @@ pub struct Pattern {
 
 impl Pattern {
     /// Exactly these bytes.
-    pub fn exactly(bytes: &[u8]) -> Self {
+    pub fn exact(bytes: &[u8]) -> Self {
         Self { bytes: bytes.to_vec(), mask: Vec::new() }
     }
 
     /// Whether an answer is like that.
-    pub fn is_like(&self, answer: &[u8]) -> bool {
+    pub fn matches(&self, answer: &[u8]) -> bool {
         if self.mask.is_empty() || answer.len() != self.bytes.len() {
             return answer == self.bytes;
         }
@@ -78,7 +78,7 @@ impl FromStr for Pattern {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let Some(digits) = text.strip_prefix("hex:").filter(|digits| digits.contains('?')) else {
-            return text.parse().map(|payload: Payload| Self::exactly(&payload.bytes));
+            return text.parse().map(|payload: Payload| Self::exact(&payload.bytes));
         };
         // 0 and f say where the question marks were.
         let bytes = format!("hex:{}", digits.replace('?', "0")).parse::<Payload>()?.bytes;
@@ -132,27 +132,27 @@ fn parse_hex(text: &str) -> Result<Vec<u8>, String> {
 }
 
 /// Length of the head of a numbered request.
-pub const NUMBERED: usize = 16;
+pub const SEQ_HEADER_LEN: usize = 16;
 
 /// A request that carries its own number, so that its answer is known whatever order answers come in:
 /// a mark of this run (8 bytes) and the number (8), both with the highest byte first; the rest is fixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbered {
+pub struct SeqPayload {
     /// A mark that earlier and other clients do not have: their late answers are not ours.
-    pub mark: u64,
+    pub run_id: u64,
     /// Length of the request.
     pub size: usize,
 }
 
-impl Numbered {
+impl SeqPayload {
     /// Writes request `number` into `out`, which becomes `size` bytes long.
     pub fn write(&self, number: u64, out: &mut Vec<u8>) {
         out.resize(self.size, 0);
-        let (head, rest) = out.split_at_mut(NUMBERED);
-        head[..8].copy_from_slice(&self.mark.to_be_bytes());
+        let (head, rest) = out.split_at_mut(SEQ_HEADER_LEN);
+        head[..8].copy_from_slice(&self.run_id.to_be_bytes());
         head[8..].copy_from_slice(&number.to_be_bytes());
         for (at, byte) in rest.iter_mut().enumerate() {
-            *byte = filler(at);
+            *byte = pattern_byte(at);
         }
     }
 
@@ -161,21 +161,21 @@ impl Numbered {
     pub fn read(&self, answer: &[u8]) -> Option<(u64, bool)> {
         let (mark, rest) = answer.split_first_chunk::<8>()?;
         let (number, rest) = rest.split_first_chunk::<8>()?;
-        if u64::from_be_bytes(*mark) != self.mark {
+        if u64::from_be_bytes(*mark) != self.run_id {
             return None;
         }
         let whole =
-            answer.len() == self.size && rest.iter().enumerate().all(|(at, byte)| *byte == filler(at));
+            answer.len() == self.size && rest.iter().enumerate().all(|(at, byte)| *byte == pattern_byte(at));
         Some((u64::from_be_bytes(*number), whole))
     }
 }
 
 /// `size` bytes that any change shows in.
-pub fn filled(size: usize) -> Vec<u8> {
-    (0..size).map(filler).collect()
+pub fn fill_pattern(size: usize) -> Vec<u8> {
+    (0..size).map(pattern_byte).collect()
 }
 
-fn filler(at: usize) -> u8 {
+fn pattern_byte(at: usize) -> u8 {
     (at % 251) as u8
 }
 
@@ -206,29 +206,29 @@ mod tests {
     #[test]
     fn bytes_that_may_be_anything_are_passed_over() {
         let pattern = "hex:01 ?? fF".parse::<Pattern>().unwrap();
-        assert!(pattern.is_like(&[1, 0, 255]) && pattern.is_like(&[1, 77, 255]));
-        assert!(!pattern.is_like(&[1, 77, 254]) && !pattern.is_like(&[0, 77, 255]));
-        assert!(!pattern.is_like(&[1, 77]) && !pattern.is_like(&[1, 77, 255, 0]));
+        assert!(pattern.matches(&[1, 0, 255]) && pattern.matches(&[1, 77, 255]));
+        assert!(!pattern.matches(&[1, 77, 254]) && !pattern.matches(&[0, 77, 255]));
+        assert!(!pattern.matches(&[1, 77]) && !pattern.matches(&[1, 77, 255, 0]));
         assert!("hex:???".parse::<Pattern>().unwrap_err().contains("even"));
         assert!("hex:01f?".parse::<Pattern>().unwrap_err().contains("two question marks"));
         let exact = "text:a?".parse::<Pattern>().unwrap();
-        assert!(exact.is_like(b"a?") && !exact.is_like(b"ab"));
+        assert!(exact.matches(b"a?") && !exact.matches(b"ab"));
     }
 
     #[test]
     fn a_numbered_request_is_recognised_and_checked() {
         for size in [16, 17, 1000] {
-            let form = Numbered { mark: 77, size };
+            let form = SeqPayload { run_id: 77, size };
             let mut bytes = Vec::new();
             form.write(123_456, &mut bytes);
             assert_eq!(bytes.len(), size);
             assert_eq!(form.read(&bytes), Some((123_456, true)));
             assert_eq!(form.read(&bytes[..15]), None);
-            assert_eq!(Numbered { mark: 78, size }.read(&bytes), None);
+            assert_eq!(SeqPayload { run_id: 78, size }.read(&bytes), None);
             bytes.push(0);
             assert_eq!(form.read(&bytes), Some((123_456, false)));
         }
-        let form = Numbered { mark: 1, size: 20 };
+        let form = SeqPayload { run_id: 1, size: 20 };
         let mut bytes = Vec::new();
         form.write(5, &mut bytes);
         bytes[19] ^= 1;

@@ -11,9 +11,9 @@ use aya::util::kernel_symbols;
 use aya::{Ebpf, EbpfLoader};
 
 /// `struct ml_place` of bpf/locks.bpf.c, in words: the lock, then stack and flags.
-type Place = [u64; 2];
+type CallSite = [u64; 2];
 /// `struct ml_waits`: how often, nanoseconds, the longest.
-type Waits = [u64; 3];
+type WaitStats = [u64; 3];
 
 /// Waits for one lock from one place of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,14 +32,14 @@ pub struct Contention {
 
 /// What was seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct Contentions {
     /// By lock and caller; most waiting first.
     pub waits: Vec<Contention>,
     /// Waits for which there was no room: in none of the above.
     pub missed: u64,
 }
 
-impl Seen {
+impl Contentions {
     /// All waits.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -54,34 +54,37 @@ impl Seen {
 
     /// Waits for locks of sockets and pipes, and of those who sleep at them.
     #[must_use]
-    pub fn of_sockets(&self) -> u64 {
-        [QUEUE, SOCKET, SLEEPERS, PIPE].iter().map(|lock| self.of(lock).0).sum()
+    pub fn socket_waits(&self) -> u64 {
+        [RECV_QUEUE_LOCK, SOCKET_LOCK, WAIT_QUEUE_LOCK, PIPE_LOCK]
+            .iter()
+            .map(|lock| self.totals_for(lock).0)
+            .sum()
     }
 
     /// Waits for one lock: how often, how long.
     #[must_use]
-    pub fn of(&self, lock: &str) -> (u64, u64) {
+    pub fn totals_for(&self, lock: &str) -> (u64, u64) {
         let own = self.waits.iter().filter(|wait| wait.lock == lock);
         own.fold((0, 0), |(count, ns), wait| (count + wait.count, ns + wait.ns))
     }
 }
 
 /// The queue of a UDP socket that datagrams are put into.
-pub const QUEUE: &str = "receive queue";
+pub const RECV_QUEUE_LOCK: &str = "receive queue";
 /// The lock of a socket as a whole.
-pub const SOCKET: &str = "socket";
+pub const SOCKET_LOCK: &str = "socket";
 /// Where readers of a socket sleep.
-pub const SLEEPERS: &str = "wait queue of readers";
+pub const WAIT_QUEUE_LOCK: &str = "wait queue of readers";
 /// A pipe.
-pub const PIPE: &str = "pipe";
+pub const PIPE_LOCK: &str = "pipe";
 
 /// Looks at all threads of this process until it is dropped.
-pub struct Watch {
+pub struct LockMonitor {
     ebpf: Ebpf,
     symbols: BTreeMap<u64, String>,
 }
 
-impl Watch {
+impl LockMonitor {
     /// Starts to look.
     ///
     /// # Errors
@@ -107,51 +110,57 @@ impl Watch {
     ///
     /// # Errors
     /// When a map cannot be read.
-    pub fn read(&self) -> Result<Seen> {
+    pub fn read(&self) -> Result<Contentions> {
         let map = |name: &str| self.ebpf.map(name).with_context(|| format!("no map {name}"));
-        let waited: PerCpuHashMap<&MapData, Place, Waits> = map("ml_waited")?.try_into()?;
+        let waited: PerCpuHashMap<&MapData, CallSite, WaitStats> = map("ml_waited")?.try_into()?;
         let stacks: StackTraceMap<&MapData> = map("ml_stacks")?.try_into()?;
         let missed: PerCpuArray<&MapData, u64> = map("ml_missed")?.try_into()?;
         let mut raw = Vec::new();
         for entry in &waited {
             let ([lock, words], waits) = entry.context("reading what was seen")?;
-            let (stack, flags) = halves(words);
+            let (stack, flags) = split_u64(words);
             let names: Vec<&str> = match stacks.get(&stack, 0) {
-                Ok(trace) => trace.frames().iter().filter_map(|frame| self.name(frame.ip)).collect(),
+                Ok(trace) => trace.frames().iter().filter_map(|frame| self.symbol_name(frame.ip)).collect(),
                 Err(_) => Vec::new(),
             };
-            let sum = waits.iter().fold([0; 3], |sum: Waits, [count, ns, longest]| {
+            let sum = waits.iter().fold([0; 3], |sum: WaitStats, [count, ns, longest]| {
                 [sum[0] + count, sum[1] + ns, sum[2].max(*longest)]
             });
-            raw.push(Raw { lock, flags, caller: caller(&names).into(), named: lock_of(&names), sum });
+            raw.push(RawContention {
+                lock,
+                flags,
+                caller: find_caller(&names).into(),
+                known_lock: known_lock(&names),
+                stats: sum,
+            });
         }
-        Ok(Seen { waits: by_lock_and_caller(&raw), missed: missed.get(&0, 0)?.iter().sum() })
+        Ok(Contentions { waits: aggregate(&raw), missed: missed.get(&0, 0)?.iter().sum() })
     }
 
-    fn name(&self, address: u64) -> Option<&str> {
+    fn symbol_name(&self, address: u64) -> Option<&str> {
         self.symbols.range(..=address).next_back().map(|(_, name)| name.as_str())
     }
 }
 
 /// One entry of the map, with its names.
-struct Raw {
+struct RawContention {
     lock: u64,
     flags: u32,
     caller: String,
-    named: Option<&'static str>,
-    sum: Waits,
+    known_lock: Option<&'static str>,
+    stats: WaitStats,
 }
 
 /// The two 32-bit words of a 64-bit one, as they lie in memory.
-fn halves(word: u64) -> (u32, u32) {
+fn split_u64(word: u64) -> (u32, u32) {
     let bytes = word.to_ne_bytes();
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     (half(0), half(4))
 }
 
 /// The function that wanted the lock: the first that is neither tracing nor locking itself.
-fn caller<'a>(names: &[&'a str]) -> &'a str {
-    const LOCKING: [&str; 16] = [
+fn find_caller<'a>(names: &[&'a str]) -> &'a str {
+    const LOCK_FN_PREFIXES: [&str; 16] = [
         "bpf_",
         "__bpf_",
         "__traceiter_",
@@ -169,14 +178,14 @@ fn caller<'a>(names: &[&'a str]) -> &'a str {
         "__lock_sock",
         "lock_sock",
     ];
-    let is_caller = |name: &&&str| !LOCKING.iter().any(|prefix| name.starts_with(prefix));
+    let is_caller = |name: &&&str| !LOCK_FN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     names.iter().find(is_caller).copied().unwrap_or("unknown")
 }
 
 /// What the lock guards, by who wants it. The kernel has no names of locks; these are the functions of UDP and of pipes, and
 /// what they take (Linux 5.19 to 6.18).
-fn lock_of(names: &[&str]) -> Option<&'static str> {
-    const KNOWN: [(&str, &str); 26] = [
+fn known_lock(names: &[&str]) -> Option<&'static str> {
+    const KNOWN_LOCKS: [(&str, &str); 26] = [
         ("__schedule", "run queue of a processor"),
         ("__task_rq_lock", "run queue of a processor"),
         ("raw_spin_rq_lock_nested", "run queue of a processor"),
@@ -186,43 +195,43 @@ fn lock_of(names: &[&str]) -> Option<&'static str> {
         ("__vm_munmap", "memory map"),
         ("lock_mm_and_find_vma", "memory map"),
         ("do_mprotect_pkey", "memory map"),
-        ("__udp_enqueue_schedule_skb", QUEUE),
-        ("__skb_recv_udp", QUEUE),
-        ("__skb_try_recv_from_queue", QUEUE),
-        ("udp_rmem_release", QUEUE),
-        ("udp_skb_destructor", QUEUE),
-        ("first_packet_length", QUEUE),
-        ("lock_sock_nested", SOCKET),
-        ("release_sock", SOCKET),
-        ("prepare_to_wait", SLEEPERS),
-        ("prepare_to_wait_exclusive", SLEEPERS),
-        ("finish_wait", SLEEPERS),
-        ("__wake_up_sync_key", SLEEPERS),
-        ("__wake_up", SLEEPERS),
-        ("pipe_read", PIPE),
-        ("pipe_write", PIPE),
-        ("anon_pipe_read", PIPE),
-        ("anon_pipe_write", PIPE),
+        ("__udp_enqueue_schedule_skb", RECV_QUEUE_LOCK),
+        ("__skb_recv_udp", RECV_QUEUE_LOCK),
+        ("__skb_try_recv_from_queue", RECV_QUEUE_LOCK),
+        ("udp_rmem_release", RECV_QUEUE_LOCK),
+        ("udp_skb_destructor", RECV_QUEUE_LOCK),
+        ("first_packet_length", RECV_QUEUE_LOCK),
+        ("lock_sock_nested", SOCKET_LOCK),
+        ("release_sock", SOCKET_LOCK),
+        ("prepare_to_wait", WAIT_QUEUE_LOCK),
+        ("prepare_to_wait_exclusive", WAIT_QUEUE_LOCK),
+        ("finish_wait", WAIT_QUEUE_LOCK),
+        ("__wake_up_sync_key", WAIT_QUEUE_LOCK),
+        ("__wake_up", WAIT_QUEUE_LOCK),
+        ("pipe_read", PIPE_LOCK),
+        ("pipe_write", PIPE_LOCK),
+        ("anon_pipe_read", PIPE_LOCK),
+        ("anon_pipe_write", PIPE_LOCK),
     ];
-    let caller = caller(names);
+    let caller = find_caller(names);
     // The one that waits for a lock of the whole socket is a function of locking itself.
     let near = names.iter().take_while(|name| **name != caller).chain(std::iter::once(&caller));
-    near.filter_map(|name| KNOWN.iter().find(|(known, _)| known == name)).map(|(_, lock)| *lock).next()
+    near.filter_map(|name| KNOWN_LOCKS.iter().find(|(known, _)| known == name)).map(|(_, lock)| *lock).next()
 }
 
 /// Sums entries; a lock that one of its callers names has that name with all of them.
-fn by_lock_and_caller(raw: &[Raw]) -> Vec<Contention> {
+fn aggregate(raw: &[RawContention]) -> Vec<Contention> {
     let mut names: BTreeMap<u64, &str> = BTreeMap::new();
     for entry in raw {
-        if let Some(name) = entry.named {
+        if let Some(name) = entry.known_lock {
             names.entry(entry.lock).or_insert(name);
         }
     }
-    let mut sums: BTreeMap<(&str, &str), Waits> = BTreeMap::new();
+    let mut sums: BTreeMap<(&str, &str), WaitStats> = BTreeMap::new();
     for entry in raw {
-        let lock = names.get(&entry.lock).copied().unwrap_or(kind(entry.flags));
+        let lock = names.get(&entry.lock).copied().unwrap_or(lock_kind(entry.flags));
         let sum = sums.entry((lock, &entry.caller)).or_default();
-        *sum = [sum[0] + entry.sum[0], sum[1] + entry.sum[1], sum[2].max(entry.sum[2])];
+        *sum = [sum[0] + entry.stats[0], sum[1] + entry.stats[1], sum[2].max(entry.stats[2])];
     }
     let mut waits: Vec<Contention> = sums
         .into_iter()
@@ -239,16 +248,16 @@ fn by_lock_and_caller(raw: &[Raw]) -> Vec<Contention> {
 }
 
 /// What kind of lock it is, by the flags of the tracepoint (`LCB_F_*`).
-fn kind(flags: u32) -> &'static str {
-    const SPIN: u32 = 1;
-    const READ: u32 = 2;
-    const WRITE: u32 = 4;
-    const MUTEX: u32 = 32;
+fn lock_kind(flags: u32) -> &'static str {
+    const LCB_F_SPIN: u32 = 1;
+    const LCB_F_READ: u32 = 2;
+    const LCB_F_WRITE: u32 = 4;
+    const LCB_F_MUTEX: u32 = 32;
     match flags {
-        _ if flags & MUTEX != 0 => "other mutex",
-        _ if flags & (READ | WRITE) != 0 && flags & SPIN != 0 => "other rwlock",
-        _ if flags & (READ | WRITE) != 0 => "other semaphore",
-        _ if flags & SPIN != 0 => "other spinlock",
+        _ if flags & LCB_F_MUTEX != 0 => "other mutex",
+        _ if flags & (LCB_F_READ | LCB_F_WRITE) != 0 && flags & LCB_F_SPIN != 0 => "other rwlock",
+        _ if flags & (LCB_F_READ | LCB_F_WRITE) != 0 => "other semaphore",
+        _ if flags & LCB_F_SPIN != 0 => "other spinlock",
         _ => "other lock",
     }
 }
@@ -257,11 +266,17 @@ fn kind(flags: u32) -> &'static str {
 mod tests {
     use super::*;
 
-    fn raw(lock: u64, flags: u32, stack: &[&str], sum: Waits) -> Raw {
-        Raw { lock, flags, caller: caller(stack).into(), named: lock_of(stack), sum }
+    fn raw(lock: u64, flags: u32, stack: &[&str], sum: WaitStats) -> RawContention {
+        RawContention {
+            lock,
+            flags,
+            caller: find_caller(stack).into(),
+            known_lock: known_lock(stack),
+            stats: sum,
+        }
     }
 
-    const ENQUEUE: [&str; 5] = [
+    const ENQUEUE_STACK: [&str; 5] = [
         "__traceiter_contention_begin",
         "native_queued_spin_lock_slowpath",
         "_raw_spin_lock",
@@ -272,41 +287,41 @@ mod tests {
     #[test]
     fn a_lock_is_named_by_one_of_its_callers() {
         let entries = [
-            raw(1, 1, &ENQUEUE, [3, 300, 200]),
+            raw(1, 1, &ENQUEUE_STACK, [3, 300, 200]),
             raw(
                 1,
                 1,
                 &["native_queued_spin_lock_slowpath", "_raw_spin_lock_bh", "udp_new_function"],
                 [1, 50, 50],
             ),
-            raw(2, 1, &ENQUEUE, [2, 40, 30]),
+            raw(2, 1, &ENQUEUE_STACK, [2, 40, 30]),
             raw(3, 32, &["__mutex_lock.constprop.0", "pipe_something"], [1, 7, 7]),
         ];
-        let waits = by_lock_and_caller(&entries);
+        let waits = aggregate(&entries);
         let told: Vec<_> =
             waits.iter().map(|w| (&*w.lock, &*w.caller, w.count, w.ns, w.longest_ns)).collect();
         let expected = [
-            (QUEUE, "__udp_enqueue_schedule_skb", 5, 340, 200),
-            (QUEUE, "udp_new_function", 1, 50, 50),
+            (RECV_QUEUE_LOCK, "__udp_enqueue_schedule_skb", 5, 340, 200),
+            (RECV_QUEUE_LOCK, "udp_new_function", 1, 50, 50),
             ("other mutex", "pipe_something", 1, 7, 7),
         ];
         assert_eq!(told, expected);
-        let seen = Seen { waits, missed: 0 };
-        assert_eq!((seen.count(), seen.ns(), seen.of(QUEUE)), (7, 397, (6, 390)));
+        let seen = Contentions { waits, missed: 0 };
+        assert_eq!((seen.count(), seen.ns(), seen.totals_for(RECV_QUEUE_LOCK)), (7, 397, (6, 390)));
     }
 
     #[test]
     fn the_lock_of_a_whole_socket_is_known_by_who_waits_for_it() {
         let stack =
             ["native_queued_spin_lock_slowpath", "_raw_spin_lock_bh", "lock_sock_nested", "udp_sendmsg"];
-        assert_eq!((caller(&stack), lock_of(&stack)), ("udp_sendmsg", Some(SOCKET)));
-        assert_eq!((caller(&[]), lock_of(&[])), ("unknown", None));
+        assert_eq!((find_caller(&stack), known_lock(&stack)), ("udp_sendmsg", Some(SOCKET_LOCK)));
+        assert_eq!((find_caller(&[]), known_lock(&[])), ("unknown", None));
     }
 
     #[test]
     fn halves_of_a_word_are_as_in_memory() {
         let bytes = [1_u32.to_ne_bytes(), 2_u32.to_ne_bytes()].concat();
         let word = u64::from_ne_bytes(bytes.try_into().unwrap());
-        assert_eq!(halves(word), (1, 2));
+        assert_eq!(split_u64(word), (1, 2));
     }
 }

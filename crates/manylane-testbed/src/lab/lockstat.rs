@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 /// Where the kernel has it, and the switch (`kernel.lock_stat`).
-const STATISTICS: &str = "/proc/lock_stat";
-const SWITCH: &str = "/proc/sys/kernel/lock_stat";
+const LOCK_STAT_PATH: &str = "/proc/lock_stat";
+const LOCK_STAT_SYSCTL: &str = "/proc/sys/kernel/lock_stat";
 
 /// The form that is read here, of all kernels since 3.14.
-const VERSION: &str = "lock_stat version 0.4";
+const VERSION_LINE: &str = "lock_stat version 0.4";
 /// Numbers behind a class: two times bounces, a count, and the shortest, longest, whole and mean time.
-const NUMBERS: usize = 12;
+const FIELD_COUNT: usize = 12;
 
 /// Classes of the locks of UDP sockets that guard the queue which datagrams are put into.
-pub const QUEUES: [&str; 2] = ["rlock-AF_INET", "rlock-AF_INET6"];
+pub const RECV_QUEUE_CLASSES: [&str; 2] = ["rlock-AF_INET", "rlock-AF_INET6"];
 /// Classes of the spinlocks of whole sockets.
-pub const SOCKETS: [&str; 2] = ["slock-AF_INET", "slock-AF_INET6"];
+pub const SOCKET_CLASSES: [&str; 2] = ["slock-AF_INET", "slock-AF_INET6"];
 
 /// What was counted of some locks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sums {
+pub struct LockStats {
     /// How often somebody waited.
     pub contentions: u64,
     /// Nanoseconds of all waits.
@@ -35,7 +35,7 @@ pub struct Sums {
     pub held_ns: u64,
 }
 
-impl Sums {
+impl LockStats {
     fn add(&mut self, other: Self) {
         self.contentions = self.contentions.saturating_add(other.contentions);
         self.waited_ns = self.waited_ns.saturating_add(other.waited_ns);
@@ -57,9 +57,9 @@ impl Sums {
 
 /// Sums by class; classes of readers and writers, nested ones and those of equal name are one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Classes(BTreeMap<String, Sums>);
+pub struct LockClasses(BTreeMap<String, LockStats>);
 
-impl Classes {
+impl LockClasses {
     /// Reads the kernel's text.
     ///
     /// # Errors
@@ -67,16 +67,19 @@ impl Classes {
     pub fn parse(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let version = lines.next().unwrap_or_default();
-        ensure!(version.trim() == VERSION, "{STATISTICS} is of another form: {version:?}, not {VERSION:?}");
+        ensure!(
+            version.trim() == VERSION_LINE,
+            "{LOCK_STAT_PATH} is of another form: {version:?}, not {VERSION_LINE:?}"
+        );
         let mut classes = Self::default();
         for line in lines {
             if line.starts_with("*WARNING*") {
                 bail!(
-                    "the kernel stopped counting locks, after it found one wrongly used: {STATISTICS} says so"
+                    "the kernel stopped counting locks, after it found one wrongly used: {LOCK_STAT_PATH} says so"
                 );
             }
-            if let Some((name, sums)) = class(line) {
-                classes.0.entry(family(name).to_owned()).or_default().add(sums);
+            if let Some((name, sums)) = parse_class(line) {
+                classes.0.entry(base_name(name).to_owned()).or_default().add(sums);
             }
         }
         Ok(classes)
@@ -84,16 +87,16 @@ impl Classes {
 
     /// Those of some classes together.
     #[must_use]
-    pub fn of(&self, names: &[&str]) -> Sums {
-        let mut sum = Sums::default();
+    pub fn total_of(&self, names: &[&str]) -> LockStats {
+        let mut sum = LockStats::default();
         names.iter().filter_map(|name| self.0.get(*name)).for_each(|sums| sum.add(*sums));
         sum
     }
 
     /// All locks.
     #[must_use]
-    pub fn all(&self) -> Sums {
-        let mut sum = Sums::default();
+    pub fn total(&self) -> LockStats {
+        let mut sum = LockStats::default();
         self.0.values().for_each(|sums| sum.add(*sums));
         sum
     }
@@ -107,24 +110,24 @@ impl Classes {
 }
 
 /// `  name:   con-bounces contentions min max total avg   acq-bounces acquisitions min max total avg`; other lines are none.
-fn class(line: &str) -> Option<(&str, Sums)> {
+fn parse_class(line: &str) -> Option<(&str, LockStats)> {
     // A name may have colons; numbers have none.
     let (name, numbers) = line.rsplit_once(':')?;
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
-    if numbers.len() != NUMBERS || name.trim().is_empty() {
+    if numbers.len() != FIELD_COUNT || name.trim().is_empty() {
         return None;
     }
-    let sums = Sums {
+    let sums = LockStats {
         contentions: numbers[1].parse().ok()?,
-        waited_ns: nanoseconds(numbers[4])?,
+        waited_ns: parse_time_ns(numbers[4])?,
         acquisitions: numbers[7].parse().ok()?,
-        held_ns: nanoseconds(numbers[10])?,
+        held_ns: parse_time_ns(numbers[10])?,
     };
     Some((name.trim(), sums))
 }
 
 /// The name without what tells writers from readers (`-W`, `-R`), the depth (`/1`) and the number of a name (`#2`).
-fn family(name: &str) -> &str {
+fn base_name(name: &str) -> &str {
     let name = name.strip_suffix("-W").or_else(|| name.strip_suffix("-R")).unwrap_or(name);
     let without = |name, mark| match str::rsplit_once(name, mark) {
         Some((rest, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -136,7 +139,7 @@ fn family(name: &str) -> &str {
 }
 
 /// Microseconds with two digits behind the point, of which the kernel cuts off what does not fit its field.
-fn nanoseconds(text: &str) -> Option<u64> {
+fn parse_time_ns(text: &str) -> Option<u64> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let mut ns = whole.parse::<u64>().ok()?.checked_mul(1000)?;
     for (digit, worth) in rest.bytes().zip([100, 10, 1]) {
@@ -147,56 +150,56 @@ fn nanoseconds(text: &str) -> Option<u64> {
 
 /// Counts from its start on; what was switched on for it is off again when it is dropped.
 #[derive(Debug)]
-pub struct Counting {
-    statistics: PathBuf,
-    before: Classes,
-    _switch: Option<Switch>,
+pub struct LockStatSession {
+    stat_path: PathBuf,
+    before: LockClasses,
+    _sysctl_guard: Option<SysctlGuard>,
 }
 
-impl Counting {
+impl LockStatSession {
     /// Starts to count; nothing where the kernel has no statistics.
     ///
     /// # Errors
     /// Without root, and when the text is of another form.
     pub fn start() -> Result<Option<Self>> {
-        if !exists() {
+        if !is_supported() {
             return Ok(None);
         }
-        Self::at(Path::new(STATISTICS), Path::new(SWITCH)).map(Some)
+        Self::start_at(Path::new(LOCK_STAT_PATH), Path::new(LOCK_STAT_SYSCTL)).map(Some)
     }
 
-    fn at(statistics: &Path, switch: &Path) -> Result<Self> {
-        let switch = Switch::on(switch)?;
-        Ok(Self { statistics: statistics.into(), before: read(statistics)?, _switch: switch })
+    fn start_at(statistics: &Path, switch: &Path) -> Result<Self> {
+        let switch = SysctlGuard::enable(switch)?;
+        Ok(Self { stat_path: statistics.into(), before: read(statistics)?, _sysctl_guard: switch })
     }
 
     /// What was counted since the start, by all of the machine.
     ///
     /// # Errors
     /// When the text is of another form, or the kernel stopped counting.
-    pub fn read(&self) -> Result<Classes> {
-        Ok(read(&self.statistics)?.since(&self.before))
+    pub fn read(&self) -> Result<LockClasses> {
+        Ok(read(&self.stat_path)?.since(&self.before))
     }
 }
 
 /// Whether the kernel keeps statistics of its locks.
 #[must_use]
-pub fn exists() -> bool {
-    Path::new(STATISTICS).exists()
+pub fn is_supported() -> bool {
+    Path::new(LOCK_STAT_PATH).exists()
 }
 
-fn read(path: &Path) -> Result<Classes> {
+fn read(path: &Path) -> Result<LockClasses> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {} (root)", path.display()))?;
-    Classes::parse(&text)
+    LockClasses::parse(&text)
 }
 
 /// The statistics were off, and are on until this is dropped.
 #[derive(Debug)]
-struct Switch(PathBuf);
+struct SysctlGuard(PathBuf);
 
-impl Switch {
+impl SysctlGuard {
     /// Nothing where they are on anyway.
-    fn on(path: &Path) -> Result<Option<Self>> {
+    fn enable(path: &Path) -> Result<Option<Self>> {
         let state = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         if state.trim() != "0" {
             return Ok(None);
@@ -206,7 +209,7 @@ impl Switch {
     }
 }
 
-impl Drop for Switch {
+impl Drop for SysctlGuard {
     fn drop(&mut self) {
         // Nobody is left to be told; the next run finds it on, and leaves it so.
         let _ = fs::write(&self.0, "0\n");
@@ -231,55 +234,55 @@ mod tests {
 
     #[test]
     fn classes_are_read_as_the_kernel_writes_them() {
-        let classes = Classes::parse(TEXT).unwrap();
-        let memory = classes.of(&["&mm->mmap_sem"]);
+        let classes = LockClasses::parse(TEXT).unwrap();
+        let memory = classes.total_of(&["&mm->mmap_sem"]);
         // 16371.53 µs of writers and 325629.52 µs of readers.
         assert_eq!((memory.contentions, memory.waited_ns), (184, 342_001_050));
         assert_eq!((memory.acquisitions, memory.held_ns), (37_239_050, 17_559_036_826_520));
         // With the nested ones, `/1`, and those of the second class of that name, `#2`.
-        assert_eq!(classes.of(&["&rq->lock"]).acquisitions, 3_453_404 + 38_404 + 7);
-        let queue = classes.of(&QUEUES);
-        let expected = Sums {
+        assert_eq!(classes.total_of(&["&rq->lock"]).acquisitions, 3_453_404 + 38_404 + 7);
+        let queue = classes.total_of(&RECV_QUEUE_CLASSES);
+        let expected = LockStats {
             contentions: 427 + 3,
             waited_ns: 83_760 + 1_020,
             acquisitions: 3_000_009 + 12,
             held_ns: 491_475_110 + 2_400,
         };
         assert_eq!(queue, expected);
-        assert_eq!(classes.of(&SOCKETS).acquisitions, 2_000_037);
+        assert_eq!(classes.total_of(&SOCKET_CLASSES).acquisitions, 2_000_037);
         assert_eq!(
-            classes.of(&["(work_completion)(&(&w->d)->work): x"]).acquisitions,
+            classes.total_of(&["(work_completion)(&(&w->d)->work): x"]).acquisitions,
             5,
             "names have colons"
         );
-        assert_eq!(classes.of(&["no such lock"]), Sums::default());
-        let all = [memory, queue, classes.of(&SOCKETS), classes.of(&["&rq->lock"])];
+        assert_eq!(classes.total_of(&["no such lock"]), LockStats::default());
+        let all = [memory, queue, classes.total_of(&SOCKET_CLASSES), classes.total_of(&["&rq->lock"])];
         let all: u64 = all.iter().map(|sums| sums.acquisitions).sum();
-        assert_eq!(classes.all().acquisitions, all + 5, "points of contention are no classes");
+        assert_eq!(classes.total().acquisitions, all + 5, "points of contention are no classes");
     }
 
     #[test]
     fn times_are_microseconds_with_two_digits_behind_the_point() {
         let cases = [("0.26", Some(260)), ("939.10", Some(939_100)), ("5", Some(5000)), ("5.", Some(5000))];
         for (text, ns) in cases {
-            assert_eq!(nanoseconds(text), ns, "{text}");
+            assert_eq!(parse_time_ns(text), ns, "{text}");
         }
         for text in ["", ".", "-1.00", "1.x", "1.2345", "99999999999999999999.00", "18446744073709551615.00"]
         {
-            assert_eq!(nanoseconds(text), None, "{text}");
+            assert_eq!(parse_time_ns(text), None, "{text}");
         }
     }
 
     #[test]
     fn another_form_and_a_kernel_that_counts_no_more_are_said() {
-        let other = Classes::parse(&replaced("version 0.4", "version 0.5")).unwrap_err().to_string();
+        let other = LockClasses::parse(&replaced("version 0.4", "version 0.5")).unwrap_err().to_string();
         assert!(other.contains("another form") && other.contains("0.5"), "{other}");
-        assert!(Classes::parse("").is_err());
+        assert!(LockClasses::parse("").is_err());
         let off = replaced(
             "0.4\n",
             "0.4\n*WARNING* lock debugging disabled!! - possibly due to a lockdep warning\n",
         );
-        let off = Classes::parse(&off).unwrap_err().to_string();
+        let off = LockClasses::parse(&off).unwrap_err().to_string();
         assert!(off.contains("stopped counting"), "{off}");
     }
 
@@ -295,18 +298,18 @@ mod tests {
         for (was, meanwhile) in [("0\n", "1\n"), ("1\n", "1\n")] {
             fs::write(&statistics, TEXT).unwrap();
             fs::write(&switch, was).unwrap();
-            let counting = Counting::at(&statistics, &switch).unwrap();
+            let counting = LockStatSession::start_at(&statistics, &switch).unwrap();
             assert_eq!(fs::read_to_string(&switch).unwrap(), meanwhile);
             // 1000 more were taken, and 1234.56 µs more held.
             let later = replaced("3000009", "3001009").replace("491475.11", "492709.67");
             fs::write(&statistics, later).unwrap();
             let classes = counting.read().unwrap();
-            let expected = Sums { acquisitions: 1000, held_ns: 1_234_560, ..Sums::default() };
-            assert_eq!(classes.of(&QUEUES), expected);
-            assert_eq!(classes.all(), expected, "of all others nothing was counted");
+            let expected = LockStats { acquisitions: 1000, held_ns: 1_234_560, ..LockStats::default() };
+            assert_eq!(classes.total_of(&RECV_QUEUE_CLASSES), expected);
+            assert_eq!(classes.total(), expected, "of all others nothing was counted");
             // Somebody else cleared them.
             fs::write(&statistics, replaced("3000009", "9")).unwrap();
-            assert_eq!(counting.read().unwrap().of(&["rlock-AF_INET"]).acquisitions, 9);
+            assert_eq!(counting.read().unwrap().total_of(&["rlock-AF_INET"]).acquisitions, 9);
             drop(counting);
             assert_eq!(fs::read_to_string(&switch).unwrap(), was);
             assert_eq!(
@@ -318,15 +321,15 @@ mod tests {
         // Whoever cannot read the statistics does not leave them on.
         fs::write(&switch, "0\n").unwrap();
         fs::write(&statistics, "another text").unwrap();
-        assert!(Counting::at(&statistics, &switch).is_err());
+        assert!(LockStatSession::start_at(&statistics, &switch).is_err());
         assert_eq!(fs::read_to_string(&switch).unwrap(), "0\n");
     }
 
     proptest! {
         #[test]
         fn any_text_is_read_or_refused(text in "\\PC{0,400}") {
-            let _ = Classes::parse(&text);
-            let _ = Classes::parse(&format!("{VERSION}\n{text}"));
+            let _ = LockClasses::parse(&text);
+            let _ = LockClasses::parse(&format!("{VERSION_LINE}\n{text}"));
         }
 
         /// The kernel's text with something else in place of some of it: no panic, and no class out of nothing.
@@ -335,8 +338,8 @@ mod tests {
             let (Some(before), Some(after)) = (TEXT.get(..at), TEXT.get((at + length).min(TEXT.len())..)) else {
                 return Ok(());
             };
-            if let Ok(classes) = Classes::parse(&format!("{before}{with}{after}")) {
-                let whole = Classes::parse(TEXT).unwrap();
+            if let Ok(classes) = LockClasses::parse(&format!("{before}{with}{after}")) {
+                let whole = LockClasses::parse(TEXT).unwrap();
                 prop_assert!(classes.0.len() <= whole.0.len() + 1 + with.lines().count());
             }
         }
@@ -348,14 +351,14 @@ mod tests {
                 "{:>40}:{:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} ",
                 "a lock-W", 1, counts[0], "0.10", "9.99", time(times[0]), "1.00", 2, counts[1], "0.00", "8.88", time(times[1]), "2.00"
             );
-            let classes = Classes::parse(&format!("{VERSION}\n{line}\n")).unwrap();
-            let expected = Sums {
+            let classes = LockClasses::parse(&format!("{VERSION_LINE}\n{line}\n")).unwrap();
+            let expected = LockStats {
                 contentions: counts[0],
                 waited_ns: times[0] / 10 * 10,
                 acquisitions: counts[1],
                 held_ns: times[1] / 10 * 10,
             };
-            prop_assert_eq!(classes.of(&["a lock"]), expected);
+            prop_assert_eq!(classes.total_of(&["a lock"]), expected);
         }
     }
 }

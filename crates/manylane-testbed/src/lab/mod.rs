@@ -19,26 +19,26 @@
 //! | [`row`] | one figure: its place in a table, its samples, the paper's figure |
 //! | [`state`] | what is done, in a file |
 //! | [`table`] | tables in plain text |
-//! | [`place`] | loopback and the testbed, made when a part first needs them |
+//! | [`setups`] | loopback and the testbed, made when a part first needs them |
 //! | [`locks`] | contentions of the kernel's locks, by BPF |
-//! | `near` | whether two processors are two cores, by how long a cache line takes from one to the other |
-//! | `nodes` | NUMA nodes, and which of them is at the device |
+//! | `cpu_distance` | whether two processors are two cores, by how long a cache line takes from one to the other |
+//! | `numa_nodes` | NUMA nodes, and which of them is at the device |
 //! | [`lockstat`] | what kernels with statistics of locks tell: how often taken, how long held |
 //! | [`rivera`], [`sarma`], [`orlowsky`], [`priambodo`] | the papers |
 
+mod cpu_distance;
 pub mod locks;
 pub mod lockstat;
-mod near;
-mod nodes;
+mod numa_nodes;
 pub mod orlowsky;
-pub mod place;
+mod phrases;
 pub mod priambodo;
 pub mod rivera;
 pub mod row;
 pub mod sarma;
+pub mod setups;
 pub mod state;
 pub mod table;
-mod words;
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -47,10 +47,10 @@ use std::time::{Instant, SystemTime};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-pub use self::place::Places;
 pub use self::row::{Row, Rows, merge};
+pub use self::setups::Setups;
 use self::state::State;
-use crate::bench::Director;
+use crate::bench::Controller;
 use crate::machine::Machine;
 use crate::schema::{Document, LAB};
 
@@ -123,30 +123,30 @@ impl Paper {
     }
 
     /// What the paper printed.
-    fn printed(self) -> Vec<Printed> {
+    fn paper_values(self) -> Vec<PaperValue> {
         match self {
-            Self::Rivera => rivera::printed(),
-            Self::Sarma => sarma::printed(),
+            Self::Rivera => rivera::paper_values(),
+            Self::Sarma => sarma::paper_values(),
             Self::Orlowsky => Vec::new(),
-            Self::Priambodo => priambodo::printed(),
+            Self::Priambodo => priambodo::paper_values(),
         }
     }
 
     /// What is not as in the paper, and why.
     #[must_use]
-    pub fn differs(self, scale: &Scale) -> Vec<String> {
+    pub fn differences(self, scale: &Scale) -> Vec<String> {
         match self {
-            Self::Rivera => rivera::differs(scale),
-            Self::Sarma => sarma::differs(),
-            Self::Orlowsky => orlowsky::differs(),
-            Self::Priambodo => priambodo::differs(),
+            Self::Rivera => rivera::differences(scale),
+            Self::Sarma => sarma::differences(),
+            Self::Orlowsky => orlowsky::differences(),
+            Self::Priambodo => priambodo::differences(),
         }
     }
 
     /// What the rows say, by rules.
     #[must_use]
     pub fn conclude(self, rows: &[Row]) -> Vec<String> {
-        let rows = Rows::of(self, rows);
+        let rows = Rows::for_paper(self, rows);
         match self {
             Self::Rivera => rivera::conclude(&rows),
             Self::Sarma => sarma::conclude(&rows),
@@ -186,7 +186,7 @@ impl Scale {
 
     /// What a reader has to know of the figures before any of them.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn describe(&self) -> String {
         let seconds = |ms: u64| match ms {
             0..1000 => format!("{ms} ms"),
             _ => format!("{} s", ms as f64 / 1e3),
@@ -194,7 +194,7 @@ impl Scale {
         let much = format!(
             "{} rounds, {} units, stretches of {}, floods of {}",
             self.rounds,
-            table::short(self.units as f64),
+            table::format_number(self.units as f64),
             seconds(self.stretch_ms),
             seconds(self.flood_ms)
         );
@@ -234,7 +234,7 @@ pub enum Plot {
 
 /// One number of a paper.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Printed {
+pub struct PaperValue {
     /// Name of the table.
     pub table: &'static str,
     /// Line of the table.
@@ -246,18 +246,18 @@ pub struct Printed {
 }
 
 /// The work of a part.
-type Work = Box<dyn Fn(&mut Places, &AtomicBool) -> Result<Vec<Row>>>;
+type PartFn = Box<dyn Fn(&mut Setups, &AtomicBool) -> Result<Vec<Row>>>;
 
 /// One round of one experiment.
 pub struct Part {
     /// Its name in the state file: unique among the parts of a run.
     pub id: String,
-    work: Work,
+    run: PartFn,
 }
 
 impl Part {
-    fn new(id: String, work: impl Fn(&mut Places, &AtomicBool) -> Result<Vec<Row>> + 'static) -> Self {
-        Self { id, work: Box::new(work) }
+    fn new(id: String, work: impl Fn(&mut Setups, &AtomicBool) -> Result<Vec<Row>> + 'static) -> Self {
+        Self { id, run: Box::new(work) }
     }
 }
 
@@ -297,52 +297,52 @@ impl LabSettings {
 }
 
 /// A finished run.
-pub type Finished = Document<LabSettings, Row>;
+pub type LabDocument = Document<LabSettings, Row>;
 
 /// Does what `state` does not have yet, and returns all of it. A part that fails is a row that says why; only a stop ends the
 /// run, and leaves the state as it is.
 ///
 /// # Errors
 /// When it is stopped, or the state cannot be written.
-pub fn run(state: &mut State, director: &mut dyn Director) -> Result<Finished> {
+pub fn run(state: &mut State, director: &mut dyn Controller) -> Result<LabDocument> {
     let settings = state.settings().clone();
     let parts = settings.parts();
     anyhow::ensure!(!parts.is_empty(), "there is no such part: {}", settings.only.unwrap_or_default());
-    let mut places = Places::new(settings.scale.clone());
+    let mut places = Setups::new(settings.scale.clone());
     for (index, (paper, part)) in parts.iter().enumerate() {
         if state.has(&part.id) {
             continue;
         }
-        crate::bench::go_on(director.stop())?;
+        crate::bench::check_stop(director.stop())?;
         director.progress(index as f64 / parts.len() as f64, &part.id);
         let begun = Instant::now();
-        let rows = (part.work)(&mut places, director.stop());
+        let rows = (part.run)(&mut places, director.stop());
         // Whatever it says, it may say so because it was stopped: such a part is not done.
-        crate::bench::go_on(director.stop())?;
+        crate::bench::check_stop(director.stop())?;
         let rows = rows.unwrap_or_else(|err| vec![Row::failed(&part.id, &format!("{err:#}"))]);
         let rows = rows.into_iter().map(|row| Row { paper: *paper, part: part.id.clone(), ..row }).collect();
-        state.add(&part.id, begun.elapsed().as_secs_f64(), rows)?;
+        state.record_part(&part.id, begun.elapsed().as_secs_f64(), rows)?;
     }
     director.progress(1.0, "done");
-    Ok(finished(state))
+    Ok(to_document(state))
 }
 
 /// What a state has, as a document.
 #[must_use]
-pub fn finished(state: &State) -> Finished {
+pub fn to_document(state: &State) -> LabDocument {
     let settings = state.settings().clone();
     let mut rows = Vec::new();
     for &paper in &settings.papers {
         let own: Vec<Row> = state.rows().filter(|row| row.paper == paper).cloned().collect();
-        rows.extend(merge(paper, own, &paper.printed(), settings.only.is_none()));
+        rows.extend(merge(paper, own, &paper.paper_values(), settings.only.is_none()));
     }
     Document { schema: LAB.into(), machine: state.machine().clone(), settings, rows }
 }
 
 /// Runs a benchmark as a part: it may be stopped, and the bar shows parts.
-struct Still<'a>(&'a AtomicBool);
+struct SilentController<'a>(&'a AtomicBool);
 
-impl Director for Still<'_> {
+impl Controller for SilentController<'_> {
     fn progress(&mut self, _done: f64, _what: &str) {}
 
     fn stop(&self) -> &AtomicBool {
@@ -351,7 +351,7 @@ impl Director for Still<'_> {
 }
 
 /// Whether two machines are one, as far as figures of both can stand in one table.
-pub(crate) fn is_same(a: &Machine, b: &Machine) -> bool {
+pub(crate) fn is_same_machine(a: &Machine, b: &Machine) -> bool {
     let mut b = b.clone();
     b.memory_bytes = a.memory_bytes;
     *a == b
@@ -365,13 +365,13 @@ mod tests {
 
     #[test]
     fn a_scale_says_how_much_and_whether_it_was_quick() {
-        let quick = Scale::quick().told();
+        let quick = Scale::quick().describe();
         assert!(
             quick.starts_with("A quick run")
                 && quick.ends_with("25000 units, stretches of 300 ms, floods of 2 s."),
             "{quick}"
         );
-        let full = Scale { flood_ms: 2500, ..Scale::full() }.told();
+        let full = Scale { flood_ms: 2500, ..Scale::full() }.describe();
         assert_eq!(full, "Scale: 9 rounds, 500,000 units, stretches of 1 s, floods of 2.5 s.");
     }
 
@@ -389,16 +389,16 @@ mod tests {
                 let tables = paper.tables(&scale);
                 let names: HashSet<&str> = tables.iter().map(|table| table.name).collect();
                 assert_eq!(names.len(), tables.len(), "{paper}");
-                assert!(paper.printed().iter().all(|cell| names.contains(cell.table)), "{paper}");
-                assert!(!paper.differs(&scale).is_empty(), "{paper}");
+                assert!(paper.paper_values().iter().all(|cell| names.contains(cell.table)), "{paper}");
+                assert!(!paper.differences(&scale).is_empty(), "{paper}");
                 assert_eq!(paper.conclude(&[]), Vec::<String>::new(), "{paper}: of nothing, nothing is said");
             }
         }
     }
 
-    struct Stopped(AtomicBool);
+    struct StopController(AtomicBool);
 
-    impl Director for Stopped {
+    impl Controller for StopController {
         fn progress(&mut self, _done: f64, _what: &str) {
             // In the middle of a part: the parts are about to see it.
             self.0.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -414,8 +414,8 @@ mod tests {
         let folder = tempfile::TempDir::new().unwrap();
         for paper in Paper::ALL {
             let settings = LabSettings::new(String::new(), &[paper], None, Scale::quick());
-            let mut state = State::begin(&folder.path().join("state.jsonl"), settings).unwrap();
-            let err = run(&mut state, &mut Stopped(AtomicBool::new(false))).unwrap_err();
+            let mut state = State::create(&folder.path().join("state.jsonl"), settings).unwrap();
+            let err = run(&mut state, &mut StopController(AtomicBool::new(false))).unwrap_err();
             assert!(err.to_string().contains("interrupted"), "{err:#}");
             assert!(state.is_empty(), "{paper}");
         }

@@ -8,36 +8,36 @@ use std::time::Duration;
 use anyhow::Result;
 use manylane::Steering;
 
-use super::words::{as_long, least, ratio};
-use super::{Part, Places, Plot, Row, Rows, Scale, Still, Table};
-use crate::bench::batch::{self, By, Plan};
+use super::phrases::{duration_phrase, min_by_value, ratio};
+use super::{Part, Plot, Row, Rows, Scale, Setups, SilentController, Table};
+use crate::bench::batch::{self, Plan, RecvMethod};
 use crate::bench::{self, Options};
-use crate::lab::table::short;
+use crate::lab::table::format_number;
 use crate::receiver::Work;
-use crate::toil::Toil;
+use crate::synthetic_work::SyntheticWork;
 
-const LOCAL: &str = "local experiment";
-const REAL: &str = "real-world experiment";
+const LOCAL_TABLE: &str = "local experiment";
+const REAL_WORLD_TABLE: &str = "real-world experiment";
 
 /// Bytes of a message, as in the paper.
-const SIZES: [usize; 4] = [64, 256, 1024, 8192];
+const MESSAGE_SIZES: [usize; 4] = [64, 256, 1024, 8192];
 /// Messages that a call may take, the last as in the paper.
-const MESSAGES: [usize; 3] = [1, 64, 1000];
+const MESSAGES_PER_CALL: [usize; 3] = [1, 64, 1000];
 /// What the paper has as well. `recvmmsg` takes no more than 1024 (UIO_MAXIOV).
-const TOO_MANY: [usize; 3] = [10_000, 100_000, 1_000_000];
+const UNSUPPORTED_BATCHES: [usize; 3] = [10_000, 100_000, 1_000_000];
 /// What a regular kernel does.
-const REGULAR: &str = "socket/recvmmsg";
+const BASELINE: &str = "socket/recvmmsg";
 /// Seconds for the paper's 100 million messages, per nanosecond of one.
-const HUNDRED_MILLION: f64 = 0.1;
+const SECONDS_PER_NANO: f64 = 0.1;
 
 pub(super) fn tables(_scale: &Scale) -> Vec<Table> {
     let table = |name, title: &str| Table { name, title: title.into(), plot: Some(Plot::Bars("receiver")) };
     vec![
         table(
-            LOCAL,
+            LOCAL_TABLE,
             "Local experiment: seconds of processor time to receive 100 million messages that are there",
         ),
-        table(REAL, "Real-world experiment: the same between two hosts of the testbed"),
+        table(REAL_WORLD_TABLE, "Real-world experiment: the same between two hosts of the testbed"),
     ]
 }
 
@@ -45,8 +45,8 @@ pub(super) fn tables(_scale: &Scale) -> Vec<Table> {
 pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     let mut parts = Vec::new();
     for round in 1..=scale.rounds {
-        for (name, table) in [("local", LOCAL), ("real-world", REAL)] {
-            for size in SIZES {
+        for (name, table) in [("local", LOCAL_TABLE), ("real-world", REAL_WORLD_TABLE)] {
+            for size in MESSAGE_SIZES {
                 let id = format!("orlowsky/{name}/{size}-bytes/round-{round}");
                 parts.push(Part::new(id, move |places, stop| Ok(rows(places, table, size, stop))));
             }
@@ -55,44 +55,44 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     parts
 }
 
-fn line(size: usize, messages: usize) -> String {
+fn line_name(size: usize, messages: usize) -> String {
     format!("{size} bytes, {messages} a call")
 }
 
 /// One sample of each receiver, by messages per call.
-fn rows(places: &mut Places, table: &str, size: usize, stop: &AtomicBool) -> Vec<Row> {
+fn rows(places: &mut Setups, table: &str, size: usize, stop: &AtomicBool) -> Vec<Row> {
     let mut rows = Vec::new();
-    for messages in MESSAGES {
-        for by in By::ALL {
-            if by.needs_device() && table == LOCAL {
+    for messages in MESSAGES_PER_CALL {
+        for by in RecvMethod::ALL {
+            if by.needs_device() && table == LOCAL_TABLE {
                 continue;
             }
-            let (line, column) = (line(size, messages), by.name());
+            let (line, column) = (line_name(size, messages), by.name());
             rows.push(match sample(places, table, by, (size, messages), stop) {
-                Ok((samples, counts)) => Row::new(table, &line, column, "s", samples).with(&counts),
-                Err(err) => Row::cannot(table, &line, column, "s", &format!("{err:#}")),
+                Ok((samples, counts)) => Row::new(table, &line, column, "s", samples).with_counts(&counts),
+                Err(err) => Row::unavailable(table, &line, column, "s", &format!("{err:#}")),
             });
         }
     }
-    for messages in TOO_MANY {
+    for messages in UNSUPPORTED_BATCHES {
         let why = "recvmmsg takes no more than 1024 messages by one call (UIO_MAXIOV), whatever it is asked for: 1000 stand for all of them";
-        rows.push(Row::cannot(table, &line(size, messages), REGULAR, "s", why));
+        rows.push(Row::unavailable(table, &line_name(size, messages), BASELINE, "s", why));
     }
     rows
 }
 
-type Counted = (Vec<f64>, [(&'static str, u64); 2]);
+type SampleCounts = (Vec<f64>, [(&'static str, u64); 2]);
 
 fn sample(
-    places: &mut Places,
+    places: &mut Setups,
     table: &str,
-    by: By,
+    by: RecvMethod,
     (size, messages): (usize, usize),
     stop: &AtomicBool,
-) -> Result<Counted> {
+) -> Result<SampleCounts> {
     let quick = places.scale.quick;
     let setup = match table {
-        REAL => {
+        REAL_WORLD_TABLE => {
             anyhow::ensure!(size <= 1400, "a frame of the testbed carries no more than 1500 bytes");
             places.testbed()?
         }
@@ -103,31 +103,31 @@ fn sample(
         sizes: vec![size],
         receivers: Vec::new(),
         work: Work::Count,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         rounds: 1,
         duration: Duration::ZERO,
         pps: None,
         flows: 64,
         batch: 64,
-        recv_buffer: bench::usual_recv_buffer(),
-        linger: None,
+        recv_buffer: bench::default_recv_buffer(),
+        rx_coalesce: None,
         steering: Steering::Flow,
         quick,
         command: String::new(),
     };
-    let plan = Plan { by: vec![by], messages: vec![messages], fills: if quick { 1 } else { 4 } };
-    let run = batch::run(setup, &options, &plan, &mut Still(stop))?;
+    let plan = Plan { methods: vec![by], messages: vec![messages], fills: if quick { 1 } else { 4 } };
+    let run = batch::run(setup, &options, &plan, &mut SilentController(stop))?;
     let samples = run.rows.iter().flat_map(|row| &row.samples);
     let (mut seconds, mut sent, mut delivered) = (Vec::new(), 0, 0);
     for sample in samples {
-        seconds.push(sample.rx_cpu_ns * HUNDRED_MILLION);
+        seconds.push(sample.rx_cpu_ns * SECONDS_PER_NANO);
         sent += sample.sent;
         delivered += sample.delivered;
     }
     Ok((seconds, [("sent", sent), ("delivered", delivered)]))
 }
 
-pub(super) fn differs() -> Vec<String> {
+pub(super) fn differences() -> Vec<String> {
     [
         "The paper's table has four pairs of numbers (87837 and 787, 78 and 5415, 778 and 7507 twice), the same for every size: placeholders, which are not repeated here. Its real-world section is empty.",
         "Instead of a changed kernel: socket/recvmmsg is what every regular kernel does, with headers built once in user space and copied in by each call; with io_uring (uring/plain, lane/uring) headers, buffers and the socket are registered once and nothing is copied in, which is what the paper's system call was for; uring/single submits each receive anew.",
@@ -141,39 +141,41 @@ pub(super) fn differs() -> Vec<String> {
 
 pub(super) fn conclude(rows: &Rows<'_>) -> Vec<String> {
     let mut said = Vec::new();
-    for (table, place) in [(LOCAL, "On one host"), (REAL, "Between two hosts")] {
+    for (table, place) in [(LOCAL_TABLE, "On one host"), (REAL_WORLD_TABLE, "Between two hosts")] {
         for messages in [1, 1000] {
-            let at = |by: &str| rows.value(table, &line(64, messages), by);
-            let Some(regular) = at(REGULAR) else { continue };
-            let others = By::ALL.map(By::name).into_iter().filter(|by| *by != REGULAR);
+            let at = |by: &str| rows.value(table, &line_name(64, messages), by);
+            let Some(regular) = at(BASELINE) else { continue };
+            let others = RecvMethod::ALL.map(RecvMethod::name).into_iter().filter(|by| *by != BASELINE);
             let others = others.filter_map(|by| Some((by, at(by)?)));
-            let Some((best, seconds)) = least(others) else { continue };
+            let Some((best, seconds)) = min_by_value(others) else { continue };
             let verdict = if seconds < regular {
                 format!(
                     "{best} is the fastest: {} s, the regular way takes {}",
-                    short(seconds),
-                    as_long(regular / seconds)
+                    format_number(seconds),
+                    duration_phrase(regular / seconds)
                 )
             } else {
-                format!("the regular way is the fastest, {best} next with {} s", short(seconds))
+                format!("the regular way is the fastest, {best} next with {} s", format_number(seconds))
             };
-            let line = line(64, messages);
-            let verdict = verdict + rows.doubt(table, (&line, REGULAR), (&line, best));
+            let line = line_name(64, messages);
+            let verdict = verdict + rows.overlap_note(table, (&line, BASELINE), (&line, best));
             said.push(format!(
                 "{place}, 100 million messages of 64 bytes cost the regular way {} s with {messages} a call; {verdict}.",
-                short(regular)
+                format_number(regular)
             ));
         }
     }
-    let gain =
-        ratio(rows.value(LOCAL, &line(64, 1000), "uring/plain"), rows.value(LOCAL, &line(64, 1000), REGULAR));
+    let gain = ratio(
+        rows.value(LOCAL_TABLE, &line_name(64, 1000), "uring/plain"),
+        rows.value(LOCAL_TABLE, &line_name(64, 1000), BASELINE),
+    );
     if let Some(gain) = gain {
-        let line = line(64, 1000);
+        let line = line_name(64, 1000);
         said.push(format!(
             "What the paper hoped for, headers that are not copied in by every call, {} by itself with 1000 messages a call: uring/plain takes {} of the regular way's time{}.",
             if gain < 0.95 { "pays" } else { "does not pay" },
-            short(gain),
-            rows.doubt(LOCAL, (&line, REGULAR), (&line, "uring/plain"))
+            format_number(gain),
+            rows.overlap_note(LOCAL_TABLE, (&line, BASELINE), (&line, "uring/plain"))
         ));
     }
     said
@@ -184,22 +186,22 @@ mod tests {
     use super::*;
     use crate::lab::Paper;
 
-    fn said(cells: &[(&str, usize, &str, f64)]) -> String {
+    fn conclusion_text(cells: &[(&str, usize, &str, f64)]) -> String {
         let row = |&(table, messages, by, value): &(&str, usize, &str, f64)| Row {
             paper: Paper::Orlowsky,
-            ..Row::new(table, &line(64, messages), by, "s", vec![value])
+            ..Row::new(table, &line_name(64, messages), by, "s", vec![value])
         };
         let rows: Vec<Row> = cells.iter().map(row).collect();
-        conclude(&Rows::of(Paper::Orlowsky, &rows)).join(" ")
+        conclude(&Rows::for_paper(Paper::Orlowsky, &rows)).join(" ")
     }
 
     #[test]
     fn the_fastest_way_is_found_by_the_figures() {
-        assert_eq!(said(&[]), "");
-        let lanes = said(&[
-            (LOCAL, 1000, REGULAR, 60.0),
-            (LOCAL, 1000, "lane/mmsg", 30.0),
-            (LOCAL, 1000, "uring/plain", 59.5),
+        assert_eq!(conclusion_text(&[]), "");
+        let lanes = conclusion_text(&[
+            (LOCAL_TABLE, 1000, BASELINE, 60.0),
+            (LOCAL_TABLE, 1000, "lane/mmsg", 30.0),
+            (LOCAL_TABLE, 1000, "uring/plain", 59.5),
         ]);
         assert!(
             lanes.contains("lane/mmsg is the fastest: 30.0 s, the regular way takes 2.00 times as long"),
@@ -207,9 +209,13 @@ mod tests {
         );
         assert!(lanes.contains("does not pay by itself"), "{lanes}");
         assert!(!lanes.contains("may be chance"), "each has one sample, and they are apart: {lanes}");
-        let same = said(&[(LOCAL, 1000, REGULAR, 60.0), (LOCAL, 1000, "uring/plain", 60.0)]);
+        let same =
+            conclusion_text(&[(LOCAL_TABLE, 1000, BASELINE, 60.0), (LOCAL_TABLE, 1000, "uring/plain", 60.0)]);
         assert_eq!(same.matches("(rounds overlap: may be chance)").count(), 2, "{same}");
-        let regular = said(&[(REAL, 1, REGULAR, 60.0), (REAL, 1, "uring/plain", 70.0)]);
+        let regular = conclusion_text(&[
+            (REAL_WORLD_TABLE, 1, BASELINE, 60.0),
+            (REAL_WORLD_TABLE, 1, "uring/plain", 70.0),
+        ]);
         assert!(
             regular.contains("Between two hosts") && regular.contains("the regular way is the fastest"),
             "{regular}"
@@ -219,15 +225,15 @@ mod tests {
     #[test]
     fn loopback_messages_are_all_taken() {
         let scale = Scale { rounds: 1, ..Scale::quick() };
-        let mut places = Places::new(scale);
-        let rows = rows(&mut places, LOCAL, 64, &AtomicBool::new(false));
-        let here = By::ALL.iter().filter(|by| !by.needs_device()).count();
-        assert_eq!(rows.len(), MESSAGES.len() * here + TOO_MANY.len());
+        let mut places = Setups::new(scale);
+        let rows = rows(&mut places, LOCAL_TABLE, 64, &AtomicBool::new(false));
+        let here = RecvMethod::ALL.iter().filter(|by| !by.needs_device()).count();
+        assert_eq!(rows.len(), MESSAGES_PER_CALL.len() * here + UNSUPPORTED_BATCHES.len());
         assert!(rows.iter().all(|row| row.value.is_some() != row.why_not.is_some()));
         let taken = rows.iter().filter(|row| row.value.is_some());
         let taken: Vec<&Row> =
-            taken.filter(|row| row.column == REGULAR || row.column == "lane/mmsg").collect();
-        assert_eq!(taken.len(), 2 * MESSAGES.len());
+            taken.filter(|row| row.column == BASELINE || row.column == "lane/mmsg").collect();
+        assert_eq!(taken.len(), 2 * MESSAGES_PER_CALL.len());
         for row in taken {
             assert_eq!(row.counts["sent"], 2048, "{row:?}");
             assert_eq!(row.counts["delivered"], 2048, "{row:?}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Paper, Printed};
+use super::{Paper, PaperValue};
 use crate::stats::median;
 
 /// One cell of a table.
@@ -57,27 +57,27 @@ impl Row {
 
     /// A cell that this machine cannot fill.
     #[must_use]
-    pub fn cannot(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
+    pub fn unavailable(table: &str, line: &str, column: &str, unit: &str, why: &str) -> Self {
         Self { why_not: Some(why.into()), ..Self::new(table, line, column, unit, Vec::new()) }
     }
 
     /// A part that failed as a whole.
     pub(super) fn failed(part: &str, why: &str) -> Self {
-        Self::cannot(FAILED, part, "", "", why)
+        Self::unavailable(FAILED_TABLE, part, "", "", why)
     }
 
     /// With counts.
     #[must_use]
-    pub fn with(mut self, counts: &[(&str, u64)]) -> Self {
+    pub fn with_counts(mut self, counts: &[(&str, u64)]) -> Self {
         self.counts.extend(counts.iter().map(|&(name, count)| (name.to_owned(), count)));
         self
     }
 
-    fn is_at(&self, other: &Self) -> bool {
+    fn is_same_cell(&self, other: &Self) -> bool {
         (&self.table, &self.line, &self.column) == (&other.table, &other.line, &other.column)
     }
 
-    fn absorb(&mut self, other: Self) {
+    fn merge_from(&mut self, other: Self) {
         self.samples.extend(other.samples);
         self.value = (!self.samples.is_empty()).then(|| median(self.samples.iter().copied()));
         for (name, count) in other.counts {
@@ -89,16 +89,16 @@ impl Row {
 }
 
 /// The table of parts that failed.
-pub const FAILED: &str = "failed";
+pub const FAILED_TABLE: &str = "failed";
 
 /// Rows of one paper with equal places made into one, and the paper's numbers beside them. What the paper printed and nobody
 /// measured is a row, too, where `all` parts ran.
 #[must_use]
-pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[Printed], all: bool) -> Vec<Row> {
+pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[PaperValue], all: bool) -> Vec<Row> {
     let mut merged: Vec<Row> = Vec::new();
     for row in rows {
-        match merged.iter_mut().find(|known| known.is_at(&row)) {
-            Some(known) => known.absorb(row),
+        match merged.iter_mut().find(|known| known.is_same_cell(&row)) {
+            Some(known) => known.merge_from(row),
             None => merged.push(row),
         }
     }
@@ -110,7 +110,7 @@ pub fn merge(paper: Paper, rows: Vec<Row>, printed: &[Printed], all: bool) -> Ve
             None if all => merged.push(Row {
                 paper,
                 printed: Some(cell.value),
-                ..Row::cannot(cell.table, cell.line, cell.column, "", "not measured in this run")
+                ..Row::unavailable(cell.table, cell.line, cell.column, "", "not measured in this run")
             }),
             None => {}
         }
@@ -125,13 +125,13 @@ pub struct Rows<'a>(Vec<&'a Row>);
 impl<'a> Rows<'a> {
     /// Those of `paper`.
     #[must_use]
-    pub fn of(paper: Paper, rows: &'a [Row]) -> Self {
+    pub fn for_paper(paper: Paper, rows: &'a [Row]) -> Self {
         Self(rows.iter().filter(|row| row.paper == paper).collect())
     }
 
     /// The cell.
     #[must_use]
-    pub fn at(&self, table: &str, line: &str, column: &str) -> Option<&'a Row> {
+    pub fn cell(&self, table: &str, line: &str, column: &str) -> Option<&'a Row> {
         let mut found =
             self.0.iter().filter(|row| row.table == table && row.line == line && row.column == column);
         found.next().copied()
@@ -140,14 +140,14 @@ impl<'a> Rows<'a> {
     /// Our value there.
     #[must_use]
     pub fn value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
-        self.at(table, line, column)?.value
+        self.cell(table, line, column)?.value
     }
 
     /// What to say behind a comparison of two cells whose samples overlap; nothing where they do not.
     #[must_use]
-    pub fn doubt(&self, table: &str, a: (&str, &str), b: (&str, &str)) -> &'static str {
+    pub fn overlap_note(&self, table: &str, a: (&str, &str), b: (&str, &str)) -> &'static str {
         let range = |(line, column): (&str, &str)| {
-            let samples = self.at(table, line, column)?.samples.iter().copied();
+            let samples = self.cell(table, line, column)?.samples.iter().copied();
             Some((samples.clone().reduce(f64::min)?, samples.reduce(f64::max)?))
         };
         match (range(a), range(b)) {
@@ -158,8 +158,8 @@ impl<'a> Rows<'a> {
 
     /// The paper's number there.
     #[must_use]
-    pub fn printed(&self, table: &str, line: &str, column: &str) -> Option<f64> {
-        self.at(table, line, column)?.printed
+    pub fn paper_value(&self, table: &str, line: &str, column: &str) -> Option<f64> {
+        self.cell(table, line, column)?.printed
     }
 
     /// Lines of `table` that have a value in `column`, with it.
@@ -184,12 +184,12 @@ mod tests {
 
     #[test]
     fn rounds_are_merged_and_the_paper_stands_beside() {
-        let cell = |value| Row::new("t", "a", "1", "s", vec![value]).with(&[("sent", 10)]);
+        let cell = |value| Row::new("t", "a", "1", "s", vec![value]).with_counts(&[("sent", 10)]);
         let printed = [
-            Printed { table: "t", line: "a", column: "1", value: 7.0 },
-            Printed { table: "t", line: "b", column: "1", value: 8.0 },
+            PaperValue { table: "t", line: "a", column: "1", value: 7.0 },
+            PaperValue { table: "t", line: "b", column: "1", value: 8.0 },
         ];
-        let rows = vec![cell(3.0), Row::cannot("t", "c", "1", "s", "no device"), cell(1.0), cell(2.0)];
+        let rows = vec![cell(3.0), Row::unavailable("t", "c", "1", "s", "no device"), cell(1.0), cell(2.0)];
         let merged = merge(Paper::Sarma, rows, &printed, true);
         assert_eq!(merged.len(), 3);
         assert_eq!((merged[0].value, merged[0].printed), (Some(2.0), Some(7.0)));
@@ -207,8 +207,8 @@ mod tests {
         let cell = |line: &str, samples: [f64; 2]| Row::new("t", line, "1", "s", samples.to_vec());
         let rows =
             [cell("a", [1.0, 2.0]), cell("b", [2.0, 3.0]), cell("c", [2.1, 9.0]), cell("d", [0.1, 10.0])];
-        let rows = Rows::of(Paper::Rivera, &rows);
-        let doubt = |a, b| !rows.doubt("t", (a, "1"), (b, "1")).is_empty();
+        let rows = Rows::for_paper(Paper::Rivera, &rows);
+        let doubt = |a, b| !rows.overlap_note("t", (a, "1"), (b, "1")).is_empty();
         assert!(doubt("a", "b") && doubt("b", "a") && doubt("b", "c") && doubt("a", "d") && doubt("d", "a"));
         assert!(!doubt("a", "c") && !doubt("c", "a"), "apart");
         assert!(!doubt("a", "nobody"));
@@ -216,13 +216,14 @@ mod tests {
 
     #[test]
     fn a_part_of_a_paper_does_not_list_what_it_left_out() {
-        let printed = [Printed { table: "t", line: "b", column: "1", value: 8.0 }];
+        let printed = [PaperValue { table: "t", line: "b", column: "1", value: 8.0 }];
         assert_eq!(merge(Paper::Sarma, Vec::new(), &printed, false), []);
     }
 
     #[test]
     fn a_round_that_failed_leaves_the_others_their_median() {
-        let rows = vec![Row::new("t", "a", "1", "s", vec![4.0]), Row::cannot("t", "a", "1", "s", "busy")];
+        let rows =
+            vec![Row::new("t", "a", "1", "s", vec![4.0]), Row::unavailable("t", "a", "1", "s", "busy")];
         let merged = merge(Paper::Rivera, rows, &[], true);
         assert_eq!((merged[0].value, merged[0].why_not.as_deref()), (Some(4.0), Some("busy")));
     }

@@ -17,14 +17,14 @@ use crate::machine::Machine;
 const SCHEMA: &str = "manylane.lab.state.v1";
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Head {
+struct Header {
     schema: String,
     machine: Machine,
     settings: LabSettings,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Done {
+struct PartRecord {
     part: String,
     /// How long it took.
     #[serde(default)]
@@ -32,9 +32,9 @@ struct Done {
     rows: Vec<Row>,
 }
 
-impl Done {
-    fn failed(&self) -> bool {
-        self.rows.iter().any(|row| row.table == row::FAILED)
+impl PartRecord {
+    fn has_failed(&self) -> bool {
+        self.rows.iter().any(|row| row.table == row::FAILED_TABLE)
     }
 }
 
@@ -43,12 +43,12 @@ impl Done {
 pub struct State {
     path: PathBuf,
     file: File,
-    head: Head,
-    done: HashSet<String>,
+    header: Header,
+    completed: HashSet<String>,
     rows: Vec<Row>,
     seconds: f64,
     /// Parts that failed before this goes on.
-    failed: usize,
+    failed_parts: usize,
 }
 
 impl State {
@@ -56,7 +56,7 @@ impl State {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn begin(path: &Path, settings: LabSettings) -> Result<Self> {
+    pub fn create(path: &Path, settings: LabSettings) -> Result<Self> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make {} (--out names another)", folder.display()))?;
@@ -67,17 +67,17 @@ impl State {
             fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))?;
         }
         let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        let head = Head { schema: SCHEMA.into(), machine: Machine::read(), settings };
+        let head = Header { schema: SCHEMA.into(), machine: Machine::read(), settings };
         let mut state = Self {
             path: path.into(),
             file,
-            head,
-            done: HashSet::new(),
+            header: head,
+            completed: HashSet::new(),
             rows: Vec::new(),
             seconds: 0.0,
-            failed: 0,
+            failed_parts: 0,
         };
-        let line = serde_json::to_string(&state.head)?;
+        let line = serde_json::to_string(&state.header)?;
         state.write(&line)?;
         Ok(state)
     }
@@ -90,16 +90,17 @@ impl State {
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut lines = text.split_inclusive('\n');
         let first = lines.next().unwrap_or_default();
-        let head: Head = serde_json::from_str(first)
+        let head: Header = serde_json::from_str(first)
             .ok()
-            .filter(|head: &Head| head.schema == SCHEMA)
+            .filter(|head: &Header| head.schema == SCHEMA)
             .with_context(|| format!("{} is no state of a lab run", path.display()))?;
-        same_machine(path, &head.machine, &Machine::read())?;
-        same_settings(path, &head.settings, settings)?;
+        ensure_same_machine(path, &head.machine, &Machine::read())?;
+        ensure_same_settings(path, &head.settings, settings)?;
         let mut whole = first.len();
-        let mut parts: Vec<Done> = Vec::new();
+        let mut parts: Vec<PartRecord> = Vec::new();
         for line in lines {
-            let read: Option<Done> = line.ends_with('\n').then(|| serde_json::from_str(line).ok()).flatten();
+            let read: Option<PartRecord> =
+                line.ends_with('\n').then(|| serde_json::from_str(line).ok()).flatten();
             // Whatever is behind a broken line was written by nobody.
             let Some(part) = read else { break };
             whole += line.len();
@@ -107,17 +108,17 @@ impl State {
             parts.push(part);
         }
         let all = parts.len();
-        parts.retain(|part| !part.failed());
+        parts.retain(|part| !part.has_failed());
         let file = OpenOptions::new().append(true).open(path);
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
         file.set_len(whole as u64).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self {
             path: path.into(),
             file,
-            head,
-            failed: all - parts.len(),
+            header: head,
+            failed_parts: all - parts.len(),
             seconds: parts.iter().map(|part| part.seconds).sum(),
-            done: parts.iter().map(|part| part.part.clone()).collect(),
+            completed: parts.iter().map(|part| part.part.clone()).collect(),
             rows: parts.into_iter().flat_map(|part| part.rows).collect(),
         })
     }
@@ -131,25 +132,25 @@ impl State {
     /// The settings of the run.
     #[must_use]
     pub fn settings(&self) -> &LabSettings {
-        &self.head.settings
+        &self.header.settings
     }
 
     /// The machine of the run.
     #[must_use]
     pub fn machine(&self) -> &Machine {
-        &self.head.machine
+        &self.header.machine
     }
 
     /// Whether a part is done.
     #[must_use]
     pub fn has(&self, part: &str) -> bool {
-        self.done.contains(part)
+        self.completed.contains(part)
     }
 
     /// Number of parts that had failed, and are tried again.
     #[must_use]
-    pub fn failed(&self) -> usize {
-        self.failed
+    pub fn failed_parts(&self) -> usize {
+        self.failed_parts
     }
 
     /// Seconds that its parts took.
@@ -161,13 +162,13 @@ impl State {
     /// Number of parts that are done.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.done.len()
+        self.completed.len()
     }
 
     /// Whether nothing is done yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.done.is_empty()
+        self.completed.is_empty()
     }
 
     /// The rows of all parts that are done, in the order that they were done.
@@ -179,12 +180,12 @@ impl State {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn add(&mut self, part: &str, seconds: f64, rows: Vec<Row>) -> Result<()> {
-        let done = Done { part: part.into(), seconds, rows };
+    pub fn record_part(&mut self, part: &str, seconds: f64, rows: Vec<Row>) -> Result<()> {
+        let done = PartRecord { part: part.into(), seconds, rows };
         let line = serde_json::to_string(&done)?;
         self.write(&line)?;
         self.seconds += seconds;
-        self.done.insert(done.part);
+        self.completed.insert(done.part);
         self.rows.extend(done.rows);
         Ok(())
     }
@@ -196,8 +197,8 @@ impl State {
     }
 }
 
-fn same_machine(path: &Path, then: &Machine, now: &Machine) -> Result<()> {
-    if super::is_same(then, now) {
+fn ensure_same_machine(path: &Path, then: &Machine, now: &Machine) -> Result<()> {
+    if super::is_same_machine(then, now) {
         return Ok(());
     }
     let tell = |machine: &Machine| format!("{} × {}, Linux {}", machine.cpus, machine.model, machine.kernel);
@@ -213,7 +214,7 @@ fn same_machine(path: &Path, then: &Machine, now: &Machine) -> Result<()> {
     )
 }
 
-fn same_settings(path: &Path, then: &LabSettings, now: &LabSettings) -> Result<()> {
+fn ensure_same_settings(path: &Path, then: &LabSettings, now: &LabSettings) -> Result<()> {
     let names = |settings: &LabSettings| {
         settings.papers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     };
@@ -249,7 +250,7 @@ mod tests {
     }
 
     /// A folder, gone when this value is, and where the state is in it.
-    fn place() -> (TempDir, PathBuf) {
+    fn temp_state() -> (TempDir, PathBuf) {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("state.jsonl");
         (folder, path)
@@ -261,32 +262,32 @@ mod tests {
 
     #[test]
     fn what_was_done_is_there_again() {
-        let (_folder, path) = place();
-        let mut state = State::begin(&path, settings()).unwrap();
-        state.add("one", 1.5, vec![row(1.0)]).unwrap();
-        state.add("two", 1.5, vec![row(2.5), row(3.0)]).unwrap();
+        let (_folder, path) = temp_state();
+        let mut state = State::create(&path, settings()).unwrap();
+        state.record_part("one", 1.5, vec![row(1.0)]).unwrap();
+        state.record_part("two", 1.5, vec![row(2.5), row(3.0)]).unwrap();
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();
         assert!(state.has("one") && state.has("two") && !state.has("three"));
         assert_eq!((state.len(), state.rows().count()), (2, 3));
-        state.add("three", 1.5, Vec::new()).unwrap();
+        state.record_part("three", 1.5, Vec::new()).unwrap();
         drop(state);
         assert_eq!(State::resume(&path, &settings()).unwrap().len(), 3);
     }
 
     #[test]
     fn a_line_that_was_cut_short_is_as_if_never_written() {
-        let (_folder, path) = place();
-        let mut state = State::begin(&path, settings()).unwrap();
-        state.add("one", 1.5, vec![row(1.0)]).unwrap();
-        state.add("two", 1.5, vec![row(2.0)]).unwrap();
+        let (_folder, path) = temp_state();
+        let mut state = State::create(&path, settings()).unwrap();
+        state.record_part("one", 1.5, vec![row(1.0)]).unwrap();
+        state.record_part("two", 1.5, vec![row(2.0)]).unwrap();
         drop(state);
         let text = fs::read_to_string(&path).unwrap();
         for cut in 1..40 {
             fs::write(&path, &text[..text.len() - cut]).unwrap();
             let mut state = State::resume(&path, &settings()).unwrap();
             assert!(state.has("one") && !state.has("two"), "{cut}");
-            state.add("two", 1.5, vec![row(2.0)]).unwrap();
+            state.record_part("two", 1.5, vec![row(2.0)]).unwrap();
             drop(state);
             assert_eq!(fs::read_to_string(&path).unwrap(), text, "{cut}");
         }
@@ -294,32 +295,32 @@ mod tests {
 
     #[test]
     fn a_part_that_failed_is_tried_again_and_its_last_line_counts() {
-        let (_folder, path) = place();
-        let mut state = State::begin(&path, settings()).unwrap();
-        state.add("one", 1.5, vec![row(1.0)]).unwrap();
-        state.add("two", 1.5, vec![row(7.0), Row::failed("two", "no device")]).unwrap();
+        let (_folder, path) = temp_state();
+        let mut state = State::create(&path, settings()).unwrap();
+        state.record_part("one", 1.5, vec![row(1.0)]).unwrap();
+        state.record_part("two", 1.5, vec![row(7.0), Row::failed("two", "no device")]).unwrap();
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();
         assert!(state.has("one") && !state.has("two"));
-        assert_eq!((state.len(), state.failed(), state.seconds()), (1, 1, 1.5));
+        assert_eq!((state.len(), state.failed_parts(), state.seconds()), (1, 1, 1.5));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0)]);
         // In vain, and then not.
-        state.add("two", 1.5, vec![Row::failed("two", "no device")]).unwrap();
+        state.record_part("two", 1.5, vec![Row::failed("two", "no device")]).unwrap();
         drop(state);
         let mut state = State::resume(&path, &settings()).unwrap();
-        assert_eq!((state.len(), state.failed()), (1, 1));
-        state.add("two", 2.5, vec![row(2.0)]).unwrap();
+        assert_eq!((state.len(), state.failed_parts()), (1, 1));
+        state.record_part("two", 2.5, vec![row(2.0)]).unwrap();
         drop(state);
         let state = State::resume(&path, &settings()).unwrap();
         assert!(state.has("two"));
-        assert_eq!((state.len(), state.failed(), state.seconds()), (2, 0, 4.0));
+        assert_eq!((state.len(), state.failed_parts(), state.seconds()), (2, 0, 4.0));
         assert_eq!(state.rows().map(|row| row.value).collect::<Vec<_>>(), [Some(1.0), Some(2.0)]);
     }
 
     #[test]
     fn another_machine_and_other_settings_are_refused() {
-        let (_folder, path) = place();
-        drop(State::begin(&path, settings()).unwrap());
+        let (_folder, path) = temp_state();
+        drop(State::create(&path, settings()).unwrap());
         let other = LabSettings { papers: vec![Paper::Sarma], ..settings() };
         let why = State::resume(&path, &other).unwrap_err().to_string();
         assert!(why.contains("is of rivera, not of sarma"), "{why}");
@@ -337,9 +338,9 @@ mod tests {
 
     #[test]
     fn a_new_run_keeps_the_old_file() {
-        let (_folder, path) = place();
-        State::begin(&path, settings()).unwrap().add("one", 1.5, Vec::new()).unwrap();
-        assert!(State::begin(&path, settings()).unwrap().is_empty());
+        let (_folder, path) = temp_state();
+        State::create(&path, settings()).unwrap().record_part("one", 1.5, Vec::new()).unwrap();
+        assert!(State::create(&path, settings()).unwrap().is_empty());
         assert_eq!(fs::read_to_string(path.with_extension("jsonl.old")).unwrap().lines().count(), 2);
     }
 }

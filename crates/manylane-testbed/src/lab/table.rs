@@ -6,16 +6,16 @@ use crate::report::distinct;
 
 /// All tables of `paper` that have rows, one below the other.
 #[must_use]
-pub fn text(paper: Paper, scale: &Scale, rows: &[Row]) -> String {
+pub fn format_tables(paper: Paper, scale: &Scale, rows: &[Row]) -> String {
     let mut text = String::new();
     for table in paper.tables(scale) {
         let own: Vec<&Row> =
             rows.iter().filter(|row| row.paper == paper && row.table == table.name).collect();
         if !own.is_empty() {
-            text += &format!("{}\n\n{}\n", table.title, grid(&own));
+            text += &format!("{}\n\n{}\n", table.title, format_grid(&own));
         }
     }
-    for row in rows.iter().filter(|row| row.paper == paper && row.table == row::FAILED) {
+    for row in rows.iter().filter(|row| row.paper == paper && row.table == row::FAILED_TABLE) {
         text += &format!("{} failed: {}\n", row.line, row.why_not.as_deref().unwrap_or_default());
     }
     text
@@ -27,7 +27,7 @@ pub(crate) struct Grid<'a> {
     pub(crate) lines: Vec<(String, Vec<Option<&'a Row>>)>,
 }
 
-pub(crate) fn lay_out<'a>(rows: &[&'a Row]) -> Grid<'a> {
+pub(crate) fn layout<'a>(rows: &[&'a Row]) -> Grid<'a> {
     let columns = distinct(rows.iter().map(|row| row.column.clone()));
     let lines = distinct(rows.iter().map(|row| row.line.clone()));
     let lines = lines.into_iter().map(|line| {
@@ -39,24 +39,25 @@ pub(crate) fn lay_out<'a>(rows: &[&'a Row]) -> Grid<'a> {
     Grid { columns, lines }
 }
 
-fn grid(rows: &[&Row]) -> String {
-    let Grid { columns, lines } = lay_out(rows);
+fn format_grid(rows: &[&Row]) -> String {
+    let Grid { columns, lines } = layout(rows);
     let mut notes: Vec<String> = Vec::new();
     let mut printed = vec![[&[String::new()][..], &columns[..]].concat()];
     for (line, cells) in &lines {
         let ours = cells.iter().map(|cell| match cell {
             None => String::new(),
-            Some(Row { value: Some(value), .. }) => short(*value),
-            Some(row) => format!("–{}", note(&mut notes, row.why_not.as_deref())),
+            Some(Row { value: Some(value), .. }) => format_number(*value),
+            Some(row) => format!("–{}", note_mark(&mut notes, row.why_not.as_deref())),
         });
         printed.push(std::iter::once(line.clone()).chain(ours).collect());
         if cells.iter().flatten().any(|cell| cell.printed.is_some()) {
-            let theirs =
-                cells.iter().map(|cell| cell.and_then(|row| row.printed).map_or_else(String::new, short));
+            let theirs = cells
+                .iter()
+                .map(|cell| cell.and_then(|row| row.printed).map_or_else(String::new, format_number));
             printed.push(std::iter::once("  paper".into()).chain(theirs).collect());
         }
     }
-    let mut text = aligned(&printed);
+    let mut text = align(&printed);
     for (index, note) in notes.iter().enumerate() {
         text += &format!("  [{}] {note}\n", index + 1);
     }
@@ -64,7 +65,7 @@ fn grid(rows: &[&Row]) -> String {
 }
 
 /// The mark of a reason: equal reasons share one.
-fn note(notes: &mut Vec<String>, why: Option<&str>) -> String {
+fn note_mark(notes: &mut Vec<String>, why: Option<&str>) -> String {
     let Some(why) = why else { return String::new() };
     let index = notes.iter().position(|known| known == why).unwrap_or_else(|| {
         notes.push(why.into());
@@ -74,7 +75,7 @@ fn note(notes: &mut Vec<String>, why: Option<&str>) -> String {
 }
 
 /// The first column to the left, the others to the right.
-fn aligned(lines: &[Vec<String>]) -> String {
+fn align(lines: &[Vec<String>]) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let length = |text: &str| text.chars().count();
     let width =
@@ -95,10 +96,10 @@ fn aligned(lines: &[Vec<String>]) -> String {
 
 /// A number with about three digits that count.
 #[must_use]
-pub fn short(value: f64) -> String {
+pub fn format_number(value: f64) -> String {
     let size = value.abs();
     match size {
-        _ if size >= 100_000.0 => grouped(value),
+        _ if size >= 100_000.0 => group_thousands(value),
         _ if size >= 100.0 => format!("{value:.0}"),
         _ if size >= 10.0 => format!("{value:.1}"),
         _ if size >= 1.0 => format!("{value:.2}"),
@@ -108,7 +109,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-fn grouped(value: f64) -> String {
+fn group_thousands(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::from(if value < 0.0 { "-" } else { "" });
     for (index, digit) in digits.chars().enumerate() {
@@ -137,7 +138,7 @@ mod tests {
             (-5.25, "-5.25"),
         ];
         for (value, text) in cases {
-            assert_eq!(short(value), text);
+            assert_eq!(format_number(value), text);
         }
     }
 
@@ -147,8 +148,8 @@ mod tests {
         with.printed = Some(58.2);
         let rows = [
             with,
-            Row::cannot("t", "Transfer", "ns", "ns", "one processor"),
-            Row::cannot("t", "Invalidate", "ns", "ns", "one processor"),
+            Row::unavailable("t", "Transfer", "ns", "ns", "one processor"),
+            Row::unavailable("t", "Invalidate", "ns", "ns", "one processor"),
             Row::new("t", "Ours alone", "ns", "ns", vec![7.0]),
         ];
         let lines: Vec<&Row> = rows.iter().collect();
@@ -161,6 +162,6 @@ mod tests {
             "Ours alone         7.00\n",
             "  [1] one processor\n"
         );
-        assert_eq!(grid(&lines), expected);
+        assert_eq!(format_grid(&lines), expected);
     }
 }

@@ -77,7 +77,8 @@ fn section(page: &mut String, size: usize, rows: &[&BatchRow], verb: &str) -> Re
         write!(page, "<tr{ours}><td>{}", escape(name))?;
         for count in &counts {
             let row = at(name, *count);
-            let spread = row.and_then(|row| Summary::of(row.samples.iter().map(|sample| sample.rx_cpu_ns)));
+            let spread =
+                row.and_then(|row| Summary::from_samples(row.samples.iter().map(|sample| sample.rx_cpu_ns)));
             let text = spread.map_or_else(
                 || "–".into(),
                 |s| format!("{:.0} ({:.0}–{:.0})", s.median, s.lower_quartile, s.upper_quartile),
@@ -108,7 +109,7 @@ mod tests {
                         delivered: 10,
                         calls: 1,
                     });
-                    rows.push(BatchRow::of(name, size, messages, samples.collect()));
+                    rows.push(BatchRow::from_samples(name, size, messages, samples.collect()));
                 }
             }
         }

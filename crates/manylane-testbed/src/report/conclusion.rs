@@ -5,38 +5,38 @@ use crate::schema::{BENCH_ECHO, BenchRow, Sample};
 use crate::stats::{Summary, mann_whitney, median};
 
 /// Differences with a higher probability of being chance are not called differences.
-const CHANCE: f64 = 0.05;
+const SIGNIFICANCE_LEVEL: f64 = 0.05;
 
 /// What the figures of a run are about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Words {
+pub(crate) struct Labels {
     /// What is sent, in the plural.
     pub(crate) sent: &'static str,
     /// What the cost is of.
     pub(crate) unit: &'static str,
     /// What a receiver does with it.
-    pub(crate) does: &'static str,
+    pub(crate) verb: &'static str,
 }
 
-impl Words {
+impl Labels {
     /// Of a run whose document has this schema.
-    pub(crate) fn of(schema: &str) -> Self {
+    pub(crate) fn for_schema(schema: &str) -> Self {
         if schema == BENCH_ECHO {
-            Self { sent: "Requests", unit: "answered request", does: "answers" }
+            Self { sent: "Requests", unit: "answered request", verb: "answers" }
         } else {
-            Self { sent: "Datagrams", unit: "datagram", does: "delivers" }
+            Self { sent: "Datagrams", unit: "datagram", verb: "delivers" }
         }
     }
 }
 
 /// The baselines that a lane is measured against first: a socket for each thread, as lanes have it, or the rings of
 /// a queue.
-fn same_kind(lane: &str) -> &'static [&'static str] {
+fn baselines_for(lane: &str) -> &'static [&'static str] {
     if lane == "lane/xdp" { &["xsk/raw"] } else { &["reuseport/recvmmsg", "reuseport/gro"] }
 }
 
 /// Sentences about the rows of one payload size.
-pub(crate) fn conclude(rows: &[&BenchRow], words: Words) -> Vec<String> {
+pub(crate) fn conclude(rows: &[&BenchRow], words: Labels) -> Vec<String> {
     let mut said = Vec::new();
     let mut threads: Vec<usize> = rows.iter().map(|row| row.figures.threads).collect();
     threads.sort_unstable();
@@ -45,7 +45,7 @@ pub(crate) fn conclude(rows: &[&BenchRow], words: Words) -> Vec<String> {
     for &count in &threads {
         let among: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.figures.threads == count).collect();
         for lane in among.iter().filter(|row| is_lane(row)) {
-            said.extend(against_baselines(lane, &among, words));
+            said.extend(compare_to_baselines(lane, &among, words));
         }
     }
     let mut names: Vec<&str> = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn conclude(rows: &[&BenchRow], words: Words) -> Vec<String> {
         }
     }
     for name in names {
-        said.extend(with_threads(name, rows, words));
+        said.extend(thread_scaling(name, rows, words));
     }
     for row in rows.iter().filter(|row| row.goodput_at_double_pps.is_some()) {
         said.extend(overload(row, words));
@@ -74,7 +74,7 @@ fn costs(row: &BenchRow) -> Vec<f64> {
     row.samples.iter().map(|sample: &Sample| sample.rx_cpu_ns).collect()
 }
 
-fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Option<String> {
+fn compare_to_baselines(lane: &BenchRow, among: &[&BenchRow], words: Labels) -> Option<String> {
     let cheapest = |names: &dyn Fn(&str) -> bool| {
         among
             .iter()
@@ -82,11 +82,11 @@ fn against_baselines(lane: &BenchRow, among: &[&BenchRow], words: Words) -> Opti
             .min_by(|a, b| a.figures.rx_cpu_ns.total_cmp(&b.figures.rx_cpu_ns))
             .copied()
     };
-    let same = cheapest(&|name| same_kind(&lane.figures.receiver).contains(&name))
+    let same = cheapest(&|name| baselines_for(&lane.figures.receiver).contains(&name))
         .or_else(|| cheapest(&|name| !name.starts_with("xsk/")))?;
     Some(format!(
         "{}: {} takes {:.0} ns of receiver CPU per {}, {}.{}",
-        threads(lane.figures.threads),
+        thread_count(lane.figures.threads),
         lane.figures.receiver,
         lane.figures.rx_cpu_ns,
         words.unit,
@@ -108,7 +108,7 @@ fn compare(lane: &BenchRow, other: &BenchRow) -> String {
     let ratio = lane.figures.rx_cpu_ns / other.figures.rx_cpu_ns;
     let base = format!("{} ({:.0} ns)", other.figures.receiver, other.figures.rx_cpu_ns);
     let p = mann_whitney(&costs(lane), &costs(other));
-    if p > CHANCE {
+    if p > SIGNIFICANCE_LEVEL {
         format!("{ratio:.2} of {base}, which these samples cannot tell from no difference (p = {p:.2})")
     } else if ratio <= 1.0 {
         format!("{ratio:.2} of {base}: {:.0} % less (p = {p:.3})", (1.0 - ratio) * 100.0)
@@ -117,7 +117,7 @@ fn compare(lane: &BenchRow, other: &BenchRow) -> String {
     }
 }
 
-fn with_threads(name: &str, rows: &[&BenchRow], words: Words) -> Option<String> {
+fn thread_scaling(name: &str, rows: &[&BenchRow], words: Labels) -> Option<String> {
     let mine: Vec<&BenchRow> = rows.iter().copied().filter(|row| row.figures.receiver == name).collect();
     let fewest = mine.iter().min_by_key(|row| row.figures.threads)?;
     let most = mine.iter().max_by_key(|row| row.figures.threads)?;
@@ -128,11 +128,11 @@ fn with_threads(name: &str, rows: &[&BenchRow], words: Words) -> Option<String> 
     Some(format!(
         "From {} to {}, {name} goes from {:.0} to {:.0} ns per {}: {}.",
         fewest.figures.threads,
-        threads(most.figures.threads),
+        thread_count(most.figures.threads),
         fewest.figures.rx_cpu_ns,
         most.figures.rx_cpu_ns,
         words.unit,
-        if mann_whitney(&costs(fewest), &costs(most)) > CHANCE {
+        if mann_whitney(&costs(fewest), &costs(most)) > SIGNIFICANCE_LEVEL {
             format!("{ratio:.2} times, no difference that these samples could show")
         } else {
             format!("{ratio:.2} times")
@@ -140,7 +140,7 @@ fn with_threads(name: &str, rows: &[&BenchRow], words: Words) -> Option<String> 
     ))
 }
 
-fn overload(row: &BenchRow, words: Words) -> Option<String> {
+fn overload(row: &BenchRow, words: Labels) -> Option<String> {
     let (best, offered, goodput) = (row.no_loss_pps?, row.offered_at_double_pps?, row.goodput_at_double_pps?);
     let kept = goodput / best;
     let verdict = if kept >= 0.9 {
@@ -157,27 +157,27 @@ fn overload(row: &BenchRow, words: Words) -> Option<String> {
     Some(format!(
         "{} with {}: {:.0} k/s without loss; of {:.0} k/s it {} {:.0} k/s, {:.2} of its best: {verdict}.",
         row.figures.receiver,
-        threads(row.figures.threads),
+        thread_count(row.figures.threads),
         best / 1e3,
         offered / 1e3,
-        words.does,
+        words.verb,
         goodput / 1e3,
         kept
     ))
 }
 
-fn threads(count: usize) -> String {
+fn thread_count(count: usize) -> String {
     if count == 1 { "1 thread".into() } else { format!("{count} threads") }
 }
 
 /// How far the samples of the rows spread, and whether the machine was quiet enough to believe them.
 pub(crate) fn quality(rows: &[&BenchRow]) -> String {
     let spreads = rows.iter().filter_map(|row| {
-        let summary = Summary::of(costs(row))?;
-        (summary.median > 0.0).then(|| summary.spread() / summary.median * 100.0)
+        let summary = Summary::from_samples(costs(row))?;
+        (summary.median > 0.0).then(|| summary.iqr() / summary.median * 100.0)
     });
     let all: Vec<f64> = spreads.collect();
-    let Some(summary) = Summary::of(all.iter().copied()) else { return "No samples.".into() };
+    let Some(summary) = Summary::from_samples(all.iter().copied()) else { return "No samples.".into() };
     let lossy = rows.iter().filter(|row| row.figures.loss > 0.001).count();
     let mut text = format!(
         "The middle half of a receiver's samples spreads over {:.1} % of their median as a rule, {:.1} % at most.",
@@ -214,7 +214,7 @@ mod tests {
             kernel_dropped: 0,
             taken: None,
         });
-        BenchRow::of(receiver, threads, threads, 10, samples.collect())
+        BenchRow::from_samples(receiver, threads, threads, 10, samples.collect())
     }
 
     #[test]
@@ -222,14 +222,16 @@ mod tests {
         let cheap = [400., 401., 402., 403., 404.];
         let dear = [800., 801., 802., 803., 804.];
         let (lane, base) = (row("lane/mmsg", 1, &cheap), row("reuseport/gro", 1, &dear));
-        let said = conclude(&[&lane, &base], Words::of(BENCH_RX)).join(" ");
+        let said = conclude(&[&lane, &base], Labels::for_schema(BENCH_RX)).join(" ");
         assert!(said.contains("0.50 of reuseport/gro (802 ns): 50 % less"), "{said}");
         let (lane, base) = (row("lane/mmsg", 1, &dear), row("reuseport/gro", 1, &cheap));
-        let said = conclude(&[&lane, &base], Words::of(BENCH_RX)).join(" ");
+        let said = conclude(&[&lane, &base], Labels::for_schema(BENCH_RX)).join(" ");
         assert!(said.contains("2.00 of reuseport/gro (402 ns): 100 % more"), "{said}");
-        let said =
-            conclude(&[&row("lane/mmsg", 1, &cheap), &row("reuseport/gro", 1, &cheap)], Words::of(BENCH_RX))
-                .join(" ");
+        let said = conclude(
+            &[&row("lane/mmsg", 1, &cheap), &row("reuseport/gro", 1, &cheap)],
+            Labels::for_schema(BENCH_RX),
+        )
+        .join(" ");
         assert!(said.contains("cannot tell from no difference"), "{said}");
     }
 
@@ -240,21 +242,21 @@ mod tests {
         many.no_loss_pps = Some(300_000.0);
         many.offered_at_double_pps = Some(600_000.0);
         many.goodput_at_double_pps = Some(30_000.0);
-        let said = conclude(&[&few, &many], Words::of(BENCH_RX)).join(" ");
+        let said = conclude(&[&few, &many], Labels::for_schema(BENCH_RX)).join(" ");
         assert!(said.contains("From 1 to 8 threads, socket/recvfrom goes from 602 to 1202"), "{said}");
         assert!(said.contains("collapses under overload"), "{said}");
         assert!(said.contains("baselines only"), "{said}");
         many.goodput_at_double_pps = Some(299_000.0);
-        assert!(conclude(&[&many], Words::of(BENCH_RX)).join(" ").contains("holds its rate"));
+        assert!(conclude(&[&many], Labels::for_schema(BENCH_RX)).join(" ").contains("holds its rate"));
         // The sender did not get far above: nothing is said.
         many.offered_at_double_pps = Some(310_000.0);
-        assert!(!conclude(&[&many], Words::of(BENCH_RX)).join(" ").contains("overload"));
+        assert!(!conclude(&[&many], Labels::for_schema(BENCH_RX)).join(" ").contains("overload"));
     }
 
     #[test]
     fn of_answers_it_says_so() {
         let (lane, base) = (row("lane/xdp", 1, &[400.; 5]), row("xsk/raw", 1, &[800.; 5]));
-        let said = conclude(&[&lane, &base], Words::of(BENCH_ECHO)).join(" ");
+        let said = conclude(&[&lane, &base], Labels::for_schema(BENCH_ECHO)).join(" ");
         assert!(said.contains("400 ns of receiver CPU per answered request, 0.50 of xsk/raw"), "{said}");
         assert!(!said.contains("per datagram"), "{said}");
     }

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::whole::{Words, bars, page, samples, table};
-use super::{distinct, number};
+use super::common::{PlotLabels, bars, page, samples, table};
+use super::{distinct, format_number};
 use crate::schema::{BenchSettings, ChurnRow, Document, FlapRow};
 
 /// The page of `bench churn`.
@@ -14,12 +14,12 @@ use crate::schema::{BenchSettings, ChurnRow, Document, FlapRow};
 /// # Errors
 /// When a plot cannot be drawn.
 pub fn churn(document: &Document<BenchSettings, ChurnRow>) -> Result<String> {
-    page(document, &churned(&document.rows), |page| {
+    page(document, &churn_conclusions(&document.rows), |page| {
         for size in distinct(document.rows.iter().map(|row| row.size)) {
             let rows: Vec<&ChurnRow> = document.rows.iter().filter(|row| row.size == size).collect();
             writeln!(page, "<section><h2>Datagrams of {size} bytes</h2>")?;
             let places: Vec<String> = rows.iter().map(|row| row.lanes.to_string()).collect();
-            let words = Words {
+            let words = PlotLabels {
                 title: "Datagrams sent and not delivered",
                 caption: "Dark line: what the kernel dropped at a full queue. None is as it should be.",
                 x: "lanes at the start",
@@ -29,7 +29,7 @@ pub fn churn(document: &Document<BenchSettings, ChurnRow>) -> Result<String> {
             bars(page, words, &places, &["lost"], |_, place| {
                 Some((rows[place].lost as f64, Some(dropped(rows[place]) as f64)))
             })?;
-            let words = Words {
+            let words = PlotLabels {
                 title: "Changes while traffic ran",
                 caption: "Each is a lane more or a lane less.",
                 x: "lanes at the start",
@@ -51,7 +51,7 @@ pub fn churn(document: &Document<BenchSettings, ChurnRow>) -> Result<String> {
             ];
             let line = |row: &&ChurnRow| -> Vec<String> {
                 let counts = [row.sent, row.delivered, row.lost, row.added, row.removed, row.every_ms];
-                let first = [row.receiver.clone(), row.lanes.to_string(), number(row.offered_pps)];
+                let first = [row.receiver.clone(), row.lanes.to_string(), format_number(row.offered_pps)];
                 first.into_iter().chain(counts.map(|count| count.to_string())).collect()
             };
             table(page, &header, &rows.iter().map(line).collect::<Vec<_>>());
@@ -61,7 +61,7 @@ pub fn churn(document: &Document<BenchSettings, ChurnRow>) -> Result<String> {
     })
 }
 
-fn churned(rows: &[ChurnRow]) -> Vec<String> {
+fn churn_conclusions(rows: &[ChurnRow]) -> Vec<String> {
     let said = rows.iter().map(|row| {
         let lost = if row.lost == 0 { "none is lost".into() } else { format!("{} are lost", row.lost) };
         format!(
@@ -69,7 +69,7 @@ fn churned(rows: &[ChurnRow]) -> Vec<String> {
             row.lanes,
             row.added,
             row.removed,
-            number(row.offered_pps),
+            format_number(row.offered_pps),
             row.size,
             row.sent
         )
@@ -82,7 +82,7 @@ fn churned(rows: &[ChurnRow]) -> Vec<String> {
 /// # Errors
 /// When a plot cannot be drawn.
 pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
-    page(document, &flapped(&document.rows), |page| {
+    page(document, &flap_conclusions(&document.rows), |page| {
         for (threads, size) in
             distinct(document.rows.iter().map(|row| (row.figures.threads, row.figures.size)))
         {
@@ -95,7 +95,7 @@ pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
                 rows.iter().find(own).copied()
             };
             writeln!(page, "<section><h2>{threads} threads, datagrams of {size} bytes</h2>")?;
-            let words = Words {
+            let words = PlotLabels {
                 title: "Datagrams that entered the link and were not delivered",
                 caption: "Medians; dark line: the worst sample. Lower is better.",
                 x: "what happens meanwhile",
@@ -104,7 +104,7 @@ pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
             bars(page, words, &events, &names, |name, place| {
                 at(name, place).map(|row| (row.lost, Some(row.lost_most as f64)))
             })?;
-            let words = Words {
+            let words = PlotLabels {
                 title: "How long the event took",
                 caption: "A link that goes down is down for 20 ms of it.",
                 x: "what happens meanwhile",
@@ -130,7 +130,7 @@ pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
             let line = |row: &&FlapRow| -> Vec<String> {
                 let counts = [row.sent, row.refused, row.delivered, row.lost, row.lost_most as f64];
                 let first =
-                    [row.event.clone(), row.figures.receiver.clone(), number(row.figures.offered_pps)];
+                    [row.event.clone(), row.figures.receiver.clone(), format_number(row.figures.offered_pps)];
                 let counts = counts.map(|count| format!("{count:.0}"));
                 first.into_iter().chain(counts).chain([format!("{:.1}", row.event_micros / 1e3)]).collect()
             };
@@ -142,7 +142,7 @@ pub fn flap(document: &Document<BenchSettings, FlapRow>) -> Result<String> {
 }
 
 /// What each event costs beyond what is lost while nothing happens.
-fn flapped(rows: &[FlapRow]) -> Vec<String> {
+fn flap_conclusions(rows: &[FlapRow]) -> Vec<String> {
     let said = rows.iter().filter(|row| row.event != "nothing").map(|row| {
         let like = |other: &&FlapRow| {
             other.event == "nothing"
@@ -188,10 +188,10 @@ mod tests {
             lost,
             event_micros: 21_000 + round as u64,
         };
-        FlapRow::of(event, receiver, 2, 2, 10, lost.iter().enumerate().map(seen).collect())
+        FlapRow::from_samples(event, receiver, 2, 2, 10, lost.iter().enumerate().map(seen).collect())
     }
 
-    fn whole(page: &str, plots: usize, lines: usize) {
+    fn assert_complete(page: &str, plots: usize, lines: usize) {
         assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
         assert_eq!((page.matches("<svg").count(), page.matches("<tr").count()), (plots, lines));
         let page = page.replace("http://www.w3.org/2000/svg", "");
@@ -209,7 +209,7 @@ mod tests {
         ];
         let settings = BenchSettings { command: "manylane bench flap '<&>'".into(), ..Default::default() };
         let page = flap(&Document::new(BENCH_FLAP, settings, rows)).unwrap();
-        whole(&page, 2, 1 + 3);
+        assert_complete(&page, 2, 1 + 3);
         assert!(page.contains(
             "receiver-link, 2 threads: lane/&lt;xdp&gt; loses 9 datagrams in the middle, 40 at most (0 and 1 while nothing happens)."
         ));
@@ -240,7 +240,7 @@ mod tests {
         };
         let rows = vec![row(2, 0), row(4, 3)];
         let page = churn(&Document::new(BENCH_CHURN, BenchSettings::default(), rows)).unwrap();
-        whole(&page, 2, 1 + 2);
+        assert_complete(&page, 2, 1 + 2);
         assert!(page.contains("2 lanes, 11 more and 12 less") && page.contains("of 1000 sent none is lost"));
         assert!(page.contains("of 1000 sent 3 are lost"));
         assert!(churn(&Document::new(BENCH_CHURN, BenchSettings::default(), Vec::new())).is_ok());

@@ -7,11 +7,11 @@ use crate::schema::{FloodPauses, FloodRow};
 use crate::stats::{Summary, mann_whitney};
 
 /// A difference that chance makes less often than this is one.
-const CHANCE: f64 = 0.05;
+const SIGNIFICANCE_LEVEL: f64 = 0.05;
 /// Share of the requests of regular clients that shall be answered.
-const ANSWERED: f64 = 0.99;
+const REPLY_RATIO_MIN: f64 = 0.99;
 /// No program shall be kept from running for longer, in milliseconds.
-const STARVED: f64 = 10.0;
+const STARVATION_MS_MAX: f64 = 10.0;
 
 /// The sentences, in the order of the parts.
 #[must_use]
@@ -23,24 +23,24 @@ pub fn conclusions(rows: &[FloodRow]) -> Vec<String> {
     said
 }
 
-fn find<'a>(rows: &'a [FloodRow], part: &str, variant: &str) -> Option<&'a FloodRow> {
+fn find_row<'a>(rows: &'a [FloodRow], part: &str, variant: &str) -> Option<&'a FloodRow> {
     rows.iter().find(|row| row.part == part && row.variant == variant)
 }
 
 /// Median, lowest and highest of the rounds.
-fn spread(samples: impl Iterator<Item = f64>, digits: usize) -> String {
-    let Some(all) = Summary::of(samples) else { return "–".into() };
+fn format_spread(samples: impl Iterator<Item = f64>, digits: usize) -> String {
+    let Some(all) = Summary::from_samples(samples) else { return "–".into() };
     format!("{:.digits$} ({:.digits$} to {:.digits$})", all.median, all.min, all.max)
 }
 
 fn clients(rows: &[FloodRow]) -> Option<String> {
-    let [without, with] = ["no-limit", "limit"].map(|variant| find(rows, "clients", variant));
+    let [without, with] = ["no-limit", "limit"].map(|variant| find_row(rows, "clients", variant));
     let (without, with) = (without?, with?);
     let shares = |row: &FloodRow| -> Vec<f64> {
         row.samples.iter().filter_map(|seen| seen.clients).map(|clients| clients.share()).collect()
     };
-    let percent = |row: &FloodRow| spread(shares(row).into_iter().map(|share| 100.0 * share), 1);
-    let kept = shares(with).iter().filter(|share| **share >= ANSWERED).count();
+    let percent = |row: &FloodRow| format_spread(shares(row).into_iter().map(|share| 100.0 * share), 1);
+    let kept = shares(with).iter().filter(|share| **share >= REPLY_RATIO_MIN).count();
     Some(format!(
         "Beside a flood of {:.0} per second, {} % of the requests of regular clients are answered without a limit, and {} % \
          with it: at least 99 % in {kept} of {} rounds.",
@@ -52,7 +52,7 @@ fn clients(rows: &[FloodRow]) -> Option<String> {
 }
 
 fn sources(rows: &[FloodRow]) -> Vec<String> {
-    let [empty, full] = ["one-source", "new-sources"].map(|variant| find(rows, "sources", variant));
+    let [empty, full] = ["one-source", "new-sources"].map(|variant| find_row(rows, "sources", variant));
     let (Some(empty), Some(full)) = (empty, full) else { return Vec::new() };
     let memory = |row: &FloodRow| -> (u64, usize) {
         let all = row.samples.iter().filter_map(|seen| seen.memory.as_ref());
@@ -71,19 +71,20 @@ fn sources(rows: &[FloodRow]) -> Vec<String> {
         if many.is_empty() || few.is_empty() {
             continue;
         }
-        let longest = |row: &FloodRow| spread(row.pauses(who).map(|pauses| pauses.longest_ms), 1);
+        let longest = |row: &FloodRow| format_spread(row.pauses(who).map(|pauses| pauses.longest_ms), 1);
         said.push(format!(
             "{what} pauses for more than 1 ms {} times a second with full tables, and {} times with empty ones: {}. The longest \
              pause of a round is {} ms and {} ms.",
-            spread(many.iter().copied(), 1),
-            spread(few.iter().copied(), 1),
-            verdict(&many, &few),
+            format_spread(many.iter().copied(), 1),
+            format_spread(few.iter().copied(), 1),
+            significance(&many, &few),
             longest(full),
             longest(empty)
         ));
     }
-    let stolen =
-        |row: &FloodRow| spread(row.pauses("lane").map(|seen| seen.steal_ms / seen.seconds.max(1e-9)), 1);
+    let stolen = |row: &FloodRow| {
+        format_spread(row.pauses("lane").map(|seen| seen.steal_ms / seen.seconds.max(1e-9)), 1)
+    };
     said.push(format!(
         "Meanwhile the hypervisor took the lane's processor away for {} ms in a second with full tables, and for {} ms with empty ones.",
         stolen(full),
@@ -97,11 +98,12 @@ fn rates(row: &FloodRow, who: &str) -> Vec<f64> {
 }
 
 /// Whether there are more of something in `many` than in `few`, as far as the rounds can tell.
-fn verdict(many: &[f64], few: &[f64]) -> String {
+fn significance(many: &[f64], few: &[f64]) -> String {
     let p = mann_whitney(many, few);
-    let middle = |all: &[f64]| Summary::of(all.iter().copied()).map_or(0.0, |summary| summary.median);
+    let middle =
+        |all: &[f64]| Summary::from_samples(all.iter().copied()).map_or(0.0, |summary| summary.median);
     let (many_rounds, more) = (many.len(), middle(many) > middle(few));
-    match (p < CHANCE, more) {
+    match (p < SIGNIFICANCE_LEVEL, more) {
         (true, true) => format!("more with full tables (p = {p:.3})"),
         (true, false) => format!("fewer with full tables (p = {p:.3})"),
         (false, _) => format!("no difference that {many_rounds} rounds could tell from chance (p = {p:.2})"),
@@ -111,45 +113,51 @@ fn verdict(many: &[f64], few: &[f64]) -> String {
 fn program(rows: &[FloodRow]) -> Vec<String> {
     let mut said = Vec::new();
     for variant in ["no-flood", "busy-thread", "kernel-sockets", "no-limit", "limit"] {
-        let Some(row) = find(rows, "program", variant) else { continue };
+        let Some(row) = find_row(rows, "program", variant) else { continue };
         let all: Vec<&FloodPauses> = row.pauses("program").collect();
-        let over = |value: fn(&FloodPauses) -> f64| all.iter().filter(|seen| value(seen) > STARVED).count();
+        let over = |value: fn(&FloodPauses) -> f64| {
+            all.iter().filter(|seen| value(seen) > STARVATION_MS_MAX).count()
+        };
         let unstolen = |seen: &FloodPauses| seen.longest_unstolen_ms.unwrap_or(seen.longest_ms);
         let of_lane = |seen: &FloodPauses| seen.apart.iter().map(|gap| gap.lane_ms).fold(0.0, f64::max);
         let of_lane: Vec<f64> = all.iter().map(|seen| of_lane(seen)).collect();
         let own = match of_lane.iter().any(|ms| *ms > 0.0) {
             true => {
-                format!("; of one pause, the lane itself had {} ms at most", spread(of_lane.into_iter(), 1))
+                format!(
+                    "; of one pause, the lane itself had {} ms at most",
+                    format_spread(of_lane.into_iter(), 1)
+                )
             }
             false => String::new(),
         };
         said.push(format!(
             "{variant}: a program on the lane's processor is kept from running for {} ms at the longest, over 10 ms in {} of {} rounds; \
              without what the hypervisor took while it ran, for {} ms, over 10 ms in {} rounds{own}.",
-            spread(all.iter().map(|seen| seen.longest_ms), 1),
+            format_spread(all.iter().map(|seen| seen.longest_ms), 1),
             over(|seen| seen.longest_ms),
             all.len(),
-            spread(all.iter().map(|seen| unstolen(seen)), 1),
+            format_spread(all.iter().map(|seen| unstolen(seen)), 1),
             over(unstolen)
         ));
     }
-    if let Some((how, p)) = against(rows, "program", ["limit", "no-flood"]) {
+    if let Some((how, p)) = compare_longest(rows, "program", ["limit", "no-flood"]) {
         said.push(format!(
             "With the limit, that is {how} what the machine does without a flood (p = {p:.2})."
         ));
     }
-    said.extend(beside_the_sender(rows));
+    said.extend(sender_cpu_conclusions(rows));
     said
 }
 
 /// A program that shares its processor with the maker of the flood.
-const BESIDE: &str = "program beside the sender";
+const SENDER_CPU_PROGRAM: &str = "program beside the sender";
 
-fn beside_the_sender(rows: &[FloodRow]) -> Vec<String> {
+fn sender_cpu_conclusions(rows: &[FloodRow]) -> Vec<String> {
     let mut said = Vec::new();
     for variant in ["busy-thread", "kernel-sockets", "no-limit", "limit"] {
-        let Some(row) = find(rows, "program", variant) else { continue };
-        let apart: Vec<f64> = row.pauses(BESIDE).filter_map(|seen| seen.longest_apart_ms).collect();
+        let Some(row) = find_row(rows, "program", variant) else { continue };
+        let apart: Vec<f64> =
+            row.pauses(SENDER_CPU_PROGRAM).filter_map(|seen| seen.longest_apart_ms).collect();
         if apart.is_empty() {
             continue;
         }
@@ -157,13 +165,13 @@ fn beside_the_sender(rows: &[FloodRow]) -> Vec<String> {
         said.push(format!(
             "{variant}: on the sender's processor, which {whose} wants all of, it is kept for {} ms at the longest; without the turns of \
              that thread and what the hypervisor took, for {} ms, over 10 ms in {} of {} rounds.",
-            spread(row.pauses(BESIDE).map(|seen| seen.longest_ms), 1),
-            spread(apart.iter().copied(), 1),
-            apart.iter().filter(|ms| **ms > STARVED).count(),
+            format_spread(row.pauses(SENDER_CPU_PROGRAM).map(|seen| seen.longest_ms), 1),
+            format_spread(apart.iter().copied(), 1),
+            apart.iter().filter(|ms| **ms > STARVATION_MS_MAX).count(),
             apart.len()
         ));
     }
-    if let Some((how, p)) = against(rows, BESIDE, ["limit", "busy-thread"]) {
+    if let Some((how, p)) = compare_longest(rows, SENDER_CPU_PROGRAM, ["limit", "busy-thread"]) {
         said.push(format!(
             "There, with the limit, the longest is {how} what a thread does that takes turns with it and makes no flood (p = {p:.2})."
         ));
@@ -172,16 +180,17 @@ fn beside_the_sender(rows: &[FloodRow]) -> Vec<String> {
 }
 
 /// How the longest pauses of `who` in the first variant are to those in the second, as far as the rounds can tell.
-fn against(rows: &[FloodRow], who: &str, variants: [&str; 2]) -> Option<(&'static str, f64)> {
+fn compare_longest(rows: &[FloodRow], who: &str, variants: [&str; 2]) -> Option<(&'static str, f64)> {
     let [one, other] = variants.map(|variant| {
-        let row = find(rows, "program", variant)?;
+        let row = find_row(rows, "program", variant)?;
         let longest: Vec<f64> = row.pauses(who).map(|seen| seen.longest_ms).collect();
         (!longest.is_empty()).then_some(longest)
     });
     let (one, other) = (one?, other?);
     let p = mann_whitney(&one, &other);
-    let middle = |all: &[f64]| Summary::of(all.iter().copied()).map_or(0.0, |summary| summary.median);
-    let how = match (p < CHANCE, middle(&one) > middle(&other)) {
+    let middle =
+        |all: &[f64]| Summary::from_samples(all.iter().copied()).map_or(0.0, |summary| summary.median);
+    let how = match (p < SIGNIFICANCE_LEVEL, middle(&one) > middle(&other)) {
         (true, true) => "longer than",
         (true, false) => "shorter than",
         (false, _) => "not to be told from",
@@ -216,7 +225,7 @@ mod tests {
             change(round, &mut sample);
             sample
         });
-        FloodRow::of(part, variant, "lane/xdp", 32, samples.collect())
+        FloodRow::from_samples(part, variant, "lane/xdp", 32, samples.collect())
     }
 
     fn pauses(who: &str, over: u64, longest: f64, unstolen: f64) -> FloodPauses {
@@ -252,7 +261,7 @@ mod tests {
     }
 
     /// Pauses of a lane with full tables, so many more in each round than with empty ones.
-    fn met(more: u64) -> Vec<String> {
+    fn sources_conclusions(more: u64) -> Vec<String> {
         let load = |variant, more: u64| {
             row("sources", variant, move |round, seen| {
                 seen.pauses = vec![pauses("lane", 20 + round as u64 + more, 9.0, 9.0)];
@@ -265,10 +274,10 @@ mod tests {
 
     #[test]
     fn pauses_with_full_tables_are_held_against_those_with_empty_ones() {
-        let same = met(0);
+        let same = sources_conclusions(0);
         assert!(same[0].starts_with("5000000 new sources in 10 s: the process had 12 KiB more"), "{same:?}");
         assert!(same[1].contains("no difference that 5 rounds could tell from chance"), "{same:?}");
-        let more = met(10);
+        let more = sources_conclusions(10);
         assert!(
             more[1].contains("3.2 (3.0 to 3.4) times a second") && more[1].contains("more with full"),
             "{more:?}"
@@ -322,7 +331,7 @@ mod tests {
         let beside = |variant, longest: f64, apart: f64| {
             row("program", variant, move |round, seen| {
                 let more = round as f64;
-                let pauses = pauses(BESIDE, 1, longest + more, longest + more);
+                let pauses = pauses(SENDER_CPU_PROGRAM, 1, longest + more, longest + more);
                 seen.pauses = vec![FloodPauses { longest_apart_ms: Some(apart + more), ..pauses }];
             })
         };

@@ -6,14 +6,14 @@ use std::fmt::Write as _;
 use anyhow::Result;
 
 use super::{escape, figure, plots};
-use crate::lab::table::{Grid, lay_out, short};
-use crate::lab::{Finished, Paper, Plot, Row};
+use crate::lab::table::{Grid, format_number, layout};
+use crate::lab::{LabDocument, Paper, Plot, Row};
 
 /// The page.
 ///
 /// # Errors
 /// When a plot cannot be drawn.
-pub fn html(run: &Finished) -> Result<String> {
+pub fn html(run: &LabDocument) -> Result<String> {
     let mut page = String::with_capacity(256 << 10);
     let names: Vec<&str> = run.settings.papers.iter().map(|paper| paper.name()).collect();
     let title = format!(
@@ -27,7 +27,7 @@ pub fn html(run: &Finished) -> Result<String> {
         machine.cpus,
         machine.model,
         machine.kernel,
-        run.settings.scale.told()
+        run.settings.scale.describe()
     );
     write!(page, "<h1>{}</h1>\n<p class=lead>{}</p>\n", escape(&title), escape(&lead))?;
     for &paper in &run.settings.papers {
@@ -41,7 +41,7 @@ pub fn html(run: &Finished) -> Result<String> {
         machine.memory_bytes >> 30,
         if machine.virtual_machine { ", a virtual machine" } else { "" }
     );
-    let scale = run.settings.scale.told();
+    let scale = run.settings.scale.describe();
     let mitigations = machine.mitigations.join("; ");
     for (name, value) in [
         ("Command", &run.settings.command),
@@ -56,7 +56,7 @@ pub fn html(run: &Finished) -> Result<String> {
     Ok(page)
 }
 
-fn section(page: &mut String, run: &Finished, paper: Paper) -> Result<()> {
+fn section(page: &mut String, run: &LabDocument, paper: Paper) -> Result<()> {
     writeln!(page, "<section><h2>{paper}</h2>\n<p class=lead>{}</p>", escape(paper.title()))?;
     page.push_str("<h3>What this run says</h3>\n<ul class=says>\n");
     for sentence in paper.conclude(&run.rows) {
@@ -69,7 +69,7 @@ fn section(page: &mut String, run: &Finished, paper: Paper) -> Result<()> {
         if rows.is_empty() {
             continue;
         }
-        let grid = lay_out(&rows);
+        let grid = layout(&rows);
         let measured = rows.iter().any(|row| row.value.is_some());
         if let Some(plot) = table.plot.filter(|_| measured) {
             let unit = &rows.iter().find(|row| !row.unit.is_empty()).map_or("", |row| &row.unit);
@@ -80,7 +80,7 @@ fn section(page: &mut String, run: &Finished, paper: Paper) -> Result<()> {
         print(page, &grid)?;
     }
     writeln!(page, "<h3>What differs from the paper</h3>\n<ul>")?;
-    for sentence in paper.differs(&run.settings.scale) {
+    for sentence in paper.differences(&run.settings.scale) {
         writeln!(page, "<li>{}</li>", escape(&sentence))?;
     }
     page.push_str("</ul></section>\n");
@@ -90,7 +90,7 @@ fn section(page: &mut String, run: &Finished, paper: Paper) -> Result<()> {
 /// A series for each line that has a value, and one for each that the paper printed.
 fn draw(page: &mut String, title: &str, plot: Plot, unit: &str, grid: &Grid<'_>) -> Result<()> {
     if let [_] = &*grid.columns {
-        return draw_across(page, title, unit, grid);
+        return draw_horizontal(page, title, unit, grid);
     }
     let mut series = Vec::new();
     let mut legend = String::from("<ul class=legend>");
@@ -134,7 +134,7 @@ fn draw(page: &mut String, title: &str, plot: Plot, unit: &str, grid: &Grid<'_>)
 }
 
 /// Of one column only: a row of bars for each line.
-fn draw_across(page: &mut String, title: &str, unit: &str, grid: &Grid<'_>) -> Result<()> {
+fn draw_horizontal(page: &mut String, title: &str, unit: &str, grid: &Grid<'_>) -> Result<()> {
     let names: Vec<String> = grid.lines.iter().map(|(line, _)| (*line).to_string()).collect();
     let of = |value: fn(&Row) -> Option<f64>| -> Vec<Option<f64>> {
         grid.lines.iter().map(|(_, cells)| cells.first().copied().flatten().and_then(value)).collect()
@@ -151,7 +151,7 @@ fn draw_across(page: &mut String, title: &str, unit: &str, grid: &Grid<'_>) -> R
     } else {
         ""
     };
-    figure(page, title, "Medians.", legend, &plots::across(&names, unit, &series)?);
+    figure(page, title, "Medians.", legend, &plots::horizontal_bars(&names, unit, &series)?);
     Ok(())
 }
 
@@ -167,7 +167,7 @@ fn print(page: &mut String, grid: &Grid<'_>) -> Result<()> {
         for cell in cells {
             match cell {
                 None => page.push_str("<td>"),
-                Some(Row { value: Some(value), .. }) => write!(page, "<td>{}", short(*value))?,
+                Some(Row { value: Some(value), .. }) => write!(page, "<td>{}", format_number(*value))?,
                 Some(row) => {
                     let why = escape(row.why_not.as_deref().unwrap_or_default());
                     write!(page, "<td title=\"{why}\">–")?;
@@ -178,7 +178,7 @@ fn print(page: &mut String, grid: &Grid<'_>) -> Result<()> {
         if cells.iter().flatten().any(|cell| cell.printed.is_some()) {
             page.push_str("<tr class=quality><td>paper");
             for cell in cells {
-                let printed = cell.and_then(|row| row.printed).map_or_else(String::new, short);
+                let printed = cell.and_then(|row| row.printed).map_or_else(String::new, format_number);
                 write!(page, "<td>{printed}")?;
             }
             page.push_str("</tr>\n");
@@ -217,7 +217,7 @@ mod tests {
                 let mut row = Row::new(table, "one", column, "s", vec![1.0, 2.0]);
                 row.printed = Some(3.0);
                 rows.push(Row { paper, ..row });
-                rows.push(Row { paper, ..Row::cannot(table, "two", column, "s", "no <device>") });
+                rows.push(Row { paper, ..Row::unavailable(table, "two", column, "s", "no <device>") });
             }
             html(&Document::new(LAB, settings.clone(), rows)).unwrap()
         };

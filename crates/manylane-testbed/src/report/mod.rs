@@ -1,13 +1,13 @@
 //! A page about one run: what was compared, what it says, plots, and every figure. One file, nothing to load.
 
 pub mod batch;
+mod common;
 mod conclusion;
 pub mod events;
 pub mod flood;
 pub mod lab;
 mod plots;
 pub mod rtt;
-mod whole;
 
 use std::fmt::Write as _;
 
@@ -15,16 +15,16 @@ use anyhow::Result;
 
 use crate::schema::{BenchRow, BenchSettings, Document};
 use crate::stats::Summary;
-use conclusion::Words;
+use conclusion::Labels;
 
-pub use plots::number;
+pub use plots::format_number;
 
 /// Sentences that the figures of a run support, in the order of payload sizes.
 pub fn conclusions(document: &Document<BenchSettings, BenchRow>) -> Vec<String> {
     let mut said = Vec::new();
     for size in sizes(document) {
         let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.figures.size == size).collect();
-        said.extend(conclusion::conclude(&rows, Words::of(&document.schema)));
+        said.extend(conclusion::conclude(&rows, Labels::for_schema(&document.schema)));
     }
     said
 }
@@ -41,7 +41,7 @@ pub fn html(document: &Document<BenchSettings, BenchRow>) -> Result<String> {
     write!(page, "<h1>{}</h1>\n<p class=lead>{}</p>\n", escape(&title), escape(&subtitle(document)))?;
     for size in sizes(document) {
         let rows: Vec<&BenchRow> = document.rows.iter().filter(|row| row.figures.size == size).collect();
-        section(&mut page, size, &rows, Words::of(&document.schema))?;
+        section(&mut page, size, &rows, Labels::for_schema(&document.schema))?;
     }
     about(&mut page, document)?;
     page += "</main></body></html>\n";
@@ -70,8 +70,8 @@ fn subtitle<R>(document: &Document<BenchSettings, R>) -> String {
     )
 }
 
-fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> Result<()> {
-    let Words { sent, unit, does } = words;
+fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Labels) -> Result<()> {
+    let Labels { sent, unit, verb: does } = words;
     writeln!(page, "<section><h2>{sent} of {size} bytes</h2>")?;
     page.push_str("<h3>What this run says</h3>\n<ul class=says>\n");
     for sentence in conclusion::conclude(rows, words) {
@@ -137,7 +137,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> 
     let best = series(&|row| row.no_loss_pps, &none);
     if best.iter().any(|bar| bar.values.iter().any(Option::is_some)) {
         let double = series(&|row| row.goodput_at_double_pps, &none);
-        let (labels, best, double) = only_measured(&labels, best, double);
+        let (labels, best, double) = drop_unmeasured(&labels, best, double);
         figure(
             page,
             "Highest rate without loss, and what is left at twice that rate",
@@ -154,7 +154,7 @@ fn section(page: &mut String, size: usize, rows: &[&BenchRow], words: Words) -> 
 }
 
 /// Leaves out the places where no bar stands: a quick run searches rates for one number of threads only.
-fn only_measured(
+fn drop_unmeasured(
     labels: &[String],
     mut bars: Vec<plots::Series>,
     mut lines: Vec<plots::Series>,
@@ -206,9 +206,9 @@ fn table(page: &mut String, rows: &[&BenchRow]) -> Result<()> {
         "<h3>All figures</h3><div class=wide><table><thead><tr><th>receiver<th>threads<th>lanes<th>offered/s\
          <th>delivered/s<th>loss<th>receiver ns<th>quartiles<th>machine ns<th>no-loss/s<th>at twice that/s</tr></thead><tbody>\n",
     );
-    let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), number);
+    let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), format_number);
     for row in rows {
-        let spread = Summary::of(row.samples.iter().map(|sample| sample.rx_cpu_ns));
+        let spread = Summary::from_samples(row.samples.iter().map(|sample| sample.rx_cpu_ns));
         let quartiles =
             spread.map_or_else(String::new, |s| format!("{:.0}–{:.0}", s.lower_quartile, s.upper_quartile));
         let limited = if row.sender_limited == Some(true) { "≥ " } else { "" };
@@ -219,8 +219,8 @@ fn table(page: &mut String, rows: &[&BenchRow]) -> Result<()> {
             escape(&row.figures.receiver),
             row.figures.threads,
             row.figures.lanes,
-            number(row.figures.offered_pps),
-            number(row.figures.delivered_pps),
+            format_number(row.figures.offered_pps),
+            format_number(row.figures.delivered_pps),
             row.figures.loss * 100.0,
             row.figures.rx_cpu_ns,
             row.figures.total_cpu_ns,
@@ -314,7 +314,7 @@ mod tests {
                     kernel_dropped: 0,
                     taken: None,
                 });
-                let mut row = BenchRow::of(receiver, threads, threads, 10, samples.collect());
+                let mut row = BenchRow::from_samples(receiver, threads, threads, 10, samples.collect());
                 row.no_loss_pps = Some(500_000.0);
                 row.offered_at_double_pps = Some(1e6);
                 row.goodput_at_double_pps = Some(450_000.0);

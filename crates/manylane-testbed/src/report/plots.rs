@@ -8,10 +8,10 @@ use plotters::prelude::*;
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 380;
 /// Size of labels.
-const TEXT: u32 = 15;
+const FONT_SIZE: u32 = 15;
 
 /// Times the highest median that samples have room up to.
-const ROOM: f64 = 4.0;
+const HEADROOM: f64 = 4.0;
 
 /// Stand-ins for colours of the page: no plot uses these values for anything else.
 const INK: RGBColor = RGBColor(1, 2, 3);
@@ -53,7 +53,7 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
         let values = || series.iter().flat_map(|line| line.values.iter().flatten());
         let samples = || series.iter().flat_map(|line| line.samples.iter().flatten());
         // A few samples far above all medians would press these to the ground: they are told, and stand at the edge.
-        let (highest, top) = (top_of(values().chain(samples())), top_of(values()) * ROOM);
+        let (highest, top) = (axis_max(values().chain(samples())), axis_max(values()) * HEADROOM);
         let is_cut = values().any(|value| *value > 0.0) && highest > top;
         let top = if is_cut { top } else { highest };
         let mut chart = frame(area, labels.len(), top)?;
@@ -68,37 +68,37 @@ pub(crate) fn lines(labels: &[String], x: &str, y: &str, series: &[Series]) -> R
                 });
             let (above, dots): (Vec<_>, Vec<_>) = dots.partition(|at| at.1 > top);
             let faint = colour.mix(0.45).filled();
-            chart.draw_series(dots.into_iter().map(|at| Circle::new(at, 2, faint))).map_err(failed)?;
+            chart.draw_series(dots.into_iter().map(|at| Circle::new(at, 2, faint))).map_err(plot_error)?;
             let edge = above.into_iter().map(|at| TriangleMarker::new((at.0, top * 0.99), 5, faint));
-            chart.draw_series(edge).map_err(failed)?;
+            chart.draw_series(edge).map_err(plot_error)?;
             let at = |(place, value): (usize, &Option<f64>)| Some((place as f64 + aside, (*value)?));
             let points: Vec<(f64, f64)> = line.values.iter().enumerate().filter_map(at).collect();
             let (stroke, mark) =
-                (colour.stroke_width(2), |at: &(f64, f64)| Circle::new(*at, 4, of(line, colour)));
+                (colour.stroke_width(2), |at: &(f64, f64)| Circle::new(*at, 4, shape_style(line, colour)));
             // Across a place where nothing was measured no line leads.
             for points in points.chunk_by(|one, next| next.0 - one.0 < 1.5) {
                 if line.printed {
                     let dashes = DashedLineSeries::new(points.to_vec(), 7, 5, stroke);
-                    chart.draw_series(dashes).map_err(failed)?;
+                    chart.draw_series(dashes).map_err(plot_error)?;
                 } else {
-                    chart.draw_series(LineSeries::new(points.to_vec(), stroke)).map_err(failed)?;
+                    chart.draw_series(LineSeries::new(points.to_vec(), stroke)).map_err(plot_error)?;
                 }
             }
-            chart.draw_series(points.iter().map(mark)).map_err(failed)?;
+            chart.draw_series(points.iter().map(mark)).map_err(plot_error)?;
         }
         if is_cut {
             let most = samples().copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
-            let style = ("sans-serif", TEXT - 2).into_font().color(&INK);
+            let style = ("sans-serif", FONT_SIZE - 2).into_font().color(&INK);
             let place = (WIDTH as i32 - 190, 2);
-            area.draw(&Text::new(format!("▲ higher, up to {}", number(most)), place, style))
-                .map_err(failed)?;
+            area.draw(&Text::new(format!("▲ higher, up to {}", format_number(most)), place, style))
+                .map_err(plot_error)?;
         }
         Ok(())
     })
 }
 
 /// How marks and bars of a series are drawn: what was printed is hollow.
-fn of(series: &Series, colour: RGBColor) -> ShapeStyle {
+fn shape_style(series: &Series, colour: RGBColor) -> ShapeStyle {
     if series.printed { colour.stroke_width(2) } else { colour.filled() }
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn bars(
 ) -> Result<String> {
     draw(HEIGHT, |area| {
         let all = series.iter().chain(outlined).flat_map(|bar| bar.values.iter().flatten());
-        let mut chart = frame(area, labels.len(), top_of(all))?;
+        let mut chart = frame(area, labels.len(), axis_max(all))?;
         mesh(&mut chart, labels, x, y)?;
         let width = 0.8 / series.len().max(1) as f64;
         for (index, bar) in series.iter().enumerate() {
@@ -121,37 +121,37 @@ pub(crate) fn bars(
             let filled = bar.values.iter().enumerate().filter_map(|(place, value)| {
                 Some(Rectangle::new(
                     [(left(place), 0.0), (left(place) + width * 0.9, (*value)?)],
-                    of(bar, colour),
+                    shape_style(bar, colour),
                 ))
             });
-            chart.draw_series(filled).map_err(failed)?;
+            chart.draw_series(filled).map_err(plot_error)?;
             let Some(outline) = outlined.get(index) else { continue };
             let lines = outline.values.iter().enumerate().filter_map(|(place, value)| {
                 let (from, to, value) = (left(place), left(place) + width * 0.9, (*value)?);
                 Some(PathElement::new([(from, value), (to, value)], INK.stroke_width(3)))
             });
-            chart.draw_series(lines).map_err(failed)?;
+            chart.draw_series(lines).map_err(plot_error)?;
         }
         Ok(())
     })
 }
 
 /// A row of bars for each of `labels`, which may be long: names are on the left, and each bar has its figure at its end.
-pub(crate) fn across(labels: &[String], x: &str, series: &[Series]) -> Result<String> {
+pub(crate) fn horizontal_bars(labels: &[String], x: &str, series: &[Series]) -> Result<String> {
     let height = 56 + (labels.len() * (12 + 16 * series.len().max(1))) as u32;
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
     // A letter is at most 0.6 times as wide as it is high.
-    let names = (longest * TEXT as usize * 3 / 5 + 14).min(WIDTH as usize / 2) as u32;
+    let names = (longest * FONT_SIZE as usize * 3 / 5 + 14).min(WIDTH as usize / 2) as u32;
     draw(height, |area| {
         // Figures behind the longest bar need room.
-        let top = top_of(series.iter().flat_map(|bar| bar.values.iter().flatten())) * 1.1;
+        let top = axis_max(series.iter().flat_map(|bar| bar.values.iter().flatten())) * 1.1;
         let places = labels.len();
         let mut builder = ChartBuilder::on(area);
         builder.margin(8).x_label_area_size(48).y_label_area_size(names);
         // The first one is at the top.
         let down = -(places.max(1) as f64 - 0.5)..0.5;
-        let mut chart = builder.build_cartesian_2d(0.0..top, down).map_err(failed)?;
-        let text = ("sans-serif", TEXT).into_font().color(&INK);
+        let mut chart = builder.build_cartesian_2d(0.0..top, down).map_err(plot_error)?;
+        let text = ("sans-serif", FONT_SIZE).into_font().color(&INK);
         chart
             .configure_mesh()
             .disable_y_mesh()
@@ -160,13 +160,13 @@ pub(crate) fn across(labels: &[String], x: &str, series: &[Series]) -> Result<St
             .axis_style(FAINT)
             .x_labels(6)
             .y_labels(places * 2 + 1)
-            .x_label_formatter(&|value| number(*value))
-            .y_label_formatter(&|at| name_of(labels, -*at))
+            .x_label_formatter(&|value| format_number(*value))
+            .y_label_formatter(&|at| label_at(labels, -*at))
             .x_desc(x)
             .label_style(text.clone())
             .axis_desc_style(text.clone())
             .draw()
-            .map_err(failed)?;
+            .map_err(plot_error)?;
         let width = 0.8 / series.len().max(1) as f64;
         for (index, bar) in series.iter().enumerate() {
             let colour = SERIES[bar.colour % SERIES.len()];
@@ -175,21 +175,25 @@ pub(crate) fn across(labels: &[String], x: &str, series: &[Series]) -> Result<St
             let above = |place: usize| 0.4 - place as f64 - index as f64 * width;
             let bars = there().map(|(place, value)| {
                 let corners = [(0.0, above(place)), (value, above(place) - width * 0.9)];
-                Rectangle::new(corners, of(bar, colour))
+                Rectangle::new(corners, shape_style(bar, colour))
             });
-            chart.draw_series(bars).map_err(failed)?;
+            chart.draw_series(bars).map_err(plot_error)?;
             let figures = there().map(|(place, value)| {
                 let at = EmptyElement::at((value, above(place) - width * 0.45));
-                at + Text::new(number(value), (5, -7), ("sans-serif", TEXT - 2).into_font().color(&INK))
+                at + Text::new(
+                    format_number(value),
+                    (5, -7),
+                    ("sans-serif", FONT_SIZE - 2).into_font().color(&INK),
+                )
             });
-            chart.draw_series(figures).map_err(failed)?;
+            chart.draw_series(figures).map_err(plot_error)?;
         }
         Ok(())
     })
 }
 
 /// The name of a place; the axis also asks between the places and outside: those have none.
-fn name_of(labels: &[String], at: f64) -> String {
+fn label_at(labels: &[String], at: f64) -> String {
     let place = at.round();
     if (at - place).abs() > 0.01 || place < 0.0 {
         return String::new();
@@ -206,7 +210,7 @@ type Chart<'a, 'b> = ChartContext<
 fn frame<'a, 'b>(area: &'a Area<'b>, places: usize, top: f64) -> Result<Chart<'a, 'b>> {
     let mut builder = ChartBuilder::on(area);
     builder.margin(8).x_label_area_size(48).y_label_area_size(78);
-    builder.build_cartesian_2d(-0.5..places as f64 - 0.5, 0.0..top).map_err(failed)
+    builder.build_cartesian_2d(-0.5..places as f64 - 0.5, 0.0..top).map_err(plot_error)
 }
 
 /// Long names of many places do not run into each other.
@@ -214,11 +218,11 @@ fn label_size(labels: &[String]) -> u32 {
     let longest = labels.iter().map(|label| label.chars().count()).max().unwrap_or(0);
     // A letter is at most 0.6 times as wide as it is high; the axis has what the plot's width leaves beside the numbers.
     let room = (WIDTH - 94) as usize * 5 / (3 * longest * labels.len()).max(1);
-    u32::try_from(room).unwrap_or(TEXT).clamp(9, TEXT)
+    u32::try_from(room).unwrap_or(FONT_SIZE).clamp(9, FONT_SIZE)
 }
 
 fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Result<()> {
-    let text = ("sans-serif", TEXT).into_font().color(&INK);
+    let text = ("sans-serif", FONT_SIZE).into_font().color(&INK);
     let below = ("sans-serif", label_size(labels)).into_font().color(&INK);
     chart
         .configure_mesh()
@@ -227,8 +231,8 @@ fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Resul
         .bold_line_style(FAINT)
         .axis_style(FAINT)
         .x_labels(labels.len() * 2 + 1)
-        .x_label_formatter(&|at| name_of(labels, *at))
-        .y_label_formatter(&|value| number(*value))
+        .x_label_formatter(&|at| label_at(labels, *at))
+        .y_label_formatter(&|value| format_number(*value))
         .y_labels(6)
         .x_desc(x)
         .y_desc(y)
@@ -236,7 +240,7 @@ fn mesh(chart: &mut Chart<'_, '_>, labels: &[String], x: &str, y: &str) -> Resul
         .x_label_style(below)
         .axis_desc_style(text)
         .draw()
-        .map_err(failed)
+        .map_err(plot_error)
 }
 
 fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
@@ -244,13 +248,13 @@ fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Stri
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
         paint(&area)?;
-        area.present().map_err(failed)?;
+        area.present().map_err(plot_error)?;
     }
-    Ok(themed(&svg, height))
+    Ok(apply_theme(&svg, height))
 }
 
 /// Makes the plot scale with the page and take the page's colours.
-fn themed(svg: &str, height: u32) -> String {
+fn apply_theme(svg: &str, height: u32) -> String {
     let fixed = format!("<svg width=\"{WIDTH}\" height=\"{height}\" ");
     let mut svg = svg.replace(&fixed, "<svg role=\"img\" ");
     for (number, colour) in SERIES.iter().enumerate() {
@@ -263,13 +267,13 @@ fn hex(colour: RGBColor) -> String {
     format!("#{:02X}{:02X}{:02X}", colour.0, colour.1, colour.2)
 }
 
-fn top_of<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
+fn axis_max<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
     let most = values.copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
     if most > 0.0 { most * 1.08 } else { 1.0 }
 }
 
 /// A number as people read it: 1.25M, 350k, 42.
-pub fn number(value: f64) -> String {
+pub fn format_number(value: f64) -> String {
     let short = |value: f64, unit: &str| {
         let digits = if value >= 100.0 || value == value.trunc() {
             0
@@ -288,7 +292,7 @@ pub fn number(value: f64) -> String {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "used as a function for map_err")]
-fn failed(err: impl std::fmt::Debug) -> anyhow::Error {
+fn plot_error(err: impl std::fmt::Debug) -> anyhow::Error {
     anyhow!("cannot draw a plot: {err:?}")
 }
 
@@ -307,17 +311,17 @@ mod tests {
             (1.25e6, "1.25M"),
         ];
         for (value, text) in cases {
-            assert_eq!(number(value), text);
+            assert_eq!(format_number(value), text);
         }
     }
 
     #[test]
     fn long_names_are_smaller_and_short_ones_as_all_text() {
         let names = |name: &str, count: usize| vec![name.to_owned(); count];
-        assert_eq!(label_size(&names("8", 4)), TEXT);
-        assert_eq!(label_size(&[]), TEXT);
+        assert_eq!(label_size(&names("8", 4)), FONT_SIZE);
+        assert_eq!(label_size(&[]), FONT_SIZE);
         let size = label_size(&names("receiver-link", 9));
-        assert!(size < TEXT && (size * 13 * 9) as f64 * 0.6 <= f64::from(WIDTH - 94), "{size}");
+        assert!(size < FONT_SIZE && (size * 13 * 9) as f64 * 0.6 <= f64::from(WIDTH - 94), "{size}");
         assert_eq!(label_size(&names("receiver-link", 90)), 9);
     }
 
@@ -341,7 +345,7 @@ mod tests {
         for svg in [
             lines(&labels, "threads", "ns", &series).unwrap(),
             bars(&labels, "threads", "rate", &series, &series).unwrap(),
-            across(&labels, "rate", &series).unwrap(),
+            horizontal_bars(&labels, "rate", &series).unwrap(),
         ] {
             assert!(svg.starts_with("<svg role=\"img\" viewBox="), "{}", &svg[..80]);
             assert!(svg.contains("var(--ink)") && svg.contains("var(--s0)") && svg.contains("var(--s1)"));
@@ -376,7 +380,8 @@ mod tests {
         let values = |times: f64| (0..9).map(|at| Some(100.0 + times * f64::from(at))).collect::<Vec<_>>();
         let series = |colour, values, printed| Series { colour, values, samples: Vec::new(), printed };
         let svg =
-            across(&names, "ns", &[series(0, values(1.0), false), series(0, values(17.0), true)]).unwrap();
+            horizontal_bars(&names, "ns", &[series(0, values(1.0), false), series(0, values(17.0), true)])
+                .unwrap();
         for (at, name) in names.iter().enumerate() {
             for text in [name.clone(), (100 + at).to_string(), (100 + 17 * at).to_string()] {
                 assert!(svg.lines().any(|line| line.trim() == text), "{text} is not in\n{svg}");
@@ -385,7 +390,7 @@ mod tests {
         let height = |svg: &str| {
             svg.split(['"', ' ']).skip_while(|word| *word != "860").nth(1).unwrap().parse::<u32>().unwrap()
         };
-        let one = across(&names[..1], "ns", &[series(0, vec![Some(1.0)], false)]).unwrap();
+        let one = horizontal_bars(&names[..1], "ns", &[series(0, vec![Some(1.0)], false)]).unwrap();
         assert!(height(&svg) > 3 * height(&one), "{} {}", &svg[..80], &one[..80]);
     }
 
@@ -410,6 +415,6 @@ mod tests {
     fn nothing_measured_is_an_empty_plot_and_no_failure() {
         assert!(lines(&[], "threads", "ns", &[]).is_ok());
         assert!(bars(&["1".into()], "threads", "ns", &[], &[]).is_ok());
-        assert!(across(&["1".into()], "ns", &[]).is_ok() && across(&[], "ns", &[]).is_ok());
+        assert!(horizontal_bars(&["1".into()], "ns", &[]).is_ok() && horizontal_bars(&[], "ns", &[]).is_ok());
     }
 }

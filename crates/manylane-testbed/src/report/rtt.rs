@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::{about, distinct, escape, figure, number, plots, subtitle};
+use super::{about, distinct, escape, figure, format_number, plots, subtitle};
 use crate::schema::{BenchSettings, Document, RttRow};
 use crate::stats::{Summary, mann_whitney};
 
@@ -37,8 +37,8 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
             row.contender(),
             row.rtt.p50_ns / 1e3,
             row.rtt.p99_ns / 1e3,
-            share(row, base, |sample| sample.rtt.p50_ns),
-            share(row, base, |sample| sample.rtt.p99_ns),
+            compare(row, base, |sample| sample.rtt.p50_ns),
+            compare(row, base, |sample| sample.rtt.p99_ns),
             BASELINE.0,
             BASELINE.1,
         ));
@@ -53,7 +53,7 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
             row.rtt.server_cores,
             spin.wait,
             spin.rtt.server_cores,
-            share(row, spin, |sample| sample.rtt.p99_ns),
+            compare(row, spin, |sample| sample.rtt.p99_ns),
         ));
     }
     for row in rows.iter().filter(|row| row.mode == "idle" && row.wait == "adaptive") {
@@ -67,10 +67,11 @@ pub fn conclusions(rows: &[RttRow]) -> Vec<String> {
 }
 
 /// How `row` compares with `other`, and whether that may be chance.
-fn share(row: &RttRow, other: &RttRow, value: fn(&crate::schema::RttSample) -> f64) -> String {
+fn compare(row: &RttRow, other: &RttRow, value: fn(&crate::schema::RttSample) -> f64) -> String {
     let of = |row: &RttRow| row.samples.iter().map(value).collect::<Vec<f64>>();
     let (mine, theirs) = (of(row), of(other));
-    let middle = |all: &[f64]| Summary::of(all.iter().copied()).map_or(0.0, |summary| summary.median);
+    let middle =
+        |all: &[f64]| Summary::from_samples(all.iter().copied()).map_or(0.0, |summary| summary.median);
     let ratio = middle(&mine) / middle(&theirs).max(1.0);
     let p = mann_whitney(&mine, &theirs);
     if p > 0.05 { format!("{ratio:.2} (may be chance, p = {p:.2})") } else { format!("{ratio:.2}") }
@@ -128,7 +129,7 @@ fn section(page: &mut String, title: &str, rows: &[RttRow]) -> Result<()> {
                 samples: loads.iter().map(|load| of(name, load)).collect(),
                 values: loads
                     .iter()
-                    .map(|load| Summary::of(of(name, load)).map(|summary| summary.median))
+                    .map(|load| Summary::from_samples(of(name, load)).map(|summary| summary.median))
                     .collect(),
             };
             names.iter().enumerate().map(one).collect()
@@ -174,7 +175,7 @@ fn table(page: &mut String, rows: &[RttRow]) -> Result<()> {
     for row in rows {
         let micros =
             |nanos: f64| if row.mode == "idle" { "–".into() } else { format!("{:.1}", nanos / 1e3) };
-        let spread = Summary::of(row.samples.iter().map(|sample| sample.rtt.p99_ns / 1e3));
+        let spread = Summary::from_samples(row.samples.iter().map(|sample| sample.rtt.p99_ns / 1e3));
         let quartiles = spread.filter(|_| row.mode != "idle");
         writeln!(
             page,
@@ -182,7 +183,7 @@ fn table(page: &mut String, rows: &[RttRow]) -> Result<()> {
             if row.figures.receiver.starts_with("lane/") { " class=ours" } else { "" },
             escape(&row.contender()),
             escape(&row.load()),
-            number(row.figures.delivered_pps),
+            format_number(row.figures.delivered_pps),
             row.figures.loss * 100.0,
             micros(row.rtt.p50_ns),
             micros(row.rtt.p90_ns),
@@ -203,7 +204,7 @@ fn table(page: &mut String, rows: &[RttRow]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{BENCH_RTT, RttFigures, RttSample, Sample};
+    use crate::schema::{BENCH_RTT, RttMetrics, RttSample, Sample};
 
     fn row(receiver: &str, wait: &str, mode: &str, p99_ns: f64, server_cores: f64) -> RttRow {
         let sample = Sample {
@@ -220,7 +221,7 @@ mod tests {
         };
         let seen = |round: usize| RttSample {
             sample,
-            rtt: RttFigures {
+            rtt: RttMetrics {
                 p50_ns: p99_ns / 2.0 + round as f64,
                 p90_ns: p99_ns,
                 p99_ns: p99_ns + round as f64,
@@ -236,7 +237,7 @@ mod tests {
             placement: "apart".into(),
             mode: mode.into(),
             rate: (mode == "open").then_some(20e3),
-            ..RttRow::of(receiver, 64, (0..5).map(seen).collect())
+            ..RttRow::from_samples(receiver, 64, (0..5).map(seen).collect())
         }
     }
 

@@ -45,7 +45,7 @@ pub struct BatchRow {
 
 impl BatchRow {
     /// A row of the medians of `samples`.
-    pub fn of(receiver: &str, size: usize, messages: usize, samples: Vec<BatchSample>) -> Self {
+    pub fn from_samples(receiver: &str, size: usize, messages: usize, samples: Vec<BatchSample>) -> Self {
         let middle = |value: fn(&BatchSample) -> f64| median(samples.iter().map(value));
         Self {
             receiver: receiver.into(),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Figures, Sample};
+use super::{Metrics, Sample};
 use crate::stats::median;
 
 /// One sample of `bench flap`: one event, once.
@@ -26,7 +26,7 @@ pub struct FlapRow {
     pub event: String,
     /// What every row has.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: Metrics,
     /// Datagrams that entered the link.
     pub sent: f64,
     /// Made, and not taken by the link: it was down.
@@ -47,7 +47,7 @@ pub struct FlapRow {
 
 impl FlapRow {
     /// A row of the medians of `samples`.
-    pub fn of(
+    pub fn from_samples(
         event: &str,
         receiver: &str,
         threads: usize,
@@ -58,7 +58,13 @@ impl FlapRow {
         let middle = |value: fn(&FlapSample) -> f64| median(samples.iter().map(value));
         Self {
             event: event.into(),
-            figures: Figures::of(receiver, threads, lanes, size, samples.iter().map(|seen| &seen.sample)),
+            figures: Metrics::from_samples(
+                receiver,
+                threads,
+                lanes,
+                size,
+                samples.iter().map(|seen| &seen.sample),
+            ),
             sent: middle(|seen| seen.sample.sent as f64),
             refused: middle(|seen| seen.refused as f64),
             delivered: middle(|seen| seen.sample.delivered as f64),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Figures, Sample};
+use super::{Metrics, Sample};
 use crate::stats::Summary;
 
 /// Name of the document that `bench flood` writes.
@@ -32,7 +32,7 @@ pub struct FloodSample {
 impl FloodSample {
     /// The pauses of `who`.
     #[must_use]
-    pub fn of(&self, who: &str) -> Option<&FloodPauses> {
+    pub fn pauses_of(&self, who: &str) -> Option<&FloodPauses> {
         self.pauses.iter().find(|pauses| pauses.who == who)
     }
 }
@@ -141,7 +141,7 @@ pub struct FloodRow {
     pub variant: String,
     /// What every row has.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: Metrics,
     /// Share of the requests of regular clients that were answered.
     pub answered: Option<f64>,
     /// The longest pause in milliseconds: of `program` on the lane's processor, in part `sources` of the lane.
@@ -156,9 +156,15 @@ pub struct FloodRow {
 
 impl FloodRow {
     /// A row of the medians of `samples`.
-    pub fn of(part: &str, variant: &str, receiver: &str, size: usize, samples: Vec<FloodSample>) -> Self {
+    pub fn from_samples(
+        part: &str,
+        variant: &str,
+        receiver: &str,
+        size: usize,
+        samples: Vec<FloodSample>,
+    ) -> Self {
         let some = |value: &dyn Fn(&FloodSample) -> Option<f64>| {
-            Summary::of(samples.iter().filter_map(value)).map(|summary| summary.median)
+            Summary::from_samples(samples.iter().filter_map(value)).map(|summary| summary.median)
         };
         let who = if part == "sources" { "lane" } else { "program" };
         let rss: Vec<u64> = samples
@@ -170,10 +176,12 @@ impl FloodRow {
         Self {
             part: part.into(),
             variant: variant.into(),
-            figures: Figures::of(receiver, 1, 1, size, samples.iter().map(|seen| &seen.sample)),
+            figures: Metrics::from_samples(receiver, 1, 1, size, samples.iter().map(|seen| &seen.sample)),
             answered: some(&|seen| seen.clients.map(|clients| clients.share())),
-            longest_ms: some(&|seen| seen.of(who).map(|pauses| pauses.longest_ms)),
-            longest_unstolen_ms: some(&|seen| seen.of(who).and_then(|pauses| pauses.longest_unstolen_ms)),
+            longest_ms: some(&|seen| seen.pauses_of(who).map(|pauses| pauses.longest_ms)),
+            longest_unstolen_ms: some(&|seen| {
+                seen.pauses_of(who).and_then(|pauses| pauses.longest_unstolen_ms)
+            }),
             grown_kib: grown,
             samples,
         }
@@ -181,6 +189,6 @@ impl FloodRow {
 
     /// The pauses of `who`, of each round.
     pub fn pauses<'a>(&'a self, who: &'a str) -> impl Iterator<Item = &'a FloodPauses> {
-        self.samples.iter().filter_map(move |seen| seen.of(who))
+        self.samples.iter().filter_map(move |seen| seen.pauses_of(who))
     }
 }

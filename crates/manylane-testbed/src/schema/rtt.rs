@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Figures, Sample};
+use super::{Metrics, Sample};
 use crate::stats::median;
 
 /// What came of one stretch of requests, or of several: how long answers took, and what that cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct RttFigures {
+pub struct RttMetrics {
     /// Nanoseconds that half of the answers took at most.
     pub p50_ns: f64,
     /// Nanoseconds that 90 % of them took at most.
@@ -26,9 +26,9 @@ pub struct RttFigures {
     pub machine_cores: f64,
 }
 
-impl RttFigures {
+impl RttMetrics {
     /// Of several stretches: medians, but for the longest time.
-    fn of(samples: &[RttSample]) -> Self {
+    fn from_samples(samples: &[RttSample]) -> Self {
         let middle = |value: fn(&Self) -> f64| median(samples.iter().map(|seen| value(&seen.rtt)));
         Self {
             p50_ns: middle(|seen| seen.p50_ns),
@@ -51,7 +51,7 @@ pub struct RttSample {
     pub sample: Sample,
     /// What came of it.
     #[serde(flatten)]
-    pub rtt: RttFigures,
+    pub rtt: RttMetrics,
 }
 
 /// One row of `bench rtt`: one contender in one mode and placement. Figures are medians over the samples.
@@ -59,7 +59,7 @@ pub struct RttSample {
 pub struct RttRow {
     /// What every row has.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub figures: Metrics,
     /// How it waits: `sleep`, `busy-poll`, `spin:1000`, `adaptive`.
     pub wait: String,
     /// Where server, generator and device work: `apart`, `together`, …
@@ -72,17 +72,17 @@ pub struct RttRow {
     pub arrivals: String,
     /// The medians.
     #[serde(flatten)]
-    pub rtt: RttFigures,
+    pub rtt: RttMetrics,
     /// The raw samples.
     pub samples: Vec<RttSample>,
 }
 
 impl RttRow {
     /// A row of the medians of `samples`.
-    pub fn of(receiver: &str, size: usize, samples: Vec<RttSample>) -> Self {
+    pub fn from_samples(receiver: &str, size: usize, samples: Vec<RttSample>) -> Self {
         Self {
-            figures: Figures::of(receiver, 1, 1, size, samples.iter().map(|seen| &seen.sample)),
-            rtt: RttFigures::of(&samples),
+            figures: Metrics::from_samples(receiver, 1, 1, size, samples.iter().map(|seen| &seen.sample)),
+            rtt: RttMetrics::from_samples(&samples),
             samples,
             ..Self::default()
         }

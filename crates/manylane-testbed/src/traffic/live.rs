@@ -30,11 +30,11 @@ use crate::link::{DeviceCounters, device_counters};
 /// many as it takes in one go (NAPI_POLL_WEIGHT).
 const BATCH: u32 = 64;
 /// Bytes that fit one page beside what the kernel keeps there, on every kernel so far.
-const LONGEST_PACKET: usize = 3300;
+const PACKET_LEN_MAX: usize = 3300;
 /// How often a run is looked at from outside: how late a stop may be noticed.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How long frames may be on their way through the link after the last one was made.
-const SETTLE: Duration = Duration::from_millis(200);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// `struct ml_generator` of bpf/generator.bpf.c, in words.
 type State = [u64; 10];
@@ -47,11 +47,11 @@ const LAST: usize = 5;
 const LATE: usize = 6;
 const NEXT: usize = 7;
 
-/// `struct ml_way`: index of the device, sum of the checksum, and from `HEAD` on the headers.
-type Way = [u8; 72];
-const HEAD: usize = 8;
+/// `struct ml_way`: index of the device, sum of the checksum, and from `HEADER_OFFSET` on the headers.
+type LinkTemplate = [u8; 72];
+const HEADER_OFFSET: usize = 8;
 /// The most of them.
-const MAX_WAYS: usize = 64;
+const MAX_LINKS: usize = 64;
 
 /// Sends frames from one end of a link, or of several in turn. Exact counts need that it is the only such sender on
 /// that end.
@@ -64,7 +64,7 @@ pub struct LiveSender {
     frame: Vec<u8>,
     pps: Option<f64>,
     cpu: Option<usize>,
-    runner: Arc<AtomicI32>,
+    sender_tid: Arc<AtomicI32>,
 }
 
 impl LiveSender {
@@ -74,7 +74,7 @@ impl LiveSender {
     /// # Errors
     /// When eBPF cannot be loaded, or the datagram does not fit a frame of the link or a page.
     pub fn new(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
-        Self::over(from, to, &[link], std::slice::from_ref(traffic), false)
+        Self::build(from, to, &[link], std::slice::from_ref(traffic), false)
     }
 
     /// As [`LiveSender::new`], but that each frame comes from a random address of 5.0.0.0/8: a flood. IPv4 only, and without
@@ -82,9 +82,9 @@ impl LiveSender {
     ///
     /// # Errors
     /// As [`LiveSender::new`].
-    pub fn scattered(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
+    pub fn with_random_sources(from: &Host, to: &Host, link: usize, traffic: &Traffic) -> Result<LiveSender> {
         ensure!(traffic.target.is_ipv4(), "a flood from random sources is of IPv4");
-        Self::over(from, to, &[link], std::slice::from_ref(traffic), true)
+        Self::build(from, to, &[link], std::slice::from_ref(traffic), true)
     }
 
     /// As [`LiveSender::new`], over all of `links` in turn, so that each has the same share of the rate: what goes
@@ -92,15 +92,15 @@ impl LiveSender {
     ///
     /// # Errors
     /// As [`LiveSender::new`]; also without links.
-    pub fn spread(from: &Host, to: &Host, links: &[usize], traffic: &Traffic) -> Result<LiveSender> {
+    pub fn over_links(from: &Host, to: &Host, links: &[usize], traffic: &Traffic) -> Result<LiveSender> {
         let target = |&link: &usize| (to.ip(link, traffic.target.is_ipv6()), traffic.target.port()).into();
         let each: Vec<Traffic> =
             links.iter().map(|link| Traffic { target: target(link), ..traffic.clone() }).collect();
-        Self::over(from, to, links, &each, false)
+        Self::build(from, to, links, &each, false)
     }
 
     /// Link n carries traffic n; they differ in their target only.
-    fn over(
+    fn build(
         from: &Host,
         to: &Host,
         links: &[usize],
@@ -108,12 +108,13 @@ impl LiveSender {
         scattered: bool,
     ) -> Result<LiveSender> {
         let traffic = each.first().context("traffic needs a link")?;
-        ensure!(links.len() <= MAX_WAYS, "live frames take {MAX_WAYS} links at most");
+        ensure!(links.len() <= MAX_LINKS, "live frames take {MAX_LINKS} links at most");
         ensure!(traffic.flows > 0, "traffic needs at least one flow");
-        ensure!(!traffic.segment, "live frames are single datagrams: trains (GSO) need the portable sender");
+        ensure!(!traffic.gso, "live frames are single datagrams: trains (GSO) need the portable sender");
         let payload = traffic.datagram();
         let first_port = 40_000.min(u16::MAX - (traffic.flows - 1));
-        let frames = each.iter().zip(links).map(|(traffic, &link)| frame(from, to, link, traffic, &payload));
+        let frames =
+            each.iter().zip(links).map(|(traffic, &link)| build_frame(from, to, link, traffic, &payload));
         let frames = frames.collect::<Result<Vec<Vec<u8>>>>()?;
         let object = manylane_bpf::object("generator").map_err(|why| anyhow!(why))?;
         let mut ebpf = EbpfLoader::new()
@@ -126,15 +127,15 @@ impl LiveSender {
             .context("loading the traffic generator")?;
         let program: &mut Xdp = ebpf.program_mut("generate").context("no program generate")?.try_into()?;
         program.load().context("loading the traffic generator (needs CAP_BPF and CAP_NET_ADMIN)")?;
-        let mut ways: Array<_, Way> =
+        let mut ways: Array<_, LinkTemplate> =
             ebpf.map_mut("generator_ways").context("no map generator_ways")?.try_into()?;
         for (index, ((traffic, &link), frame)) in (0..).zip(each.iter().zip(links).zip(&frames)) {
             let head = frame.len() - payload.len();
-            let sum = unfinished_sum(&frame[head - 8..head], from, link, traffic, &payload);
-            let mut way: Way = [0; size_of::<Way>()];
+            let sum = partial_checksum(&frame[head - 8..head], from, link, traffic, &payload);
+            let mut way: LinkTemplate = [0; size_of::<LinkTemplate>()];
             way[..4].copy_from_slice(&from.device_index(link)?.to_ne_bytes());
             way[4..6].copy_from_slice(&sum.to_ne_bytes());
-            way[HEAD..HEAD + head].copy_from_slice(&frame[..head]);
+            way[HEADER_OFFSET..HEADER_OFFSET + head].copy_from_slice(&frame[..head]);
             ways.set(index, way, 0).context("giving orders to the generator")?;
         }
         let frame = frames.into_iter().next().unwrap_or_default();
@@ -145,7 +146,7 @@ impl LiveSender {
             frame,
             pps: traffic.pps,
             cpu: None,
-            runner: Arc::default(),
+            sender_tid: Arc::default(),
         })
     }
 
@@ -158,8 +159,8 @@ impl LiveSender {
 
     /// The thread that makes the frames, and in whose context the other end takes them, as long as it runs; 0 without one. Its clock
     /// tells what of a processor's time the testbed had.
-    pub fn runner(&self) -> Arc<AtomicI32> {
-        Arc::clone(&self.runner)
+    pub fn sender_tid(&self) -> Arc<AtomicI32> {
+        Arc::clone(&self.sender_tid)
     }
 
     /// Changes the rate for the runs to come.
@@ -174,7 +175,7 @@ impl LiveSender {
     /// When the kernel does not run live frames, or the other end takes none of them.
     #[allow(clippy::needless_pass_by_value, reason = "as the portable sender; an order is used once")]
     pub fn send(&mut self, until: Until) -> Result<Sent> {
-        self.set_orders(&until)?;
+        self.set_params(&until)?;
         let before = self.link_counters()?;
         let cpu = self.run(&until)?;
         let state = self.state()?;
@@ -194,7 +195,7 @@ impl LiveSender {
             let now = self.link_counters()?;
             let refused = now.tx_dropped - before.tx_dropped;
             let through = now.tx_packets - before.tx_packets;
-            if through + refused < sent.datagrams && settled.elapsed() < SETTLE {
+            if through + refused < sent.datagrams && settled.elapsed() < DRAIN_TIMEOUT {
                 thread::sleep(Duration::from_millis(1));
                 continue;
             }
@@ -227,8 +228,8 @@ impl LiveSender {
     /// Runs the program on a thread inside the host until it has done its orders, and returns the CPU time
     /// of that thread.
     fn run(&self, until: &Until) -> Result<Duration> {
-        catch_signal()?;
-        let (thread_id, over) = (&*self.runner, AtomicBool::new(false));
+        install_signal_handler()?;
+        let (thread_id, over) = (&*self.sender_tid, AtomicBool::new(false));
         thread::scope(|scope| {
             let worker = scope.spawn(|| {
                 self.host.enter();
@@ -236,13 +237,13 @@ impl LiveSender {
                     cpu::pin(cpu).with_context(|| format!("pinning the generator to CPU {cpu}"))?;
                 }
                 thread_id.store(cpu::thread_id(), Ordering::Relaxed);
-                let time = cpu::thread_time();
-                self.fire(until, &over)?;
-                anyhow::Ok(cpu::thread_time().saturating_sub(time))
+                let time = cpu::thread_cpu_time();
+                self.run_program(until, &over)?;
+                anyhow::Ok(cpu::thread_cpu_time().saturating_sub(time))
             });
             let (mut began, mut failed) = (None, None);
             while !worker.is_finished() {
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
                 // When we cannot see how far it is, it has to end too.
                 let done = self.is_done(until, &mut began).unwrap_or_else(|err| {
                     failed = Some(err);
@@ -265,7 +266,7 @@ impl LiveSender {
     }
 
     /// Runs the program as often as there is something to do; most often once.
-    fn fire(&self, until: &Until, over: &AtomicBool) -> Result<()> {
+    fn run_program(&self, until: &Until, over: &AtomicBool) -> Result<()> {
         let program: &Xdp = self.ebpf.program("generate").context("no program generate")?.try_into()?;
         loop {
             // Without a pace every frame offered is made, so that a count ends the call by itself.
@@ -315,7 +316,7 @@ impl LiveSender {
         })
     }
 
-    fn set_orders(&mut self, until: &Until) -> Result<()> {
+    fn set_params(&mut self, until: &Until) -> Result<()> {
         let mut state = self.state()?;
         state[LIMIT] =
             if let Until::Count(count) | Until::CountOrStop(count, _) = until { *count } else { u64::MAX };
@@ -340,9 +341,9 @@ impl LiveSender {
 }
 
 /// Makes SIGURG interrupt a system call and do nothing else.
-fn catch_signal() -> Result<()> {
-    static CAUGHT: OnceLock<io::Result<()>> = OnceLock::new();
-    let caught = CAUGHT.get_or_init(|| {
+fn install_signal_handler() -> Result<()> {
+    static INSTALLED: OnceLock<io::Result<()>> = OnceLock::new();
+    let caught = INSTALLED.get_or_init(|| {
         // The flag is not looked at: what counts is that there is a handler.
         signal_hook::flag::register(SIGURG, Arc::new(AtomicBool::new(false))).map(|_| ())
     });
@@ -357,13 +358,13 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// The frame as the program will find it, with source port and checksum zero.
-fn frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> Result<Vec<u8>> {
+fn build_frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> Result<Vec<u8>> {
     let source = from.ip(link, traffic.target.is_ipv6());
     let plan = UdpFrame {
         payload,
         ..UdpFrame::new(Mac(from.mac(link)), Mac(to.mac(link)), (source, 0).into(), traffic.target)
     };
-    let most = usize::try_from(from.mtu(link))?.min(LONGEST_PACKET) + ethernet::HEADER;
+    let most = usize::try_from(from.mtu(link))?.min(PACKET_LEN_MAX) + ethernet::HEADER_LEN;
     let room = most - (plan.len() - payload.len());
     ensure!(
         payload.len() <= room,
@@ -380,13 +381,13 @@ fn frame(from: &Host, to: &Host, link: usize, traffic: &Traffic, payload: &[u8])
 }
 
 /// The sum for the checksum of the datagram, not complemented, with source port and checksum zero.
-fn unfinished_sum(udp: &[u8], from: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> u16 {
+fn partial_checksum(udp: &[u8], from: &Host, link: usize, traffic: &Traffic, payload: &[u8]) -> u16 {
     let length = (udp.len() + payload.len()) as u16;
     let addresses = match (from.ip(link, traffic.target.is_ipv6()), traffic.target.ip()) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => Sum::pseudo4(a, b, manylane_wire::udp::PROTOCOL, length),
-        (IpAddr::V6(a), IpAddr::V6(b)) => Sum::pseudo6(a, b, manylane_wire::udp::PROTOCOL, length.into()),
+        (IpAddr::V4(a), IpAddr::V4(b)) => Sum::pseudo_v4(a, b, manylane_wire::udp::PROTOCOL, length),
+        (IpAddr::V6(a), IpAddr::V6(b)) => Sum::pseudo_v6(a, b, manylane_wire::udp::PROTOCOL, length.into()),
         // `ip` answers in the family of the target.
         _ => Sum::default(),
     };
-    addresses.bytes(udp).bytes(payload).value()
+    addresses.add_bytes(udp).add_bytes(payload).value()
 }

@@ -3,12 +3,12 @@
 //! - [`portable`]: ordinary sockets, anywhere, without privileges;
 //! - [`live`]: frames made by an XDP program, several times cheaper; needs a testbed.
 //!
-//! And [`answers`], which counts what comes back.
+//! And [`replies`], which counts what comes back.
 
-pub mod answers;
 pub mod live;
-pub mod pace;
+pub mod pacer;
 pub mod portable;
+pub mod replies;
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -30,14 +30,14 @@ pub struct Traffic {
     /// The payload; letters of the alphabet if `None`.
     pub payload: Option<Vec<u8>>,
     /// Let the kernel cut trains into datagrams (UDP GSO). Only for [`portable`].
-    pub segment: bool,
+    pub gso: bool,
 }
 
 impl Traffic {
     /// One flow of datagrams of `size` bytes, as fast as possible.
     #[must_use]
     pub fn new(target: SocketAddr, size: usize) -> Traffic {
-        Traffic { target, size, flows: 1, pps: None, payload: None, segment: false }
+        Traffic { target, size, flows: 1, pps: None, payload: None, gso: false }
     }
 
     /// The payload of each datagram.
@@ -65,7 +65,7 @@ pub enum Until {
 
 impl Until {
     /// Datagrams that may still be sent, when `sent` were, after `elapsed`.
-    pub(crate) fn left(&self, sent: u64, elapsed: Duration) -> u64 {
+    pub(crate) fn remaining(&self, sent: u64, elapsed: Duration) -> u64 {
         let more = match self {
             Until::Count(count) => return count.saturating_sub(sent),
             Until::CountOrStop(count, stop) if !stop.load(Ordering::Relaxed) => {

@@ -8,18 +8,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use manylane_sys::volley::{self, Volley};
+use manylane_sys::send_burst::{self, SendBurst};
 use manylane_sys::{cpu, measure, sock};
 
-use super::pace::{Due, Pace};
+use super::pacer::{Due, Pacer};
 use super::{Sent, Traffic, Until};
 
 /// Messages of one system call.
-const MESSAGES: usize = 64;
+const MESSAGES_PER_CALL: usize = 64;
 /// The same with GSO, where each message is a train: about a thousand datagrams.
-const TRAINS: usize = 16;
+const GSO_MESSAGES_PER_CALL: usize = 16;
 /// The longest sleep: how late a stop may be noticed.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+const SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// Sends `traffic` on the calling thread.
 ///
@@ -37,9 +37,9 @@ pub fn send(traffic: &Traffic, until: Until) -> Result<Sent> {
 #[derive(Debug)]
 pub struct Flows {
     sockets: Vec<UdpSocket>,
-    volley: Volley,
+    send_burst: SendBurst,
     /// Trains at the sender's own speed are sent whole.
-    segment: bool,
+    gso: bool,
 }
 
 impl Flows {
@@ -55,23 +55,23 @@ impl Flows {
             .collect::<Result<Vec<UdpSocket>>>()
             .with_context(|| format!("{} flows need as many sockets (ulimit -n)", traffic.flows))?;
         // Until here a train of one is all that an empty datagram gives.
-        if traffic.segment && !datagram.is_empty() {
+        if traffic.gso && !datagram.is_empty() {
             let size = u16::try_from(datagram.len()).context("a datagram has 65507 bytes at most")?;
             for socket in &sockets {
-                volley::set_segment(socket.as_fd(), size).context("UDP GSO needs Linux 4.18")?;
+                send_burst::set_segment_size(socket.as_fd(), size).context("UDP GSO needs Linux 4.18")?;
             }
         }
-        let messages = if traffic.segment { TRAINS } else { MESSAGES };
-        let volley = Volley::new(&datagram, messages, traffic.segment);
-        Ok(Flows { sockets, volley, segment: traffic.segment })
+        let messages = if traffic.gso { GSO_MESSAGES_PER_CALL } else { MESSAGES_PER_CALL };
+        let send_burst = SendBurst::new(&datagram, messages, traffic.gso);
+        Ok(Flows { sockets, send_burst, gso: traffic.gso })
     }
 
     /// From here on whatever comes to the flows is dropped and counted, at the least cost that there is.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn refuse_answers(&self) -> Result<()> {
-        let refuse = |socket: &UdpSocket| sock::refuse_all(socket.as_fd());
+    pub fn drop_replies(&self) -> Result<()> {
+        let refuse = |socket: &UdpSocket| sock::drop_all_incoming(socket.as_fd());
         self.sockets.iter().try_for_each(refuse).context("attaching a filter to a sender's socket")
     }
 
@@ -79,7 +79,7 @@ impl Flows {
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn answers(&self) -> Result<u64> {
+    pub fn reply_count(&self) -> Result<u64> {
         let mut sum = 0;
         for socket in &self.sockets {
             let state = sock::queue_state(socket.as_fd()).context("asking a sender's socket (SO_MEMINFO)")?;
@@ -98,31 +98,31 @@ impl Flows {
 }
 
 fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
-    let Flows { sockets, volley, segment } = flows;
-    let pace = Pace::new(pps, volley.capacity() as u64);
+    let Flows { sockets, send_burst, gso: segment } = flows;
+    let pace = Pacer::new(pps, send_burst.capacity() as u64);
     // A burst is divided among the flows, so that they take turns as finely as the rate allows.
     let mut share = (pace.burst() / sockets.len() as u64).max(1);
     if *segment && pps.is_none() {
-        share = share.max(volley.train() as u64);
+        share = share.max(send_burst.datagrams_per_message() as u64);
     }
-    measure::sleep_precisely();
-    let (start, cpu) = (Instant::now(), cpu::thread_time());
+    measure::reduce_timer_slack();
+    let (start, cpu) = (Instant::now(), cpu::thread_cpu_time());
     let mut sent = Sent::default();
     let mut turn = 0;
     loop {
         let tried = sent.datagrams + sent.rejected;
-        let left = until.left(tried, start.elapsed());
+        let left = until.remaining(tried, start.elapsed());
         if left == 0 {
             break;
         }
         match pace.due(tried, start.elapsed()) {
-            Due::In(wait) => thread::sleep(wait.min(LONGEST_SLEEP)),
+            Due::In(wait) => thread::sleep(wait.min(SLEEP_MAX)),
             Due::Now { count, late } => {
                 sent.late = sent.late.max(late);
                 let mut burst = count.min(left);
                 while burst > 0 {
                     let part = share.min(burst);
-                    fire(&sockets[turn], volley, part, &mut sent)?;
+                    send_flow(&sockets[turn], send_burst, part, &mut sent)?;
                     turn = (turn + 1) % sockets.len();
                     burst -= part;
                 }
@@ -130,15 +130,15 @@ fn run(flows: &Flows, pps: Option<f64>, until: &Until) -> Result<Sent> {
         }
     }
     sent.elapsed = start.elapsed();
-    sent.cpu = cpu::thread_time().saturating_sub(cpu);
+    sent.cpu = cpu::thread_cpu_time().saturating_sub(cpu);
     Ok(sent)
 }
 
 /// Sends `count` datagrams of one flow; each ends up in one of the two counters.
-fn fire(flow: &UdpSocket, volley: &Volley, count: u64, sent: &mut Sent) -> Result<()> {
+fn send_flow(flow: &UdpSocket, send_burst: &SendBurst, count: u64, sent: &mut Sent) -> Result<()> {
     let mut left = count as usize;
     while left > 0 {
-        match volley.send(flow.as_fd(), left) {
+        match send_burst.send(flow.as_fd(), left) {
             Ok(done) => {
                 sent.datagrams += done as u64;
                 left -= done;
@@ -146,8 +146,8 @@ fn fire(flow: &UdpSocket, volley: &Volley, count: u64, sent: &mut Sent) -> Resul
             // The kernel reports here that an earlier datagram met no socket; this one was not tried. Each
             // such report takes a datagram that left, so this ends.
             Err(err) if matches!(err.kind(), ErrorKind::ConnectionRefused | ErrorKind::Interrupted) => {}
-            Err(err) if is_for_now(&err) => {
-                let lost = left.min(volley.train());
+            Err(err) if is_transient(&err) => {
+                let lost = left.min(send_burst.datagrams_per_message());
                 sent.rejected += lost as u64;
                 left -= lost;
             }
@@ -158,7 +158,7 @@ fn fire(flow: &UdpSocket, volley: &Volley, count: u64, sent: &mut Sent) -> Resul
 }
 
 /// Whether what the socket refuses now, it may take later.
-fn is_for_now(err: &std::io::Error) -> bool {
+fn is_transient(err: &std::io::Error) -> bool {
     const ENOBUFS: i32 = 105;
     matches!(
         err.kind(),

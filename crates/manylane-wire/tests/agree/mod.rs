@@ -6,18 +6,21 @@ use etherparse::{EtherType, LinkExtSlice, NetSlice, SlicedPacket, TransportSlice
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::{self, Mac};
 use manylane_wire::frame::{Frame, Network, Transport};
-use manylane_wire::note;
+use manylane_wire::rx_hint;
 
 /// What a receiver of frames makes of `bytes` is what the layers say.
-fn as_a_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
+fn check_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
     let datagram = Datagram::parse(bytes);
     // Whatever a note says, nothing falls over it; without one it is the same.
     let mut noted = Datagram::default();
-    let read = noted.read_noted(bytes).map(|()| noted);
-    if !note::is_noted(bytes) {
+    let read = noted.read_hinted(bytes).map(|()| noted);
+    if !rx_hint::has_hint(bytes) {
         assert_eq!(read, datagram);
     } else if let Ok(noted) = read {
-        assert!(usize::from(noted.at) + usize::from(noted.len) <= bytes.len(), "a payload beyond the frame");
+        assert!(
+            usize::from(noted.payload_offset) + usize::from(noted.len) <= bytes.len(),
+            "a payload beyond the frame"
+        );
     }
     let Some((frame, udp)) = frame.and_then(|frame| Some((frame, frame.udp()?))) else {
         assert!(datagram.is_err(), "a datagram that the layers do not show: {datagram:?}");
@@ -29,18 +32,18 @@ fn as_a_datagram(bytes: &[u8], frame: Option<&Frame<'_>>) {
         return;
     }
     let datagram = datagram.expect("a plain UDP datagram");
-    assert_eq!(&bytes[datagram.at.into()..][..datagram.len.into()], udp.payload);
+    assert_eq!(&bytes[datagram.payload_offset.into()..][..datagram.len.into()], udp.payload);
     assert_eq!(frame.endpoints(), Some((datagram.source(), datagram.destination())));
-    assert_eq!(datagram.checksum == Checksum::Right, frame.checksums_hold());
+    assert_eq!(datagram.checksum == Checksum::Valid, frame.has_valid_checksums());
 }
 
 /// Parses `bytes` by both, and panics where they see different things.
 pub(crate) fn check(bytes: &[u8]) {
     let ours = Frame::parse(bytes);
     if let Ok(frame) = &ours {
-        is_consistent(bytes, frame);
+        check_consistency(bytes, frame);
     }
-    as_a_datagram(bytes, ours.as_ref().ok());
+    check_datagram(bytes, ours.as_ref().ok());
     let Ok(theirs) = SlicedPacket::from_ethernet(bytes) else {
         // What it refuses and we take: only what we do not look into.
         if let Ok(frame) = ours {
@@ -48,19 +51,19 @@ pub(crate) fn check(bytes: &[u8]) {
         }
         return;
     };
-    if !understood_alike(&theirs) {
+    if !is_comparable(&theirs) {
         return;
     }
     match (&theirs.net, &theirs.transport) {
         (Some(NetSlice::Ipv4(ip)), Some(TransportSlice::Udp(udp))) if udp.length() != 0 => {
             let frame = ours.expect("an IPv4 frame that etherparse takes");
             let header = ip.header();
-            agree_on_udp(&frame, header.source_addr().into(), header.destination_addr().into(), udp);
+            check_udp(&frame, header.source_addr().into(), header.destination_addr().into(), udp);
             let sum = header.to_header().calc_header_checksum();
             let Network::Ipv4(packet, _) = frame.network else { panic!("not IPv4: {frame:?}") };
             // Its checksum is that of a header built anew, which has no options and no reserved flag.
             if header.options().is_empty() && header.slice()[6] & 0x80 == 0 {
-                assert_eq!(packet.checksum_holds(), alike(sum, header.header_checksum()));
+                assert_eq!(packet.has_valid_checksum(), checksums_equal(sum, header.header_checksum()));
             }
             assert_eq!((packet.ttl, packet.id), (header.ttl(), header.identification()));
         }
@@ -71,7 +74,7 @@ pub(crate) fn check(bytes: &[u8]) {
                 return;
             }
             let frame = ours.expect("an IPv6 frame that etherparse takes");
-            agree_on_udp(&frame, header.source_addr().into(), header.destination_addr().into(), udp);
+            check_udp(&frame, header.source_addr().into(), header.destination_addr().into(), udp);
             let Network::Ipv6(packet, _) = frame.network else { panic!("not IPv6: {frame:?}") };
             assert_eq!(packet.traffic_class, header.traffic_class());
             assert_eq!(packet.flow_label, header.flow_label().value());
@@ -94,7 +97,7 @@ pub(crate) fn check(bytes: &[u8]) {
 
 /// Whether the layers below IP are such that both sides go on: at most two tags of the kinds we know, and
 /// no extension headers, which we leave to the kernel.
-fn understood_alike(packet: &SlicedPacket<'_>) -> bool {
+fn is_comparable(packet: &SlicedPacket<'_>) -> bool {
     let known = [ethernet::ether_type::VLAN, ethernet::ether_type::SERVICE_VLAN].map(EtherType);
     let mut announced =
         packet.link.as_ref().and_then(|link| link.ether_payload()).map(|next| next.ether_type);
@@ -113,7 +116,7 @@ fn understood_alike(packet: &SlicedPacket<'_>) -> bool {
     plain && packet.link_exts.len() <= 2
 }
 
-fn agree_on_udp(frame: &Frame<'_>, source: IpAddr, destination: IpAddr, theirs: &etherparse::UdpSlice<'_>) {
+fn check_udp(frame: &Frame<'_>, source: IpAddr, destination: IpAddr, theirs: &etherparse::UdpSlice<'_>) {
     let udp = frame.udp().expect("a datagram that etherparse sees");
     assert_eq!((udp.source, udp.destination), (theirs.source_port(), theirs.destination_port()));
     assert_eq!(udp.payload, theirs.payload());
@@ -133,16 +136,20 @@ fn agree_on_udp(frame: &Frame<'_>, source: IpAddr, destination: IpAddr, theirs: 
         }
         _ => panic!("one frame of two families"),
     };
-    assert_eq!(udp.checksum_holds(source, destination), alike(right, udp.checksum), "{frame:?}");
+    assert_eq!(
+        udp.has_valid_checksum(source, destination),
+        checksums_equal(right, udp.checksum),
+        "{frame:?}"
+    );
 }
 
 /// Zero has two forms in ones' complement.
-fn alike(a: u16, b: u16) -> bool {
+fn checksums_equal(a: u16, b: u16) -> bool {
     a == b || (a.is_multiple_of(0xffff) && b.is_multiple_of(0xffff))
 }
 
 /// What holds for every frame that we take, whatever others say.
-fn is_consistent(bytes: &[u8], frame: &Frame<'_>) {
+fn check_consistency(bytes: &[u8], frame: &Frame<'_>) {
     let within = |part: &[u8]| {
         let (all, part) = (bytes.as_ptr_range(), part.as_ptr_range());
         assert!(all.start <= part.start && part.end <= all.end, "a slice of something else");
@@ -164,7 +171,7 @@ fn is_consistent(bytes: &[u8], frame: &Frame<'_>) {
             arp.write(&mut again).unwrap();
             let start = frame.ethernet.len();
             assert_eq!(again, bytes[start..start + 28]);
-            assert!(arp.answer(Mac::default()).is_none_or(|reply| reply.target == arp.sender));
+            assert!(arp.reply(Mac::default()).is_none_or(|reply| reply.target == arp.sender));
             return;
         }
     };
@@ -173,7 +180,7 @@ fn is_consistent(bytes: &[u8], frame: &Frame<'_>) {
             within(udp.payload);
             assert_eq!(udp.datagram.len(), udp.payload.len() + 8);
             // Must not panic; its value is compared elsewhere.
-            let _ = frame.checksums_hold();
+            let _ = frame.has_valid_checksums();
         }
         Transport::Fragment(rest) | Transport::Other(rest) => within(rest),
     }

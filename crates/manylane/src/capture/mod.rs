@@ -21,7 +21,7 @@
 //!   its ring in the mailbox, and the thread unmaps it, which no lane can use any more. A lane that goes drops its ring.
 //! - **Nobody trusts anybody**: see [`manylane_sys::capture`].
 
-pub(crate) mod point;
+pub(crate) mod listener;
 pub(crate) mod tap;
 mod wire;
 
@@ -32,37 +32,37 @@ use std::{fs, io};
 
 use manylane_bpf::abi;
 use manylane_sys::capture::{self as rings, Consumer, Region};
-pub use manylane_sys::capture::{Direction, LONGEST};
-use manylane_sys::local;
-use manylane_sys::measure::Watch;
+pub use manylane_sys::capture::{Direction, SNAPLEN_MAX};
+use manylane_sys::measure::Epoll;
+use manylane_sys::unix_socket;
 
-use self::wire::{About, Answer, Ask};
+use self::wire::{Description, Reply, Request};
+use crate::control::{self, run_in_netns};
 use crate::counters::LaneId;
-use crate::door::{self, in_namespace_of};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long a process may take for an answer, and until a capture has started.
-const PATIENCE: Duration = Duration::from_secs(5);
-const LONGEST_START: Duration = Duration::from_secs(30);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Rings of one socket at a time, at most: those of its lanes, and of as many that are gone and not read to their end.
-const MOST_RINGS: usize = 2 * abi::MAX_LANES;
+const RINGS_MAX: usize = 2 * abi::MAX_LANES;
 /// Devices that are told apart, at most; all others are one.
-const MOST_DEVICES: usize = 256;
+const DEVICES_MAX: usize = 256;
 
 /// A socket of a running process whose lanes can be captured.
 #[derive(Debug)]
-pub struct Point {
+pub struct Target {
     connection: OwnedFd,
     pid: u32,
-    about: About,
+    description: Description,
 }
 
-/// What [`points`] found.
+/// What [`find_targets`] found.
 #[derive(Debug, Default)]
 #[non_exhaustive]
-pub struct Points {
+pub struct Targets {
     /// The sockets, by process and number.
-    pub points: Vec<Point>,
+    pub targets: Vec<Target>,
     /// Processes that offer a socket and did not let us, or did not answer, with the reason.
     pub refused: Vec<(u32, String)>,
 }
@@ -73,55 +73,57 @@ pub struct Points {
 /// # Errors
 /// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
 /// that this process may not enter (`CAP_SYS_ADMIN`).
-pub fn points(of: Option<u32>) -> Result<Points> {
-    of.map_or_else(|| look(None), |pid| in_namespace_of(pid, || look(of)))
+pub fn find_targets(of: Option<u32>) -> Result<Targets> {
+    of.map_or_else(|| scan(None), |pid| run_in_netns(pid, || scan(of)))
 }
 
 /// Asks everybody in the network namespace of the calling thread.
-fn look(of: Option<u32>) -> Result<Points> {
+fn scan(of: Option<u32>) -> Result<Targets> {
     let listed = fs::read_to_string("/proc/thread-self/net/unix")
         .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
-    let mut found = Points::default();
+    let mut found = Targets::default();
     // A process in a PID namespace of its own calls itself by another number; who is behind the name is looked at.
-    let own = of.and_then(door::own_number);
+    let own = of.and_then(control::inner_pid);
     for name in wire::listeners(&listed) {
         let Some(named) = wire::pid_of(name) else { continue };
         if of.is_some_and(|pid| pid != named && own != Some(named)) {
             continue;
         }
         // What does not listen any more was never there.
-        let Ok(connection) = local::connect(name, PATIENCE) else { continue };
-        let Ok(peer) = local::peer(connection.as_fd()) else { continue };
+        let Ok(connection) = unix_socket::connect(name, REPLY_TIMEOUT) else { continue };
+        let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
         let pid = of.unwrap_or(named);
-        if let Err(why) = door::judge(peer, pid, local::effective_uid()) {
+        if let Err(why) = control::verify_peer(peer, pid, unix_socket::effective_uid()) {
             found.refused.push((pid, why));
             continue;
         }
-        match ask(&connection, Ask::Describe) {
-            Ok(Answer::About(about)) => found.points.push(Point { connection, pid: peer.pid, about }),
-            Ok(Answer::Refused(why)) => found.refused.push((peer.pid, why)),
+        match request(&connection, Request::Describe) {
+            Ok(Reply::Description(about)) => {
+                found.targets.push(Target { connection, pid: peer.pid, description: about });
+            }
+            Ok(Reply::Refused(why)) => found.refused.push((peer.pid, why)),
             Ok(_) => found.refused.push((peer.pid, "it answers something else".into())),
             Err(err) => found.refused.push((peer.pid, err.to_string())),
         }
     }
-    found.points.sort_by(|a, b| (a.pid, &a.about.address).cmp(&(b.pid, &b.about.address)));
+    found.targets.sort_by(|a, b| (a.pid, &a.description.address).cmp(&(b.pid, &b.description.address)));
     Ok(found)
 }
 
-fn ask(connection: &OwnedFd, ask: Ask) -> io::Result<Answer> {
-    match local::send(connection.as_fd(), ask.to_text().as_bytes(), &[]) {
+fn request(connection: &OwnedFd, ask: Request) -> io::Result<Reply> {
+    match unix_socket::send(connection.as_fd(), ask.to_text().as_bytes(), &[]) {
         // Who is not let in has been told so before the question.
         Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(explain(err)),
-        _ => hear(connection).map(|(answer, _)| answer),
+        _ => recv_reply(connection).map(|(answer, _)| answer),
     }
 }
 
-fn hear(connection: &OwnedFd) -> io::Result<(Answer, Vec<OwnedFd>)> {
-    let mut buffer = [0; wire::LONGEST_MESSAGE];
-    let heard = match local::recv(connection.as_fd(), &mut buffer) {
+fn recv_reply(connection: &OwnedFd) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    let mut buffer = [0; wire::MESSAGE_LEN_MAX];
+    let heard = match unix_socket::recv(connection.as_fd(), &mut buffer) {
         // It was closed with a question of ours unread; what it said before is still there, behind this error.
         Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {
-            local::recv(connection.as_fd(), &mut buffer)
+            unix_socket::recv(connection.as_fd(), &mut buffer)
         }
         other => other,
     };
@@ -129,7 +131,7 @@ fn hear(connection: &OwnedFd) -> io::Result<(Answer, Vec<OwnedFd>)> {
     if len == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended the connection"));
     }
-    Ok((Answer::parse(&buffer[..len])?, files))
+    Ok((Reply::parse(&buffer[..len])?, files))
 }
 
 fn explain(err: io::Error) -> io::Error {
@@ -139,7 +141,7 @@ fn explain(err: io::Error) -> io::Error {
     }
 }
 
-impl Point {
+impl Target {
     /// The process.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -149,24 +151,24 @@ impl Point {
     /// The address that the socket is bound to.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.about.address
+        self.description.address
     }
 
     /// Its lanes at the moment.
     #[must_use]
     pub fn lanes(&self) -> &[LaneId] {
-        &self.about.lanes
+        &self.description.lanes
     }
 
     /// Names of the devices that it uses.
     pub fn devices(&self) -> impl Iterator<Item = &str> {
-        self.about.devices.iter().map(|(_, name)| name.as_str())
+        self.description.devices.iter().map(|(_, name)| name.as_str())
     }
 
     /// The process that captures it already; a second one is refused.
     #[must_use]
     pub fn captured_by(&self) -> Option<u32> {
-        self.about.captured_by
+        self.description.captured_by
     }
 }
 
@@ -210,7 +212,7 @@ pub struct Capture {
     /// Frames without room, received and sent, of rings that are gone; by device.
     dropped: Vec<(u64, u64)>,
     bytes: Vec<u8>,
-    watch: Watch,
+    epoll: Epoll,
 }
 
 /// One socket.
@@ -220,7 +222,7 @@ struct Source {
     connection: Option<OwnedFd>,
     lanes: Vec<(LaneId, Consumer<Region>)>,
     /// What a ring has to be like, by what was asked for: devices, and bytes.
-    ring: (usize, usize),
+    expected_ring: (usize, usize),
 }
 
 impl Source {
@@ -228,53 +230,58 @@ impl Source {
     fn add(&mut self, lane: LaneId, files: Vec<OwnedFd>) -> io::Result<()> {
         let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
         let files: [OwnedFd; 2] = files.try_into().map_err(|_| wrong("a ring without its memory"))?;
-        if self.lanes.len() >= MOST_RINGS {
+        if self.lanes.len() >= RINGS_MAX {
             return Err(wrong("more rings than a socket has lanes"));
         }
-        let (devices, bytes) = self.ring;
+        let (devices, bytes) = self.expected_ring;
         self.lanes.push((lane, rings::open(&files, devices, bytes)?));
         Ok(())
     }
 }
 
 impl Capture {
-    /// Starts to capture `points`, with the first `snaplen` bytes of each frame ([`LONGEST`] at most) and `buffer` bytes
+    /// Starts to capture `targets`, with the first `snaplen` bytes of each frame ([`SNAPLEN_MAX`] at most) and `buffer` bytes
     /// of memory for each lane, which the process of the lane pays for (64 KiB to 64 MiB, rounded up to a power of
     /// two). When this returns, every batch that a lane begins is captured.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] or [`ErrorKind::State`] with the reason of the other side; what the system reports.
-    pub fn start(points: Vec<Point>, snaplen: usize, buffer: usize) -> Result<Self> {
+    pub fn start(targets: Vec<Target>, snaplen: usize, buffer: usize) -> Result<Self> {
         let failed = |err| Error::system("starting a capture", err);
-        let watch = Watch::new(points.len()).map_err(failed)?;
-        let mut capture =
-            Self { sources: Vec::new(), devices: Vec::new(), dropped: Vec::new(), bytes: Vec::new(), watch };
-        for Point { connection, pid, about } in points {
-            let ring = (about.devices.len(), point::buffer_of(buffer));
+        let watch = Epoll::new(targets.len()).map_err(failed)?;
+        let mut capture = Self {
+            sources: Vec::new(),
+            devices: Vec::new(),
+            dropped: Vec::new(),
+            bytes: Vec::new(),
+            epoll: watch,
+        };
+        for Target { connection, pid, description: about } in targets {
+            let ring = (about.devices.len(), listener::clamp_buffer_size(buffer));
             for (ifindex, name) in about.devices {
                 capture.add_device(ifindex, name);
             }
-            let start = Ask::Start { snaplen, buffer }.to_text();
-            local::send(connection.as_fd(), start.as_bytes(), &[]).map_err(explain).map_err(failed)?;
-            let mut source = Source { connection: None, lanes: Vec::new(), ring };
-            let until = Instant::now() + LONGEST_START;
+            let start = Request::Start { snaplen, buffer }.to_text();
+            unix_socket::send(connection.as_fd(), start.as_bytes(), &[]).map_err(explain).map_err(failed)?;
+            let mut source = Source { connection: None, lanes: Vec::new(), expected_ring: ring };
+            let until = Instant::now() + START_TIMEOUT;
             loop {
                 if Instant::now() >= until {
                     return Err(failed(explain(io::ErrorKind::WouldBlock.into())));
                 }
-                match hear(&connection).map_err(failed)? {
-                    (Answer::Ring(lane), files) => source.add(lane, files).map_err(failed)?,
-                    (Answer::Started, _) => break,
-                    (Answer::Refused(why), _) => {
+                match recv_reply(&connection).map_err(failed)? {
+                    (Reply::Ring(lane), files) => source.add(lane, files).map_err(failed)?,
+                    (Reply::Started, _) => break,
+                    (Reply::Refused(why), _) => {
                         return Err(Error::new(ErrorKind::InUse, format!("process {pid}: {why}")));
                     }
-                    (Answer::About(_), _) => {
+                    (Reply::Description(_), _) => {
                         let kind = io::ErrorKind::InvalidData;
                         return Err(failed(io::Error::new(kind, "it answers something else")));
                     }
                 }
             }
-            capture.watch.add(&connection, capture.sources.len() as u64).map_err(failed)?;
+            capture.epoll.add(&connection, capture.sources.len() as u64).map_err(failed)?;
             source.connection = Some(connection);
             capture.sources.push(source);
         }
@@ -294,7 +301,7 @@ impl Capture {
     fn device(&mut self, ifindex: u32) -> usize {
         let is_known = self.devices.iter().any(|known| known.ifindex == ifindex);
         // Another process may say any number of them.
-        let ifindex = if is_known || self.devices.len() < MOST_DEVICES { ifindex } else { 0 };
+        let ifindex = if is_known || self.devices.len() < DEVICES_MAX { ifindex } else { 0 };
         let name = if ifindex == 0 { "other".into() } else { format!("if{ifindex}") };
         self.add_device(ifindex, name)
     }
@@ -306,7 +313,7 @@ impl Capture {
     }
 
     /// Takes the oldest frame that is there; none if there is none at the moment. Does not wait.
-    pub fn take(&mut self) -> Option<Frame<'_>> {
+    pub fn next_frame(&mut self) -> Option<Frame<'_>> {
         let mut oldest: Option<(u64, usize, usize)> = None;
         for (s, source) in self.sources.iter_mut().enumerate() {
             for (l, (_, ring)) in source.lanes.iter_mut().enumerate() {
@@ -321,7 +328,7 @@ impl Capture {
         let (_, s, l) = oldest?;
         let (lane, ring) = self.sources.get_mut(s)?.lanes.get_mut(l)?;
         // It was there a moment ago, was checked, and is kept until it is taken.
-        let (lane, head) = (*lane, ring.take(&mut self.bytes).ok()??);
+        let (lane, head) = (*lane, ring.pop(&mut self.bytes).ok()??);
         let device = self.device(head.ifindex);
         Some(Frame {
             time: head.time,
@@ -341,13 +348,13 @@ impl Capture {
     /// What the system reports.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         let failed = |err| Error::system("waiting for a capture", err);
-        let ready: Vec<u64> = self.watch.wait(timeout).map_err(failed)?.collect();
+        let ready: Vec<u64> = self.epoll.wait(timeout).map_err(failed)?.collect();
         for token in ready {
             let Some(source) = self.sources.get_mut(token as usize) else { continue };
             let Some(connection) = &source.connection else { continue };
             // One message; the next is the next look's.
-            match hear(connection) {
-                Ok((Answer::Ring(lane), files)) => {
+            match recv_reply(connection) {
+                Ok((Reply::Ring(lane), files)) => {
                     if let Err(err) = source.add(lane, files) {
                         log::warn!("lane {lane} cannot be captured: {err}");
                     }
@@ -356,17 +363,18 @@ impl Capture {
                 Err(_) => source.connection = None,
             }
         }
-        self.forget_lanes();
+        self.remove_lanes();
         Ok(())
     }
 
     /// Lets go of the rings of lanes that are gone, and of those in which something cannot be.
-    fn forget_lanes(&mut self) {
+    fn remove_lanes(&mut self) {
         let mut gone = Vec::new();
         for source in &mut self.sources {
             let is_closed = source.connection.is_none();
             source.lanes.retain_mut(|(lane, ring)| {
-                let over = ring.is_over().and_then(|over| Ok(over || is_closed && ring.peek()?.is_none()));
+                let over =
+                    ring.is_finished().and_then(|over| Ok(over || is_closed && ring.peek()?.is_none()));
                 match over {
                     Ok(true) => gone.extend(ring.dropped()),
                     Ok(false) => return true,
@@ -382,20 +390,20 @@ impl Capture {
     }
 
     /// The device that a count belongs to; none if nothing was counted.
-    fn device_of(&mut self, of: &rings::Dropped) -> Option<usize> {
+    fn device_of(&mut self, of: &rings::DropCounts) -> Option<usize> {
         (of.received > 0 || of.sent > 0).then(|| self.device(of.ifindex))
     }
 
     /// Whether every process has ended its side, and all that it left was taken.
     #[must_use]
-    pub fn is_over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.sources.iter().all(|source| source.connection.is_none() && source.lanes.is_empty())
     }
 
     /// Frames that were not captured because this side was too slow, received and sent; by device.
     pub fn dropped(&mut self) -> Vec<(u64, u64)> {
         let lanes = self.sources.iter().flat_map(|source| &source.lanes);
-        let live: Vec<rings::Dropped> = lanes.flat_map(|(_, ring)| ring.dropped()).collect();
+        let live: Vec<rings::DropCounts> = lanes.flat_map(|(_, ring)| ring.dropped()).collect();
         let live: Vec<_> = live.into_iter().map(|of| (self.device_of(&of), of)).collect();
         let mut all = self.dropped.clone();
         for (device, of) in &live {
@@ -405,7 +413,7 @@ impl Capture {
     }
 }
 
-fn add(counts: &mut [(u64, u64)], device: Option<usize>, of: &rings::Dropped) {
+fn add(counts: &mut [(u64, u64)], device: Option<usize>, of: &rings::DropCounts) {
     if let Some((received, sent)) = device.and_then(|device| counts.get_mut(device)) {
         // What another process counts may be anything.
         *received = received.saturating_add(of.received);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use manylane_sys::capture::{Direction, Head, Producer, Region};
+use manylane_sys::capture::{Direction, Producer, RecordHeader, Region};
 
 /// Where a lane writes copies of frames.
 pub(super) struct Ring {
@@ -15,7 +15,7 @@ pub(super) struct Ring {
 
 /// The mailbox of a lane.
 #[derive(Default)]
-pub(crate) struct Post {
+pub(crate) struct Mailbox {
     /// Grows with what is posted: the one word that a lane reads per batch.
     version: AtomicU32,
     slot: Mutex<Slot>,
@@ -27,21 +27,21 @@ struct Slot {
     /// For the lane; once the lane has been here, what it had before.
     ring: Option<Ring>,
     /// Something was posted, and the lane has not been here since.
-    is_unseen: bool,
+    is_pending: bool,
 }
 
-impl Post {
+impl Mailbox {
     fn slot(&self) -> MutexGuard<'_, Slot> {
         // Nothing that holds the lock can panic.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the lane a ring, or none, from its next batch on.
-    pub(super) fn put(&self, ring: Option<Ring>) {
+    pub(super) fn set_ring(&self, ring: Option<Ring>) {
         let old = {
             let mut slot = self.slot();
             slot.version = slot.version.wrapping_add(1);
-            slot.is_unseen = true;
+            slot.is_pending = true;
             self.version.store(slot.version, Ordering::Release);
             std::mem::replace(&mut slot.ring, ring)
         };
@@ -50,10 +50,10 @@ impl Post {
     }
 
     /// Unmaps what the lane has left here; false if it has not been here since something was posted.
-    pub(super) fn tidy(&self) -> bool {
+    pub(super) fn reclaim(&self) -> bool {
         let (left, is_unseen) = {
             let mut slot = self.slot();
-            let is_unseen = slot.is_unseen;
+            let is_unseen = slot.is_pending;
             (slot.ring.take_if(|_| !is_unseen), is_unseen)
         };
         drop(left);
@@ -64,33 +64,33 @@ impl Post {
 /// What a lane has of captures. Without a mailbox, nothing.
 #[derive(Default)]
 pub(crate) struct Tap {
-    post: Option<Arc<Post>>,
+    mailbox: Option<Arc<Mailbox>>,
     /// The version of the mailbox that the lane has seen.
-    seen: u32,
+    seen_version: u32,
     ring: Option<Ring>,
     /// Of the frames that are sent next: device, queue, time (0: the clock has not been read yet).
-    sending: (u32, u32, u64),
+    tx_meta: (u32, u32, u64),
 }
 
 impl Tap {
-    pub(super) fn new(post: Arc<Post>) -> Self {
-        Self { post: Some(post), ..Self::default() }
+    pub(super) fn new(post: Arc<Mailbox>) -> Self {
+        Self { mailbox: Some(post), ..Self::default() }
     }
 
     /// Looks for a change. Call it once a batch.
     #[inline]
-    pub(crate) fn look(&mut self) {
-        if let Some(post) = &self.post
-            && post.version.load(Ordering::Relaxed) != self.seen
+    pub(crate) fn refresh(&mut self) {
+        if let Some(post) = &self.mailbox
+            && post.version.load(Ordering::Relaxed) != self.seen_version
         {
-            self.visit();
+            self.swap_ring();
         }
     }
 
     /// Takes what was posted and leaves what it had.
     #[cold]
-    fn visit(&mut self) {
-        let Some(post) = &self.post else { return };
+    fn swap_ring(&mut self) {
+        let Some(post) = &self.mailbox else { return };
         let mut slot = match post.slot.try_lock() {
             Ok(slot) => slot,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -98,26 +98,27 @@ impl Tap {
             Err(TryLockError::WouldBlock) => return,
         };
         // By the version under the lock: one that was read before may be an older one.
-        if slot.version != self.seen {
-            self.seen = slot.version;
-            slot.is_unseen = false;
+        if slot.version != self.seen_version {
+            self.seen_version = slot.version;
+            slot.is_pending = false;
             std::mem::swap(&mut slot.ring, &mut self.ring);
         }
     }
 
     /// Whether frames are captured.
     #[inline]
-    pub(crate) fn is_on(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         self.ring.is_some()
     }
 
     /// Frames that were received from a queue, as they came.
     #[inline]
-    pub(crate) fn received<'a>(&mut self, ifindex: u32, queue: u32, frames: impl Iterator<Item = &'a [u8]>) {
+    pub(crate) fn record_rx<'a>(&mut self, ifindex: u32, queue: u32, frames: impl Iterator<Item = &'a [u8]>) {
         if let Some(ring) = &mut self.ring {
             let time = now();
             for frame in frames {
-                let head = Head { time, ifindex, queue, direction: Direction::In, len: frame.len() as u32 };
+                let head =
+                    RecordHeader { time, ifindex, queue, direction: Direction::In, len: frame.len() as u32 };
                 ring.producer.record(&head, &frame[..frame.len().min(ring.snaplen)]);
             }
         }
@@ -125,30 +126,31 @@ impl Tap {
 
     /// What is sent from here on leaves by this queue.
     #[inline]
-    pub(crate) fn sends_by(&mut self, ifindex: u32, queue: u32) {
-        self.sending = (ifindex, queue, 0);
+    pub(crate) fn set_tx_queue(&mut self, ifindex: u32, queue: u32) {
+        self.tx_meta = (ifindex, queue, 0);
     }
 
     /// A frame that is about to be put into the TX ring. It is captured if that is then said to have
-    /// [worked](Self::settle): whoever has put it there does not own its bytes any more.
+    /// [worked](Self::commit_tx): whoever has put it there does not own its bytes any more.
     #[inline]
-    pub(crate) fn sending(&mut self, frame: &[u8]) {
+    pub(crate) fn stage_tx(&mut self, frame: &[u8]) {
         if let Some(ring) = &mut self.ring {
-            let (ifindex, queue, time) = &mut self.sending;
+            let (ifindex, queue, time) = &mut self.tx_meta;
             if *time == 0 {
                 *time = now();
             }
             let (ifindex, queue, time) = (*ifindex, *queue, *time);
-            let head = Head { time, ifindex, queue, direction: Direction::Out, len: frame.len() as u32 };
+            let head =
+                RecordHeader { time, ifindex, queue, direction: Direction::Out, len: frame.len() as u32 };
             ring.producer.stage(&head, &frame[..frame.len().min(ring.snaplen)]);
         }
     }
 
     /// Whether the frame is in the TX ring; returns just that.
     #[inline]
-    pub(crate) fn settle(&mut self, is_sent: bool) -> bool {
+    pub(crate) fn commit_tx(&mut self, is_sent: bool) -> bool {
         if let Some(ring) = &mut self.ring {
-            ring.producer.settle(is_sent);
+            ring.producer.commit(is_sent);
         }
         is_sent
     }
@@ -173,56 +175,56 @@ mod tests {
 
     #[test]
     fn a_lane_finds_its_ring_uses_it_and_leaves_it() {
-        let post = Arc::new(Post::default());
+        let post = Arc::new(Mailbox::default());
         let mut tap = Tap::new(Arc::clone(&post));
         let frame = |tap: &mut Tap| {
-            tap.look();
-            tap.received(3, 1, [&b"received"[..]].into_iter());
-            tap.sends_by(3, 1);
-            tap.sending(b"sent");
-            tap.settle(true);
-            tap.sending(b"not sent");
-            tap.settle(false);
+            tap.refresh();
+            tap.record_rx(3, 1, [&b"received"[..]].into_iter());
+            tap.set_tx_queue(3, 1);
+            tap.stage_tx(b"sent");
+            tap.commit_tx(true);
+            tap.stage_tx(b"not sent");
+            tap.commit_tx(false);
         };
         frame(&mut tap);
         let (ours, mut theirs) = ring();
-        post.put(Some(ours));
-        assert!(!post.tidy(), "the lane has not been there");
+        post.set_ring(Some(ours));
+        assert!(!post.reclaim(), "the lane has not been there");
         frame(&mut tap);
         let mut bytes = Vec::new();
-        let head = theirs.take(&mut bytes).unwrap().unwrap();
+        let head = theirs.pop(&mut bytes).unwrap().unwrap();
         assert_eq!((head.direction, head.len, bytes.as_slice()), (Direction::In, 8, &b"rece"[..]));
-        let head = theirs.take(&mut bytes).unwrap().unwrap();
+        let head = theirs.pop(&mut bytes).unwrap().unwrap();
         assert_eq!((head.direction, head.len, bytes.as_slice()), (Direction::Out, 4, &b"sent"[..]));
-        assert_eq!(theirs.take(&mut bytes), Ok(None));
-        assert!(post.tidy());
-        post.put(None);
-        assert!(!post.tidy());
-        assert_eq!(theirs.is_over(), Ok(false), "the lane still has it");
+        assert_eq!(theirs.pop(&mut bytes), Ok(None));
+        assert!(post.reclaim());
+        post.set_ring(None);
+        assert!(!post.reclaim());
+        assert_eq!(theirs.is_finished(), Ok(false), "the lane still has it");
         frame(&mut tap);
-        assert_eq!(theirs.take(&mut bytes), Ok(None));
-        assert_eq!(theirs.is_over(), Ok(false), "left, not unmapped yet");
-        assert!(post.tidy());
-        assert_eq!(theirs.is_over(), Ok(true));
+        assert_eq!(theirs.pop(&mut bytes), Ok(None));
+        assert_eq!(theirs.is_finished(), Ok(false), "left, not unmapped yet");
+        assert!(post.reclaim());
+        assert_eq!(theirs.is_finished(), Ok(true));
     }
 
     /// Captures that end before a lane looks, and a lane that goes with its ring.
     #[test]
     fn no_ring_is_kept_by_a_lane_that_looks_late_or_goes() {
-        let post = Arc::new(Post::default());
+        let post = Arc::new(Mailbox::default());
         let mut tap = Tap::new(Arc::clone(&post));
         let ((first, mut of_first), (second, mut of_second)) = (ring(), ring());
-        post.put(Some(first));
-        post.put(None);
-        assert_eq!(of_first.is_over(), Ok(true), "nobody took it");
-        post.put(Some(second));
-        tap.look();
+        post.set_ring(Some(first));
+        post.set_ring(None);
+        assert_eq!(of_first.is_finished(), Ok(true), "nobody took it");
+        post.set_ring(Some(second));
+        tap.refresh();
         let (third, mut of_third) = ring();
-        post.put(Some(third));
-        tap.look();
-        assert!(post.tidy());
-        assert_eq!((of_second.is_over(), of_third.is_over()), (Ok(true), Ok(false)));
+        post.set_ring(Some(third));
+        tap.refresh();
+        assert!(post.reclaim());
+        assert_eq!((of_second.is_finished(), of_third.is_finished()), (Ok(true), Ok(false)));
         drop(tap);
-        assert_eq!(of_third.is_over(), Ok(true));
+        assert_eq!(of_third.is_finished(), Ok(true));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | asked | answered |
 //! |---|---|
-//! | `manylane.capture 1 describe` | what the socket is: [`About`] |
+//! | `manylane.capture 1 describe` | what the socket is: [`Description`] |
 //! | `manylane.capture 1 start SNAPLEN BUFFER` | `ring LANE` for each lane, with the files of the ring; then `started` |
 //! | | later: `ring LANE` for each lane that comes |
 //! | anything | `refused WHY` |
@@ -13,20 +13,20 @@ use std::net::SocketAddr;
 
 use crate::counters::LaneId;
 
-const NAME: &str = "manylane.capture";
+const NAME_PREFIX: &str = "manylane.capture";
 /// Of the messages; the rings have one of their own.
 const VERSION: u32 = 1;
 /// Bytes of the longest message: a description with very many devices and lanes.
-pub(super) const LONGEST_MESSAGE: usize = 64 << 10;
+pub(super) const MESSAGE_LEN_MAX: usize = 64 << 10;
 
 /// The name that a process listens under.
 pub(super) fn name(pid: u32, number: u32) -> String {
-    format!("{NAME}.{pid}.{number}")
+    format!("{NAME_PREFIX}.{pid}.{number}")
 }
 
 /// The process that a name says.
 pub(super) fn pid_of(name: &str) -> Option<u32> {
-    let (pid, _) = name.strip_prefix(NAME)?.strip_prefix('.')?.split_once('.')?;
+    let (pid, _) = name.strip_prefix(NAME_PREFIX)?.strip_prefix('.')?.split_once('.')?;
     pid.parse().ok()
 }
 
@@ -34,20 +34,20 @@ pub(super) fn pid_of(name: &str) -> Option<u32> {
 /// type, state, inode, path.
 pub(super) fn listeners(listed: &str) -> Vec<&str> {
     /// `__SO_ACCEPTCON`: a socket that listens.
-    const LISTENS: u32 = 0x10000;
+    const SO_ACCEPTCON: u32 = 0x10000;
     let ours = |line: &'_ str| -> Option<_> {
         let mut words = line.split_ascii_whitespace();
         let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
         let path = words.nth(3)?.len();
         // A slice of the line itself, for its lifetime.
-        (flags & LISTENS != 0).then_some(path)
+        (flags & SO_ACCEPTCON != 0).then_some(path)
     };
     let mut found: Vec<&str> = listed
         .lines()
         .filter_map(|line| {
             ours(line)?;
             let name = line.rsplit(' ').next()?.strip_prefix('@')?;
-            name.strip_prefix(NAME)?.starts_with('.').then_some(name)
+            name.strip_prefix(NAME_PREFIX)?.starts_with('.').then_some(name)
         })
         .collect();
     found.sort_unstable();
@@ -57,16 +57,16 @@ pub(super) fn listeners(listed: &str) -> Vec<&str> {
 
 /// What the side that captures says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum Request {
     Describe,
     Start { snaplen: usize, buffer: usize },
 }
 
-impl Ask {
+impl Request {
     pub(super) fn to_text(self) -> String {
         match self {
-            Self::Describe => format!("{NAME} {VERSION} describe"),
-            Self::Start { snaplen, buffer } => format!("{NAME} {VERSION} start {snaplen} {buffer}"),
+            Self::Describe => format!("{NAME_PREFIX} {VERSION} describe"),
+            Self::Start { snaplen, buffer } => format!("{NAME_PREFIX} {VERSION} start {snaplen} {buffer}"),
         }
     }
 
@@ -75,7 +75,7 @@ impl Ask {
         let text = std::str::from_utf8(message).map_err(|_| "that is no text".to_owned())?;
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let (version, rest) = match words.as_slice() {
-            [NAME, version, rest @ ..] => (*version, rest),
+            [NAME_PREFIX, version, rest @ ..] => (*version, rest),
             _ => return Err("that is no question about a capture".into()),
         };
         if version.parse() != Ok(VERSION) {
@@ -96,7 +96,7 @@ impl Ask {
 
 /// What a socket is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct About {
+pub(super) struct Description {
     pub(super) address: SocketAddr,
     /// Index and name.
     pub(super) devices: Vec<(u32, String)>,
@@ -107,20 +107,20 @@ pub(super) struct About {
 
 /// What the side with the lanes says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    About(About),
+pub(super) enum Reply {
+    Description(Description),
     Ring(LaneId),
     Started,
     Refused(String),
 }
 
-impl Answer {
+impl Reply {
     pub(super) fn to_text(&self) -> String {
         match self {
             Self::Ring(lane) => format!("ring {lane}"),
             Self::Started => "started".into(),
             Self::Refused(why) => format!("refused {why}"),
-            Self::About(about) => {
+            Self::Description(about) => {
                 let mut text = format!("address {}\n", about.address);
                 // Writing to a string does not fail.
                 for (ifindex, name) in &about.devices {
@@ -144,7 +144,7 @@ impl Answer {
             // What another process says goes to a terminal.
             return Ok(Self::Refused(why.chars().filter(|c| !c.is_control()).take(400).collect()));
         }
-        let mut about = None::<About>;
+        let mut about = None::<Description>;
         for line in text.lines() {
             let words: Vec<&str> = line.split_ascii_whitespace().collect();
             match (words.as_slice(), &mut about) {
@@ -152,8 +152,12 @@ impl Answer {
                 (["started"], None) => return Ok(Self::Started),
                 (["address", address], None) => {
                     let address = address.parse().map_err(|_| wrong())?;
-                    about =
-                        Some(About { address, devices: Vec::new(), lanes: Vec::new(), captured_by: None });
+                    about = Some(Description {
+                        address,
+                        devices: Vec::new(),
+                        lanes: Vec::new(),
+                        captured_by: None,
+                    });
                 }
                 (["device", index, name], Some(about)) => {
                     let name = name.chars().filter(|c| !c.is_control()).collect();
@@ -166,7 +170,7 @@ impl Answer {
                 (_, None) => return Err(wrong()),
             }
         }
-        about.map(Self::About).ok_or_else(wrong)
+        about.map(Self::Description).ok_or_else(wrong)
     }
 }
 
@@ -176,23 +180,28 @@ mod tests {
 
     #[test]
     fn what_is_asked_and_answered_is_understood() {
-        for ask in [Ask::Describe, Ask::Start { snaplen: 96, buffer: 1 << 20 }] {
-            assert_eq!(Ask::parse(ask.to_text().as_bytes()), Ok(ask));
+        for ask in [Request::Describe, Request::Start { snaplen: 96, buffer: 1 << 20 }] {
+            assert_eq!(Request::parse(ask.to_text().as_bytes()), Ok(ask));
         }
-        let about = About {
+        let about = Description {
             address: "[fd77::1]:53".parse().unwrap(),
             devices: vec![(3, "eth0".into()), (9, "eth1.7".into())],
             lanes: vec![LaneId(0), LaneId(12)],
             captured_by: Some(77),
         };
         for answer in [
-            Answer::About(about.clone()),
-            Answer::About(About { devices: Vec::new(), lanes: Vec::new(), captured_by: None, ..about }),
-            Answer::Ring(LaneId(7)),
-            Answer::Started,
-            Answer::Refused("only root may".into()),
+            Reply::Description(about.clone()),
+            Reply::Description(Description {
+                devices: Vec::new(),
+                lanes: Vec::new(),
+                captured_by: None,
+                ..about
+            }),
+            Reply::Ring(LaneId(7)),
+            Reply::Started,
+            Reply::Refused("only root may".into()),
         ] {
-            assert_eq!(Answer::parse(answer.to_text().as_bytes()).unwrap(), answer);
+            assert_eq!(Reply::parse(answer.to_text().as_bytes()).unwrap(), answer);
         }
     }
 
@@ -201,14 +210,14 @@ mod tests {
         for bad in
             ["", "describe", "manylane.capture", "manylane.capture 1 stop", "manylane.capture 1 start 1 x"]
         {
-            assert!(Ask::parse(bad.as_bytes()).is_err(), "{bad:?}");
+            assert!(Request::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
-        assert!(Ask::parse(b"\xff").is_err());
-        assert!(Ask::parse(b"manylane.capture 2 describe").unwrap_err().contains("version 1"));
+        assert!(Request::parse(b"\xff").is_err());
+        assert!(Request::parse(b"manylane.capture 2 describe").unwrap_err().contains("version 1"));
         for bad in ["", "ring", "ring x", "address x", "lane 1", "what", "address 1.2.3.4:5\nlane x"] {
-            assert!(Answer::parse(bad.as_bytes()).is_err(), "{bad:?}");
+            assert!(Reply::parse(bad.as_bytes()).is_err(), "{bad:?}");
         }
-        assert_eq!(Answer::parse(b"refused \x1b[2Jno").unwrap(), Answer::Refused("[2Jno".into()));
+        assert_eq!(Reply::parse(b"refused \x1b[2Jno").unwrap(), Reply::Refused("[2Jno".into()));
     }
 
     #[test]

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use manylane_bpf::abi;
 
-use super::{Builder, Config, Engine, LARGEST_DATAGRAM, MOST_MESSAGES, in_range};
+use super::{BATCH_MAX, Builder, Config, DATAGRAM_SIZE_MAX, Engine, check_range};
+#[cfg(test)]
+use crate::calibrate::EngineChoice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::uring;
-#[cfg(test)]
-use crate::race::EngineChoice;
 use crate::socket::Socket;
-use crate::steer::{Steering, SteeringBy};
+use crate::steer::{Steering, SteeringBackend};
 
 /// Longest pause between batches: every wait of a lane has a bound.
-const MAX_LINGER: Duration = Duration::from_millis(20);
+const RX_COALESCE_MAX: Duration = Duration::from_millis(20);
 
 impl Builder {
     /// Checks the options and opens the socket: every lane is bound and ready when this returns.
@@ -23,7 +23,7 @@ impl Builder {
     /// the option, the capability, the limit or the sysctl.
     pub fn open(&self) -> Result<Socket> {
         match self.engine {
-            Engine::Auto => self.open_by_choice(),
+            Engine::Auto => self.open_auto(),
             Engine::Uring => self.open_uring(),
             Engine::Mmsg | Engine::Xdp => Socket::open(self.check()?),
         }
@@ -39,14 +39,14 @@ impl Builder {
     }
 
     /// Engine `auto`.
-    fn open_by_choice(&self) -> Result<Socket> {
+    fn open_auto(&self) -> Result<Socket> {
         let mut fallback = None;
         if self.xdp.devices.is_some() {
             let by_xdp = Self { engine: Engine::Xdp, ..self.clone() };
             match by_xdp.check().and_then(Socket::open) {
                 Ok(socket) => return Ok(socket),
                 // No other one can hold anything back.
-                Err(err) if self.is_guarded() => return Err(err),
+                Err(err) if self.has_filter() => return Err(err),
                 Err(err) => fallback = Some(err.chain()),
             }
         }
@@ -66,18 +66,18 @@ impl Builder {
         if let Some(why) = socket.fallback() {
             log::info!("{addr}: engine {engine}, not xdp: {why}");
         }
-        log::info!("{addr}: engine {engine}: {}", choice.why);
+        log::info!("{addr}: engine {engine}: {}", choice.reason);
         Ok(socket)
     }
 
     /// Who decides instead of a race, for tests.
     #[cfg(test)]
-    pub(crate) fn choose_by(&mut self, chooser: fn(usize) -> EngineChoice) -> &mut Self {
+    pub(crate) fn set_chooser(&mut self, chooser: fn(usize) -> EngineChoice) -> &mut Self {
         self.chooser = chooser;
         self
     }
 
-    fn is_guarded(&self) -> bool {
+    fn has_filter(&self) -> bool {
         !self.limits.is_empty() || !self.rules.is_empty()
     }
 
@@ -93,8 +93,8 @@ impl Builder {
         if self.timestamps {
             return refuse("timestamps do not go with engine xdp: its frames carry none".into());
         }
-        if self.join_group {
-            return refuse("join_group does not go with engine xdp: frames go to this process alone".into());
+        if self.reuse_port {
+            return refuse("reuse_port does not go with engine xdp: frames go to this process alone".into());
         }
         if !self.xdp.ring.is_power_of_two() || !(64..=16_384).contains(&self.xdp.ring) {
             return refuse(format!("xdp_ring {} is no power of two from 64 to 16384", self.xdp.ring));
@@ -112,14 +112,14 @@ impl Builder {
 
     /// The checked form of the options.
     pub(crate) fn check(&self) -> Result<Config> {
-        let range = in_range;
+        let range = check_range;
         let lanes = match self.lanes {
             Some(lanes) => lanes,
             None => std::thread::available_parallelism().map_or(1, usize::from).min(abi::MAX_LANES),
         };
         self.steering.check()?;
-        if self.linger.is_some_and(|pause| pause > MAX_LINGER) {
-            return Err(Error::new(ErrorKind::Config, format!("linger is more than {MAX_LINGER:?}")));
+        if self.rx_coalesce.is_some_and(|pause| pause > RX_COALESCE_MAX) {
+            return Err(Error::new(ErrorKind::Config, format!("linger is more than {RX_COALESCE_MAX:?}")));
         }
         if self.only_v6 && self.addr.is_ipv4() {
             return Err(Error::new(
@@ -127,27 +127,29 @@ impl Builder {
                 format!("only_v6 does not go with the IPv4 address {}", self.addr),
             ));
         }
-        if self.join_group && !matches!(self.steering_by, SteeringBy::Auto | SteeringBy::Kernel) {
+        if self.reuse_port
+            && !matches!(self.steering_backend, SteeringBackend::Auto | SteeringBackend::Kernel)
+        {
             let message = format!(
-                "steering_by {} does not go with join_group: the group is not ours alone",
-                self.steering_by
+                "steering_by {} does not go with reuse_port: the group is not ours alone",
+                self.steering_backend
             );
             return Err(Error::new(ErrorKind::Config, message));
         }
-        if self.join_group && self.addr.port() == 0 {
-            return Err(Error::new(ErrorKind::Config, "join_group needs a port to join, not 0"));
+        if self.reuse_port && self.addr.port() == 0 {
+            return Err(Error::new(ErrorKind::Config, "reuse_port needs a port to join, not 0"));
         }
         if self.engine == Engine::Xdp {
             self.check_xdp()?;
         }
-        if self.is_guarded() && self.engine != Engine::Xdp {
+        if self.has_filter() && self.engine != Engine::Xdp {
             let message = "limit, allow and deny need the engine xdp, which drops frames before anything is spent on them";
             return Err(Error::new(ErrorKind::Config, message));
         }
         let mut xdp = self.xdp.clone();
-        xdp.guard.set_limits(&self.limits)?;
+        xdp.filter.set_limits(&self.limits)?;
         for (prefix, rule) in &self.rules {
-            xdp.guard.set_rule(*prefix, Some(*rule))?;
+            xdp.filter.set_rule(*prefix, Some(*rule))?;
         }
         for (name, bytes) in [("recv_buffer", self.recv_buffer), ("send_buffer", self.send_buffer)] {
             bytes.map_or(Ok(0), |bytes| range(name, bytes, i32::MAX as usize / 2))?;
@@ -157,10 +159,10 @@ impl Builder {
             lanes: range("lanes", lanes, abi::MAX_LANES)?,
             engine: if self.engine == Engine::Auto { Engine::Mmsg } else { self.engine },
             steering: self.steering,
-            steering_by: if self.join_group { SteeringBy::Kernel } else { self.steering_by },
+            steering_backend: if self.reuse_port { SteeringBackend::Kernel } else { self.steering_backend },
             placement: self.placement.clone(),
-            batch: range("batch", self.batch, MOST_MESSAGES)?,
-            datagram_size: range("datagram_size", self.datagram_size, LARGEST_DATAGRAM)?,
+            batch: range("batch", self.batch, BATCH_MAX)?,
+            datagram_size: range("datagram_size", self.datagram_size, DATAGRAM_SIZE_MAX)?,
             recv_buffer: self.recv_buffer,
             send_buffer: self.send_buffer,
             gro: self.gro.unwrap_or(!matches!(self.steering, Steering::RoundRobin | Steering::Key { .. })),
@@ -168,13 +170,13 @@ impl Builder {
             ecn: self.ecn,
             timestamps: self.timestamps,
             only_v6: self.only_v6,
-            join_group: self.join_group,
+            reuse_port: self.reuse_port,
             stealing: self.stealing,
-            overload: self.overload,
-            linger: self.linger,
+            drop_policy: self.drop_policy,
+            rx_coalesce: self.rx_coalesce,
             wait: self.wait.check()?,
-            polls_queues: self.polls_queues,
-            waits_otherwise: None,
+            prefer_busy_poll: self.prefer_busy_poll,
+            wait_fallback: None,
             uring_buffers: self
                 .uring_buffers
                 .map(|count| range("uring_buffers", count, 1 << 15))
@@ -189,7 +191,7 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::race::{Lap, decide};
+    use crate::calibrate::{Sample, decide};
 
     fn builder() -> Builder {
         Builder::new("127.0.0.1:0").unwrap()
@@ -215,9 +217,9 @@ mod tests {
         assert_eq!(refused(&|b| _ = b.batch(1025)), "batch 1025 is not within 1 to 1024");
         assert_eq!(refused(&|b| _ = b.datagram_size(0)), "datagram_size 0 is not within 1 to 65535");
         assert_eq!(refused(&|b| _ = b.recv_buffer(0)), "recv_buffer 0 is not within 1 to 1073741823");
-        assert_eq!(refused(&|b| _ = b.linger(Duration::from_secs(1))), "linger is more than 20ms");
+        assert_eq!(refused(&|b| _ = b.rx_coalesce(Duration::from_secs(1))), "linger is more than 20ms");
         assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
-        assert!(refused(&|b| _ = b.join_group(true)).contains("join_group"));
+        assert!(refused(&|b| _ = b.reuse_port(true)).contains("reuse_port"));
         assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));
         assert!(refused(&|b| _ = b.deny("10.0.0.0/8".parse().unwrap())).contains("need the engine xdp"));
         assert!(refused(&|b| _ = b.engine(Engine::Xdp).limit_sources(5)).contains("limit_sources 5"));
@@ -236,10 +238,10 @@ mod tests {
     #[test]
     fn auto_takes_what_was_measured_to_cost_less() {
         fn measured(batch: usize, mmsg: u64, uring: u64) -> EngineChoice {
-            decide(batch, &[Lap { mmsg, uring }; 8])
+            decide(batch, &[Sample { mmsg, uring }; 8])
         }
         let opened = |chooser| {
-            let socket = builder().lanes(2).batch(7).choose_by(chooser).open().unwrap();
+            let socket = builder().lanes(2).batch(7).set_chooser(chooser).open().unwrap();
             let choice = socket.choice().expect("auto says why").clone();
             assert_eq!((choice.batch, socket.fallback()), (7, None));
             (socket.engine(), choice)
@@ -249,19 +251,19 @@ mod tests {
         let (engine, choice) = opened(|batch| measured(batch, 1000, 600));
         assert_eq!((choice.engine, choice.cost_ns), (Engine::Uring, Some((1000, 600))));
         // Where this machine has none, the choice changes nothing.
-        let has_uring = uring::try_it().is_ok();
+        let has_uring = uring::probe().is_ok();
         assert_eq!(engine, if has_uring { Engine::Uring } else { Engine::Mmsg });
     }
 
     #[test]
     fn what_was_asked_for_is_not_measured() {
-        fn unasked(_: usize) -> EngineChoice {
+        fn unexpected_choice(_: usize) -> EngineChoice {
             panic!("nobody asked for a race")
         }
-        let socket = builder().engine(Engine::Mmsg).choose_by(unasked).open().unwrap();
+        let socket = builder().engine(Engine::Mmsg).set_chooser(unexpected_choice).open().unwrap();
         assert_eq!((socket.engine(), socket.choice()), (Engine::Mmsg, None));
         // Nor is anything measured for options that cannot be.
-        assert!(builder().lanes(0).choose_by(unasked).open().is_err());
+        assert!(builder().lanes(0).set_chooser(unexpected_choice).open().is_err());
     }
 
     #[test]

@@ -13,28 +13,28 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use manylane_sys::busy;
+use manylane_sys::busy_poll;
 use manylane_sys::control::Ancillary;
 use manylane_sys::mmsg::{RecvOptions, RecvRing, SendOptions, SendRing, Wait};
 use manylane_sys::sock::{self, Buffer, Flag};
 
-use super::{Capabilities, Messages, Taken};
+use super::{Capabilities, Messages, RecvSummary};
 use crate::batch::{Batch, Origin};
-use crate::config::{Config, Engine, LARGEST_DATAGRAM};
+use crate::config::{Config, DATAGRAM_SIZE_MAX, Engine};
 use crate::error::{EACCES, EADDRINUSE, Error, ErrorKind, Result};
-use crate::holder;
+use crate::port_owner;
 
 /// How a lane's socket joins the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Join {
+pub(crate) enum PortSharing {
     /// Alone on the port: the kernel guarantees that nobody else has it.
-    Alone,
+    Exclusive,
     /// Into the reuseport group.
-    Group,
+    ReusePort,
 }
 
 /// Opens and binds the socket of one lane, with every option set before the first datagram can reach it.
-pub(crate) fn open(config: &Config, addr: &SocketAddr, join: Join) -> Result<(OwnedFd, Capabilities)> {
+pub(crate) fn open(config: &Config, addr: &SocketAddr, join: PortSharing) -> Result<(OwnedFd, Capabilities)> {
     let fd = sock::open(addr).map_err(|err| Error::system("opening a lane's socket", err))?;
     let socket = fd.as_fd();
     let set = |flag: Flag, on: bool| {
@@ -65,25 +65,26 @@ pub(crate) fn open(config: &Config, addr: &SocketAddr, join: Join) -> Result<(Ow
     if config.timestamps {
         set(Flag::Timestamp, true)?;
     }
-    buffer(socket, Buffer::Receive, config.recv_buffer)?;
-    buffer(socket, Buffer::Send, config.send_buffer)?;
-    if let (Engine::Mmsg, Some(time)) = (config.engine, config.wait.kernel_looks()) {
+    set_buffer(socket, Buffer::Receive, config.recv_buffer)?;
+    set_buffer(socket, Buffer::Send, config.send_buffer)?;
+    if let (Engine::Mmsg, Some(time)) = (config.engine, config.wait.busy_poll_time()) {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        busy::set(socket, micros, busy::BUDGET).map_err(|err| Error::system("SO_BUSY_POLL", err))?;
+        busy_poll::set(socket, micros, busy_poll::BUDGET)
+            .map_err(|err| Error::system("SO_BUSY_POLL", err))?;
     }
     let gro = config.gro && sock::set_flag(socket, Flag::Gro, true).is_ok();
     let gso = config.gso && sock::supports_gso(socket);
-    if join == Join::Group {
+    if join == PortSharing::ReusePort {
         set(Flag::ReusePort, true)?;
     }
     bind(socket, addr, config.only_v6)?;
-    let datagram_size = if gro { LARGEST_DATAGRAM } else { config.datagram_size };
+    let datagram_size = if gro { DATAGRAM_SIZE_MAX } else { config.datagram_size };
     let timestamps = config.timestamps;
     Ok((fd, Capabilities { batch: config.batch, datagram_size, gro, gso, timestamps }))
 }
 
 /// Sets a buffer to the size asked for, or says what keeps it smaller.
-fn buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Result<()> {
+fn set_buffer(socket: BorrowedFd<'_>, which: Buffer, bytes: Option<usize>) -> Result<()> {
     let Some(bytes) = bytes else { return Ok(()) };
     let (option, sysctl) = match which {
         Buffer::Receive => ("recv_buffer", "net.core.rmem_max"),
@@ -107,9 +108,9 @@ fn bind(socket: BorrowedFd<'_>, addr: &SocketAddr, only_v6: bool) -> Result<()> 
         if err.raw_os_error() != Some(EADDRINUSE) {
             return Err(bind_error(addr, err));
         }
-        let holder = holder::of(addr, only_v6);
-        if !holder.is_leaving || start.elapsed() > holder::HANDOVER {
-            let by = holder.who.map_or_else(String::new, |who| format!(" by {who}"));
+        let holder = port_owner::find_owner(addr, only_v6);
+        if !holder.is_exiting || start.elapsed() > port_owner::HANDOVER_TIMEOUT {
+            let by = holder.description.map_or_else(String::new, |who| format!(" by {who}"));
             return Err(Error::with(ErrorKind::InUse, format!("{addr} is in use{by}"), err));
         }
         thread::sleep(Duration::from_millis(1));
@@ -127,7 +128,7 @@ fn bind_error(addr: &SocketAddr, err: io::Error) -> Error {
 }
 
 /// Whether the kernel says anything about the messages of a socket.
-pub(crate) fn wants_control(config: &Config, addr: &SocketAddr, can: Capabilities) -> bool {
+pub(crate) fn needs_ancillary(config: &Config, addr: &SocketAddr, can: Capabilities) -> bool {
     can.gro || config.ecn || config.timestamps || addr.ip().is_unspecified()
 }
 
@@ -136,35 +137,35 @@ pub(crate) struct MmsgIo {
     recv: RecvRing,
     send: SendRing,
     /// What the kernel said of each message of the last batch; old where it said nothing.
-    said: Box<[Ancillary]>,
+    ancillary: Box<[Ancillary]>,
 }
 
 impl MmsgIo {
     pub(crate) fn new(config: &Config, addr: &SocketAddr, can: Capabilities) -> Result<Self> {
-        let control = wants_control(config, addr, can);
+        let control = needs_ancillary(config, addr, can);
         // The largest datagram fits with a byte to spare, so that only what is larger counts as cut off.
         let options = RecvOptions { batch: can.batch, buffer: can.datagram_size, control };
         let memory = |err| Error::system("buffers of a lane", err);
         let recv = RecvRing::new(options).map_err(memory)?;
         let send = SendRing::new(SendOptions { batch: can.batch, gso: can.gso }).map_err(memory)?;
         let said = vec![Ancillary::default(); if control { can.batch } else { 0 }].into_boxed_slice();
-        Ok(Self { recv, send, said })
+        Ok(Self { recv, send, ancillary: said })
     }
 
     /// Takes a batch from `fd` and reads what the kernel says about it.
     #[inline]
-    pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> io::Result<Taken> {
+    pub(crate) fn recv(&mut self, fd: BorrowedFd<'_>, wait: Wait) -> io::Result<RecvSummary> {
         let messages = self.recv.recv(fd, wait)?;
-        Ok(Messages::Mmsg(&self.recv).look(messages, &mut self.said))
+        Ok(Messages::Mmsg(&self.recv).parse_ancillary(messages, &mut self.ancillary))
     }
 
     /// The batch that was taken last, and the ring to answer through.
     pub(crate) fn split<'a>(
         &'a mut self,
-        taken: Taken,
+        taken: RecvSummary,
         bound: &'a SocketAddr,
     ) -> (Batch<'a>, &'a mut SendRing) {
-        let from = Origin::Messages(Messages::Mmsg(&self.recv), &self.said);
+        let from = Origin::Messages(Messages::Mmsg(&self.recv), &self.ancillary);
         (Batch::new(from, bound, taken.messages, taken.datagrams), &mut self.send)
     }
 }

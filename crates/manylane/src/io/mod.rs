@@ -5,7 +5,7 @@ pub(crate) mod uring;
 pub(crate) mod xdp;
 
 use manylane_sys::control::Ancillary;
-use manylane_sys::mmsg::{Message, RecvRing, Sums};
+use manylane_sys::mmsg::{Message, RecvRing, Totals};
 use manylane_sys::uring::UringRecv;
 
 use crate::batch;
@@ -28,12 +28,12 @@ pub struct Capabilities {
 
 /// What one receive brought.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct RecvSummary {
     pub(crate) messages: usize,
     pub(crate) datagrams: usize,
     pub(crate) bytes: usize,
     pub(crate) truncated: usize,
-    pub(crate) trains: usize,
+    pub(crate) gro_messages: usize,
 }
 
 /// Where messages of kernel sockets are.
@@ -58,12 +58,12 @@ impl<'a> Messages<'a> {
     /// Looks at the `messages` that were received, and keeps what the kernel said of each in `said`, which has a place for
     /// each where there are control messages at all.
     #[inline]
-    pub(crate) fn look(self, messages: usize, said: &mut [Ancillary]) -> Taken {
-        let Sums { bytes, truncated, with_control } = match self {
-            Self::Mmsg(ring) => ring.sums(),
-            Self::Uring(ring) => ring.sums(),
+    pub(crate) fn parse_ancillary(self, messages: usize, said: &mut [Ancillary]) -> RecvSummary {
+        let Totals { bytes, truncated, with_control } = match self {
+            Self::Mmsg(ring) => ring.totals(),
+            Self::Uring(ring) => ring.totals(),
         };
-        let mut taken = Taken { messages, datagrams: messages, bytes, truncated, trains: 0 };
+        let mut taken = RecvSummary { messages, datagrams: messages, bytes, truncated, gro_messages: 0 };
         if with_control == 0 {
             return taken;
         }
@@ -73,10 +73,10 @@ impl<'a> Messages<'a> {
                 continue;
             }
             let ancillary = message.ancillary();
-            let datagrams = batch::datagrams_in(message.data.len(), ancillary.segment);
+            let datagrams = batch::segment_count(message.data.len(), ancillary.segment_size);
             // A message is one already.
             taken.datagrams += datagrams - 1;
-            taken.trains += usize::from(datagrams > 1);
+            taken.gro_messages += usize::from(datagrams > 1);
             if let Some(place) = said.get_mut(index) {
                 *place = ancillary;
             }

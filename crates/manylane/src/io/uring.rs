@@ -5,7 +5,7 @@
 //! | stage | who owns the buffer | when it is full or missing |
 //! |---|---|---|
 //! | the kernel queues | the socket's receive queue (`SO_RCVBUF`) | the kernel drops and counts: `kernel_dropped` |
-//! | a call of the lane's thread | the kernel, which picks a buffer for each message | none left: the rest stays in the queue; `uring_short`, and twice as many buffers from now on, up to a bound |
+//! | a call of the lane's thread | the kernel, which picks a buffer for each message | none left: the rest stays in the queue; `uring_no_buffers`, and twice as many buffers from now on, up to a bound |
 //! | [`UringIo::recv`] | the lane's batch | takes a batch at most; the rest is next |
 //! | the application | borrows the buffers through the batch | - |
 //! | the next receive | the kernel again, all at once | - |
@@ -20,22 +20,22 @@ use std::time::Duration;
 use std::{fs, io, thread};
 
 use manylane_sys::control::Ancillary;
-use manylane_sys::measure::Watch;
+use manylane_sys::measure::Epoll;
 use manylane_sys::uring::{UringOptions, UringRecv};
 
-use super::{Capabilities, Messages, Taken};
+use super::{Capabilities, Messages, RecvSummary};
 use crate::batch::Origin;
 use crate::config::Config;
 use crate::counters::{Cells, Count};
 use crate::error::{EPERM, Error, Result};
-use crate::io::mmsg::wants_control;
+use crate::io::mmsg::needs_ancillary;
 
 /// Messages that the kernel takes out of a socket at one go, with room to spare (`MULTISHOT_MAX_RETRY`): so many buffers more
 /// than a batch has are never short.
-pub(crate) const AT_ONE_GO: usize = 64;
+pub(crate) const MULTISHOT_BATCH_MAX: usize = 64;
 
 /// How long a datagram may take on a trial over loopback.
-const TRIAL: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Who may use io_uring (Linux 6.6).
 const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -49,32 +49,32 @@ pub(crate) struct UringIo {
     recv: UringRecv,
     options: UringOptions,
     /// What the kernel said of each message of the last batch; old where it said nothing.
-    said: Box<[Ancillary]>,
+    ancillary: Box<[Ancillary]>,
     /// Whether the last batch came from here.
     is_current: bool,
     /// Readable while the socket is or the ring holds something; its content is decided when somebody asks.
-    watch: Watch,
-    is_watched: AtomicBool,
+    epoll: Epoll,
+    is_registered: AtomicBool,
     /// Shortages and changes of rings that have been seen to.
-    short: u64,
-    taken_over: u64,
+    buffer_shortages: u64,
+    ring_replacements: u64,
 }
 
 /// Whether a lane with these options could have a ring.
 pub(crate) fn check(config: &Config) -> Result<()> {
     let options = options(config, true);
-    elsewhere(move || UringRecv::new(options).map(drop).map_err(failed))
+    run_in_thread(move || UringRecv::new(options).map(drop).map_err(failed))
 }
 
 /// Receives a datagram by a ring.
-pub(crate) fn try_it() -> Result<()> {
-    elsewhere(|| {
+pub(crate) fn probe() -> Result<()> {
+    run_in_thread(|| {
         let options = UringOptions { batch: 1, buffer: 1, buffers: 1, control: false, sqarray: false };
         let mut recv = UringRecv::new(options).map_err(failed)?;
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let sent = socket.local_addr().and_then(|addr| socket.send_to(b"x", addr));
         // It is there already.
-        match sent.and_then(|_| recv.recv(socket.as_fd(), Some(TRIAL))).map_err(failed)? {
+        match sent.and_then(|_| recv.recv(socket.as_fd(), Some(PROBE_TIMEOUT))).map_err(failed)? {
             0 => Err(failed(io::ErrorKind::TimedOut.into())),
             _ => Ok(()),
         }
@@ -83,14 +83,16 @@ pub(crate) fn try_it() -> Result<()> {
 
 /// Does something with rings in a thread of its own, in which they are closed, too: a ring that is closed may interrupt a later
 /// call of the thread that made it (EINTR where a call has a time limit), and that is not to be one of the program's.
-pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) fn run_in_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     let thread = thread::Builder::new().name("manylane-uring".into()).spawn(work);
     let thread = thread.map_err(|err| Error::system("a thread that tries io_uring", err))?;
     thread.join().unwrap_or_else(|_| Err(failed(io::Error::other("the thread that tried it has panicked"))))
 }
 
 fn options(config: &Config, control: bool) -> UringOptions {
-    let most = config.batch + AT_ONE_GO;
+    let most = config.batch + MULTISHOT_BATCH_MAX;
     UringOptions {
         batch: config.batch,
         buffer: config.datagram_size,
@@ -120,18 +122,27 @@ fn forbidden_by(set: &str) -> String {
 
 impl UringIo {
     pub(crate) fn new(config: &Config, can: Capabilities) -> Result<Self> {
-        let control = wants_control(config, &config.addr, can);
+        let control = needs_ancillary(config, &config.addr, can);
         let options = UringOptions { buffer: can.datagram_size, ..options(config, control) };
         let mut recv = UringRecv::new(options).map_err(failed)?;
-        if let Some(time) = config.wait.kernel_looks() {
+        if let Some(time) = config.wait.busy_poll_time() {
             let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-            recv.busy_poll(micros).map_err(|err| Error::system("IORING_REGISTER_NAPI", err))?;
+            recv.set_busy_poll(micros).map_err(|err| Error::system("IORING_REGISTER_NAPI", err))?;
         }
         let watch =
-            Watch::new(2).map_err(|err| Error::system("a descriptor for the readiness of a lane", err))?;
+            Epoll::new(2).map_err(|err| Error::system("a descriptor for the readiness of a lane", err))?;
         let said = vec![Ancillary::default(); if control { config.batch } else { 0 }].into_boxed_slice();
         let is_watched = AtomicBool::new(false);
-        Ok(Self { recv, options, said, is_current: false, watch, is_watched, short: 0, taken_over: 0 })
+        Ok(Self {
+            recv,
+            options,
+            ancillary: said,
+            is_current: false,
+            epoll: watch,
+            is_registered: is_watched,
+            buffer_shortages: 0,
+            ring_replacements: 0,
+        })
     }
 
     /// Takes a batch from `socket`, which has to come within `wait`, and reads what the kernel says about it.
@@ -141,46 +152,48 @@ impl UringIo {
         socket: BorrowedFd<'_>,
         wait: Option<Duration>,
         cells: &Cells,
-    ) -> io::Result<Taken> {
+    ) -> io::Result<RecvSummary> {
         self.is_current = false;
         let messages = self.recv.recv(socket, wait)?;
-        if self.recv.short() != self.short || self.recv.taken_over() != self.taken_over {
+        if self.recv.buffer_shortages() != self.buffer_shortages
+            || self.recv.ring_replacements() != self.ring_replacements
+        {
             self.adapt(cells);
         }
         self.is_current = messages > 0;
-        Ok(Messages::Uring(&self.recv).look(messages, &mut self.said))
+        Ok(Messages::Uring(&self.recv).parse_ancillary(messages, &mut self.ancillary))
     }
 
     /// More buffers where they were too few; another ring is watched in place of the last one.
     #[cold]
     fn adapt(&mut self, cells: &Cells) {
-        let short = self.recv.short() - self.short;
-        self.short += short;
-        cells.add(Count::UringShort, short);
-        let more = (self.options.buffers * 2).min(self.options.batch + AT_ONE_GO);
+        let short = self.recv.buffer_shortages() - self.buffer_shortages;
+        self.buffer_shortages += short;
+        cells.add(Count::UringNoBuffers, short);
+        let more = (self.options.buffers * 2).min(self.options.batch + MULTISHOT_BATCH_MAX);
         if short > 0
             && more > self.options.buffers
             && self.recv.resize(self.options.batch, more, self.options.buffer).is_ok()
         {
             self.options.buffers = more;
         }
-        if self.recv.taken_over() != self.taken_over {
-            self.taken_over = self.recv.taken_over();
-            if *self.is_watched.get_mut() {
-                self.watch(RING, self.recv.as_fd());
+        if self.recv.ring_replacements() != self.ring_replacements {
+            self.ring_replacements = self.recv.ring_replacements();
+            if *self.is_registered.get_mut() {
+                self.register(RING, self.recv.as_fd());
             }
         }
     }
 
     /// Has other buffers from now on; what the present ones hold is handed out first.
     pub(crate) fn resize(&mut self, can: Capabilities) -> Result<()> {
-        let buffers = can.batch + AT_ONE_GO;
+        let buffers = can.batch + MULTISHOT_BATCH_MAX;
         self.recv.resize(can.batch, buffers, can.datagram_size).map_err(failed)?;
         self.options.batch = can.batch;
         self.options.buffers = buffers;
         self.options.buffer = can.datagram_size;
-        if !self.said.is_empty() {
-            self.said = vec![Ancillary::default(); can.batch].into_boxed_slice();
+        if !self.ancillary.is_empty() {
+            self.ancillary = vec![Ancillary::default(); can.batch].into_boxed_slice();
         }
         self.is_current = false;
         Ok(())
@@ -197,47 +210,47 @@ impl UringIo {
     }
 
     /// Messages that were taken out of the socket and are not handed out yet.
-    pub(crate) fn held(&self) -> usize {
-        self.recv.held()
+    pub(crate) fn prefetched(&self) -> usize {
+        self.recv.pending()
     }
 
     /// Whether the kernel may have the socket for a moment yet when all is closed.
-    pub(crate) fn has_left(&self) -> bool {
-        self.recv.has_left()
+    pub(crate) fn has_socket_ref(&self) -> bool {
+        self.recv.is_socket_pinned()
     }
 
     /// Takes nothing more out of the socket: only what was taken already comes from now on.
-    pub(crate) fn end(&mut self) {
-        self.recv.end();
+    pub(crate) fn stop(&mut self) {
+        self.recv.stop();
     }
 
     /// The batch that was taken last, if it came from here.
     pub(crate) fn origin(&self) -> Option<Origin<'_>> {
-        self.is_current.then_some(Origin::Messages(Messages::Uring(&self.recv), &self.said))
+        self.is_current.then_some(Origin::Messages(Messages::Uring(&self.recv), &self.ancillary))
     }
 
     /// What is readable while [`recv`](Self::recv) would bring something.
     pub(crate) fn readiness(&self, socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
-        if !self.is_watched.swap(true, Ordering::Relaxed) {
-            self.watch(RING, self.recv.as_fd());
-            self.watch(SOCKET, socket);
+        if !self.is_registered.swap(true, Ordering::Relaxed) {
+            self.register(RING, self.recv.as_fd());
+            self.register(SOCKET, socket);
         }
-        self.watch.as_fd()
+        self.epoll.as_fd()
     }
 
     /// Gives the ring up, but not the descriptor of its readiness, if that was asked for: an event loop may wait on it, and
     /// from now on it tells of the socket alone.
-    pub(crate) fn into_readiness(self) -> Option<Watch> {
-        if !self.is_watched.into_inner() {
+    pub(crate) fn into_readiness(self) -> Option<Epoll> {
+        if !self.is_registered.into_inner() {
             return None;
         }
         // Closing the ring would do, but the kernel may have it for a moment yet.
-        _ = self.watch.remove(&self.recv.as_fd());
-        Some(self.watch)
+        _ = self.epoll.remove(&self.recv.as_fd());
+        Some(self.epoll)
     }
 
-    fn watch(&self, token: u64, fd: BorrowedFd<'_>) {
-        if let Err(err) = self.watch.add(&fd, token) {
+    fn register(&self, token: u64, fd: BorrowedFd<'_>) {
+        if let Err(err) = self.epoll.add(&fd, token) {
             log::warn!("a lane cannot be waited for by its descriptor: {err}");
         }
     }

@@ -9,11 +9,11 @@ use super::Socket;
 use crate::config::Engine;
 use crate::counters::{Counters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::xdp::{Gate, XdpQueue};
+use crate::io::xdp::{FilterHandle, XdpQueue};
 use crate::lane::{Lane, LaneShared};
 use crate::serve::Event;
 use crate::sizes::Sizes;
-use crate::steer::SteeringInForce;
+use crate::steer::EffectiveSteering;
 use crate::wait::WaitPolicy;
 
 /// Control over a socket from any thread.
@@ -36,7 +36,7 @@ impl Handle {
     }
 
     /// Where it is bound, and its engine.
-    pub(crate) fn about(&self) -> (SocketAddr, Engine) {
+    pub(crate) fn identity(&self) -> (SocketAddr, Engine) {
         (self.shared.addr, self.shared.config.engine)
     }
 
@@ -60,10 +60,10 @@ impl Handle {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] with any other engine.
-    pub fn gate(&self) -> Result<Gate> {
+    pub fn filter(&self) -> Result<FilterHandle> {
         let message = "limit, allow and deny need the engine xdp";
         let none = || Error::new(ErrorKind::Unsupported, message);
-        self.shared.xdp.get().map(|plane| plane.gate.clone()).ok_or_else(none)
+        self.shared.xdp.get().map(|plane| plane.filter.clone()).ok_or_else(none)
     }
 
     /// What the XDP programs on the socket's devices did with frames: device, what (`redirected`, or why a frame was
@@ -76,8 +76,8 @@ impl Handle {
 
     /// The steering in force.
     #[must_use]
-    pub fn steering(&self) -> SteeringInForce {
-        self.shared.control().steer.in_force()
+    pub fn steering(&self) -> EffectiveSteering {
+        self.shared.control().steer.effective()
     }
 
     /// Ids of the open lanes.
@@ -99,7 +99,7 @@ impl Handle {
             )
         };
         let server =
-            self.shared.server.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(idle)?;
+            self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(idle)?;
         let lane = self.shared.open_lane()?;
         let id = lane.id();
         server.send(Event::Run(Box::new(lane))).map_err(|_| idle())?;
@@ -114,7 +114,7 @@ impl Handle {
     /// # Errors
     /// [`ErrorKind::Config`] for sizes that cannot be, and with engine `xdp`.
     pub fn resize(&self, batch: usize, datagram_size: usize) -> Result<()> {
-        self.shared.wanted.set(Sizes::checked(self.shared.config.engine, batch, datagram_size)?);
+        self.shared.requested_sizes.set(Sizes::checked(self.shared.config.engine, batch, datagram_size)?);
         Ok(())
     }
 

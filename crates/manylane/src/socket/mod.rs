@@ -8,14 +8,14 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `shared.rs` | what lanes have in common; lanes that come; counters of all of them |
-//! | `leave.rs` | lanes that leave, and the end of the socket |
+//! | `shutdown.rs` | lanes that leave, and the end of the socket |
 //! | `handle.rs` | control from any thread |
 //!
 //! Here is how a socket is opened, and what can be asked of it.
 
 mod handle;
-mod leave;
 mod shared;
+mod shutdown;
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -25,18 +25,18 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use manylane_sys::{cpu, sock};
 
+use crate::calibrate::EngineChoice;
 use crate::config::{Builder, Config, Engine};
 use crate::counters::LaneCounters;
 use crate::error::{Error, Result};
 use crate::io::Capabilities;
-use crate::io::mmsg::{self, Join};
-use crate::io::xdp::{Plane, XdpQueue};
+use crate::io::mmsg::{self, PortSharing};
+use crate::io::xdp::{XdpControl, XdpQueue};
 use crate::lane::Lane;
 use crate::placement;
-use crate::race::EngineChoice;
-use crate::sizes::Wanted;
-use crate::steer::{Steer, SteeringInForce};
-use crate::wait::{self, WaitInForce};
+use crate::sizes::RequestedSizes;
+use crate::steer::{EffectiveSteering, Steer};
+use crate::wait::{self, EffectiveWait};
 
 pub use handle::Handle;
 pub(crate) use shared::Shared;
@@ -72,10 +72,10 @@ impl Socket {
         let cpus =
             config.placement.order(&placement::topology(Path::new("/sys/devices/system/cpu"), &allowed))?;
         let cores = if cpus.is_empty() { allowed.len() } else { cpus.len() };
-        let waiting = wait::settle(config.wait, config.engine, config.lanes, cores);
-        (config.wait, config.waits_otherwise) = (waiting.policy, waiting.why);
-        let steer = Steer::new(config.steering, config.steering_by, config.join_group)?;
-        let join = if config.join_group { Join::Group } else { Join::Alone };
+        let waiting = wait::resolve_policy(config.wait, config.engine, config.lanes, cores);
+        (config.wait, config.wait_fallback) = (waiting.policy, waiting.reason);
+        let steer = Steer::new(config.steering, config.steering_backend, config.reuse_port)?;
+        let join = if config.reuse_port { PortSharing::ReusePort } else { PortSharing::Exclusive };
         let (first, can) = mmsg::open(&config, &config.addr, join)?;
         let addr =
             sock::local_addr(first.as_fd()).map_err(|err| Error::system("reading the bound address", err))?;
@@ -85,10 +85,10 @@ impl Socket {
             steer,
             lanes: Vec::new(),
             parked: Vec::new(),
-            left: Vec::new(),
+            orphaned: Vec::new(),
             closed: LaneCounters::default(),
             next_id: 0,
-            grouped: config.join_group,
+            is_reuse_port: config.reuse_port,
         };
         let shared = Arc::new(Shared {
             config,
@@ -98,13 +98,13 @@ impl Socket {
             control: Mutex::new(control),
             lane_closed: Condvar::new(),
             stopping: AtomicBool::new(false),
-            wanted: Wanted::default(),
-            server: Mutex::new(None),
+            requested_sizes: RequestedSizes::default(),
+            events: Mutex::new(None),
         });
         let mut socket = Self { lanes: Vec::with_capacity(lanes), shared };
         let mut control = socket.shared.control();
         let first = socket.shared.add(&mut control, 0, Arc::new(first), can)?;
-        let admitted = control.steer.admit(0, first.me().fd.as_fd(), first.cpu());
+        let admitted = control.steer.admit(0, first.lane_shared().fd.as_fd(), first.cpu());
         drop(control);
         admitted?;
         socket.lanes.push(first);
@@ -123,12 +123,12 @@ impl Socket {
 
     /// Opens the XDP side: last, so that every companion is ready for what XDP does not take.
     fn open_queues(&mut self) -> Result<()> {
-        let plane = Plane::open(&self.shared.config, self.shared.addr)?;
+        let plane = XdpControl::open(&self.shared.config, self.shared.addr)?;
         for lane in &mut self.lanes {
-            lane.serve_queues(plane.enlist(lane.id())?)?;
+            lane.attach_queues(plane.add_lane(lane.id())?)?;
         }
         // Here, where nobody waits for a datagram: the first time it measures.
-        self.shared.linger();
+        self.shared.rx_coalesce();
         plane.start()?;
         // It was empty: the socket is being opened.
         _ = self.shared.xdp.set(plane);
@@ -174,14 +174,14 @@ impl Socket {
 
     /// How lanes wait, and why it is not what was asked for where it is not.
     #[must_use]
-    pub fn waiting(&self) -> WaitInForce {
-        let Config { wait, waits_otherwise, .. } = &self.shared.config;
-        WaitInForce { policy: *wait, why: waits_otherwise.clone() }
+    pub fn waiting(&self) -> EffectiveWait {
+        let Config { wait, wait_fallback: waits_otherwise, .. } = &self.shared.config;
+        EffectiveWait { policy: *wait, reason: waits_otherwise.clone() }
     }
 
     /// The steering in force, and why it is not what was asked for where it is not.
     #[must_use]
-    pub fn steering(&self) -> SteeringInForce {
+    pub fn steering(&self) -> EffectiveSteering {
         self.handle().steering()
     }
 

@@ -7,20 +7,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockE
 use std::time::Duration;
 
 use manylane_bpf::abi;
-use manylane_sys::linger;
+use manylane_sys::rx_coalesce;
 use manylane_sys::sock::{self, Flag};
 
 use crate::config::{Config, Engine};
 use crate::counters::{Cells, Counters, LaneCounters, LaneId};
 use crate::error::{Error, ErrorKind, Result};
-use crate::holder;
 use crate::io::Capabilities;
-use crate::io::mmsg::{self, Join, MmsgIo};
+use crate::io::mmsg::{self, MmsgIo, PortSharing};
 use crate::io::uring::UringIo;
-use crate::io::xdp::Plane;
+use crate::io::xdp::XdpControl;
 use crate::lane::{Lane, LaneShared, OPEN};
+use crate::port_owner;
 use crate::serve::Event;
-use crate::sizes::Wanted;
+use crate::sizes::RequestedSizes;
 use crate::steer::{Slot, Steer};
 use crate::wait::WaitPolicy;
 
@@ -31,15 +31,15 @@ pub(crate) struct Shared {
     /// CPUs to give to lanes, in turn; empty without pinning.
     pub(super) cpus: Vec<usize>,
     /// The XDP side, with engine `xdp`.
-    pub(super) xdp: OnceLock<Arc<Plane>>,
+    pub(super) xdp: OnceLock<Arc<XdpControl>>,
     pub(super) control: Mutex<Control>,
     /// Signalled when a lane has closed.
     pub(super) lane_closed: Condvar,
     pub(super) stopping: AtomicBool,
     /// Other sizes than those of `config`, once somebody has asked for them.
-    pub(crate) wanted: Wanted,
+    pub(crate) requested_sizes: RequestedSizes,
     /// The loop of `serve`, while it runs.
-    pub(crate) server: Mutex<Option<mpsc::Sender<Event>>>,
+    pub(crate) events: Mutex<Option<mpsc::Sender<Event>>>,
 }
 
 /// What only control looks at.
@@ -49,11 +49,11 @@ pub(super) struct Control {
     /// Sockets of the group that serve no lane.
     pub(super) parked: Vec<(Slot, Arc<OwnedFd>)>,
     /// Inodes of sockets that rings of other threads than the one that dropped their lane have used.
-    pub(super) left: Vec<u64>,
+    pub(super) orphaned: Vec<u64>,
     pub(super) closed: LaneCounters,
     pub(super) next_id: u64,
     /// Whether the first socket lets others join it.
-    pub(super) grouped: bool,
+    pub(super) is_reuse_port: bool,
 }
 
 impl Control {
@@ -81,24 +81,24 @@ impl Shared {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long a lane that serves pauses when that pays: see [`Builder::linger`].
-    pub(crate) fn linger(&self) -> Duration {
+    /// How long a lane that serves pauses when that pays: see [`Builder::rx_coalesce`].
+    pub(crate) fn rx_coalesce(&self) -> Duration {
         let cores = if self.cpus.is_empty() { usize::MAX } else { self.cpus.len() };
-        self.config.linger.unwrap_or_else(|| {
-            let pause = linger::default_pause(self.config.lanes, cores);
+        self.config.rx_coalesce.unwrap_or_else(|| {
+            let pause = rx_coalesce::default_delay(self.config.lanes, cores);
             // Who wants answers early wants no pause.
             let of_frames = self.config.engine == Engine::Xdp && self.config.wait == WaitPolicy::Sleep;
-            if of_frames { pause.max(linger::pause_for_frames()) } else { pause }
+            if of_frames { pause.max(rx_coalesce::xdp_delay()) } else { pause }
         })
     }
 
     /// Messages that `lane` has room for while it pauses: in its receive buffer, and in the rings of its queues.
-    pub(crate) fn room(&self, lane: &Lane) -> usize {
-        self.xdp.get().map_or(usize::MAX, |plane| plane.room()).min(lane.room())
+    pub(crate) fn recv_capacity(&self, lane: &Lane) -> usize {
+        self.xdp.get().map_or(usize::MAX, |plane| plane.ring_capacity()).min(lane.recv_capacity())
     }
 
     /// Looks at the lanes without a wait; none while somebody else does.
-    pub(crate) fn look_at_lanes<T>(&self, look: impl FnOnce(&[Arc<LaneShared>]) -> T) -> Option<T> {
+    pub(crate) fn try_with_lanes<T>(&self, look: impl FnOnce(&[Arc<LaneShared>]) -> T) -> Option<T> {
         let control = match self.control.try_lock() {
             Ok(control) => control,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -129,31 +129,32 @@ impl Shared {
                 "every lane of the socket has been closed, and so has its port",
             ));
         };
-        if !control.grouped {
+        if !control.is_reuse_port {
             let set = sock::set_flag(first.fd.as_fd(), Flag::ReusePort, true);
             set.map_err(|err| Error::system("forming a group of lanes (SO_REUSEPORT)", err))?;
-            control.grouped = true;
+            control.is_reuse_port = true;
         }
-        if control.steer.counts_sockets() {
+        if control.steer.is_index_based() {
             self.check_group(&control)?;
         }
         let (slot, fd, can) = match control.parked.pop() {
             Some((slot, fd)) => (slot, fd, capabilities(&self.config)),
             None => {
                 let slot = control.free_slot()?;
-                let (fd, can) = mmsg::open(&self.config, &self.addr, Join::Group)?;
+                let (fd, can) = mmsg::open(&self.config, &self.addr, PortSharing::ReusePort)?;
                 (slot, Arc::new(fd), can)
             }
         };
         let mut lane = self.add(&mut control, slot, fd, can)?;
-        let admitted = control.steer.admit(lane.me().slot, lane.me().fd.as_fd(), lane.cpu());
+        let admitted =
+            control.steer.admit(lane.lane_shared().slot, lane.lane_shared().fd.as_fd(), lane.cpu());
         // A lane that could not be admitted closes, for which it needs the lock.
         drop(control);
         admitted?;
         // The first lanes get their queues when all are there.
         if let Some(plane) = self.xdp.get() {
-            lane.serve_queues(plane.enlist(lane.id())?)?;
-            plane.share_out();
+            lane.attach_queues(plane.add_lane(lane.id())?)?;
+            plane.rebalance();
         }
         Ok(lane)
     }
@@ -163,7 +164,7 @@ impl Shared {
     pub(super) fn check_group(&self, control: &Control) -> Result<()> {
         let fds = control.lanes.iter().map(|lane| &lane.fd).chain(control.parked.iter().map(|(_, fd)| fd));
         let ours: Vec<u64> = fds.filter_map(|fd| sock::inode(fd.as_fd()).ok()).collect();
-        let Some(who) = holder::stranger(&self.addr, &ours) else { return Ok(()) };
+        let Some(who) = port_owner::find_foreign(&self.addr, &ours) else { return Ok(()) };
         let message = format!("{} is also bound by {who}: no lane can be added without eBPF", self.addr);
         Err(Error::new(ErrorKind::InUse, message))
     }
@@ -201,7 +202,7 @@ impl Shared {
             closed: control.closed,
             steered_short,
             steered_by_kernel,
-            refused: self.xdp.get().map(|plane| plane.gate.refused()).unwrap_or_default(),
+            filter_drops: self.xdp.get().map(|plane| plane.filter.drops()).unwrap_or_default(),
         }
     }
 
@@ -217,7 +218,7 @@ impl Shared {
 pub(super) fn capabilities(config: &Config) -> Capabilities {
     Capabilities {
         batch: config.batch,
-        datagram_size: if config.gro { crate::config::LARGEST_DATAGRAM } else { config.datagram_size },
+        datagram_size: if config.gro { crate::config::DATAGRAM_SIZE_MAX } else { config.datagram_size },
         gro: config.gro,
         gso: config.gso,
         timestamps: config.timestamps,

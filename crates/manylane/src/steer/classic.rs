@@ -69,7 +69,7 @@ impl ClassicSteer {
     }
 
     pub(super) fn attach(&self, fd: BorrowedFd<'_>, layout: &Layout) -> io::Result<()> {
-        match sock::attach_classic(fd, &compile(self.policy, layout)) {
+        match sock::attach_reuseport_cbpf(fd, &compile(self.policy, layout)) {
             // The group forms with the second socket; before that there is nothing to steer.
             Err(err) if layout.lanes() == 1 && err.kind() == io::ErrorKind::InvalidInput => Ok(()),
             done => done,

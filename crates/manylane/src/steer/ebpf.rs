@@ -1,7 +1,7 @@
 //! Steering by eBPF: `bpf/steer.bpf.c` loaded, its maps filled, attached to the group.
 //!
 //! The group forms when the second lane binds. Until then there is nothing to attach to and no socket that
-//! the array would take, so that the first lane waits in `alone`.
+//! the array would take, so that the first lane waits in `first_socket`.
 
 use std::error::Error as StdError;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use manylane_sys::map::SharedWords;
 use super::table::Layout;
 use super::{Slot, Steering};
 use crate::error::{EACCES, EMFILE, ENFILE, ENOMEM, EPERM, Error, ErrorKind, Result, errno_of};
-use crate::verify::verified;
+use crate::verify::load_with_retry;
 
 /// The steering table as a value of an array map: `abi::Table` in words.
 type TableWords = [u32; size_of::<abi::Table>() / 4];
@@ -30,14 +30,14 @@ pub(super) struct EbpfSteer {
     counts: PerCpuArray<MapData, u64>,
     load: Option<Arc<SharedWords>>,
     /// Slots that hold a socket.
-    filled: Vec<Slot>,
+    filled_slots: Vec<Slot>,
     /// The first lane, while it is the only one.
-    alone: Option<(Slot, OwnedFd)>,
+    first_socket: Option<(Slot, OwnedFd)>,
     attached: bool,
 }
 
 /// The error of a step of eBPF, of the kind that its number says.
-fn refused<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
+fn bpf_error<E: StdError + Send + Sync + 'static>(what: &str, err: E) -> Error {
     let code = errno_of(&err);
     // Without a descriptor for the types of the object aya goes on, and fails later for a reason of its own.
     if let Err(err) = std::fs::File::open("/dev/null")
@@ -76,16 +76,16 @@ impl EbpfSteer {
             .override_global("ml_key_offset", &offset, true)
             .override_global("ml_key_len", &len, true)
             .load(object)
-            .map_err(|err| refused("the eBPF maps for steering cannot be made", err))?;
+            .map_err(|err| bpf_error("the eBPF maps for steering cannot be made", err))?;
         // Before the maps are taken out of the object: loading writes their descriptors into the program.
         let steering = steer_program(&mut program)?;
-        verified(|| steering.load())
-            .map_err(|err| refused("the eBPF program for steering does not load", err))?;
+        load_with_retry(|| steering.load())
+            .map_err(|err| bpf_error("the eBPF program for steering does not load", err))?;
         let mut map = |name: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {name}"));
             program.take_map(name).ok_or_else(missing)
         };
-        let wrong = |err| refused("an eBPF map for steering is not as expected", err);
+        let wrong = |err| bpf_error("an eBPF map for steering is not as expected", err);
         let lanes = ReusePortSockArray::try_from(map("ml_lanes")?).map_err(wrong)?;
         let table = Array::try_from(map("ml_table")?).map_err(wrong)?;
         let steered = PerCpuArray::try_from(map("ml_steered")?).map_err(wrong)?;
@@ -94,7 +94,7 @@ impl EbpfSteer {
             (Steering::LeastLoaded, Map::Array(data)) => {
                 let words = abi::MAX_LANES * abi::LOAD_WORDS;
                 let mapped = SharedWords::new(data.fd().as_fd(), words);
-                Some(Arc::new(mapped.map_err(|err| refused("the load of lanes cannot be mapped", err))?))
+                Some(Arc::new(mapped.map_err(|err| bpf_error("the load of lanes cannot be mapped", err))?))
             }
             _ => None,
         };
@@ -105,15 +105,15 @@ impl EbpfSteer {
             steered,
             counts,
             load,
-            filled: Vec::new(),
-            alone: None,
+            filled_slots: Vec::new(),
+            first_socket: None,
             attached: false,
         })
     }
 
     /// Puts the socket of a lane into its slot.
-    pub(super) fn put_socket(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
-        if let Some((slot, first)) = self.alone.take() {
+    pub(super) fn insert_socket(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
+        if let Some((slot, first)) = self.first_socket.take() {
             self.set(slot, first.as_fd())?;
         }
         if let Some(load) = &self.load {
@@ -126,7 +126,7 @@ impl EbpfSteer {
                 let fd = fd
                     .try_clone_to_owned()
                     .map_err(|err| Error::system("keeping the first lane's socket", err))?;
-                self.alone = Some((slot, fd));
+                self.first_socket = Some((slot, fd));
                 Ok(())
             }
             done => done,
@@ -134,41 +134,42 @@ impl EbpfSteer {
     }
 
     fn set(&mut self, slot: Slot, fd: BorrowedFd<'_>) -> Result<()> {
-        if self.filled.contains(&slot) {
+        if self.filled_slots.contains(&slot) {
             // A parked socket is back: it never left its slot.
             return Ok(());
         }
-        let set = self.lanes.set(slot, &fd.as_raw_fd(), 0).map(|()| self.filled.push(slot));
-        set.map_err(|err| refused("a lane's socket cannot be put into the steering array", err))
+        let set = self.lanes.set(slot, &fd.as_raw_fd(), 0).map(|()| self.filled_slots.push(slot));
+        set.map_err(|err| bpf_error("a lane's socket cannot be put into the steering array", err))
     }
 
-    pub(super) fn put_table(&mut self, layout: &Layout) -> Result<()> {
+    pub(super) fn write_table(&mut self, layout: &Layout) -> Result<()> {
         let table = layout.table();
         let mut words: TableWords = [0; size_of::<abi::Table>() / 4];
         words[0] = table.size;
         words[1..=abi::TABLE_SIZE].copy_from_slice(&table.lane);
-        if layout.lanes() > 1 || self.alone.as_ref().is_some_and(|(slot, _)| layout.entry(0) != *slot) {
-            self.alone = None;
+        if layout.lanes() > 1 || self.first_socket.as_ref().is_some_and(|(slot, _)| layout.entry(0) != *slot)
+        {
+            self.first_socket = None;
         }
-        self.table.set(0, words, 0).map_err(|err| refused("the steering table cannot be written", err))
+        self.table.set(0, words, 0).map_err(|err| bpf_error("the steering table cannot be written", err))
     }
 
     /// Attaches the program to the group of `fd`, once there is a group.
     pub(super) fn attach(&mut self, fd: BorrowedFd<'_>, lanes: usize) -> Result<()> {
-        if self.attached || self.alone.is_some() {
+        if self.attached || self.first_socket.is_some() {
             return Ok(());
         }
         match steer_program(&mut self.program)?.attach(fd) {
             Ok(()) => self.attached = true,
             Err(_) if lanes == 1 => {}
-            Err(err) => return Err(refused("the eBPF program for steering cannot be attached", err)),
+            Err(err) => return Err(bpf_error("the eBPF program for steering cannot be attached", err)),
         }
         Ok(())
     }
 
     /// Lets go of the first lane, if it was the only one to the end.
     pub(super) fn close(&mut self) {
-        self.alone = None;
+        self.first_socket = None;
     }
 
     pub(super) fn load_words(&self) -> Option<Arc<SharedWords>> {

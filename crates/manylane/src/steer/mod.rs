@@ -122,7 +122,7 @@ impl FromStr for Steering {
 /// What enforces the steering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum SteeringBy {
+pub enum SteeringBackend {
     /// The best that the process may use.
     #[default]
     Auto,
@@ -134,7 +134,7 @@ pub enum SteeringBy {
     Kernel,
 }
 
-impl fmt::Display for SteeringBy {
+impl fmt::Display for SteeringBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",
@@ -145,7 +145,7 @@ impl fmt::Display for SteeringBy {
     }
 }
 
-impl FromStr for SteeringBy {
+impl FromStr for SteeringBackend {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -161,19 +161,19 @@ impl FromStr for SteeringBy {
 /// The steering that is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct SteeringInForce {
+pub struct EffectiveSteering {
     /// The policy that datagrams really meet; not the one asked for where that is not to be had.
     pub policy: Steering,
-    /// What enforces it; never [`SteeringBy::Auto`].
-    pub by: SteeringBy,
+    /// What enforces it; never [`SteeringBackend::Auto`].
+    pub backend: SteeringBackend,
     /// Why it is not what was asked for, or not by eBPF.
-    pub why: Option<String>,
+    pub reason: Option<String>,
 }
 
-impl fmt::Display for SteeringInForce {
+impl fmt::Display for EffectiveSteering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} by {}", self.policy, self.by)?;
-        self.why.as_ref().map_or(Ok(()), |why| write!(f, " ({why})"))
+        write!(f, "{} by {}", self.policy, self.backend)?;
+        self.reason.as_ref().map_or(Ok(()), |why| write!(f, " ({why})"))
     }
 }
 
@@ -187,21 +187,23 @@ enum Backend {
 pub(crate) struct Steer {
     backend: Backend,
     layout: Layout,
-    in_force: SteeringInForce,
+    effective: EffectiveSteering,
 }
 
 impl Steer {
     /// Chooses what enforces `policy`. eBPF is loaded here, so that privileges may be dropped afterwards. `shared`
     /// says that others may be in the group.
-    pub(crate) fn new(policy: Steering, by: SteeringBy, shared: bool) -> Result<Self> {
+    pub(crate) fn new(policy: Steering, by: SteeringBackend, shared: bool) -> Result<Self> {
         let (backend, why) = match by {
-            SteeringBy::Ebpf => (Backend::Ebpf(Box::new(EbpfSteer::load(policy)?)), None),
-            SteeringBy::ClassicBpf => (Backend::Classic(ClassicSteer::new(policy)), Some("asked for".into())),
-            SteeringBy::Kernel if shared => {
-                (Backend::Kernel, Some("join_group: the group is not ours alone".into()))
+            SteeringBackend::Ebpf => (Backend::Ebpf(Box::new(EbpfSteer::load(policy)?)), None),
+            SteeringBackend::ClassicBpf => {
+                (Backend::Classic(ClassicSteer::new(policy)), Some("asked for".into()))
             }
-            SteeringBy::Kernel => (Backend::Kernel, Some("asked for".into())),
-            SteeringBy::Auto => match EbpfSteer::load(policy) {
+            SteeringBackend::Kernel if shared => {
+                (Backend::Kernel, Some("reuse_port: the group is not ours alone".into()))
+            }
+            SteeringBackend::Kernel => (Backend::Kernel, Some("asked for".into())),
+            SteeringBackend::Auto => match EbpfSteer::load(policy) {
                 Ok(ebpf) => (Backend::Ebpf(Box::new(ebpf)), None),
                 Err(err) => {
                     (Backend::Classic(ClassicSteer::new(policy)), Some(format!("no eBPF: {}", err.chain())))
@@ -209,17 +211,17 @@ impl Steer {
             },
         };
         let (in_force, by) = match &backend {
-            Backend::Ebpf(_) => (policy, SteeringBy::Ebpf),
-            Backend::Classic(classic) => (classic.policy(), SteeringBy::ClassicBpf),
+            Backend::Ebpf(_) => (policy, SteeringBackend::Ebpf),
+            Backend::Classic(classic) => (classic.policy(), SteeringBackend::ClassicBpf),
             // The kernel's choice is a hash of the flow, whatever was asked for.
-            Backend::Kernel => (Steering::Flow, SteeringBy::Kernel),
+            Backend::Kernel => (Steering::Flow, SteeringBackend::Kernel),
         };
-        let in_force = SteeringInForce { policy: in_force, by, why };
-        Ok(Self { backend, layout: Layout::new(in_force.policy), in_force })
+        let in_force = EffectiveSteering { policy: in_force, backend: by, reason: why };
+        Ok(Self { backend, layout: Layout::new(in_force.policy), effective: in_force })
     }
 
-    pub(crate) fn in_force(&self) -> SteeringInForce {
-        self.in_force.clone()
+    pub(crate) fn effective(&self) -> EffectiveSteering {
+        self.effective.clone()
     }
 
     /// Whether a socket of the group must not be closed while others go on. Closing one takes it out of its group
@@ -231,14 +233,14 @@ impl Steer {
     }
 
     /// Whether steering goes by the kernel's numbering of the group, which a stranger in it would shift.
-    pub(crate) fn counts_sockets(&self) -> bool {
+    pub(crate) fn is_index_based(&self) -> bool {
         matches!(self.backend, Backend::Classic(_))
     }
 
     /// Starts to steer to the lane in `slot`, which is bound and ready. `cpu` is where its thread runs.
     pub(crate) fn admit(&mut self, slot: Slot, fd: BorrowedFd<'_>, cpu: Option<usize>) -> Result<()> {
         if let Backend::Ebpf(ebpf) = &mut self.backend {
-            ebpf.put_socket(slot, fd)?;
+            ebpf.insert_socket(slot, fd)?;
         }
         self.layout.admit(slot, cpu);
         self.apply(fd)
@@ -259,7 +261,7 @@ impl Steer {
         let refused = match &mut self.backend {
             Backend::Kernel => None,
             Backend::Ebpf(ebpf) => {
-                ebpf.put_table(&self.layout)?;
+                ebpf.write_table(&self.layout)?;
                 ebpf.attach(fd, self.layout.lanes())?;
                 None
             }
@@ -268,10 +270,10 @@ impl Steer {
         // A kernel or a seccomp filter that takes no classic program: say so and go on with the kernel's choice.
         if let Some(err) = refused {
             log::warn!("steering by the kernel's choice: no classic BPF: {err}");
-            self.in_force = SteeringInForce {
+            self.effective = EffectiveSteering {
                 policy: Steering::Flow,
-                by: SteeringBy::Kernel,
-                why: Some(format!("no classic BPF: {err}")),
+                backend: SteeringBackend::Kernel,
+                reason: Some(format!("no classic BPF: {err}")),
             };
             self.backend = Backend::Kernel;
         }
@@ -324,15 +326,15 @@ mod tests {
             assert_eq!(text.parse::<Steering>().unwrap_err().kind(), ErrorKind::Config, "{text}");
         }
         for text in ["auto", "ebpf", "classic-bpf", "kernel"] {
-            assert_eq!(text.parse::<SteeringBy>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<SteeringBackend>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn without_ebpf_the_shared_counter_policies_become_random() {
         for policy in [Steering::RoundRobin, Steering::LeastLoaded] {
-            let steer = Steer::new(policy, SteeringBy::ClassicBpf, false).unwrap();
-            assert_eq!(steer.in_force().policy, Steering::Random);
+            let steer = Steer::new(policy, SteeringBackend::ClassicBpf, false).unwrap();
+            assert_eq!(steer.effective().policy, Steering::Random);
         }
     }
 }

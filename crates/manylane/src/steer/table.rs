@@ -62,18 +62,18 @@ impl Layout {
         }
     }
 
-    fn share(&self, slot: Slot) -> usize {
+    fn bucket_count(&self, slot: Slot) -> usize {
         self.buckets.iter().filter(|owner| **owner == slot).count()
     }
 
     fn fullest(&self) -> Slot {
         let lanes = self.lanes.iter().map(|(slot, _)| *slot);
-        lanes.max_by_key(|slot| self.share(*slot)).unwrap_or(0)
+        lanes.max_by_key(|slot| self.bucket_count(*slot)).unwrap_or(0)
     }
 
     fn emptiest(&self) -> Slot {
         let lanes = self.lanes.iter().map(|(slot, _)| *slot);
-        lanes.min_by_key(|slot| self.share(*slot)).unwrap_or(0)
+        lanes.min_by_key(|slot| self.bucket_count(*slot)).unwrap_or(0)
     }
 
     /// Number of entries that count.
@@ -141,9 +141,9 @@ mod tests {
         }
         for slot in 0..7 {
             assert!(
-                (TABLE_SIZE / 7..=TABLE_SIZE / 7 + 2).contains(&layout.share(slot)),
+                (TABLE_SIZE / 7..=TABLE_SIZE / 7 + 2).contains(&layout.bucket_count(slot)),
                 "{}",
-                layout.share(slot)
+                layout.bucket_count(slot)
             );
         }
     }
@@ -186,7 +186,7 @@ mod tests {
                 }
                 let lanes: Vec<_> = layout.lanes.iter().map(|(lane, _)| *lane).collect();
                 prop_assert!(layout.buckets.iter().all(|owner| lanes.contains(owner)));
-                let shares: Vec<_> = lanes.iter().map(|lane| layout.share(*lane)).collect();
+                let shares: Vec<_> = lanes.iter().map(|lane| layout.bucket_count(*lane)).collect();
                 prop_assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1 + lanes.len());
                 for (old, new) in before.iter().zip(&layout.buckets) {
                     prop_assert!(old == new || *old == slot || *new == slot);

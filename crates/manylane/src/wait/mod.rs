@@ -8,18 +8,18 @@
 //! | `sleep` | one call that sleeps | - |
 //! | `busy-poll` | one call that sleeps | looks at the device in that call for a while, instead of waiting for its interrupt |
 //! | `spin` | looks for a while, then a call that sleeps | - |
-//! | `adaptive` | as the [`pacer`] says: sleeps, or rests until shortly before something is due and then looks | - |
+//! | `adaptive` | as the [`governor`] says: sleeps, or rests until shortly before something is due and then looks | - |
 //!
-//! What falls back says why: [`WaitInForce`].
+//! What falls back says why: [`EffectiveWait`].
 
-pub(crate) mod pacer;
+pub(crate) mod governor;
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use manylane_sys::busy;
-use manylane_sys::measure::Watch;
+use manylane_sys::busy_poll;
+use manylane_sys::measure::Epoll;
 use manylane_sys::uring::UringRecv;
 
 use crate::config::Engine;
@@ -27,10 +27,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::uring;
 
 /// Longest time without sleep: a lane has to notice a stop.
-pub(crate) const LONGEST: Duration = Duration::from_secs(1);
+pub(crate) const SPIN_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How long the kernel looks at the device unless the user says.
-const KERNEL_LOOKS: Duration = Duration::from_micros(100);
+const BUSY_POLL_DEFAULT: Duration = Duration::from_micros(100);
 
 /// What a lane does while there is nothing to receive, in [`Socket::serve`](crate::Socket::serve) and
 /// [`Lane::recv_timeout`](crate::Lane::recv_timeout).
@@ -59,19 +59,19 @@ pub enum WaitPolicy {
 
 impl WaitPolicy {
     /// How long a lane looks in each wait, whatever comes.
-    pub(crate) fn spins(self) -> Duration {
+    pub(crate) fn spin_time(self) -> Duration {
         if let Self::Spin(time) = self { time } else { Duration::ZERO }
     }
 
     /// How long the kernel looks.
-    pub(crate) fn kernel_looks(self) -> Option<Duration> {
+    pub(crate) fn busy_poll_time(self) -> Option<Duration> {
         if let Self::BusyPoll(time) = self { Some(time) } else { None }
     }
 
     pub(crate) fn check(self) -> Result<Self> {
         match self {
-            Self::BusyPoll(time) | Self::Spin(time) if time > LONGEST => {
-                Err(Error::new(ErrorKind::Config, format!("wait {self} is more than {LONGEST:?}")))
+            Self::BusyPoll(time) | Self::Spin(time) if time > SPIN_TIME_MAX => {
+                Err(Error::new(ErrorKind::Config, format!("wait {self} is more than {SPIN_TIME_MAX:?}")))
             }
             Self::BusyPoll(Duration::ZERO) | Self::Spin(Duration::ZERO) => Ok(Self::Sleep),
             _ => Ok(self),
@@ -83,7 +83,7 @@ impl fmt::Display for WaitPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sleep => f.pad("sleep"),
-            Self::BusyPoll(KERNEL_LOOKS) => f.pad("busy-poll"),
+            Self::BusyPoll(BUSY_POLL_DEFAULT) => f.pad("busy-poll"),
             Self::BusyPoll(time) => f.pad(&format!("busy-poll:{}", time.as_micros())),
             Self::Spin(time) => f.pad(&format!("spin:{}", time.as_micros())),
             Self::Adaptive => f.pad("adaptive"),
@@ -109,7 +109,7 @@ impl FromStr for WaitPolicy {
         };
         let policy = match (name, micros) {
             ("sleep", None) => Self::Sleep,
-            ("busy-poll", time) => Self::BusyPoll(time.unwrap_or(KERNEL_LOOKS)),
+            ("busy-poll", time) => Self::BusyPoll(time.unwrap_or(BUSY_POLL_DEFAULT)),
             ("spin", Some(time)) => Self::Spin(time),
             ("adaptive", None) => Self::Adaptive,
             _ => return Err(wrong()),
@@ -124,56 +124,61 @@ impl FromStr for WaitPolicy {
 /// How lanes wait, and why it is not what was asked for where it is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct WaitInForce {
+pub struct EffectiveWait {
     /// The policy.
     pub policy: WaitPolicy,
     /// Why it is not the one that was asked for.
-    pub why: Option<String>,
+    pub reason: Option<String>,
 }
 
 /// What can be had of `wanted` with this engine, for so many lanes on so many cores.
-pub(crate) fn settle(wanted: WaitPolicy, engine: Engine, lanes: usize, cores: usize) -> WaitInForce {
+pub(crate) fn resolve_policy(
+    wanted: WaitPolicy,
+    engine: Engine,
+    lanes: usize,
+    cores: usize,
+) -> EffectiveWait {
     let (policy, why) = match wanted {
         WaitPolicy::Adaptive if lanes > cores => (
             WaitPolicy::Sleep,
             Some(format!("{lanes} lanes share {cores} cores: one that spins keeps another waiting")),
         ),
-        WaitPolicy::BusyPoll(time) => match try_kernel(engine) {
+        WaitPolicy::BusyPoll(time) => match try_busy_poll(engine) {
             Ok(()) => (wanted, None),
             Err(err) => (WaitPolicy::Spin(time), Some(err.chain())),
         },
         _ => (wanted, None),
     };
-    WaitInForce { policy, why }
+    EffectiveWait { policy, reason: why }
 }
 
 /// Whether the kernel looks at devices in the calls of lanes of this engine.
-fn try_kernel(engine: Engine) -> Result<()> {
+fn try_busy_poll(engine: Engine) -> Result<()> {
     match engine {
-        Engine::Uring => uring_napi(),
-        Engine::Xdp => busy_poll().and_then(|()| epoll_busy_poll()),
-        Engine::Mmsg | Engine::Auto => busy_poll(),
+        Engine::Uring => try_uring_napi(),
+        Engine::Xdp => try_socket_busy_poll().and_then(|()| try_epoll_busy_poll()),
+        Engine::Mmsg | Engine::Auto => try_socket_busy_poll(),
     }
 }
 
 /// Tries it on a socket.
-pub(crate) fn busy_poll() -> Result<()> {
-    busy::try_socket().map_err(|err| {
+pub(crate) fn try_socket_busy_poll() -> Result<()> {
+    busy_poll::probe().map_err(|err| {
         let advice = "SO_BUSY_POLL: needs CAP_NET_ADMIN, or the sysctl net.core.busy_read, and CONFIG_NET_RX_BUSY_POLL";
         Error::system(advice, err)
     })
 }
 
 /// Tries it on an epoll.
-pub(crate) fn epoll_busy_poll() -> Result<()> {
-    let tried = Watch::new(1).and_then(|watch| watch.busy_poll(KERNEL_LOOKS, busy::BUDGET));
+pub(crate) fn try_epoll_busy_poll() -> Result<()> {
+    let tried = Epoll::new(1).and_then(|watch| watch.busy_poll(BUSY_POLL_DEFAULT, busy_poll::BUDGET));
     tried.map_err(|err| Error::system("EPIOCSPARAMS: needs Linux 6.9", err))
 }
 
 /// Tries it on a ring.
-pub(crate) fn uring_napi() -> Result<()> {
-    uring::elsewhere(|| {
-        let tried = UringRecv::try_busy_poll();
+pub(crate) fn try_uring_napi() -> Result<()> {
+    uring::run_in_thread(|| {
+        let tried = UringRecv::probe_busy_poll();
         tried.map_err(|err| Error::system("IORING_REGISTER_NAPI: needs Linux 6.9", err))
     })
 }
@@ -187,9 +192,9 @@ mod tests {
         let micros = Duration::from_micros;
         for (text, policy) in [
             ("sleep", WaitPolicy::Sleep),
-            ("busy-poll", WaitPolicy::BusyPoll(KERNEL_LOOKS)),
+            ("busy-poll", WaitPolicy::BusyPoll(BUSY_POLL_DEFAULT)),
             ("busy-poll:20", WaitPolicy::BusyPoll(micros(20))),
-            ("spin:1000000", WaitPolicy::Spin(LONGEST)),
+            ("spin:1000000", WaitPolicy::Spin(SPIN_TIME_MAX)),
             ("adaptive", WaitPolicy::Adaptive),
         ] {
             assert_eq!(text.parse::<WaitPolicy>().unwrap(), policy);
@@ -218,11 +223,14 @@ mod tests {
 
     #[test]
     fn lanes_that_share_a_core_do_not_spin_by_themselves() {
-        let settled = |policy, lanes| settle(policy, Engine::Mmsg, lanes, 2);
-        assert_eq!(settled(WaitPolicy::Adaptive, 2), WaitInForce { policy: WaitPolicy::Adaptive, why: None });
+        let settled = |policy, lanes| resolve_policy(policy, Engine::Mmsg, lanes, 2);
+        assert_eq!(
+            settled(WaitPolicy::Adaptive, 2),
+            EffectiveWait { policy: WaitPolicy::Adaptive, reason: None }
+        );
         let crowded = settled(WaitPolicy::Adaptive, 3);
         assert_eq!(crowded.policy, WaitPolicy::Sleep);
-        assert!(crowded.why.unwrap().starts_with("3 lanes share 2 cores"));
+        assert!(crowded.reason.unwrap().starts_with("3 lanes share 2 cores"));
         // Whoever insists has it.
         let spin = WaitPolicy::Spin(Duration::from_micros(5));
         assert_eq!(settled(spin, 3).policy, spin);

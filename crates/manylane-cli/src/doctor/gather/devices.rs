@@ -8,14 +8,14 @@ use std::collections::BTreeSet;
 use super::super::facts::{Device, Facts, Irq};
 use super::files::Files;
 
-const NET: &str = "sys/class/net";
+const SYSFS_NET: &str = "sys/class/net";
 
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     let interrupts = files.text("proc/interrupts");
     if interrupts.is_none() {
         facts.gaps.insert("interrupts".into(), "/proc/interrupts cannot be read".into());
     }
-    if !is_ours(files, &facts.devices) {
+    if !is_own_namespace(files, &facts.devices) {
         facts.gaps.insert(
             "sysfs".into(),
             "/sys/class/net shows another network namespace than this process is in: run it by 'ip netns exec', or mount /sys anew"
@@ -24,46 +24,46 @@ pub(crate) fn gather(files: &Files, facts: &mut Facts) {
         return;
     }
     for device in &mut facts.devices {
-        from_sysfs(files, device);
+        read_sysfs(files, device);
         device.irqs = irqs(files, &device.name, interrupts.as_deref().unwrap_or_default());
     }
 }
 
 /// Whether `/sys` shows the devices of our namespace: all of them, and no other.
-fn is_ours(files: &Files, devices: &[Device]) -> bool {
+fn is_own_namespace(files: &Files, devices: &[Device]) -> bool {
     let same = |device: &Device| {
-        let file = |name: &str| files.text(&format!("{NET}/{}/{name}", device.name));
+        let file = |name: &str| files.text(&format!("{SYSFS_NET}/{}/{name}", device.name));
         file("ifindex") == Some(device.index.to_string()) && file("address") == device.mac
     };
     // bonding_masters and the like are files.
-    let is_device = |name: &String| files.path(&format!("{NET}/{name}/ifindex")).exists();
-    let shown = files.names(NET).iter().filter(|name| is_device(name)).count();
+    let is_device = |name: &String| files.path(&format!("{SYSFS_NET}/{name}/ifindex")).exists();
+    let shown = files.names(SYSFS_NET).iter().filter(|name| is_device(name)).count();
     !devices.is_empty() && devices.iter().all(same) && shown == devices.len()
 }
 
-fn from_sysfs(files: &Files, device: &mut Device) {
-    let base = format!("{NET}/{}", device.name);
+fn read_sysfs(files: &Files, device: &mut Device) {
+    let base = format!("{SYSFS_NET}/{}", device.name);
     let queues = files.names(&format!("{base}/queues"));
     let of = |kind: &str, file: &str| {
         let named = queues.iter().filter(|name| name.starts_with(kind));
         named.map(|name| format!("{base}/queues/{name}/{file}")).collect::<Vec<_>>()
     };
-    device.rps = all(&of("rx-", "rps_cpus"), |path| files.mask(path));
-    device.rfs = all(&of("rx-", "rps_flow_cnt"), |path| files.number(path));
-    device.xps = all(&of("tx-", "xps_cpus"), |path| files.mask(path));
+    device.rps = read_all(&of("rx-", "rps_cpus"), |path| files.cpu_mask(path));
+    device.rfs = read_all(&of("rx-", "rps_flow_cnt"), |path| files.number(path));
+    device.xps = read_all(&of("tx-", "xps_cpus"), |path| files.cpu_mask(path));
     device.threaded = files.number(&format!("{base}/threaded")).map(|on| on != 0);
     // -1 for none.
     device.numa = files.text(&format!("{base}/device/numa_node")).and_then(|node| node.parse().ok());
 }
 
 /// Something of each queue, if there is any queue and all of them tell.
-fn all<T>(paths: &[String], read: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
+fn read_all<T>(paths: &[String], read: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
     (!paths.is_empty()).then(|| paths.iter().map(|path| read(path)).collect()).flatten()
 }
 
 /// Interrupts of the receive queues: those of the device itself (MSI), and those that carry its name.
 fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
-    let base = format!("{NET}/{device}/device");
+    let base = format!("{SYSFS_NET}/{device}/device");
     let own: BTreeSet<u32> =
         files.names(&format!("{base}/msi_irqs")).iter().filter_map(|name| name.parse().ok()).collect();
     // Of a virtio device, the name in the table is that of the device below.
@@ -77,8 +77,8 @@ fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
             let rest = name.strip_prefix(prefix);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', ':', '.', '_']))
         });
-        if (is_named || own.contains(&number)) && receives(name) {
-            let list = |file: &str| files.list(&format!("proc/irq/{number}/{file}")).unwrap_or_default();
+        if (is_named || own.contains(&number)) && is_rx_irq(name) {
+            let list = |file: &str| files.cpu_list(&format!("proc/irq/{number}/{file}")).unwrap_or_default();
             found.push(Irq {
                 number,
                 name: name.into(),
@@ -99,7 +99,7 @@ fn irqs(files: &Files, device: &str, interrupts: &str) -> Vec<Irq> {
 }
 
 /// Whether an interrupt of this name may be one of a receive queue: not one for sending alone, nor for management.
-fn receives(name: &str) -> bool {
+fn is_rx_irq(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let for_both = name.contains("txrx") || name.contains("rxtx");
     let other = ["output", "config", "-tx", "async", "mgmt", "misc", "event", "ctrl", "lsc"];

@@ -38,7 +38,7 @@ impl Files {
     }
 
     /// A list such as `0-3,6`.
-    pub(crate) fn list(&self, path: &str) -> Option<Vec<usize>> {
+    pub(crate) fn cpu_list(&self, path: &str) -> Option<Vec<usize>> {
         Some(manylane_testbed::machine::parse_cpu_list(&self.text(path)?))
     }
 
@@ -50,8 +50,8 @@ impl Files {
     }
 
     /// A mask such as `3` or `ff,00000001`.
-    pub(crate) fn mask(&self, path: &str) -> Option<Vec<usize>> {
-        Some(cpus_of(&self.text(path)?))
+    pub(crate) fn cpu_mask(&self, path: &str) -> Option<Vec<usize>> {
+        Some(parse_cpu_mask(&self.text(path)?))
     }
 
     /// Names in a folder, sorted; those that end with numbers by these.
@@ -75,7 +75,7 @@ impl Files {
 }
 
 /// The processors of a mask.
-pub(crate) fn cpus_of(mask: &str) -> Vec<usize> {
+pub(crate) fn parse_cpu_mask(mask: &str) -> Vec<usize> {
     let digits = mask.chars().rev().filter(|&c| c != ',').enumerate();
     let mut cpus: Vec<usize> = digits
         .flat_map(|(at, digit)| {
@@ -88,7 +88,7 @@ pub(crate) fn cpus_of(mask: &str) -> Vec<usize> {
 }
 
 /// The mask of processors, as the kernel takes it: words of 32 bits, the highest first.
-pub(crate) fn mask_of(cpus: &[usize]) -> String {
+pub(crate) fn format_cpu_mask(cpus: &[usize]) -> String {
     let words = cpus.iter().max().map_or(1, |most| most / 32 + 1);
     let word = |at: usize| {
         cpus.iter().filter(|&&cpu| cpu / 32 == at).fold(0_u32, |word, cpu| word | 1 << (cpu % 32))
@@ -113,16 +113,16 @@ mod tests {
             ("1,00000002", vec![1, 32]),
             ("80000000,00000000,00000001", vec![0, 95]),
         ] {
-            assert_eq!(cpus_of(mask), cpus);
-            assert_eq!(mask_of(&cpus), mask);
+            assert_eq!(parse_cpu_mask(mask), cpus);
+            assert_eq!(format_cpu_mask(&cpus), mask);
         }
-        assert_eq!(cpus_of("00000000,00000003"), [0, 1]);
+        assert_eq!(parse_cpu_mask("00000000,00000003"), [0, 1]);
     }
 
     #[test]
     fn what_is_not_there_is_none() {
         let files = Files::under(Path::new("/no/such/folder"));
-        assert_eq!((files.text("a"), files.number("b"), files.mask("c")), (None, None, None));
+        assert_eq!((files.text("a"), files.number("b"), files.cpu_mask("c")), (None, None, None));
         assert!(files.names("").is_empty() && files.link_name("d").is_none());
     }
 }

@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use manylane::{ErrorKind, door};
+use manylane::{ErrorKind, control};
 
 use super::super::facts::{Facts, Lane};
 use super::files::Files;
-use crate::top::page::samples;
+use crate::top::prometheus::parse_samples;
 
 /// Asks all programs that this user may ask.
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     let mut silent = 0;
-    match door::doors(None) {
+    match control::find_control_sockets(None) {
         Ok(doors) => {
             for knock in doors {
                 match knock.metrics() {
@@ -37,7 +37,7 @@ pub(crate) fn lanes(files: &Files, pid: u32, page: &str) -> Vec<Lane> {
     let mut waiting = BTreeMap::new();
     // Process, thread, and socket; a thread of a program that is run has a line for each counter.
     let mut threads = BTreeMap::new();
-    for sample in samples(page) {
+    for sample in parse_samples(page) {
         let socket = sample.label("socket").to_owned();
         match sample.name {
             "manylane_waiting" => drop(waiting.insert(socket, sample.label("policy").to_owned())),

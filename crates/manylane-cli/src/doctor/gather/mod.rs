@@ -28,25 +28,25 @@ use files::Files;
 
 /// What the user asked about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Scope {
     pub(crate) pid: Option<u32>,
     pub(crate) port: Option<u16>,
 }
 
 /// Everything, of this machine and the network namespace of this process.
-pub(crate) fn everything(asked: Asked) -> Facts {
+pub(crate) fn gather_all(asked: Scope) -> Facts {
     let files = Files::live();
     let mut facts = Facts { features: features(), engines: engines(), ..Facts::default() };
     let links = links(&mut facts);
-    from_files(&files, links, &mut facts);
+    gather_files(&files, links, &mut facts);
     sockets::gather(&files, asked, &mut facts);
     lanes::gather(&files, &mut facts);
-    buffers(&mut facts);
+    gather_buffers(&mut facts);
     facts
 }
 
 /// What is in files, of devices that are known.
-pub(crate) fn from_files(files: &Files, links: Vec<Device>, facts: &mut Facts) {
+pub(crate) fn gather_files(files: &Files, links: Vec<Device>, facts: &mut Facts) {
     system::gather(files, facts);
     counters::gather(files, facts);
     facts.devices = links;
@@ -84,7 +84,7 @@ fn links(facts: &mut Facts) -> Vec<Device> {
     }
     match link::default_routes() {
         Ok(routes) => {
-            for index in with_those_below(&routes, &devices) {
+            for index in with_lower_devices(&routes, &devices) {
                 devices
                     .iter_mut()
                     .filter(|device| device.index == index)
@@ -99,7 +99,7 @@ fn links(facts: &mut Facts) -> Vec<Device> {
 }
 
 /// These devices, and all that they are made of.
-pub(crate) fn with_those_below(indices: &[u32], devices: &[Device]) -> Vec<u32> {
+pub(crate) fn with_lower_devices(indices: &[u32], devices: &[Device]) -> Vec<u32> {
     let mut all = indices.to_vec();
     let mut at = 0;
     while let Some(&index) = all.get(at) {
@@ -113,7 +113,7 @@ pub(crate) fn with_those_below(indices: &[u32], devices: &[Device]) -> Vec<u32> 
     all
 }
 
-fn buffers(facts: &mut Facts) {
+fn gather_buffers(facts: &mut Facts) {
     match link::receive_buffers() {
         Ok(found) => {
             for socket in &mut facts.sockets {
@@ -132,7 +132,7 @@ fn features() -> Vec<Feature> {
     let probe = manylane::probe();
     let feature = |name: &str, tried: &Result<(), manylane::Error>| Feature {
         name: name.into(),
-        missing: tried.as_ref().err().map(with_sources),
+        missing: tried.as_ref().err().map(error_chain),
     };
     vec![
         feature("ebpf-steering", &probe.ebpf),
@@ -150,13 +150,13 @@ fn features() -> Vec<Feature> {
 fn engines() -> BTreeMap<String, String> {
     let choice = |batch| {
         let choice = manylane::choose_engine(batch);
-        (format!("{batch} a call"), format!("{} ({})", choice.engine, choice.why))
+        (format!("{batch} a call"), format!("{} ({})", choice.engine, choice.reason))
     };
     [64, 1].map(choice).into()
 }
 
 /// An error with all that is behind it.
-fn with_sources(err: &manylane::Error) -> String {
+fn error_chain(err: &manylane::Error) -> String {
     let mut text = err.to_string();
     let mut source = std::error::Error::source(err);
     while let Some(err) = source {
@@ -175,14 +175,14 @@ mod tests {
         let device = |index, below: &[u32]| Device { index, below: below.to_vec(), ..Device::default() };
         // A VLAN on a bond of two; a bridge that names itself.
         let devices = [device(1, &[2]), device(2, &[3, 4]), device(3, &[]), device(4, &[]), device(5, &[5])];
-        assert_eq!(with_those_below(&[1], &devices), [1, 2, 3, 4]);
-        assert_eq!(with_those_below(&[3, 5], &devices), [3, 5]);
-        assert!(with_those_below(&[], &devices).is_empty());
+        assert_eq!(with_lower_devices(&[1], &devices), [1, 2, 3, 4]);
+        assert_eq!(with_lower_devices(&[3, 5], &devices), [3, 5]);
+        assert!(with_lower_devices(&[], &devices).is_empty());
     }
 
     #[test]
     fn everything_is_gathered_here() {
-        let facts = everything(Asked::default());
+        let facts = gather_all(Scope::default());
         assert!(facts.features.len() >= 8 && facts.devices.iter().any(|device| device.name == "lo"));
         assert!(!facts.cpu.online.is_empty() && !facts.losses.softnet.is_empty());
         assert!(facts.losses.udp4.is_some() && !facts.sysctls.is_empty());

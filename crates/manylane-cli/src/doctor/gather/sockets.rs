@@ -5,22 +5,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use manylane_sys::process::{Awaited, awaited};
+use manylane_sys::process::{BlockedOn, parse_blocked_on};
 use manylane_sys::udp_table::Entry;
 
 use super::super::facts::{Facts, Program, Socket};
-use super::Asked;
+use super::Scope;
 use super::files::Files;
 use crate::output;
-use crate::run::reach;
+use crate::run::loadable;
 
 /// Adds the sockets that were asked for, or all that lost something, and the processes that have them.
-pub(crate) fn gather(files: &Files, asked: Asked, facts: &mut Facts) {
-    facts.asked = asked != Asked::default();
+pub(crate) fn gather(files: &Files, asked: Scope, facts: &mut Facts) {
+    facts.asked = asked != Scope::default();
     let mut all = Vec::new();
     for table in ["proc/net/udp", "proc/net/udp6"] {
         match files.text(table) {
-            Some(text) => all.extend(text.lines().filter_map(socket)),
+            Some(text) => all.extend(text.lines().filter_map(parse_socket)),
             None if table.ends_with('6') => {}
             None => {
                 facts.gaps.insert("sockets".into(), format!("/{table} cannot be read"));
@@ -48,7 +48,7 @@ pub(crate) fn gather(files: &Files, asked: Asked, facts: &mut Facts) {
 }
 
 /// A line of the tables.
-fn socket(line: &str) -> Option<Socket> {
+fn parse_socket(line: &str) -> Option<Socket> {
     let entry = Entry::parse(line)?;
     Some(Socket {
         local: entry.local,
@@ -106,7 +106,7 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
     let mut waiting = BTreeMap::new();
     for thread in &threads {
         let call = files.text(&format!("{base}/task/{thread}/syscall")).unwrap_or_default();
-        for inode in waits_on(files, &base, open, awaited(&call)) {
+        for inode in awaited_sockets(files, &base, open, parse_blocked_on(&call)) {
             *waiting.entry(inode).or_insert(0) += 1;
         }
     }
@@ -115,22 +115,29 @@ fn program(files: &Files, pid: u32, open: &BTreeMap<i32, u64>) -> Program {
     let named = std::fs::read_link(&exe).ok().filter(|path| path.exists());
     Program {
         pid,
-        name: output::printable(&files.text(&format!("{base}/comm")).unwrap_or_default()),
+        name: output::strip_control(&files.text(&format!("{base}/comm")).unwrap_or_default()),
         threads: threads.len() as u32,
         sockets: open.values().copied().collect::<BTreeSet<_>>().into_iter().collect(),
         waiting,
         on_lanes: files
             .text(&format!("{base}/maps"))
             .is_some_and(|maps| maps.contains("libmanylane_preload.so")),
-        beyond: reach::judge(&named.unwrap_or(exe)).err().map(|beyond| output::printable(&beyond.line())),
+        beyond: loadable::check(&named.unwrap_or(exe))
+            .err()
+            .map(|beyond| output::strip_control(&beyond.message())),
     }
 }
 
 /// The sockets among `open` that a call waits for.
-fn waits_on(files: &Files, base: &str, open: &BTreeMap<i32, u64>, call: Option<Awaited>) -> BTreeSet<u64> {
+fn awaited_sockets(
+    files: &Files,
+    base: &str,
+    open: &BTreeMap<i32, u64>,
+    call: Option<BlockedOn>,
+) -> BTreeSet<u64> {
     let fds: Vec<i32> = match call {
-        Some(Awaited::Receive(fd)) => vec![fd],
-        Some(Awaited::Epoll(epoll)) => {
+        Some(BlockedOn::Receive(fd)) => vec![fd],
+        Some(BlockedOn::Epoll(epoll)) => {
             let info = files.text(&format!("{base}/fdinfo/{epoll}")).unwrap_or_default();
             let fd = |line: &str| line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok();
             info.lines().filter_map(fd).collect()

@@ -49,27 +49,27 @@ fn privileges(files: &Files, facts: &mut Facts) {
 }
 
 fn cpu(files: &Files, facts: &mut Facts) {
-    const CPUS: &str = "sys/devices/system/cpu";
+    const SYSFS_CPU: &str = "sys/devices/system/cpu";
     let cpu = &mut facts.cpu;
-    cpu.online = files.list(&format!("{CPUS}/online")).unwrap_or_default();
-    cpu.isolated = files.list(&format!("{CPUS}/isolated")).unwrap_or_default();
-    cpu.idle_governor = files.text(&format!("{CPUS}/cpuidle/current_governor"));
+    cpu.online = files.cpu_list(&format!("{SYSFS_CPU}/online")).unwrap_or_default();
+    cpu.isolated = files.cpu_list(&format!("{SYSFS_CPU}/isolated")).unwrap_or_default();
+    cpu.idle_governor = files.text(&format!("{SYSFS_CPU}/cpuidle/current_governor"));
     cpu.halt_poll_ns = files.number("sys/module/haltpoll/parameters/guest_halt_poll_ns");
     for &number in &cpu.online {
-        let siblings = files.list(&format!("{CPUS}/cpu{number}/topology/thread_siblings_list"));
+        let siblings = files.cpu_list(&format!("{SYSFS_CPU}/cpu{number}/topology/thread_siblings_list"));
         if let Some(siblings) = siblings
             && siblings.len() > 1
             && !cpu.siblings.contains(&siblings)
         {
             cpu.siblings.push(siblings);
         }
-        let governor = files.text(&format!("{CPUS}/cpu{number}/cpufreq/scaling_governor"));
+        let governor = files.text(&format!("{SYSFS_CPU}/cpu{number}/cpufreq/scaling_governor"));
         cpu.governors.extend(governor.map(|governor| (number, governor)));
-        cpu.idle.extend(idle(files, &format!("{CPUS}/cpu{number}")).map(|idle| (number, idle)));
+        cpu.idle.extend(idle(files, &format!("{SYSFS_CPU}/cpu{number}")).map(|idle| (number, idle)));
     }
     for node in files.names("sys/devices/system/node") {
         let Some(number) = node.strip_prefix("node").and_then(|number| number.parse().ok()) else { continue };
-        let members = files.list(&format!("sys/devices/system/node/{node}/cpulist")).unwrap_or_default();
+        let members = files.cpu_list(&format!("sys/devices/system/node/{node}/cpulist")).unwrap_or_default();
         cpu.nodes.extend(members.into_iter().map(|cpu| (cpu, number)));
     }
 }

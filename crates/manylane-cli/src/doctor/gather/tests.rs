@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::super::facts::{Device, Facts, Idle, Irq, Lane, Privileges};
 use super::files::Files;
-use super::{Asked, from_files, lanes, sockets};
+use super::{Scope, gather_files, lanes, sockets};
 
 /// A root, gone when this value is.
 struct Root(TempDir);
@@ -76,7 +76,7 @@ fn settings_processors_and_privileges() {
         ("proc/345/comm", "irqbalance\n"),
     ]);
     let mut facts = Facts::default();
-    from_files(&root.files(), Vec::new(), &mut facts);
+    gather_files(&root.files(), Vec::new(), &mut facts);
     assert_eq!((facts.kernel.as_str(), facts.uptime), ("6.12.1-server", Some(7300.25)));
     assert_eq!(facts.sysctl("net.core.rmem_max"), Some(212_992));
     assert_eq!(
@@ -145,7 +145,7 @@ fn queues_and_interrupts_of_devices() {
     let root = devices();
     let mut facts = Facts::default();
     let links = vec![link0("eth0", 2, "02:00:00:00:00:01"), link0("eth1", 3, "02:00:00:00:00:02")];
-    from_files(&root.files(), links, &mut facts);
+    gather_files(&root.files(), links, &mut facts);
     assert!(!facts.gaps.contains_key("sysfs"));
     let [eth0, eth1] = &facts.devices[..] else { panic!("two devices") };
     assert_eq!((&eth0.rps, &eth0.rfs), (&Some(vec![vec![0, 1], vec![]]), &Some(vec![0, 4096])));
@@ -172,7 +172,7 @@ fn devices_of_another_namespace_are_not_taken_for_ours() {
         vec![link0("eth0", 2, "02:00:00:00:00:01")],
     ] {
         let mut facts = Facts::default();
-        from_files(&root.files(), links, &mut facts);
+        gather_files(&root.files(), links, &mut facts);
         assert!(facts.gaps.contains_key("sysfs"));
         assert!(facts.devices.iter().all(|device| device.rps.is_none() && device.irqs.is_empty()));
     }
@@ -213,8 +213,8 @@ fn sockets_of() -> Root {
 
 /// Number of recvfrom(2), found by what it is taken for.
 fn libc_recvfrom() -> i64 {
-    use manylane_sys::process::{Awaited, awaited};
-    let is = |number: &i64| awaited(&format!("{number} 0x3 0x0")) == Some(Awaited::Receive(3));
+    use manylane_sys::process::{BlockedOn, parse_blocked_on};
+    let is = |number: &i64| parse_blocked_on(&format!("{number} 0x3 0x0")) == Some(BlockedOn::Receive(3));
     (0..1024).find(is).unwrap()
 }
 
@@ -226,7 +226,7 @@ fn sockets_and_those_who_have_them() {
         sockets::gather(&root.files(), asked, &mut facts);
         facts
     };
-    let facts = look(Asked::default());
+    let facts = look(Scope::default());
     assert_eq!(
         facts.sockets.iter().map(|socket| (socket.inode, socket.drops)).collect::<Vec<_>>(),
         [(501, 17), (502, 0), (503, 4)]
@@ -239,23 +239,23 @@ fn sockets_and_those_who_have_them() {
     assert!(heir.on_lanes && heir.waiting.is_empty() && heir.beyond.is_some());
     assert!(!facts.gaps.contains_key("processes"));
 
-    let facts = look(Asked { pid: Some(20), port: None });
+    let facts = look(Scope { pid: Some(20), port: None });
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [501, 502]);
     assert_eq!(facts.programs[0].sockets, [501, 502]);
-    let facts = look(Asked { pid: Some(20), port: Some(0x45) });
+    let facts = look(Scope { pid: Some(20), port: Some(0x45) });
     assert_eq!(facts.sockets.iter().map(|socket| socket.inode).collect::<Vec<_>>(), [502]);
-    let facts = look(Asked { pid: None, port: Some(7) });
+    let facts = look(Scope { pid: None, port: Some(7) });
     assert!(facts.asked && facts.sockets.is_empty() && facts.programs.is_empty());
     // A process that cannot be looked at.
-    let facts = look(Asked { pid: Some(77), port: None });
+    let facts = look(Scope { pid: Some(77), port: None });
     assert!(facts.sockets.is_empty() && facts.gaps.contains_key("processes"));
 }
 
 #[test]
 fn a_thread_that_waits_by_epoll_waits_for_what_is_in_there() {
-    use manylane_sys::process::{Awaited, awaited};
+    use manylane_sys::process::{BlockedOn, parse_blocked_on};
     let root = sockets_of();
-    let is = |number: &i64| awaited(&format!("{number} 0x9 0x0")) == Some(Awaited::Epoll(9));
+    let is = |number: &i64| parse_blocked_on(&format!("{number} 0x9 0x0")) == Some(BlockedOn::Epoll(9));
     let epoll = (0..1024).find(is).unwrap();
     root.write(&[
         ("proc/20/task/22/syscall", &format!("{epoll} 0x9 0x0 0x0 0x0 0x0 0x0 0x0 0x0\n")),
@@ -265,7 +265,7 @@ fn a_thread_that_waits_by_epoll_waits_for_what_is_in_there() {
         ),
     ]);
     let mut facts = Facts::default();
-    sockets::gather(&root.files(), Asked { pid: Some(20), port: None }, &mut facts);
+    sockets::gather(&root.files(), Scope { pid: Some(20), port: None }, &mut facts);
     assert_eq!(facts.programs[0].waiting, [(501, 3)].into());
 }
 

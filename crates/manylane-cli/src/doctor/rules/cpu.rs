@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::super::change::{Change, Target};
 use super::super::facts::{Facts, Idle, Lane};
 use super::super::finding::Severity;
-use super::{Found, Rule, count, list};
+use super::{FindingSink, Rule, format_cpus, pluralize};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -13,47 +13,47 @@ pub(super) const RULES: &[Rule] = &[
         cost: 28,
         meaning: "Processors run slower than they could until they have been busy for a while: bursts of datagrams meet a slow core.",
         remedy: "`cpupower frequency-set -g performance`.",
-        judge: governor_slow,
+        check: governor_slow,
     },
     Rule {
         id: "autogroup-shares",
         cost: 27,
         meaning: "Threads of one session share the weight of one thread (autogroup), over all processors, with lanes among them that wait by `adaptive`: where another program or a thread of the kernel runs on its processor, such a lane is owed little, and waits for a tick once that is used up.",
         remedy: "`sysctl -w kernel.sched_autogroup_enabled=0`, before the program is started; or more weight for its session: `echo -10 > /proc/PID/autogroup`. Programs that a desktop's user starts then weigh by their threads again.",
-        judge: autogroup_shares,
+        check: autogroup_shares,
     },
     Rule {
         id: "halts-at-once",
         cost: 26,
         meaning: "Idle processors of this virtual machine halt without looking for work first: the hypervisor wakes them, tens of microseconds late, and each lane that sleeps pays for that.",
         remedy: "`echo 200000 > /sys/module/haltpoll/parameters/guest_halt_poll_ns`, if the host has processors to spare: idle ones then look for so many nanoseconds at most, which the host sees as work. For the processors of lanes alone, see `idle-leaves-late`.",
-        judge: halts_at_once,
+        check: halts_at_once,
     },
     Rule {
         id: "idle-leaves-late",
         cost: 25,
         meaning: "Processors of lanes (all, where no program with lanes is seen) may idle in a state that they leave late: each lane that sleeps pays for that. Wrong only where lanes wait by `adaptive`, which then cannot answer as early as one that spins; else a note.",
         remedy: "`echo 10 > /sys/devices/system/cpu/cpuN/power/pm_qos_resume_latency_us` (microseconds; 0 for no limit) for the processors of lanes, where latency counts more than power: what idles less deeply draws more, and leaves less for the cores beside it. `n/a` in a virtual machine that halts at once: such a processor never halts, which the host sees as work.",
-        judge: idle_leaves_late,
+        check: idle_leaves_late,
     },
     Rule {
         id: "smt-shared",
         cost: 6,
         meaning: "Two processors each are threads of one core: two lanes there share what one would have.",
         remedy: "One lane for each core: `--placement` with a list.",
-        judge: smt_shared,
+        check: smt_shared,
     },
     Rule {
         id: "isolated-idle",
         cost: 4,
         meaning: "Processors are isolated: the scheduler puts nothing there, and neither does Manylane unless they are named.",
         remedy: "`--placement` with their list, for lanes that shall have them alone.",
-        judge: isolated_idle,
+        check: isolated_idle,
     },
 ];
 
-fn governor_slow(facts: &Facts, found: &mut Found<'_>) {
-    const SLOW: [&str; 3] = ["powersave", "conservative", "ondemand"];
+fn governor_slow(facts: &Facts, found: &mut FindingSink<'_>) {
+    const SLOW_GOVERNORS: [&str; 3] = ["powersave", "conservative", "ondemand"];
     let governors = &facts.cpu.governors;
     if governors.is_empty() {
         return found.unknown(
@@ -62,14 +62,14 @@ fn governor_slow(facts: &Facts, found: &mut Found<'_>) {
     }
     let slow: Vec<(usize, &str)> = governors
         .iter()
-        .filter(|(_, governor)| SLOW.contains(&governor.as_str()))
+        .filter(|(_, governor)| SLOW_GOVERNORS.contains(&governor.as_str()))
         .map(|(cpu, governor)| (*cpu, governor.as_str()))
         .collect();
     let [(_, governor), ..] = slow.as_slice() else { return };
     let cpus: Vec<usize> = slow.iter().map(|(cpu, _)| *cpu).collect();
     let finding = found.add(
         Severity::Note,
-        format!("processors {} have the frequency governor {governor}", list(&cpus)),
+        format!("processors {} have the frequency governor {governor}", format_cpus(&cpus)),
         "They become fast only after they were busy: latency grows, and short bursts overrun queues.",
     );
     for cpu in cpus {
@@ -80,7 +80,7 @@ fn governor_slow(facts: &Facts, found: &mut Found<'_>) {
     finding.run = vec!["cpupower frequency-set -g performance".into()];
 }
 
-fn autogroup_shares(facts: &Facts, found: &mut Found<'_>) {
+fn autogroup_shares(facts: &Facts, found: &mut FindingSink<'_>) {
     let is_adaptive = |lane: &&Lane| lane.wait.as_deref() == Some("adaptive");
     let lanes = facts.lanes.iter().filter(is_adaptive).count() as u64;
     // Not every kernel has it.
@@ -90,16 +90,16 @@ fn autogroup_shares(facts: &Facts, found: &mut Found<'_>) {
     found
         .add(
             Severity::Note,
-            format!("{} that waits by adaptive, in a session whose threads share the weight of one", count(lanes, "lane")),
+            format!("{} that waits by adaptive, in a session whose threads share the weight of one", pluralize(lanes, "lane")),
             "It gives its processor away when it sleeps, and may have to wait until the next tick for it if others are there. Takes effect for programs that are started later.",
         )
         // Desktops have it for good reason.
         .set_if_named(Change::sysctl("kernel.sched_autogroup_enabled", 0));
 }
 
-fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
+fn halts_at_once(facts: &Facts, found: &mut FindingSink<'_>) {
     /// The kernel's own setting: who has another one has chosen it.
-    const USUAL_NS: u64 = 200_000;
+    const HALT_POLL_DEFAULT_NS: u64 = 200_000;
     match facts.cpu.idle_governor.as_deref() {
         Some("haltpoll") => {}
         Some(_) => return,
@@ -113,7 +113,7 @@ fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
         // Nothing halts.
         Some(0)
             if facts.cpu.idle.len() >= facts.cpu.online.len().max(1)
-                && facts.cpu.idle.values().all(Idle::only_looks) => {}
+                && facts.cpu.idle.values().all(Idle::is_polling) => {}
         Some(0) => {
             let target =
                 Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
@@ -124,16 +124,16 @@ fn halts_at_once(facts: &Facts, found: &mut Found<'_>) {
                     "A lane that sleeps is woken by way of the hypervisor; one whose processor still looks has it in a few microseconds.",
                 )
                 // The host pays for it, and the kernel's own setting is another: somebody wanted it so.
-                .set_if_named(Change::new(target, USUAL_NS));
+                .set_if_named(Change::new(target, HALT_POLL_DEFAULT_NS));
         }
         Some(_) => {}
         None => found.unknown("/sys/module/haltpoll/parameters cannot be read"),
     }
 }
 
-fn idle_leaves_late(facts: &Facts, found: &mut Found<'_>) {
+fn idle_leaves_late(facts: &Facts, found: &mut FindingSink<'_>) {
     /// Microseconds: about what an interrupt and the scheduler take anyway. The first states of most processors are left sooner.
-    const SOON_US: u64 = 10;
+    const EXIT_LATENCY_MAX_US: u64 = 10;
     let cpu = &facts.cpu;
     if cpu.idle.is_empty() {
         return found.unknown(
@@ -150,7 +150,8 @@ fn idle_leaves_late(facts: &Facts, found: &mut Found<'_>) {
         }
         _ => false,
     };
-    let is_late = |idle: &Idle| if halts { !idle.only_looks() } else { idle.longest() > SOON_US };
+    let is_late =
+        |idle: &Idle| if halts { !idle.is_polling() } else { idle.exit_latency_max() > EXIT_LATENCY_MAX_US };
     let late_of = |cpus: BTreeSet<usize>| -> Vec<usize> {
         cpus.into_iter().filter(|number| cpu.idle.get(number).is_some_and(is_late)).collect()
     };
@@ -164,9 +165,9 @@ fn idle_leaves_late(facts: &Facts, found: &mut Found<'_>) {
         _ if all.is_empty() => (Severity::Note, late_of(cpu.online.iter().copied().collect()), ""),
         _ => return,
     };
-    let longest = late.iter().filter_map(|number| cpu.idle.get(number)).map(Idle::longest).max();
+    let longest = late.iter().filter_map(|number| cpu.idle.get(number)).map(Idle::exit_latency_max).max();
     let Some(longest) = longest else { return };
-    let processors = list(&late);
+    let processors = format_cpus(&late);
     let (seen, value) = if halts {
         let seen = format!(
             "idle processors {processors}{whose} halt at once, and the hypervisor has to start them again"
@@ -175,7 +176,7 @@ fn idle_leaves_late(facts: &Facts, found: &mut Found<'_>) {
     } else {
         let seen =
             format!("idle processors {processors}{whose} may go into states that take {longest} µs to leave");
-        (seen, SOON_US.to_string())
+        (seen, EXIT_LATENCY_MAX_US.to_string())
     };
     let finding = found.add(
         severity,
@@ -196,7 +197,7 @@ fn idle_leaves_late(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn smt_shared(facts: &Facts, found: &mut Found<'_>) {
+fn smt_shared(facts: &Facts, found: &mut FindingSink<'_>) {
     if facts.cpu.online.is_empty() {
         return found.unknown("/sys/devices/system/cpu cannot be read");
     }
@@ -204,7 +205,7 @@ fn smt_shared(facts: &Facts, found: &mut Found<'_>) {
         return;
     }
     let firsts: Vec<usize> = facts.cpu.siblings.iter().filter_map(|group| group.first().copied()).collect();
-    let groups: Vec<String> = facts.cpu.siblings.iter().map(|group| list(group)).collect();
+    let groups: Vec<String> = facts.cpu.siblings.iter().map(|group| format_cpus(group)).collect();
     found
         .add(
             Severity::Note,
@@ -213,20 +214,20 @@ fn smt_shared(facts: &Facts, found: &mut Found<'_>) {
         )
         .run(format!(
             "where latency counts, one lane for each core: --placement {} --lanes {}",
-            list(&firsts),
+            format_cpus(&firsts),
             firsts.len()
         ));
 }
 
-fn isolated_idle(facts: &Facts, found: &mut Found<'_>) {
+fn isolated_idle(facts: &Facts, found: &mut FindingSink<'_>) {
     let isolated = &facts.cpu.isolated;
     if !isolated.is_empty() {
         found
             .add(
                 Severity::Note,
-                format!("processors {} are isolated", list(isolated)),
+                format!("processors {} are isolated", format_cpus(isolated)),
                 "Nothing runs there unless it is pinned there; advice on spreading interrupts leaves them out.",
             )
-            .run(format!("for lanes that shall have them alone: --placement {}", list(isolated)));
+            .run(format!("for lanes that shall have them alone: --placement {}", format_cpus(isolated)));
     }
 }

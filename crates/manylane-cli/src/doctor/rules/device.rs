@@ -6,8 +6,8 @@ use super::super::change::{Change, Target};
 use super::super::ethtool::{XDP_BASIC, XDP_REDIRECT, XDP_ZERO_COPY};
 use super::super::facts::{Device, Facts};
 use super::super::finding::Severity;
-use super::super::gather::files::mask_of;
-use super::{Found, Rule, list, ports, usable_cpus};
+use super::super::gather::files::format_cpu_mask;
+use super::{FindingSink, Rule, format_cpus, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -15,108 +15,108 @@ pub(super) const RULES: &[Rule] = &[
         cost: 85,
         meaning: "The device spreads UDP by addresses alone: all datagrams between two hosts come to one queue, and to one core.",
         remedy: "`ethtool -N DEVICE rx-flow-hash udp4 sdfn`, and `udp6`. (Fragments then come to another queue than the rest of their flow.)",
-        judge: udp_ports_not_hashed,
+        check: udp_ports_not_hashed,
     },
     Rule {
         id: "queues-unused",
         cost: 80,
         meaning: "The device uses fewer receive queues than it has, and than there are processors.",
         remedy: "`ethtool -L DEVICE combined N` (or `rx N`). The link is down for a moment.",
-        judge: queues_unused,
+        check: queues_unused,
     },
     Rule {
         id: "interrupts-on-one-core",
         cost: 75,
         meaning: "All receive queues of the device interrupt the same processor, which does all receive work alone.",
         remedy: "Spread them: `/proc/irq/N/smp_affinity_list`, or irqbalance.",
-        judge: interrupts_on_one_core,
+        check: interrupts_on_one_core,
     },
     Rule {
         id: "gro-off",
         cost: 65,
         meaning: "Generic receive offload is off: each frame goes through the stack alone, and UDP GRO gets no trains. A veth device without it runs no NAPI, and takes no frames that XDP sends to it.",
         remedy: "`ethtool -K DEVICE gro on`.",
-        judge: gro_off,
+        check: gro_off,
     },
     Rule {
         id: "xdp-generic",
         cost: 55,
         meaning: "An XDP program is attached behind the driver, though the driver could run it: each frame is copied into an skb first.",
         remedy: "Attach it in driver mode; `manylane` does so unless `--xdp-generic` is given.",
-        judge: xdp_generic,
+        check: xdp_generic,
     },
     Rule {
         id: "one-queue",
         cost: 45,
         meaning: "The device has one receive queue, and nothing spreads its frames: one core does all receive work.",
         remedy: "RPS: `/sys/class/net/DEVICE/queues/rx-0/rps_cpus`. For a virtual machine: more queues from the host.",
-        judge: one_queue,
+        check: one_queue,
     },
     Rule {
         id: "interrupts-far",
         cost: 35,
         meaning: "Queues of the device interrupt processors of another NUMA node than the device is at: each frame crosses between nodes.",
         remedy: "`/proc/irq/N/smp_affinity_list` with processors of the device's node.",
-        judge: interrupts_far,
+        check: interrupts_far,
     },
     Rule {
         id: "rfs-half-set",
         cost: 30,
         meaning: "Receive flow steering has only one of the two settings that it needs, and does nothing.",
         remedy: "`net.core.rps_sock_flow_entries`, and `/sys/class/net/DEVICE/queues/rx-N/rps_flow_cnt`.",
-        judge: rfs_half_set,
+        check: rfs_half_set,
     },
     Rule {
         id: "irqbalance-moves",
         cost: 24,
         meaning: "irqbalance moves the interrupts of a device with several queues between processors, away from lanes that were placed beside them.",
         remedy: "Stop irqbalance where lanes are pinned, or ban these interrupts (`--banirq`).",
-        judge: irqbalance_moves,
+        check: irqbalance_moves,
     },
     Rule {
         id: "no-native-xdp",
         cost: 19,
         meaning: "The driver runs no XDP programs, or none that redirect: engine `xdp` works behind the driver at best, and gains less.",
         remedy: "Nothing on this device: engine `mmsg`, or another device.",
-        judge: no_native_xdp,
+        check: no_native_xdp,
     },
     Rule {
         id: "coalescing-long",
         cost: 16,
         meaning: "Interrupts wait long for more frames: throughput gains, every answer pays.",
         remedy: "`ethtool -C DEVICE adaptive-rx on`, or fewer `rx-usecs`.",
-        judge: coalescing_long,
+        check: coalescing_long,
     },
     Rule {
         id: "coalescing-off",
         cost: 15,
         meaning: "The device interrupts for each frame.",
         remedy: "`ethtool -C DEVICE adaptive-rx on`, or some `rx-usecs`.",
-        judge: coalescing_off,
+        check: coalescing_off,
     },
     Rule {
         id: "threaded-napi",
         cost: 12,
         meaning: "Receive work of the device runs in kernel threads, which the scheduler treats as any others.",
         remedy: "Pin the threads `napi/DEVICE-N` (taskset), and mind their priority (chrt); or turn it off: `/sys/class/net/DEVICE/threaded`.",
-        judge: threaded_napi,
+        check: threaded_napi,
     },
     Rule {
         id: "no-zero-copy",
         cost: 10,
         meaning: "The driver runs XDP programs, but copies each frame for AF_XDP.",
         remedy: "Nothing on this device.",
-        judge: no_zero_copy,
+        check: no_zero_copy,
     },
 ];
 
 /// Ports whose queues in use are known to be several.
-fn with_queues(facts: &Facts) -> impl Iterator<Item = &Device> {
-    ports(facts).filter(|device| device.rx_queues.is_some_and(|queues| queues > 1))
+fn multi_queue_devices(facts: &Facts) -> impl Iterator<Item = &Device> {
+    rx_devices(facts).filter(|device| device.rx_queues.is_some_and(|queues| queues > 1))
 }
 
-fn udp_ports_not_hashed(facts: &Facts, found: &mut Found<'_>) {
-    for device in with_queues(facts) {
+fn udp_ports_not_hashed(facts: &Facts, found: &mut FindingSink<'_>) {
+    for device in multi_queue_devices(facts) {
         let name = || device.name.clone();
         let hashes = [
             (device.hash_udp4, "IPv4", Target::Hash4 { device: name() }),
@@ -143,16 +143,16 @@ fn udp_ports_not_hashed(facts: &Facts, found: &mut Found<'_>) {
             format!("{} picks the queue of UDP over {} without looking at ports", device.name, families.join(" and ")),
             "All datagrams between two hosts come to the same queue, and so to the same core, however many there are.",
         );
-        finding.about(&device.name);
+        finding.subject(&device.name);
         for (fields, _, target) in lacking {
             finding.set(Change::new(target, fields | HASH_ADDRESSES | HASH_PORTS));
         }
     }
 }
 
-fn queues_unused(facts: &Facts, found: &mut Found<'_>) {
+fn queues_unused(facts: &Facts, found: &mut FindingSink<'_>) {
     let cpus = u32::try_from(usable_cpus(facts).len()).unwrap_or(u32::MAX);
-    for device in ports(facts) {
+    for device in rx_devices(facts) {
         let Some(channels) = device.channels else { continue };
         let name = device.name.clone();
         let (now, most, target) = if channels.combined_max > 0 {
@@ -173,14 +173,14 @@ fn queues_unused(facts: &Facts, found: &mut Found<'_>) {
                     ),
                     "Each queue has its own interrupt and core: fewer queues, fewer cores that receive.",
                 )
-                .about(&device.name)
+                .subject(&device.name)
                 .set(Change::new(target, want));
         }
     }
 }
 
 /// The processors that a device's queues interrupt, if all of them are known.
-fn interrupted(device: &Device) -> Option<Vec<usize>> {
+fn irq_cpus(device: &Device) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for irq in &device.irqs {
         cpus.push(*irq.effective.first()?);
@@ -188,10 +188,10 @@ fn interrupted(device: &Device) -> Option<Vec<usize>> {
     (!cpus.is_empty()).then_some(cpus)
 }
 
-fn interrupts_on_one_core(facts: &Facts, found: &mut Found<'_>) {
+fn interrupts_on_one_core(facts: &Facts, found: &mut FindingSink<'_>) {
     let cpus = usable_cpus(facts);
-    for device in ports(facts).filter(|device| device.irqs.len() > 1) {
-        let Some(interrupted) = interrupted(device) else {
+    for device in rx_devices(facts).filter(|device| device.irqs.len() > 1) {
+        let Some(interrupted) = irq_cpus(device) else {
             found.unknown(format!("/proc/irq does not tell where the interrupts of {} go", device.name));
             continue;
         };
@@ -199,7 +199,7 @@ fn interrupts_on_one_core(facts: &Facts, found: &mut Found<'_>) {
         if !is_one || cpus.len() < 2 {
             continue;
         }
-        let near = near(facts, device, &cpus);
+        let near = local_cpus(facts, device, &cpus);
         let finding = found.add(
             Severity::Wrong,
             format!(
@@ -210,7 +210,7 @@ fn interrupts_on_one_core(facts: &Facts, found: &mut Found<'_>) {
             ),
             "One core does all receive work of the device while the others wait for it.",
         );
-        finding.about(&device.name);
+        finding.subject(&device.name);
         for (irq, cpu) in device.irqs.iter().zip(near.iter().cycle()) {
             finding.set(Change::new(Target::Interrupt { number: irq.number }, cpu));
         }
@@ -221,19 +221,19 @@ fn interrupts_on_one_core(facts: &Facts, found: &mut Found<'_>) {
 }
 
 /// The processors of a device's NUMA node, or all.
-fn near(facts: &Facts, device: &Device, cpus: &[usize]) -> Vec<usize> {
+fn local_cpus(facts: &Facts, device: &Device, cpus: &[usize]) -> Vec<usize> {
     let is_near = |cpu: &&usize| device.numa.is_some() && facts.cpu.nodes.get(cpu) == device.numa.as_ref();
     let near: Vec<usize> = cpus.iter().filter(is_near).copied().collect();
     if near.is_empty() { cpus.to_vec() } else { near }
 }
 
-fn interrupts_far(facts: &Facts, found: &mut Found<'_>) {
-    for device in ports(facts).filter(|device| device.numa.is_some()) {
+fn interrupts_far(facts: &Facts, found: &mut FindingSink<'_>) {
+    for device in rx_devices(facts).filter(|device| device.numa.is_some()) {
         let node_of = |cpu: &usize| facts.cpu.nodes.get(cpu).copied();
         let is_far = |cpu: &usize| node_of(cpu).is_some() && node_of(cpu) != device.numa;
         let far: Vec<_> =
             device.irqs.iter().filter(|irq| irq.effective.first().is_some_and(is_far)).collect();
-        let near = near(facts, device, &usable_cpus(facts));
+        let near = local_cpus(facts, device, &usable_cpus(facts));
         // A node without a processor that may do it.
         if far.is_empty() || near.iter().any(is_far) {
             continue;
@@ -248,15 +248,15 @@ fn interrupts_far(facts: &Facts, found: &mut Found<'_>) {
             ),
             "Each frame, and each descriptor of a ring, crosses between nodes.",
         );
-        finding.about(&device.name);
+        finding.subject(&device.name);
         for (irq, cpu) in far.iter().zip(near.iter().cycle()) {
             finding.set(Change::new(Target::Interrupt { number: irq.number }, cpu));
         }
     }
 }
 
-fn gro_off(facts: &Facts, found: &mut Found<'_>) {
-    for device in ports(facts).filter(|device| device.gro == Some(false)) {
+fn gro_off(facts: &Facts, found: &mut FindingSink<'_>) {
+    for device in rx_devices(facts).filter(|device| device.gro == Some(false)) {
         let is_veth = device.kind.as_deref() == Some("veth");
         let why = if is_veth {
             "A veth device without GRO runs no NAPI: it takes no frames that XDP sends to it, and its frames are not joined to trains."
@@ -267,12 +267,12 @@ fn gro_off(facts: &Facts, found: &mut Found<'_>) {
         let target = Target::Feature { device: device.name.clone(), name: "rx-gro".into() };
         found
             .add(severity, format!("generic receive offload of {} is off", device.name), why)
-            .about(&device.name)
+            .subject(&device.name)
             .set(Change::new(target, "on"));
     }
 }
 
-fn xdp_generic(facts: &Facts, found: &mut Found<'_>) {
+fn xdp_generic(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in facts.devices.iter().filter(|device| device.xdp_attached.as_deref() == Some("generic")) {
         match device.xdp_features {
             Some(features) if features & XDP_BASIC != 0 => {
@@ -282,7 +282,7 @@ fn xdp_generic(facts: &Facts, found: &mut Found<'_>) {
                         format!("an XDP program runs behind the driver of {}, which could run it itself", device.name),
                         "In generic mode each frame becomes an skb first: most of what XDP saves is spent.",
                     )
-                    .about(&device.name)
+                    .subject(&device.name)
                     .run(format!("attach it in driver mode (without --xdp-generic); ip link set dev {} xdpgeneric off takes a program off", device.name));
             }
             Some(_) => {}
@@ -294,13 +294,13 @@ fn xdp_generic(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn one_queue(facts: &Facts, found: &mut Found<'_>) {
+fn one_queue(facts: &Facts, found: &mut FindingSink<'_>) {
     let cpus = usable_cpus(facts);
     if cpus.len() < 2 {
         return;
     }
     let dropped = facts.losses.softnet.iter().any(|row| row.dropped > 0);
-    for device in ports(facts) {
+    for device in rx_devices(facts) {
         let most = device.channels.map_or(1, |channels| channels.combined_max.max(channels.rx_max));
         if device.rx_queues != Some(1) || most > 1 {
             continue;
@@ -321,18 +321,18 @@ fn one_queue(facts: &Facts, found: &mut Found<'_>) {
                     format!("{} has one receive queue, and RPS is off", device.name),
                     format!("One core does all receive work up to the sockets; {} more could share it, at the price of an interrupt between cores.", cpus.len() - 1),
                 )
-                .about(&device.name)
-                .set(Change::new(target, mask_of(&cpus)));
+                .subject(&device.name)
+                .set(Change::new(target, format_cpu_mask(&cpus)));
         }
     }
 }
 
-fn rfs_half_set(facts: &Facts, found: &mut Found<'_>) {
+fn rfs_half_set(facts: &Facts, found: &mut FindingSink<'_>) {
     let Some(entries) = facts.sysctl("net.core.rps_sock_flow_entries") else {
         return found
             .unknown("net.core.rps_sock_flow_entries is visible only in the initial network namespace");
     };
-    let counts = || ports(facts).filter_map(|device| Some((device, device.rfs.as_ref()?)));
+    let counts = || rx_devices(facts).filter_map(|device| Some((device, device.rfs.as_ref()?)));
     let is_on = |counts: &[u64]| counts.iter().any(|&count| count > 0);
     if entries == 0 {
         for (device, _) in counts().filter(|(_, counts)| is_on(counts)) {
@@ -345,7 +345,7 @@ fn rfs_half_set(facts: &Facts, found: &mut Found<'_>) {
                     ),
                     "Without the table of all flows, nothing is steered.",
                 )
-                .about(&device.name)
+                .subject(&device.name)
                 .set(Change::sysctl("net.core.rps_sock_flow_entries", 32768));
         }
     } else if counts().next().is_some() && !counts().any(|(_, counts)| is_on(counts)) {
@@ -364,9 +364,9 @@ fn rfs_half_set(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn irqbalance_moves(facts: &Facts, found: &mut Found<'_>) {
+fn irqbalance_moves(facts: &Facts, found: &mut FindingSink<'_>) {
     let Some(pid) = facts.irqbalance else { return };
-    for device in ports(facts).filter(|device| device.irqs.len() > 1) {
+    for device in rx_devices(facts).filter(|device| device.irqs.len() > 1) {
         let irqs: Vec<usize> = device.irqs.iter().map(|irq| irq.number as usize).collect();
         found
             .add(
@@ -374,13 +374,13 @@ fn irqbalance_moves(facts: &Facts, found: &mut Found<'_>) {
                 format!("irqbalance (process {pid}) moves the interrupts of {}", device.name),
                 "Lanes that are pinned beside their queue lose their place when the interrupt goes to another processor.",
             )
-            .about(&device.name)
-            .run(format!("where lanes are pinned: systemctl stop irqbalance, or --banirq for each of {}", list(&irqs)));
+            .subject(&device.name)
+            .run(format!("where lanes are pinned: systemctl stop irqbalance, or --banirq for each of {}", format_cpus(&irqs)));
     }
 }
 
-fn no_native_xdp(facts: &Facts, found: &mut Found<'_>) {
-    for device in ports(facts) {
+fn no_native_xdp(facts: &Facts, found: &mut FindingSink<'_>) {
+    for device in rx_devices(facts) {
         match device.xdp_features {
             Some(features) if features & (XDP_BASIC | XDP_REDIRECT) == XDP_BASIC | XDP_REDIRECT => {}
             Some(_) => {
@@ -390,7 +390,7 @@ fn no_native_xdp(facts: &Facts, found: &mut Found<'_>) {
                         format!("the driver of {} runs no XDP programs that redirect", device.name),
                         "Engine xdp needs them; behind the driver (--xdp-generic) it gains less.",
                     )
-                    .about(&device.name)
+                    .subject(&device.name)
                     .run("nothing on this device: engine mmsg is the fastest here. (Virtio devices run them if the host gives them enough queues: two for each processor, and no LRO.)");
             }
             None => found
@@ -399,9 +399,9 @@ fn no_native_xdp(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn no_zero_copy(facts: &Facts, found: &mut Found<'_>) {
+fn no_zero_copy(facts: &Facts, found: &mut FindingSink<'_>) {
     // Between veth devices there is nothing to save by it.
-    for device in ports(facts).filter(|device| device.kind.is_none()) {
+    for device in rx_devices(facts).filter(|device| device.kind.is_none()) {
         let Some(features) = device.xdp_features else {
             found.unknown(format!(
                 "what the driver of {} does with AF_XDP is not told (Linux 6.3)",
@@ -416,14 +416,14 @@ fn no_zero_copy(facts: &Facts, found: &mut Found<'_>) {
                     format!("the driver of {} copies each frame for AF_XDP", device.name),
                     "Engine xdp works, at the price of a copy for each frame.",
                 )
-                .about(&device.name)
+                .subject(&device.name)
                 .run("nothing on this device");
         }
     }
 }
 
-fn coalescing_long(facts: &Facts, found: &mut Found<'_>) {
-    for device in ports(facts) {
+fn coalescing_long(facts: &Facts, found: &mut FindingSink<'_>) {
+    for device in rx_devices(facts) {
         let Some(coalescing) = device.coalescing else { continue };
         if let (Some(usecs @ 200..), false) = (coalescing.rx_usecs, coalescing.adaptive == Some(true)) {
             found
@@ -432,14 +432,14 @@ fn coalescing_long(facts: &Facts, found: &mut Found<'_>) {
                     format!("interrupts of {} wait for {usecs} µs", device.name),
                     "Every datagram that comes alone, and so every answer, may be late by that.",
                 )
-                .about(&device.name)
+                .subject(&device.name)
                 .run(format!("ethtool -C {} adaptive-rx on, or rx-usecs 50", device.name));
         }
     }
 }
 
-fn coalescing_off(facts: &Facts, found: &mut Found<'_>) {
-    for device in ports(facts) {
+fn coalescing_off(facts: &Facts, found: &mut FindingSink<'_>) {
+    for device in rx_devices(facts) {
         let Some(coalescing) = device.coalescing else { continue };
         let is_alone = coalescing.rx_frames.is_none_or(|frames| frames <= 1);
         // One that says nothing of either has no such settings; of a virtio device, the host decides.
@@ -453,13 +453,13 @@ fn coalescing_off(facts: &Facts, found: &mut Found<'_>) {
                     format!("{} interrupts for each frame", device.name),
                     "The best latency while little comes; under load, time goes into interrupts instead of datagrams.",
                 )
-                .about(&device.name)
+                .subject(&device.name)
                 .run(format!("ethtool -C {} adaptive-rx on, or rx-usecs 20", device.name));
         }
     }
 }
 
-fn threaded_napi(facts: &Facts, found: &mut Found<'_>) {
+fn threaded_napi(facts: &Facts, found: &mut FindingSink<'_>) {
     for device in facts.devices.iter().filter(|device| device.threaded == Some(true)) {
         found
             .add(
@@ -467,7 +467,7 @@ fn threaded_napi(facts: &Facts, found: &mut Found<'_>) {
                 format!("receive work of {} runs in kernel threads (threaded NAPI)", device.name),
                 "User programs are not starved by it; but where they are many, receive work waits for its turn like them.",
             )
-            .about(&device.name)
+            .subject(&device.name)
             .run(format!("pin the threads napi/{}-… (taskset) and mind their priority (chrt)", device.name));
     }
 }

@@ -3,7 +3,7 @@
 use super::super::change::{Change, Target};
 use super::super::facts::{Facts, Socket, Udp};
 use super::super::finding::Severity;
-use super::{Found, Rule, count};
+use super::{FindingSink, Rule, pluralize};
 
 const MIB: u64 = 1 << 20;
 
@@ -13,74 +13,74 @@ pub(super) const RULES: &[Rule] = &[
         cost: 100,
         meaning: "A socket lost datagrams: its receive buffer was full, because the program was late.",
         remedy: "A larger receive buffer for short pauses (`net.core.rmem_default`, or `net.core.rmem_max` and the program's own setting); more lanes where the program cannot keep up at all: `manylane run`.",
-        judge: socket_drops,
+        check: socket_drops,
     },
     Rule {
         id: "receive-buffer-full",
         cost: 95,
         meaning: "Datagrams were lost for want of receive buffer at sockets that are closed meanwhile, or that cannot be seen.",
         remedy: "As for `socket-drops`. `manylane doctor --watch 10` while it happens names the socket.",
-        judge: receive_buffer_full,
+        check: receive_buffer_full,
     },
     Rule {
         id: "udp-memory-full",
         cost: 94,
         meaning: "Datagrams were lost because all UDP sockets together have as much memory as they may.",
         remedy: "`sysctl -w net.ipv4.udp_mem=\"MIN PRESSURE MAX\"` (pages), or smaller buffers for fewer sockets.",
-        judge: udp_memory_full,
+        check: udp_memory_full,
     },
     Rule {
         id: "device-ring-full",
         cost: 92,
         meaning: "The device lost frames: no descriptor was free in a receive ring, because the processor was late.",
         remedy: "Longer rings (`ethtool -G`), more queues (`ethtool -L`), their interrupts on different processors.",
-        judge: device_ring_full,
+        check: device_ring_full,
     },
     Rule {
         id: "backlog-full",
         cost: 90,
         meaning: "A processor's backlog was full. What comes by RPS, over loopback, or from a device without NAPI waits there.",
         remedy: "`net.core.netdev_max_backlog`; RPS to more processors.",
-        judge: backlog_full,
+        check: backlog_full,
     },
     Rule {
         id: "checksum-errors",
         cost: 60,
         meaning: "Datagrams came with a wrong checksum and were dropped.",
         remedy: "Look for the device, cable or sender that breaks them: `ethtool -S DEVICE`.",
-        judge: checksum_errors,
+        check: checksum_errors,
     },
     Rule {
         id: "frames-broken",
         cost: 59,
         meaning: "The device received frames with a wrong check sequence: a cable, a transceiver or a port is bad.",
         remedy: "Replace the cable or the transceiver; `ethtool -S DEVICE` has more counters.",
-        judge: frames_broken,
+        check: frames_broken,
     },
     Rule {
         id: "softirq-squeezed",
         cost: 50,
         meaning: "A processor's receive work ended with frames left, because its budget or its time was up. They wait, and rings fill meanwhile.",
         remedy: "`net.core.netdev_budget`, `net.core.netdev_budget_usecs`; spread the work over more processors.",
-        judge: softirq_squeezed,
+        check: softirq_squeezed,
     },
     Rule {
         id: "refused-at-sockets",
         cost: 21,
         meaning: "Datagrams were dropped at sockets for another reason than room, memory or checksum: a filter of the socket (`SO_ATTACH_FILTER`, `SO_ATTACH_BPF`), a policy of IPsec.",
         remedy: "Nothing, if the program wants it so; else `perf trace -e skb:kfree_skb` tells the reason and the place of each one while it happens.",
-        judge: refused_at_sockets,
+        check: refused_at_sockets,
     },
     Rule {
         id: "device-dropped",
         cost: 20,
         meaning: "Frames were dropped behind the device. Frames that nobody wants are counted here too (unknown protocols, other VLANs), so it need not be a loss.",
         remedy: "`dropwatch` or `perf trace -e skb:kfree_skb` tells the reason of each one while it happens.",
-        judge: device_dropped,
+        check: device_dropped,
     },
 ];
 
-fn socket_drops(facts: &Facts, found: &mut Found<'_>) {
+fn socket_drops(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(why) = facts.gaps.get("sockets") {
         return found.unknown(why);
     }
@@ -91,16 +91,17 @@ fn socket_drops(facts: &Facts, found: &mut Found<'_>) {
             [one] => format!("process {} ({})", one.pid, one.name),
             [one, ..] => format!("{} processes, among them {} ({})", owners.len(), one.pid, one.name),
         };
-        let since = if facts.watched.is_some() { facts.since() } else { "since it was opened".into() };
-        let lost = count(socket.drops, "datagram");
+        let since =
+            if facts.watched.is_some() { facts.describe_period() } else { "since it was opened".into() };
+        let lost = pluralize(socket.drops, "datagram");
         let buffer = socket.buffer.map(|size| format!(" (receive buffer: {size} bytes)")).unwrap_or_default();
         let finding = found.add(
             Severity::Loss,
             format!("UDP socket {} of {who} lost {lost} {since}{buffer}", socket.local),
             "Its receive buffer was full when they came: the program took datagrams too late or too slowly. (Datagrams with a wrong checksum, or that a filter of the socket refuses, are counted here too.)",
         );
-        finding.about(socket.local.to_string()).lost(socket.drops);
-        if let Some(change) = enlarge(facts, socket) {
+        finding.subject(socket.local.to_string()).lost(socket.drops);
+        if let Some(change) = buffer_change(facts, socket) {
             finding.set(change).run("then restart the program: a socket gets its size when it is opened");
         } else {
             finding.run(
@@ -114,7 +115,7 @@ fn socket_drops(facts: &Facts, found: &mut Found<'_>) {
 }
 
 /// What the socket's buffer is limited by, if that is a setting of the machine that is not large.
-fn enlarge(facts: &Facts, socket: &Socket) -> Option<Change> {
+fn buffer_change(facts: &Facts, socket: &Socket) -> Option<Change> {
     let (max, default) = (facts.sysctl("net.core.rmem_max")?, facts.sysctl("net.core.rmem_default")?);
     let buffer = socket.buffer?;
     // The kernel doubles what a program asks for, and gives no more than twice the maximum.
@@ -127,7 +128,7 @@ fn enlarge(facts: &Facts, socket: &Socket) -> Option<Change> {
     }
 }
 
-fn receive_buffer_full(facts: &Facts, found: &mut Found<'_>) {
+fn receive_buffer_full(facts: &Facts, found: &mut FindingSink<'_>) {
     let losses = &facts.losses;
     let Some(udp4) = losses.udp4 else {
         return found.unknown("the counters of UDP cannot be read");
@@ -146,14 +147,14 @@ fn receive_buffer_full(facts: &Facts, found: &mut Found<'_>) {
         if named > 0 { format!(", beside the {named} of sockets that are open now") } else { String::new() };
     let finding = found.add(
         Severity::Loss,
-        format!("{} lost for want of receive buffer {}{also}", count(rest, "datagram"), facts.since()),
+        format!("{} lost for want of receive buffer {}{also}", pluralize(rest, "datagram"), facts.describe_period()),
         "The sockets are closed meanwhile, or cannot be seen: RcvbufErrors of this network namespace counts them.",
     );
     finding.lost(rest).raise(facts, "net.core.rmem_default", 4 * MIB);
     finding.run("to see which socket it is: manylane doctor --watch 10, while it happens");
 }
 
-fn udp_memory_full(facts: &Facts, found: &mut Found<'_>) {
+fn udp_memory_full(facts: &Facts, found: &mut FindingSink<'_>) {
     let Some(udp4) = facts.losses.udp4 else {
         return found.unknown("the counters of UDP cannot be read");
     };
@@ -162,7 +163,7 @@ fn udp_memory_full(facts: &Facts, found: &mut Found<'_>) {
         found
             .add(
                 Severity::Loss,
-                format!("{} lost {} for want of memory for UDP", count(lost, "datagram"), facts.since()),
+                format!("{} lost {} for want of memory for UDP", pluralize(lost, "datagram"), facts.describe_period()),
                 "All UDP sockets together had as much memory as net.ipv4.udp_mem allows.",
             )
             .lost(lost)
@@ -170,18 +171,18 @@ fn udp_memory_full(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn device_ring_full(facts: &Facts, found: &mut Found<'_>) {
+fn device_ring_full(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(why) = facts.gaps.get("devices") {
         return found.unknown(why);
     }
-    for device in facts.devices.iter().filter(|device| device.counters.no_room() > 0) {
-        let lost = device.counters.no_room();
+    for device in facts.devices.iter().filter(|device| device.counters.rx_overruns() > 0) {
+        let lost = device.counters.rx_overruns();
         let finding = found.add(
             Severity::Loss,
-            format!("{} lost {} {}: no room in a receive ring", device.name, count(lost, "frame"), facts.since()),
+            format!("{} lost {} {}: no room in a receive ring", device.name, pluralize(lost, "frame"), facts.describe_period()),
             "The processor of a queue did not take frames in time; what comes then is lost before the kernel sees it.",
         );
-        finding.about(&device.name).lost(lost);
+        finding.subject(&device.name).lost(lost);
         match device.ring {
             Some(ring) if ring.rx < ring.rx_max => {
                 let target = Target::ReceiveRing { device: device.name.clone() };
@@ -194,7 +195,7 @@ fn device_ring_full(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn backlog_full(facts: &Facts, found: &mut Found<'_>) {
+fn backlog_full(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(why) = facts.gaps.get("softnet") {
         return found.unknown(why);
     }
@@ -207,9 +208,9 @@ fn backlog_full(facts: &Facts, found: &mut Found<'_>) {
                 Severity::Loss,
                 format!(
                     "{} lost {} because a processor's backlog was full (processors {}; the whole machine)",
-                    count(dropped, "frame"),
-                    facts.since(),
-                    super::list(&cpus)
+                    pluralize(dropped, "frame"),
+                    facts.describe_period(),
+                    super::format_cpus(&cpus)
                 ),
                 "What RPS hands to another processor, and what comes over loopback, waits in a backlog of limited length.",
             )
@@ -218,7 +219,7 @@ fn backlog_full(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn checksum_errors(facts: &Facts, found: &mut Found<'_>) {
+fn checksum_errors(facts: &Facts, found: &mut FindingSink<'_>) {
     let Some(udp4) = facts.losses.udp4 else {
         return found.unknown("the counters of UDP cannot be read");
     };
@@ -227,7 +228,7 @@ fn checksum_errors(facts: &Facts, found: &mut Found<'_>) {
         found
             .add(
                 Severity::Loss,
-                format!("{} with a wrong checksum {}", count(lost, "datagram"), facts.since()),
+                format!("{} with a wrong checksum {}", pluralize(lost, "datagram"), facts.describe_period()),
                 "Something between the sender and this machine breaks datagrams, or a sender makes them wrong.",
             )
             .lost(lost)
@@ -235,7 +236,7 @@ fn checksum_errors(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn frames_broken(facts: &Facts, found: &mut Found<'_>) {
+fn frames_broken(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(why) = facts.gaps.get("devices") {
         return found.unknown(why);
     }
@@ -247,18 +248,18 @@ fn frames_broken(facts: &Facts, found: &mut Found<'_>) {
                 format!(
                     "{} received {} with a wrong check sequence {}",
                     device.name,
-                    count(lost, "frame"),
-                    facts.since()
+                    pluralize(lost, "frame"),
+                    facts.describe_period()
                 ),
                 "Frames break on the wire: a cable, a transceiver or a port is bad.",
             )
-            .about(&device.name)
+            .subject(&device.name)
             .lost(lost)
             .run(format!("ethtool -S {}; replace the cable or the transceiver", device.name));
     }
 }
 
-fn softirq_squeezed(facts: &Facts, found: &mut Found<'_>) {
+fn softirq_squeezed(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(why) = facts.gaps.get("softnet") {
         return found.unknown(why);
     }
@@ -276,8 +277,8 @@ fn softirq_squeezed(facts: &Facts, found: &mut Found<'_>) {
             severity,
             format!(
                 "receive work was cut short {squeezed} times while {} came, {} (the whole machine)",
-                count(processed, "frame"),
-                facts.since()
+                pluralize(processed, "frame"),
+                facts.describe_period()
             ),
             "A processor may take so many frames at a time (net.core.netdev_budget), for so long (netdev_budget_usecs); then frames wait, and rings and latency grow.",
         )
@@ -285,7 +286,7 @@ fn softirq_squeezed(facts: &Facts, found: &mut Found<'_>) {
         .raise(facts, "net.core.netdev_budget_usecs", 8000);
 }
 
-fn refused_at_sockets(facts: &Facts, found: &mut Found<'_>) {
+fn refused_at_sockets(facts: &Facts, found: &mut FindingSink<'_>) {
     let Some(udp4) = facts.losses.udp4 else {
         return found.unknown("the counters of UDP cannot be read");
     };
@@ -296,7 +297,7 @@ fn refused_at_sockets(facts: &Facts, found: &mut Found<'_>) {
         found
             .add(
                 Severity::Note,
-                format!("{} refused at sockets {}, not for want of room", count(refused, "datagram"), facts.since()),
+                format!("{} refused at sockets {}, not for want of room", pluralize(refused, "datagram"), facts.describe_period()),
                 "A filter that a program has put on its socket, or a policy of IPsec, drops them: InErrors of UDP counts them.",
             )
             .lost(refused)
@@ -304,7 +305,7 @@ fn refused_at_sockets(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn device_dropped(facts: &Facts, found: &mut Found<'_>) {
+fn device_dropped(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(why) = facts.gaps.get("devices") {
         return found.unknown(why);
     }
@@ -313,10 +314,10 @@ fn device_dropped(facts: &Facts, found: &mut Found<'_>) {
         found
             .add(
                 Severity::Note,
-                format!("{} dropped {} behind the device {}", device.name, count(dropped, "frame"), facts.since()),
+                format!("{} dropped {} behind the device {}", device.name, pluralize(dropped, "frame"), facts.describe_period()),
                 "Frames of protocols and VLANs that nobody here wants are counted so, but also some that were lost.",
             )
-            .about(&device.name)
+            .subject(&device.name)
             .run("perf trace -e skb:kfree_skb, or dropwatch: the reason of each one");
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct Rule {
     pub(crate) meaning: &'static str,
     /// What helps.
     pub(crate) remedy: &'static str,
-    judge: fn(&Facts, &mut Found<'_>),
+    check: fn(&Facts, &mut FindingSink<'_>),
 }
 
 /// All rules, those that cost most first.
@@ -37,10 +37,10 @@ pub(crate) fn all() -> Vec<&'static Rule> {
 }
 
 /// Judges by all rules; what costs most comes first.
-pub(crate) fn judge(facts: &Facts) -> Verdict {
+pub(crate) fn evaluate(facts: &Facts) -> Verdict {
     let mut verdict = Verdict::default();
     for rule in all() {
-        (rule.judge)(facts, &mut Found { rule, verdict: &mut verdict });
+        (rule.check)(facts, &mut FindingSink { rule, verdict: &mut verdict });
     }
     verdict.findings.sort_by_key(|finding| {
         (finding.severity, std::cmp::Reverse(finding.cost), std::cmp::Reverse(finding.lost))
@@ -49,12 +49,12 @@ pub(crate) fn judge(facts: &Facts) -> Verdict {
 }
 
 /// Where a rule puts what it finds.
-pub(crate) struct Found<'a> {
+pub(crate) struct FindingSink<'a> {
     rule: &'static Rule,
     verdict: &'a mut Verdict,
 }
 
-impl Found<'_> {
+impl FindingSink<'_> {
     /// Adds a finding, to be filled in.
     fn add(&mut self, severity: Severity, seen: impl Into<String>, why: impl Into<String>) -> &mut Finding {
         self.verdict.findings.push(Finding {
@@ -80,7 +80,7 @@ impl Found<'_> {
 }
 
 impl Finding {
-    fn about(&mut self, subject: impl Into<String>) -> &mut Self {
+    fn subject(&mut self, subject: impl Into<String>) -> &mut Self {
         self.subject = Some(subject.into());
         self
     }
@@ -124,7 +124,7 @@ impl Finding {
 }
 
 /// Devices that are up and get frames from a queue of their own, not from another device.
-fn ports(facts: &Facts) -> impl Iterator<Item = &Device> {
+fn rx_devices(facts: &Facts) -> impl Iterator<Item = &Device> {
     let is_port = |device: &&Device| {
         device.up && !device.loopback && matches!(device.kind.as_deref(), None | Some("veth"))
     };
@@ -138,11 +138,11 @@ fn usable_cpus(facts: &Facts) -> Vec<usize> {
 }
 
 /// Processors in words.
-pub(crate) fn list(cpus: &[usize]) -> String {
+pub(crate) fn format_cpus(cpus: &[usize]) -> String {
     cpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// `1 datagram`, `2 datagrams`.
-fn count(number: u64, what: &str) -> String {
+fn pluralize(number: u64, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }

@@ -3,24 +3,24 @@
 use super::super::change::{Change, Target};
 use super::super::facts::Facts;
 use super::super::finding::Severity;
-use super::super::gather::files::mask_of;
-use super::{Found, Rule, ports, usable_cpus};
+use super::super::gather::files::format_cpu_mask;
+use super::{FindingSink, Rule, rx_devices, usable_cpus};
 
 pub(super) const RULES: &[Rule] = &[Rule {
     id: "xps-off",
     cost: 14,
     meaning: "The device has several send queues, and no processor has one of its own (XPS): which queue a datagram leaves by is picked by a hash of its flow, and processors meet at the lock of one queue.",
     remedy: "`/sys/class/net/DEVICE/queues/tx-N/xps_cpus`: each queue for processors of its own.",
-    judge: xps_off,
+    check: xps_off,
 }];
 
-fn xps_off(facts: &Facts, found: &mut Found<'_>) {
+fn xps_off(facts: &Facts, found: &mut FindingSink<'_>) {
     let cpus = usable_cpus(facts);
     if cpus.len() < 2 {
         return;
     }
     // Virtual devices have no lock to meet at, or pick by themselves.
-    for device in ports(facts).filter(|device| device.kind.is_none()) {
+    for device in rx_devices(facts).filter(|device| device.kind.is_none()) {
         let Some(xps) = &device.xps else {
             // Without several send queues, the kernel has no such file.
             if let Some(why) = facts.gaps.get("sysfs") {
@@ -40,7 +40,7 @@ fn xps_off(facts: &Facts, found: &mut Found<'_>) {
                 format!("{} has {} send queues, and XPS is off", device.name, xps.len()),
                 "A lane's replies may leave by the queue that another lane uses at the same time; both wait for its lock.",
             )
-            .about(&device.name);
+            .subject(&device.name);
         for queue in 0..xps.len() {
             // Processors take queues in turn, and so do queues where there are more of them.
             let own = |at: &usize| at % xps.len() == queue || queue % cpus.len() == *at;
@@ -48,7 +48,7 @@ fn xps_off(facts: &Facts, found: &mut Found<'_>) {
             let file = format!("queues/tx-{queue}/xps_cpus");
             finding.set(Change::new(
                 Target::DeviceFile { device: device.name.clone(), file },
-                mask_of(&of_queue),
+                format_cpu_mask(&of_queue),
             ));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::facts::{Facts, Program};
 use super::super::finding::Severity;
-use super::{Found, Rule, count};
+use super::{FindingSink, Rule, pluralize};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -10,18 +10,18 @@ pub(super) const RULES: &[Rule] = &[
         cost: 78,
         meaning: "Several threads or processes wait on one socket: each datagram is fought for, and one queue serves all of them.",
         remedy: "`manylane run -- PROGRAM`: a lane for each of them; or `SO_REUSEPORT`, if the program has a setting for it.",
-        judge: socket_shared,
+        check: socket_shared,
     },
     Rule {
         id: "beyond-reach",
         cost: 3,
         meaning: "`manylane run` cannot give this program lanes: it is static, makes its system calls itself, or is privileged by its file.",
         remedy: "A build of it that is linked dynamically; its own setting for `SO_REUSEPORT`; the library.",
-        judge: beyond_reach,
+        check: beyond_reach,
     },
 ];
 
-fn socket_shared(facts: &Facts, found: &mut Found<'_>) {
+fn socket_shared(facts: &Facts, found: &mut FindingSink<'_>) {
     if facts.sockets.is_empty() && !facts.asked {
         return;
     }
@@ -37,7 +37,7 @@ fn socket_shared(facts: &Facts, found: &mut Found<'_>) {
             continue;
         }
         let Some(first) = owners.first() else { continue };
-        let processes = count(owners.len() as u64, "process").replace("processs", "processes");
+        let processes = pluralize(owners.len() as u64, "process").replace("processs", "processes");
         let (severity, who) = if waiting > 1 {
             (Severity::Wrong, format!("{waiting} threads of {processes} wait on it just now"))
         } else {
@@ -49,7 +49,7 @@ fn socket_shared(facts: &Facts, found: &mut Found<'_>) {
             format!("UDP socket {} ({}) is shared: {who}", socket.local, first.name),
             "One queue and one lock serve all of them: each datagram wakes one of them up, and the more there are, the more each costs.",
         );
-        finding.about(socket.local.to_string());
+        finding.subject(socket.local.to_string());
         match &first.beyond {
             None if waiting > 1 => finding.run(format!(
                 "start {} by 'manylane run -- {} …': each of the {waiting} threads gets a lane, a queue of its own",
@@ -61,7 +61,7 @@ fn socket_shared(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn beyond_reach(facts: &Facts, found: &mut Found<'_>) {
+fn beyond_reach(facts: &Facts, found: &mut FindingSink<'_>) {
     // A long list of programs that nobody asked about helps nobody.
     if !facts.asked {
         return;
@@ -74,7 +74,7 @@ fn beyond_reach(facts: &Facts, found: &mut Found<'_>) {
                     format!("'manylane run' would not change process {} ({}): {why}", program.pid, program.name),
                     "Lanes come by a library that is loaded into the program.",
                 )
-                .about(program.name.clone())
+                .subject(program.name.clone())
                 .run("a build of it that is linked dynamically; its own setting for SO_REUSEPORT; the library, in its source");
         }
     }

@@ -3,7 +3,7 @@
 use super::super::change::Change;
 use super::super::facts::{Facts, Privileges};
 use super::super::finding::Severity;
-use super::{Found, Rule};
+use super::{FindingSink, Rule};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -11,60 +11,60 @@ pub(super) const RULES: &[Rule] = &[
         cost: 70,
         meaning: "eBPF programs are interpreted: steering and XDP cost many times what they should.",
         remedy: "`sysctl -w net.core.bpf_jit_enable=1`.",
-        judge: jit_off,
+        check: jit_off,
     },
     Rule {
         id: "rmem-max-small",
         cost: 58,
         meaning: "Programs get small receive buffers whatever they ask for: a pause of some milliseconds loses datagrams.",
         remedy: "`sysctl -w net.core.rmem_max=16777216`.",
-        judge: rmem_max_small,
+        check: rmem_max_small,
     },
     Rule {
         id: "ebpf-refused",
         cost: 22,
         meaning: "Steering by eBPF is not available here: classic BPF does what it can (`flow`, `cpu`, `random`), the rest is refused.",
         remedy: "As root, or with `CAP_BPF` (and `CAP_NET_ADMIN` for engine `xdp`).",
-        judge: ebpf_refused,
+        check: ebpf_refused,
     },
     Rule {
         id: "busy-poll-for-all",
         cost: 18,
         meaning: "Every program that waits by `poll`, `select` or `epoll` spins for a while first, or every socket that reads does.",
         remedy: "`sysctl -w net.core.busy_poll=0 net.core.busy_read=0`; ask for it where it pays: `--busy-poll`.",
-        judge: busy_poll_for_all,
+        check: busy_poll_for_all,
     },
     Rule {
         id: "memlock-small",
         cost: 9,
         meaning: "A process may lock little memory: the frames of engine `xdp`, and before Linux 5.11 eBPF maps, count against it.",
         remedy: "`ulimit -l unlimited`, `LimitMEMLOCK=infinity` of systemd, or `CAP_IPC_LOCK`.",
-        judge: memlock_small,
+        check: memlock_small,
     },
     Rule {
         id: "io-uring-disabled",
         cost: 8,
         meaning: "The kernel was told to refuse io_uring: engine `uring` falls back to `mmsg`.",
         remedy: "`sysctl -w kernel.io_uring_disabled=0`, if the reason for it does not count here.",
-        judge: io_uring_disabled,
+        check: io_uring_disabled,
     },
     Rule {
         id: "xdp-needs-privileges",
         cost: 7,
         meaning: "This user may not use engine `xdp`.",
         remedy: "As root, or with `CAP_NET_ADMIN`, `CAP_NET_RAW` and `CAP_BPF`; `manylane run --engine xdp` as root starts servers of ordinary users.",
-        judge: xdp_needs_privileges,
+        check: xdp_needs_privileges,
     },
     Rule {
         id: "feature-missing",
         cost: 5,
         meaning: "The kernel lacks something that Manylane uses, or does not let this process use it.",
         remedy: "A newer kernel: KERNELS.md says which, and what happens without.",
-        judge: feature_missing,
+        check: feature_missing,
     },
 ];
 
-fn jit_off(facts: &Facts, found: &mut Found<'_>) {
+fn jit_off(facts: &Facts, found: &mut FindingSink<'_>) {
     match facts.sysctl("net.core.bpf_jit_enable") {
         Some(0) => {
             found
@@ -82,12 +82,12 @@ fn jit_off(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn rmem_max_small(facts: &Facts, found: &mut Found<'_>) {
-    const ENOUGH: u64 = 4 << 20;
+fn rmem_max_small(facts: &Facts, found: &mut FindingSink<'_>) {
+    const RMEM_MAX_RECOMMENDED: u64 = 4 << 20;
     let Some(max) = facts.sysctl("net.core.rmem_max") else {
         return found.unknown("net.core.rmem_max is not visible in this network namespace (older kernels)");
     };
-    if max >= ENOUGH {
+    if max >= RMEM_MAX_RECOMMENDED {
         return;
     }
     let lost = [facts.losses.udp4, facts.losses.udp6].into_iter().flatten().any(|udp| udp.receive_buffer > 0);
@@ -101,8 +101,8 @@ fn rmem_max_small(facts: &Facts, found: &mut Found<'_>) {
         .raise(facts, "net.core.rmem_max", 16 << 20);
 }
 
-fn ebpf_refused(facts: &Facts, found: &mut Found<'_>) {
-    let Some(why) = missing(facts, "ebpf-steering") else { return };
+fn ebpf_refused(facts: &Facts, found: &mut FindingSink<'_>) {
+    let Some(why) = missing_reason(facts, "ebpf-steering") else { return };
     let finding = found.add(
         Severity::Note,
         format!("steering by eBPF cannot be used here: {why}"),
@@ -118,7 +118,7 @@ fn ebpf_refused(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn busy_poll_for_all(facts: &Facts, found: &mut Found<'_>) {
+fn busy_poll_for_all(facts: &Facts, found: &mut FindingSink<'_>) {
     let names = ["net.core.busy_poll", "net.core.busy_read"];
     if names.iter().any(|name| facts.sysctl(name).is_none()) {
         return found
@@ -139,7 +139,7 @@ fn busy_poll_for_all(facts: &Facts, found: &mut Found<'_>) {
                         format!("everybody {who} looks for frames without pause for {usecs} µs first ({name})"),
                         "It saves latency where a core is to spare, and takes the core from others where none is.",
                     )
-                    .about(name)
+                    .subject(name)
                     // Somebody wanted it so.
                     .run(format!("sysctl -w {name}=0, if that was not meant for all of them"));
             }
@@ -147,7 +147,7 @@ fn busy_poll_for_all(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn memlock_small(facts: &Facts, found: &mut Found<'_>) {
+fn memlock_small(facts: &Facts, found: &mut FindingSink<'_>) {
     let (Some(limit), Some(may_lock)) =
         (facts.privileges.memlock, facts.privileges.has(Privileges::IPC_LOCK))
     else {
@@ -164,7 +164,7 @@ fn memlock_small(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn io_uring_disabled(facts: &Facts, found: &mut Found<'_>) {
+fn io_uring_disabled(facts: &Facts, found: &mut FindingSink<'_>) {
     if let Some(how @ 1..) = facts.sysctl("kernel.io_uring_disabled") {
         let whom = if how == 1 { "for those outside of kernel.io_uring_group" } else { "for everybody" };
         found
@@ -178,7 +178,7 @@ fn io_uring_disabled(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn xdp_needs_privileges(facts: &Facts, found: &mut Found<'_>) {
+fn xdp_needs_privileges(facts: &Facts, found: &mut FindingSink<'_>) {
     let privileges = &facts.privileges;
     let needed = [
         ("CAP_NET_ADMIN", Privileges::NET_ADMIN),
@@ -205,7 +205,7 @@ fn xdp_needs_privileges(facts: &Facts, found: &mut Found<'_>) {
     }
 }
 
-fn feature_missing(facts: &Facts, found: &mut Found<'_>) {
+fn feature_missing(facts: &Facts, found: &mut FindingSink<'_>) {
     // Steering by eBPF has a rule of its own.
     for feature in facts.features.iter().filter(|feature| feature.name != "ebpf-steering") {
         let Some(why) = &feature.missing else { continue };
@@ -219,11 +219,11 @@ fn feature_missing(facts: &Facts, found: &mut Found<'_>) {
                 format!("{} cannot be used: {why}", feature.name),
                 "Manylane works without it, with less.",
             )
-            .about(&feature.name)
+            .subject(&feature.name)
             .run("KERNELS.md says since which kernel it is there, and what happens without it");
     }
 }
 
-fn missing<'a>(facts: &'a Facts, name: &str) -> Option<&'a String> {
+fn missing_reason<'a>(facts: &'a Facts, name: &str) -> Option<&'a String> {
     facts.features.iter().find(|feature| feature.name == name)?.missing.as_ref()
 }

@@ -21,17 +21,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use manylane::{Engine, Limit};
 
-use super::{Director, Limits, Options, Setup, go_on};
+use super::{Controller, Limits, Options, Setup, check_stop};
 use crate::host::Host;
 use crate::schema::{BENCH_FLOOD, BenchSettings, Document, FloodRow, FloodSample};
 use crate::stats::interleaved;
 
 /// Payload of every datagram.
-const SIZE: usize = 32;
+const PAYLOAD_SIZE: usize = 32;
 /// What a request costs the server, in parts `clients` and `program`.
-const WORK: Duration = Duration::from_micros(10);
+const REQUEST_COST: Duration = Duration::from_micros(10);
 /// The flood that `clients` has, in times of the no-loss rate.
-const TIMES: f64 = 10.0;
+const FLOOD_RATE_FACTOR: f64 = 10.0;
 /// The flood of `program`, in datagrams per second.
 const PROGRAM_PPS: f64 = 1e6;
 /// Links of the testbed: `sources` needs a server on each of two.
@@ -93,28 +93,28 @@ struct Variant {
     name: &'static str,
     engine: Engine,
     limit: bool,
-    flood: Flooding,
+    sender_load: SenderLoad,
 }
 
 /// What runs on the sender's processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Flooding {
+enum SenderLoad {
     /// Nothing.
-    No,
+    Idle,
     /// The maker of the flood.
-    Yes,
+    Flood,
     /// A thread that only spins, as the maker does between two frames: what it does to others there is not the flood's doing.
     BusyThread,
 }
 
 impl Variant {
-    fn receiver(&self) -> &'static str {
+    fn receiver_name(&self) -> &'static str {
         if self.engine == Engine::Xdp { "lane/xdp" } else { "lane/mmsg" }
     }
 }
 
 /// Where it happens.
-struct Bed {
+struct FloodTestbed {
     from: Host,
     to: Host,
     lane_cpu: usize,
@@ -131,31 +131,31 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     plan: &Plan,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, FloodRow>> {
     let (from, to) = setup.hosts().context("bench flood needs a testbed (root)")?;
     let cpus = setup.sender_cpu().zip(setup.receiver_cpus().first().copied());
     let (sender_cpu, lane_cpu) =
         cpus.context("the flood and the lane need a processor each: there is one")?;
     ensure!(setup.device_names().len() == LINKS, "bench flood needs a testbed of {LINKS} links");
-    let bed = Bed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu, batch: options.batch };
+    let bed = FloodTestbed { from: from.clone(), to: to.clone(), lane_cpu, sender_cpu, batch: options.batch };
     let mut settings = options.settings(setup, &Limits::default());
     settings.receivers = vec!["lane/xdp".into(), "lane/mmsg".into()];
     // Lanes and rings are as they are by default.
     settings.receiver_cpus = vec![lane_cpu];
     (settings.linger_micros, settings.xdp_linger_micros) = (Vec::new(), Vec::new());
-    let mut measured = Measured { bed, options, plan, done: 0, planned: 0, notes: Vec::new() };
-    measured.planned = plan.parts.iter().map(|part| options.rounds * variants(*part)).sum();
+    let mut measured = FloodRun { testbed: bed, options, plan, done: 0, planned: 0, notes: Vec::new() };
+    measured.planned = plan.parts.iter().map(|part| options.rounds * variant_count(*part)).sum();
     let mut rows = Vec::new();
     for part in &plan.parts {
-        rows.extend(measured.part(*part, director).with_context(|| format!("part {part}"))?);
+        rows.extend(measured.run_part(*part, director).with_context(|| format!("part {part}"))?);
     }
     settings.notes.extend(measured.notes);
     director.progress(1.0, "done");
     Ok(Document::new(BENCH_FLOOD, settings, rows))
 }
 
-fn variants(part: Part) -> usize {
+fn variant_count(part: Part) -> usize {
     match part {
         Part::Clients => clients::VARIANTS.len(),
         Part::Sources => sources::VARIANTS.len(),
@@ -164,8 +164,8 @@ fn variants(part: Part) -> usize {
 }
 
 /// A run.
-struct Measured<'a> {
-    bed: Bed,
+struct FloodRun<'a> {
+    testbed: FloodTestbed,
     options: &'a Options,
     plan: &'a Plan,
     done: usize,
@@ -173,66 +173,68 @@ struct Measured<'a> {
     notes: Vec<String>,
 }
 
-impl Measured<'_> {
-    fn part(&mut self, part: Part, director: &mut dyn Director) -> Result<Vec<FloodRow>> {
+impl FloodRun<'_> {
+    fn run_part(&mut self, part: Part, director: &mut dyn Controller) -> Result<Vec<FloodRow>> {
         let with = (self.options, self.plan);
         match part {
             Part::Clients => {
-                let at = clients::regular(&self.bed)?;
+                let at = clients::add_client_address(&self.testbed)?;
                 let pps = match self.options.pps {
                     Some(pps) => pps,
                     None => {
                         director.progress(0.0, "clients: looking for the no-loss rate");
-                        let most = clients::no_loss(&self.bed, &|| go_on(director.stop()))?;
+                        let most =
+                            clients::server_no_loss_rate(&self.testbed, &|| check_stop(director.stop()))?;
                         self.notes.push(format!("no-loss rate of the server: {most:.0} per second"));
-                        TIMES * most
+                        FLOOD_RATE_FACTOR * most
                     }
                 };
-                let samples = self.turns(part, director, |bed, variant, round, director| {
+                let samples = self.run_interleaved(part, director, |bed, variant, round, director| {
                     clients::sample(bed, with, (&clients::VARIANTS[variant], at, pps), round, director.stop())
                 })?;
                 Ok(rows(part, &clients::VARIANTS, samples))
             }
             Part::Program => {
                 let pps = self.options.pps.unwrap_or(PROGRAM_PPS);
-                let samples = self.turns(part, director, |bed, variant, round, director| {
+                let samples = self.run_interleaved(part, director, |bed, variant, round, director| {
                     program::sample(bed, with, (&program::VARIANTS[variant], pps), round, director.stop())
                 })?;
                 Ok(rows(part, &program::VARIANTS, samples))
             }
             Part::Sources => {
-                let pair = sources::Pair::start(&self.bed)?;
+                let pair = sources::ServerPair::start(&self.testbed)?;
                 let length = self.plan.sources.div_f64(self.options.rounds as f64);
-                let samples = self.turns(part, director, |bed, which, round, director| {
+                let samples = self.run_interleaved(part, director, |bed, which, round, director| {
                     pair.sample(bed, which, (round, length), director.stop())
                 });
                 pair.stop()?;
                 let named = sources::VARIANTS.iter().zip(samples?);
-                let row =
-                    |(name, samples): (&&str, _)| FloodRow::of(part.name(), name, "lane/xdp", SIZE, samples);
+                let row = |(name, samples): (&&str, _)| {
+                    FloodRow::from_samples(part.name(), name, "lane/xdp", PAYLOAD_SIZE, samples)
+                };
                 Ok(named.map(row).collect())
             }
         }
     }
 
     /// The samples of each variant of a part, interleaved.
-    fn turns(
+    fn run_interleaved(
         &mut self,
         part: Part,
-        director: &mut dyn Director,
-        mut sample: impl FnMut(&Bed, usize, usize, &mut dyn Director) -> Result<FloodSample>,
+        director: &mut dyn Controller,
+        mut sample: impl FnMut(&FloodTestbed, usize, usize, &mut dyn Controller) -> Result<FloodSample>,
     ) -> Result<Vec<Vec<FloodSample>>> {
-        let mut samples = vec![Vec::new(); variants(part)];
+        let mut samples = vec![Vec::new(); variant_count(part)];
         for (round, order) in interleaved(self.options.rounds, samples.len()).enumerate() {
             for variant in order {
-                go_on(director.stop())?;
+                check_stop(director.stop())?;
                 let name = match part {
                     Part::Clients => clients::VARIANTS[variant].name,
                     Part::Sources => sources::VARIANTS[variant],
                     Part::Program => program::VARIANTS[variant].name,
                 };
                 director.progress(self.done as f64 / self.planned as f64, &format!("{part}: {name}"));
-                samples[variant].push(sample(&self.bed, variant, round, director).context(name)?);
+                samples[variant].push(sample(&self.testbed, variant, round, director).context(name)?);
                 self.done += 1;
             }
         }
@@ -242,7 +244,7 @@ impl Measured<'_> {
 
 fn rows(part: Part, variants: &[Variant], samples: Vec<Vec<FloodSample>>) -> Vec<FloodRow> {
     let row = |(variant, samples): (&Variant, _)| {
-        FloodRow::of(part.name(), variant.name, variant.receiver(), SIZE, samples)
+        FloodRow::from_samples(part.name(), variant.name, variant.receiver_name(), PAYLOAD_SIZE, samples)
     };
     variants.iter().zip(samples).map(row).collect()
 }

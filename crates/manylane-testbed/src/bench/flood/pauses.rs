@@ -13,34 +13,34 @@ use crate::machine;
 use crate::schema::{FloodGap, FloodPauses, PAUSE_BINS};
 
 /// Gaps of a program that are looked at: shorter ones are ticks of the clock.
-const LOOKED_AT: Duration = Duration::from_micros(200);
+const GAP_MIN: Duration = Duration::from_micros(200);
 /// How often the clocks of a thread are read while there are no gaps: they run apart from that of the wall.
-const READ: Duration = Duration::from_millis(10);
+const CLOCK_READ_INTERVAL: Duration = Duration::from_millis(10);
 /// What an observer sleeps for.
-const PERIOD: Duration = Duration::from_micros(100);
-const MILLI: u64 = 1_000_000;
+const OBSERVER_INTERVAL: Duration = Duration::from_micros(100);
+const NANOS_PER_MILLI: u64 = 1_000_000;
 
 /// Pauses by their length. One thread adds to it, others take what it has.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct PauseHistogram {
     bins: [AtomicU64; PAUSE_BINS],
     longest: AtomicU64,
     over_1ms: AtomicU64,
     over_10ms: AtomicU64,
 }
 
-impl Tally {
-    pub(super) fn add(&self, pause: Duration) {
+impl PauseHistogram {
+    pub(super) fn record(&self, pause: Duration) {
         let nanos = pause.as_nanos() as u64;
         let more = |count: &AtomicU64, by: bool| _ = count.fetch_add(u64::from(by), Ordering::Relaxed);
-        more(&self.bins[bin(nanos / 1000)], true);
-        more(&self.over_1ms, nanos > MILLI);
-        more(&self.over_10ms, nanos > 10 * MILLI);
+        more(&self.bins[bin_index(nanos / 1000)], true);
+        more(&self.over_1ms, nanos > NANOS_PER_MILLI);
+        more(&self.over_10ms, nanos > 10 * NANOS_PER_MILLI);
         self.longest.fetch_max(nanos, Ordering::Relaxed);
     }
 
     /// What there was since the last call.
-    pub(super) fn take(&self, who: &str, cpu: usize, seconds: f64, steal: &Steal) -> FloodPauses {
+    pub(super) fn drain(&self, who: &str, cpu: usize, seconds: f64, steal: &StealTime) -> FloodPauses {
         let taken = |count: &AtomicU64| count.swap(0, Ordering::Relaxed);
         FloodPauses {
             who: who.into(),
@@ -49,13 +49,13 @@ impl Tally {
             longest_ms: ms(Duration::from_nanos(taken(&self.longest))),
             over_1ms: taken(&self.over_1ms),
             over_10ms: taken(&self.over_10ms),
-            steal_ms: steal.of(cpu),
+            steal_ms: steal.stolen_ms(cpu),
             histogram: self.bins.iter().map(taken).collect(),
             ..FloodPauses::default()
         }
     }
 
-    pub(super) fn forget(&self) {
+    pub(super) fn reset(&self) {
         self.bins.iter().chain([&self.longest, &self.over_1ms, &self.over_10ms]).for_each(|count| {
             count.store(0, Ordering::Relaxed);
         });
@@ -64,24 +64,24 @@ impl Tally {
 
 /// In milliseconds. Whatever is compared comes from here: two ways to the same time differ in their last digit.
 fn ms(time: Duration) -> f64 {
-    time.as_nanos() as f64 / MILLI as f64
+    time.as_nanos() as f64 / NANOS_PER_MILLI as f64
 }
 
-fn bin(micros: u64) -> usize {
+fn bin_index(micros: u64) -> usize {
     ((u64::BITS - micros.leading_zeros()) as usize).min(PAUSE_BINS - 1)
 }
 
 /// What the hypervisor took of each processor, since this was made.
-pub(super) struct Steal(Vec<u64>);
+pub(super) struct StealTime(Vec<u64>);
 
-impl Steal {
+impl StealTime {
     pub(super) fn start() -> Self {
         Self(machine::steal_ns())
     }
 
-    fn of(&self, cpu: usize) -> f64 {
+    fn stolen_ms(&self, cpu: usize) -> f64 {
         let at = |all: &[u64]| all.get(cpu).copied().unwrap_or(0);
-        at(&machine::steal_ns()).saturating_sub(at(&self.0)) as f64 / MILLI as f64
+        at(&machine::steal_ns()).saturating_sub(at(&self.0)) as f64 / NANOS_PER_MILLI as f64
     }
 }
 
@@ -91,24 +91,25 @@ impl Steal {
 ///
 /// # Errors
 /// When it cannot be pinned there.
-pub(super) fn program(
+pub(super) fn run_program(
     cpu: usize,
     maker: Option<&AtomicI32>,
     length: Duration,
     stop: &AtomicBool,
 ) -> Result<FloodPauses> {
     cpu::pin(cpu).with_context(|| format!("cannot pin the program to CPU {cpu}"))?;
-    let (tally, steal, mut clocks) = (Tally::default(), Steal::start(), Clocks::start(maker)?);
-    let (start, used) = (Instant::now(), cpu::thread_time());
+    let (tally, steal, mut clocks) =
+        (PauseHistogram::default(), StealTime::start(), ThreadClocks::start(maker)?);
+    let (start, used) = (Instant::now(), cpu::thread_cpu_time());
     let (mut apart, mut unstolen, mut others) = (Vec::new(), 0.0_f64, 0.0_f64);
     let mut before = start;
     while before - start < length && !stop.load(Ordering::Relaxed) {
         let now = Instant::now();
         let gap = now - before;
-        tally.add(gap);
+        tally.record(gap);
         before = now;
-        if gap >= LOOKED_AT {
-            let gap = clocks.take_apart(gap);
+        if gap >= GAP_MIN {
+            let gap = clocks.split_gap(gap);
             unstolen = unstolen.max(gap.ms - gap.stolen_ms);
             others = others.max(gap.ms - gap.stolen_ms - gap.sender_ms);
             if gap.ms > 1.0 {
@@ -116,68 +117,75 @@ pub(super) fn program(
             }
             // To look is not to be kept from running.
             before = Instant::now();
-        } else if now - clocks.read >= READ {
-            clocks.look();
+        } else if now - clocks.read_at >= CLOCK_READ_INTERVAL {
+            clocks.sample();
             before = Instant::now();
         }
     }
-    let (elapsed, used) = (start.elapsed().as_secs_f64(), (cpu::thread_time() - used).as_secs_f64());
+    let (elapsed, used) = (start.elapsed().as_secs_f64(), (cpu::thread_cpu_time() - used).as_secs_f64());
     Ok(FloodPauses {
         longest_unstolen_ms: Some(unstolen),
         longest_apart_ms: maker.map(|_| others),
         share: Some(used / elapsed),
         apart,
-        ..tally.take("program", cpu, elapsed, &steal)
+        ..tally.drain("program", cpu, elapsed, &steal)
     })
 }
 
 /// The clocks of the calling thread. The wall's is the sum of three: what it ran (the kernel takes what was stolen off that where it is
 /// told of it), what it waited for others, and what is left, which was stolen.
-struct Clocks<'a> {
-    stat: File,
-    read: Instant,
-    ran: Duration,
-    waited: Duration,
+struct ThreadClocks<'a> {
+    schedstat: File,
+    read_at: Instant,
+    run_time: Duration,
+    wait_time: Duration,
     /// Of the thread that makes the flood, with what it had run at the last look.
-    maker: Option<(&'a AtomicI32, Duration)>,
+    generator: Option<(&'a AtomicI32, Duration)>,
 }
 
-impl<'a> Clocks<'a> {
+impl<'a> ThreadClocks<'a> {
     fn start(maker: Option<&'a AtomicI32>) -> Result<Self> {
         let stat = File::open("/proc/thread-self/schedstat")
             .context("/proc/thread-self/schedstat: the kernel needs CONFIG_SCHED_INFO")?;
         let (ran, waited) = (Duration::ZERO, Duration::ZERO);
         let maker = maker.map(|tid| (tid, Duration::ZERO));
-        let mut clocks = Self { stat, read: Instant::now(), ran, waited, maker };
-        clocks.look();
+        let mut clocks = Self {
+            schedstat: stat,
+            read_at: Instant::now(),
+            run_time: ran,
+            wait_time: waited,
+            generator: maker,
+        };
+        clocks.sample();
         Ok(clocks)
     }
 
     /// What ran by since the last look: waited for others, stolen, and of the former what the maker had.
-    fn look(&mut self) -> [Duration; 3] {
+    fn sample(&mut self) -> [Duration; 3] {
         let mut text = [0; 96];
-        let len = self.stat.read_at(&mut text, 0).unwrap_or(0);
+        let len = self.schedstat.read_at(&mut text, 0).unwrap_or(0);
         let words = String::from_utf8_lossy(&text[..len]);
         let waited = words.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok());
-        let waited = waited.map_or(self.waited, Duration::from_nanos);
-        let (now, ran) = (Instant::now(), cpu::thread_time());
-        let others = waited.saturating_sub(self.waited);
-        let stolen = (now - self.read).saturating_sub(ran.saturating_sub(self.ran)).saturating_sub(others);
-        (self.read, self.ran, self.waited) = (now, ran, waited);
-        let made = self.maker.as_mut().map_or(Duration::ZERO, |(tid, had)| {
+        let waited = waited.map_or(self.wait_time, Duration::from_nanos);
+        let (now, ran) = (Instant::now(), cpu::thread_cpu_time());
+        let others = waited.saturating_sub(self.wait_time);
+        let stolen =
+            (now - self.read_at).saturating_sub(ran.saturating_sub(self.run_time)).saturating_sub(others);
+        (self.read_at, self.run_time, self.wait_time) = (now, ran, waited);
+        let made = self.generator.as_mut().map_or(Duration::ZERO, |(tid, had)| {
             // One that has ended has no clock any more, and had nothing since.
             let has = match tid.load(Ordering::Relaxed) {
                 // Not there yet.
                 0 => *had,
-                tid => measure::thread_time_of(tid).unwrap_or(*had),
+                tid => measure::thread_cpu_time_of(tid).unwrap_or(*had),
             };
             has.saturating_sub(std::mem::replace(had, has))
         });
         [others, stolen, made]
     }
 
-    fn take_apart(&mut self, gap: Duration) -> FloodGap {
-        let [others, stolen, made] = self.look();
+    fn split_gap(&mut self, gap: Duration) -> FloodGap {
+        let [others, stolen, made] = self.sample();
         let waited = others.min(gap);
         FloodGap {
             ms: ms(gap),
@@ -190,12 +198,12 @@ impl<'a> Clocks<'a> {
 }
 
 /// Sleeps for a moment again and again until `stop`, and counts how late it wakes up.
-pub(super) fn observe(cpu: usize, tally: &Tally, stop: &AtomicBool) -> Result<()> {
+pub(super) fn measure_wakeup_latency(cpu: usize, tally: &PauseHistogram, stop: &AtomicBool) -> Result<()> {
     cpu::pin(cpu).with_context(|| format!("cannot pin the observer to CPU {cpu}"))?;
     while !stop.load(Ordering::Relaxed) {
-        let due = Instant::now() + PERIOD;
-        thread::sleep(PERIOD);
-        tally.add(Instant::now().saturating_duration_since(due));
+        let due = Instant::now() + OBSERVER_INTERVAL;
+        thread::sleep(OBSERVER_INTERVAL);
+        tally.record(Instant::now().saturating_duration_since(due));
     }
     Ok(())
 }
@@ -207,30 +215,31 @@ mod tests {
 
     #[test]
     fn pauses_are_counted_by_length_and_taken_once() {
-        let (tally, steal) = (Tally::default(), Steal::start());
+        let (tally, steal) = (PauseHistogram::default(), StealTime::start());
         for micros in [0, 1, 3, 1000, 1001, 10_001, 100_000_000] {
-            tally.add(Duration::from_micros(micros));
+            tally.record(Duration::from_micros(micros));
         }
-        let seen = tally.take("lane", 0, 2.0, &steal);
+        let seen = tally.drain("lane", 0, 2.0, &steal);
         assert_eq!((seen.over_1ms, seen.over_10ms, seen.longest_ms), (3, 2, 100_000.0));
         assert_eq!((seen.histogram.iter().sum::<u64>(), seen.over_1ms_per_second()), (7, 1.5));
-        let at = |micros: u64| seen.histogram[bin(micros)];
+        let at = |micros: u64| seen.histogram[bin_index(micros)];
         assert_eq!((at(0), at(1), at(3), at(1001), at(u64::MAX)), (1, 1, 1, 2, 1));
-        assert_eq!(tally.take("lane", 0, 1.0, &steal).histogram, [0; PAUSE_BINS]);
-        tally.add(Duration::from_secs(1));
-        tally.forget();
-        assert_eq!(tally.take("lane", 0, 1.0, &steal).longest_ms, 0.0);
+        assert_eq!(tally.drain("lane", 0, 1.0, &steal).histogram, [0; PAUSE_BINS]);
+        tally.record(Duration::from_secs(1));
+        tally.reset();
+        assert_eq!(tally.drain("lane", 0, 1.0, &steal).longest_ms, 0.0);
     }
 
     #[test]
     fn a_gap_that_is_taken_apart_is_as_long_as_it_was_counted() {
-        let (tally, steal, mut clocks) = (Tally::default(), Steal::start(), Clocks::start(None).unwrap());
+        let (tally, steal, mut clocks) =
+            (PauseHistogram::default(), StealTime::start(), ThreadClocks::start(None).unwrap());
         for nanos in (1..1000).map(|at| at * 40_729) {
             let gap = Duration::from_nanos(nanos);
-            tally.add(gap);
+            tally.record(gap);
             assert_eq!(
-                clocks.take_apart(gap).ms,
-                tally.take("program", 0, 1.0, &steal).longest_ms,
+                clocks.split_gap(gap).ms,
+                tally.drain("program", 0, 1.0, &steal).longest_ms,
                 "{nanos}"
             );
         }
@@ -242,7 +251,7 @@ mod tests {
         let busy = BusyThread::start(cpu).unwrap();
         let sum = |seen: &FloodPauses, part: fn(&FloodGap) -> f64| seen.apart.iter().map(part).sum::<f64>();
         // Some turns of the scheduler's; again, should others here have had those of the busy thread.
-        let look = || program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false));
+        let look = || run_program(cpu, Some(&busy.tid), Duration::from_millis(300), &AtomicBool::new(false));
         let mut seen = look().unwrap();
         for _ in 0..50 {
             if sum(&seen, |gap| gap.sender_ms) > 0.0 {
@@ -273,7 +282,7 @@ mod tests {
     #[test]
     fn a_program_that_is_told_to_stop_does() {
         let cpu = machine::allowed_cpus()[0];
-        let seen = program(cpu, None, Duration::from_secs(600), &AtomicBool::new(true)).unwrap();
+        let seen = run_program(cpu, None, Duration::from_secs(600), &AtomicBool::new(true)).unwrap();
         assert!(seen.seconds < 60.0 && seen.longest_apart_ms.is_none());
     }
 }

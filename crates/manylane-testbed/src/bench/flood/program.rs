@@ -8,50 +8,51 @@ use std::thread;
 use anyhow::{Result, anyhow};
 use manylane::Engine;
 
-use super::server::{BusyThread, Flood, Seen, Server};
-use super::{Bed, Flooding, Plan, SIZE, Variant, pauses};
-use crate::bench::sample::Busy;
-use crate::bench::{Options, go_on};
+use super::server::{BusyThread, Flood, Server, ServerStats};
+use super::{FloodTestbed, PAYLOAD_SIZE, Plan, SenderLoad, Variant, pauses};
+use crate::bench::sample::CpuBusyTimer;
+use crate::bench::{Options, check_stop};
 use crate::schema::FloodSample;
 use crate::traffic::Traffic;
 
 pub(super) const VARIANTS: [Variant; 5] = [
-    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, flood: Flooding::No },
-    Variant { name: "busy-thread", engine: Engine::Xdp, limit: false, flood: Flooding::BusyThread },
-    Variant { name: "kernel-sockets", engine: Engine::Mmsg, limit: false, flood: Flooding::Yes },
-    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, flood: Flooding::Yes },
-    Variant { name: "limit", engine: Engine::Xdp, limit: true, flood: Flooding::Yes },
+    Variant { name: "no-flood", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::Idle },
+    Variant { name: "busy-thread", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::BusyThread },
+    Variant { name: "kernel-sockets", engine: Engine::Mmsg, limit: false, sender_load: SenderLoad::Flood },
+    Variant { name: "no-limit", engine: Engine::Xdp, limit: false, sender_load: SenderLoad::Flood },
+    Variant { name: "limit", engine: Engine::Xdp, limit: true, sender_load: SenderLoad::Flood },
 ];
 
 pub(super) fn sample(
-    bed: &Bed,
+    bed: &FloodTestbed,
     (options, plan): (&Options, &Plan),
     (variant, pps): (&Variant, f64),
     round: usize,
     stop: &AtomicBool,
 ) -> Result<FloodSample> {
-    let server = Server::start(&bed.to, bed.server(variant.engine, variant.limit.then_some(plan.limit)))?;
-    let pps = if variant.flood == Flooding::Yes { pps } else { 0.0 };
-    let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, SIZE) };
-    let clock = Busy::start();
+    let server =
+        Server::start(&bed.to, bed.server_config(variant.engine, variant.limit.then_some(plan.limit)))?;
+    let pps = if variant.sender_load == SenderLoad::Flood { pps } else { 0.0 };
+    let traffic = Traffic { pps: Some(pps), flows: options.flows, ..Traffic::new(server.addr, PAYLOAD_SIZE) };
+    let clock = CpuBusyTimer::start();
     let flood = Flood::start((&bed.from, &bed.to), bed.sender_cpu, &traffic)?;
-    let busy = match variant.flood {
-        Flooding::BusyThread => Some(BusyThread::start(bed.sender_cpu)?),
+    let busy = match variant.sender_load {
+        SenderLoad::BusyThread => Some(BusyThread::start(bed.sender_cpu)?),
         _ => None,
     };
-    let maker = flood.as_ref().map(|flood| &flood.runner).or(busy.as_ref().map(|busy| &busy.tid));
-    let lane = (variant.flood == Flooding::Yes).then_some(&*server.tid);
+    let maker = flood.as_ref().map(|flood| &flood.tid).or(busy.as_ref().map(|busy| &busy.tid));
+    let lane = (variant.sender_load == SenderLoad::Flood).then_some(&*server.tid);
     let seen = thread::scope(|scope| {
         let programs = [(bed.lane_cpu, lane), (bed.sender_cpu, maker.map(|tid| &**tid))]
-            .map(|(cpu, maker)| scope.spawn(move || pauses::program(cpu, maker, options.duration, stop)));
+            .map(|(cpu, maker)| scope.spawn(move || pauses::run_program(cpu, maker, options.duration, stop)));
         programs.map(|program| program.join().map_err(|_| anyhow!("the program panicked"))?)
     });
     if let Some(busy) = busy {
         busy.stop()?;
     }
     let sent = flood.map_or(Ok(0), Flood::stop)?;
-    go_on(stop)?;
-    let mut sample = server.stop()?.since(&Seen::default(), round, sent, &clock);
+    check_stop(stop)?;
+    let mut sample = server.stop()?.since(&ServerStats::default(), round, sent, &clock);
     for seen in seen {
         let mut seen = seen?;
         let who = if seen.cpu == bed.lane_cpu { "program" } else { "program beside the sender" };

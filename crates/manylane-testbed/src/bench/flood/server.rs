@@ -10,8 +10,8 @@ use anyhow::{Result, anyhow};
 use manylane::{Builder, Counters, Engine, Limit, Placement, WaitPolicy};
 use manylane_sys::{cpu, measure};
 
-use super::pauses::Tally;
-use crate::bench::sample::Busy;
+use super::pauses::PauseHistogram;
+use crate::bench::sample::CpuBusyTimer;
 use crate::host::Host;
 use crate::schema::{FloodSample, Sample};
 use crate::traffic::live::LiveSender;
@@ -19,13 +19,13 @@ use crate::traffic::{Sent, Traffic, Until};
 
 /// How a server shall be.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct ServerConfig {
     pub(super) link: usize,
     pub(super) cpu: usize,
     pub(super) engine: Engine,
     pub(super) limit: Option<Limit>,
     /// What a request costs it.
-    pub(super) work: Duration,
+    pub(super) request_cost: Duration,
     pub(super) wait: WaitPolicy,
     /// Datagrams that one call takes at most.
     pub(super) batch: usize,
@@ -37,13 +37,13 @@ pub(super) struct Server {
     handle: manylane::Handle,
     thread: thread::JoinHandle<manylane::Result<Counters>>,
     /// Times between two calls of the closure.
-    pub(super) pauses: Arc<Tally>,
+    pub(super) pauses: Arc<PauseHistogram>,
     /// The lane's thread, once it has received something.
     pub(super) tid: Arc<AtomicI32>,
 }
 
 impl Server {
-    pub(super) fn start(host: &Host, wanted: Wanted) -> Result<Self> {
+    pub(super) fn start(host: &Host, wanted: ServerConfig) -> Result<Self> {
         let addr = (host.ip4(wanted.link), 0);
         let socket = host.run(move || {
             let mut builder = Builder::new(addr)?;
@@ -62,18 +62,18 @@ impl Server {
             return Err(anyhow!("engine {}: {why}", wanted.engine));
         }
         let (addr, handle) = (socket.local_addr(), socket.handle());
-        let (pauses, tid) = (Arc::<Tally>::default(), Arc::new(AtomicI32::new(0)));
+        let (pauses, tid) = (Arc::<PauseHistogram>::default(), Arc::new(AtomicI32::new(0)));
         let (tally, own) = (Arc::clone(&pauses), Arc::clone(&tid));
         let serve = move || {
             let mut before = None::<Instant>;
             socket.serve(move |batch, out| {
                 match before {
-                    Some(before) => tally.add(before.elapsed()),
+                    Some(before) => tally.record(before.elapsed()),
                     None => own.store(cpu::thread_id(), Ordering::Relaxed),
                 }
                 for datagram in batch {
                     let start = Instant::now();
-                    while start.elapsed() < wanted.work {}
+                    while start.elapsed() < wanted.request_cost {}
                     out.reply_borrowed(&datagram, datagram.payload());
                 }
                 before = Some(Instant::now());
@@ -84,25 +84,28 @@ impl Server {
     }
 
     /// What it counted so far.
-    pub(super) fn look(&self) -> Seen {
+    pub(super) fn snapshot(&self) -> ServerStats {
         let tid = self.tid.load(Ordering::Relaxed);
-        let rx_cpu = if tid == 0 { Ok(Duration::ZERO) } else { measure::thread_time_of(tid) };
-        Seen { rx_cpu: rx_cpu.unwrap_or_default(), ..Seen::of(&self.handle.counters()) }
+        let rx_cpu = if tid == 0 { Ok(Duration::ZERO) } else { measure::thread_cpu_time_of(tid) };
+        ServerStats {
+            rx_cpu: rx_cpu.unwrap_or_default(),
+            ..ServerStats::from_counters(&self.handle.counters())
+        }
     }
 
     /// Ends it: all that it counted.
-    pub(super) fn stop(self) -> Result<Seen> {
+    pub(super) fn stop(self) -> Result<ServerStats> {
         // A thread that has ended has no time that could be asked for.
-        let rx_cpu = self.look().rx_cpu;
+        let rx_cpu = self.snapshot().rx_cpu;
         self.handle.stop();
         let ended = self.thread.join().map_err(|_| anyhow!("the server panicked"))?;
-        Ok(Seen { rx_cpu, ..Seen::of(&ended?) })
+        Ok(ServerStats { rx_cpu, ..ServerStats::from_counters(&ended?) })
     }
 }
 
 /// Counts of a server at one moment.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Seen {
+pub(super) struct ServerStats {
     pub(super) delivered: u64,
     limited: u64,
     xsk_dropped: u64,
@@ -110,12 +113,12 @@ pub(super) struct Seen {
     rx_cpu: Duration,
 }
 
-impl Seen {
-    fn of(counters: &Counters) -> Self {
+impl ServerStats {
+    fn from_counters(counters: &Counters) -> Self {
         let total = counters.total();
         Self {
             delivered: total.delivered,
-            limited: counters.refused.limited,
+            limited: counters.filter_drops.limited,
             xsk_dropped: total.xsk_dropped,
             kernel_dropped: total.kernel_dropped,
             rx_cpu: Duration::ZERO,
@@ -123,7 +126,7 @@ impl Seen {
     }
 
     /// The sample from `before` to this, in which so many datagrams were sent.
-    pub(super) fn since(&self, before: &Self, round: usize, sent: u64, clock: &Busy) -> FloodSample {
+    pub(super) fn since(&self, before: &Self, round: usize, sent: u64, clock: &CpuBusyTimer) -> FloodSample {
         let (elapsed, busy) = clock.stop();
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let delivered = self.delivered - before.delivered;
@@ -153,13 +156,13 @@ impl Seen {
 /// A flood that goes on until it is stopped.
 pub(super) struct Flood {
     /// The thread that makes it.
-    pub(super) runner: Arc<AtomicI32>,
+    pub(super) tid: Arc<AtomicI32>,
     stop: Arc<AtomicBool>,
     thread: thread::JoinHandle<Result<Sent>>,
 }
 
 /// How long a flood runs before anything is measured.
-const RUNS_FOR: Duration = Duration::from_millis(100);
+const WARM_UP_TIME: Duration = Duration::from_millis(100);
 
 impl Flood {
     /// None at a rate of 0.
@@ -168,12 +171,12 @@ impl Flood {
             return Ok(None);
         }
         let mut sender = LiveSender::new(from, to, 0, traffic)?;
-        let (stop, runner) = (Arc::new(AtomicBool::new(false)), sender.runner());
+        let (stop, runner) = (Arc::new(AtomicBool::new(false)), sender.sender_tid());
         let until = Until::Stop(Arc::clone(&stop));
         let thread =
             thread::Builder::new().name("flood".into()).spawn(move || sender.pin(cpu).send(until))?;
-        let flood = Self { runner, stop, thread };
-        thread::sleep(RUNS_FOR);
+        let flood = Self { tid: runner, stop, thread };
+        thread::sleep(WARM_UP_TIME);
         Ok(Some(flood))
     }
 
@@ -206,7 +209,7 @@ impl BusyThread {
         };
         let thread = thread::Builder::new().name("busy-thread".into()).spawn(spin)?;
         let busy = Self { tid, stop, thread };
-        thread::sleep(RUNS_FOR);
+        thread::sleep(WARM_UP_TIME);
         Ok(busy)
     }
 

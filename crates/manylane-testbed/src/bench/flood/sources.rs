@@ -14,40 +14,40 @@ use manylane_sys::packet::PacketSocket;
 use manylane_wire::ethernet::Mac;
 use manylane_wire::frame::UdpFrame;
 
-use super::pauses::{Steal, Tally, observe};
-use super::server::{Server, Wanted};
-use super::{Bed, SIZE};
-use crate::bench::go_on;
-use crate::bench::sample::Busy;
+use super::pauses::{PauseHistogram, StealTime, measure_wakeup_latency};
+use super::server::{Server, ServerConfig};
+use super::{FloodTestbed, PAYLOAD_SIZE};
+use crate::bench::check_stop;
+use crate::bench::sample::CpuBusyTimer;
 use crate::machine;
 use crate::schema::{FloodMemory, FloodSample};
 
 /// Datagrams, and new sources, per second.
-pub(super) const RATE: u32 = 100_000;
+pub(super) const RATE_PPS: u32 = 100_000;
 /// The limit of the server that meets new sources: nobody is over it, and everybody has a bucket.
-const LIMIT: &str = "1000/50";
+const SERVER_LIMIT: &str = "1000/50";
 /// Datagrams of a batch: the work of so many is done in far less than a millisecond, however their replies leave (those to new sources by
 /// the companion), so that what takes longer is a pause.
-const BATCH: usize = 8;
+const BATCH_SIZE: usize = 8;
 /// How long a stretch runs before anything is measured.
-const RUNS_FOR: Duration = Duration::from_millis(300);
+const WARM_UP_TIME: Duration = Duration::from_millis(300);
 /// Addresses of new sources: 10.128.0.0/9, and of the one source 10.127.0.1.
-const NEW: u32 = 0x0a80_0000;
-const MANY: u32 = 0x7f_ffff;
-const ONE: u32 = 0x0a7f_0001;
+const NEW_SOURCES_BASE: u32 = 0x0a80_0000;
+const NEW_SOURCES_MASK: u32 = 0x7f_ffff;
+const ONE_SOURCE: u32 = 0x0a7f_0001;
 
 /// The two loads: of one source without a limit, and of new sources with one.
 pub(super) const VARIANTS: [&str; 2] = ["one-source", "new-sources"];
 
 /// The two servers.
-pub(super) struct Pair {
+pub(super) struct ServerPair {
     servers: [Server; 2],
     /// New sources so far.
-    next: AtomicU64,
+    next_source: AtomicU64,
 }
 
-impl Pair {
-    pub(super) fn start(bed: &Bed) -> Result<Self> {
+impl ServerPair {
+    pub(super) fn start(bed: &FloodTestbed) -> Result<Self> {
         for (prefix, link) in [("10.127.0.0/16", 0), ("10.128.0.0/9", 1)] {
             let (via, device) = (bed.from.ip4(link), bed.to.device(link));
             bed.to.ip_batch(&format!("route add {prefix} via {via} dev {device}"))?;
@@ -55,9 +55,23 @@ impl Pair {
         let start = |link, limit: Option<Limit>| {
             let wait = WaitPolicy::Spin(Duration::from_millis(5));
             let (cpu, work) = (bed.lane_cpu, Duration::ZERO);
-            Server::start(&bed.to, Wanted { link, cpu, engine: Engine::Xdp, limit, work, wait, batch: BATCH })
+            Server::start(
+                &bed.to,
+                ServerConfig {
+                    link,
+                    cpu,
+                    engine: Engine::Xdp,
+                    limit,
+                    request_cost: work,
+                    wait,
+                    batch: BATCH_SIZE,
+                },
+            )
         };
-        Ok(Self { servers: [start(0, None)?, start(1, Some(LIMIT.parse()?))?], next: AtomicU64::new(0) })
+        Ok(Self {
+            servers: [start(0, None)?, start(1, Some(SERVER_LIMIT.parse()?))?],
+            next_source: AtomicU64::new(0),
+        })
     }
 
     pub(super) fn stop(self) -> Result<()> {
@@ -67,59 +81,59 @@ impl Pair {
     /// One stretch of the load of [`VARIANTS`]`[which]`.
     pub(super) fn sample(
         &self,
-        bed: &Bed,
+        bed: &FloodTestbed,
         which: usize,
         (round, length): (usize, Duration),
         stop: &AtomicBool,
     ) -> Result<FloodSample> {
         let server = &self.servers[which];
         let over = AtomicBool::new(false);
-        let (late, away) = (Tally::default(), Tally::default());
+        let (late, away) = (PauseHistogram::default(), PauseHistogram::default());
         let sent = AtomicU64::new(0);
-        let first = self.next.load(Ordering::Relaxed);
+        let first = self.next_source.load(Ordering::Relaxed);
         let sample = thread::scope(|scope| {
             let sender = scope.spawn(|| self.send(bed, which, server.addr, (&sent, &away), &over));
-            let observer = scope.spawn(|| observe(bed.lane_cpu, &late, &over));
-            thread::sleep(RUNS_FOR);
+            let observer = scope.spawn(|| measure_wakeup_latency(bed.lane_cpu, &late, &over));
+            thread::sleep(WARM_UP_TIME);
             for tally in [&*server.pauses, &late, &away] {
-                tally.forget();
+                tally.reset();
             }
-            let (before, sent_before) = (server.look(), sent.load(Ordering::Relaxed));
-            let (clock, steal, start) = (Busy::start(), Steal::start(), Instant::now());
+            let (before, sent_before) = (server.snapshot(), sent.load(Ordering::Relaxed));
+            let (clock, steal, start) = (CpuBusyTimer::start(), StealTime::start(), Instant::now());
             let mut memory = FloodMemory::default();
             while start.elapsed() < length && !stop.load(Ordering::Relaxed) && !sender.is_finished() {
                 let left = length.saturating_sub(start.elapsed());
                 thread::sleep(left.min(Duration::from_secs(1)));
-                memory.rss_kib.push(machine::kib("/proc/self/status", "VmRSS"));
-                memory.slab_kib.push(machine::kib("/proc/meminfo", "Slab"));
+                memory.rss_kib.push(machine::read_kib("/proc/self/status", "VmRSS"));
+                memory.slab_kib.push(machine::read_kib("/proc/meminfo", "Slab"));
             }
             let seconds = start.elapsed().as_secs_f64();
             let sent = sent.load(Ordering::Relaxed) - sent_before;
-            let mut sample = server.look().since(&before, round, sent, &clock);
+            let mut sample = server.snapshot().since(&before, round, sent, &clock);
             sample.pauses = vec![
-                server.pauses.take("lane", bed.lane_cpu, seconds, &steal),
-                late.take("observer", bed.lane_cpu, seconds, &steal),
-                away.take("sender", bed.sender_cpu, seconds, &steal),
+                server.pauses.drain("lane", bed.lane_cpu, seconds, &steal),
+                late.drain("observer", bed.lane_cpu, seconds, &steal),
+                away.drain("sender", bed.sender_cpu, seconds, &steal),
             ];
             over.store(true, Ordering::Relaxed);
             let panicked = || anyhow!("a thread of the flood panicked");
             sender.join().map_err(|_| panicked())??;
             observer.join().map_err(|_| panicked())??;
-            memory.new_sources = self.next.load(Ordering::Relaxed) - first;
+            memory.new_sources = self.next_source.load(Ordering::Relaxed) - first;
             sample.memory = Some(memory);
             anyhow::Ok(sample)
         })?;
-        go_on(stop)?;
+        check_stop(stop)?;
         Ok(sample)
     }
 
     /// Sends one datagram of each source, those of some microseconds at a time, until it is stopped.
     fn send(
         &self,
-        bed: &Bed,
+        bed: &FloodTestbed,
         link: usize,
         to: SocketAddr,
-        (count, away): (&AtomicU64, &Tally),
+        (count, away): (&AtomicU64, &PauseHistogram),
         over: &AtomicBool,
     ) -> Result<()> {
         cpu::pin(bed.sender_cpu)?;
@@ -130,24 +144,24 @@ impl Pair {
         let mut looked = start;
         while !over.load(Ordering::Relaxed) {
             let now = Instant::now();
-            away.add(now - looked);
+            away.record(now - looked);
             looked = now;
-            let due = ((now - start).as_secs_f64() * f64::from(RATE)) as u64;
+            let due = ((now - start).as_secs_f64() * f64::from(RATE_PPS)) as u64;
             // What was missed while the machine did something else is not made up for: that would be another flood.
-            let least = due.saturating_sub(u64::from(RATE) / 100);
+            let least = due.saturating_sub(u64::from(RATE_PPS) / 100);
             let mut taken = 0;
             for _ in done.max(least)..due {
                 // All of 10.128.0.0/9 in an order that looks like none: an odd factor visits each once.
                 let source = match VARIANTS[link] {
                     "new-sources" => {
-                        let number = self.next.fetch_add(1, Ordering::Relaxed) as u32;
-                        NEW | (number.wrapping_mul(0x9e37_79b1) & MANY)
+                        let number = self.next_source.fetch_add(1, Ordering::Relaxed) as u32;
+                        NEW_SOURCES_BASE | (number.wrapping_mul(0x9e37_79b1) & NEW_SOURCES_MASK)
                     }
-                    _ => ONE,
+                    _ => ONE_SOURCE,
                 };
                 let source: IpAddr = Ipv4Addr::from_bits(source).into();
                 let plan = UdpFrame {
-                    payload: &[b'?'; SIZE],
+                    payload: &[b'?'; PAYLOAD_SIZE],
                     ..UdpFrame::new(from, onto, SocketAddr::new(source, 5353), to)
                 };
                 bytes.resize(plan.len(), 0);

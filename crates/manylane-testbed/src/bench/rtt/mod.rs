@@ -5,10 +5,10 @@
 //! ```
 //!
 //! A contender is a receiver and how it waits. The modes are a closed ping-pong (the next request when the answer is there),
-//! open loops at fixed rates ([`asker`]), and nothing at all, which tells what an idle server costs.
+//! open loops at fixed rates ([`generator`]), and nothing at all, which tells what an idle server costs.
 
-pub mod asker;
-pub mod place;
+pub mod generator;
+pub mod placement;
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,22 +17,22 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use manylane::WaitPolicy;
 
-use self::asker::{Arrivals, Asked, Asker};
-use self::place::Placement;
-use super::sample::{Busy, go_on};
-use super::{Director, Limits, Options, Setup, Trial, crowded, no_loss_rate};
-use crate::receiver::{Kind, ReceiverOptions, Running, Work};
-use crate::schema::{BENCH_RTT, BenchSettings, Document, RttFigures, RttRow, RttSample, Sample};
+use self::generator::{Arrivals, Generator, RequestStats};
+use self::placement::Placement;
+use super::sample::{CpuBusyTimer, check_stop};
+use super::{Controller, Limits, Options, Setup, Trial, no_loss_rate, oversubscribed_note};
+use crate::receiver::{Kind, ReceiverOptions, RunningReceiver, Work};
+use crate::schema::{BENCH_RTT, BenchSettings, Document, RttMetrics, RttRow, RttSample, Sample};
 use crate::stats::interleaved;
 
 /// Shares of the no-loss rate that open loops run at unless the user gives rates.
-const SHARES: [f64; 3] = [0.1, 0.4, 0.8];
+const RATE_FRACTIONS: [f64; 3] = [0.1, 0.4, 0.8];
 /// The rate that is always among them: one at which looking all the time would be a waste.
-const MODERATE: f64 = 20_000.0;
+const MODERATE_PPS: f64 = 20_000.0;
 /// Ping-pong before anything is measured: queues know next hops, lanes know gaps.
-const WARM_UP: Duration = Duration::from_millis(20);
+const WARM_UP_TIME: Duration = Duration::from_millis(20);
 /// Length of a trial of the search.
-const TRIAL: Duration = Duration::from_millis(100);
+const TRIAL_TIME: Duration = Duration::from_millis(100);
 
 /// A receiver, and how it waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Contender {
     /// What is compared unless told otherwise: the baselines, and each engine with each policy. Those that cannot be had are
     /// left out by the caller.
     #[must_use]
-    pub fn usual() -> Vec<Self> {
+    pub fn defaults() -> Vec<Self> {
         let spin = WaitPolicy::Spin(Duration::from_millis(1));
         let kernel = WaitPolicy::BusyPoll(Duration::from_micros(100));
         let mut all = vec![
@@ -64,11 +64,11 @@ impl Contender {
         all
     }
 
-    fn is_possible(self) -> bool {
+    fn is_supported(self) -> bool {
         match self.wait {
             WaitPolicy::Sleep => true,
             WaitPolicy::Spin(_) | WaitPolicy::BusyPoll(_) if self.kind == Kind::SocketRecvfrom => true,
-            _ => self.kind.is_ours(),
+            _ => self.kind.is_lane(),
         }
     }
 }
@@ -88,7 +88,7 @@ impl FromStr for Contender {
         let contender = Self { kind: kind.parse()?, wait };
         let none =
             format!("{kind} has no {wait}: lanes have all policies, socket/recvfrom spin:… and busy-poll:…");
-        contender.is_possible().then_some(contender).ok_or(none)
+        contender.is_supported().then_some(contender).ok_or(none)
     }
 }
 
@@ -109,7 +109,7 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     PingPong,
-    Open(f64),
+    OpenLoop(f64),
     Idle,
 }
 
@@ -117,13 +117,13 @@ impl Mode {
     fn name(self) -> &'static str {
         match self {
             Self::PingPong => "ping-pong",
-            Self::Open(_) => "open",
+            Self::OpenLoop(_) => "open",
             Self::Idle => "idle",
         }
     }
 
     fn rate(self) -> Option<f64> {
-        if let Self::Open(rate) = self { Some(rate) } else { None }
+        if let Self::OpenLoop(rate) = self { Some(rate) } else { None }
     }
 }
 
@@ -135,21 +135,24 @@ pub fn run(
     setup: &mut Setup,
     options: &Options,
     plan: &Plan,
-    director: &mut dyn Director,
+    director: &mut dyn Controller,
 ) -> Result<Document<BenchSettings, RttRow>> {
-    let limits = Limits { start_pps: MODERATE, max_pps: 1e6, precision: 0.1, ..Limits::default() };
+    let limits = Limits { start_pps: MODERATE_PPS, max_pps: 1e6, precision: 0.1, ..Limits::default() };
     let mut settings = options.settings(setup, &limits);
     let options = &Options { work: Work::Echo, ..options.clone() };
     settings.receivers = plan.contenders.iter().map(ToString::to_string).collect();
     settings.sender = "a socket, by a thread that does not sleep".into();
     settings.flows = 1;
     settings.linger_micros.clear();
-    settings.notes.extend(crowded(setup));
+    settings.notes.extend(oversubscribed_note(setup));
     let mut rows = Vec::new();
     for &size in &options.sizes {
-        let mut bench = Bench { setup, options, plan, size, director };
-        let rates =
-            if plan.rates.is_empty() { bench.rates(&limits, &mut settings)? } else { plan.rates.clone() };
+        let mut bench = Bench { setup, options, plan, size, controller: director };
+        let rates = if plan.rates.is_empty() {
+            bench.find_rates(&limits, &mut settings)?
+        } else {
+            plan.rates.clone()
+        };
         for &placement in &plan.placements {
             rows.extend(bench.compare(placement, &rates)?);
         }
@@ -163,21 +166,23 @@ struct Bench<'a> {
     options: &'a Options,
     plan: &'a Plan,
     size: usize,
-    director: &'a mut dyn Director,
+    controller: &'a mut dyn Controller,
 }
 
 impl Bench<'_> {
     /// Shares of the highest rate that all contenders answer without loss, from this generator.
-    fn rates(&mut self, limits: &Limits, settings: &mut BenchSettings) -> Result<Vec<f64>> {
+    fn find_rates(&mut self, limits: &Limits, settings: &mut BenchSettings) -> Result<Vec<f64>> {
         let mut lowest = f64::INFINITY;
         for &contender in &self.plan.contenders {
-            let cpus = Placement::Apart.cpus(self.setup);
+            let cpus = Placement::SeparateCpus.cpus(self.setup);
             let running = self.start(contender, cpus.server)?;
-            let mut asker = Asker::open(self.setup, running.addr(), self.size)?;
-            let stop = self.director.stop();
+            let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
+            let stop = self.controller.stop();
             let found = no_loss_rate(limits, |pps| {
-                go_on(stop)?;
-                let asked = asker.pinned(cpus, |asker| asker.open_loop(pps, Arrivals::Even, TRIAL, stop))?;
+                check_stop(stop)?;
+                let asked = generator.run_pinned(cpus, |generator| {
+                    generator.open_loop(pps, Arrivals::Even, TRIAL_TIME, stop)
+                })?;
                 Ok(Trial { offered_pps: asked.offered_pps(), loss: asked.loss() })
             })?;
             settings.notes.push(format!(
@@ -185,37 +190,42 @@ impl Bench<'_> {
                 found.pps,
                 if found.sender_limited { ", more than which the generator does not make" } else { "" }
             ));
-            self.director.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
+            self.controller.progress(0.0, &format!("{contender}: {:.0} k/s", found.pps / 1e3));
             lowest = lowest.min(found.pps);
         }
         ensure!(
             lowest > 0.0 && lowest.is_finite(),
             "requests are lost at any rate: is the machine busy? (--rates)"
         );
-        let mut rates: Vec<f64> = SHARES.iter().map(|share| (lowest * share / 1e3).round() * 1e3).collect();
-        rates.push(MODERATE);
+        let mut rates: Vec<f64> =
+            RATE_FRACTIONS.iter().map(|share| (lowest * share / 1e3).round() * 1e3).collect();
+        rates.push(MODERATE_PPS);
         rates.retain(|rate| *rate >= 1e3 && *rate <= lowest);
         rates.sort_by(f64::total_cmp);
         rates.dedup();
         Ok(rates)
     }
 
-    fn start(&self, contender: Contender, cpu: Option<usize>) -> Result<Box<dyn Running>> {
+    fn start(&self, contender: Contender, cpu: Option<usize>) -> Result<Box<dyn RunningReceiver>> {
         let kind = contender.kind;
-        let usual = self.options.receiver(self.setup, kind, 1, self.size);
+        let usual = self.options.receiver_options(self.setup, kind, 1, self.size);
         // A pause between batches is what lanes have that are to sleep, and only they.
-        let pauses = contender.wait == WaitPolicy::Sleep || self.options.linger.is_some();
-        let linger = if pauses { usual.linger } else { Duration::ZERO };
-        let options =
-            ReceiverOptions { wait: contender.wait, cpus: cpu.into_iter().collect(), linger, ..usual };
+        let pauses = contender.wait == WaitPolicy::Sleep || self.options.rx_coalesce.is_some();
+        let linger = if pauses { usual.rx_coalesce } else { Duration::ZERO };
+        let options = ReceiverOptions {
+            wait: contender.wait,
+            cpus: cpu.into_iter().collect(),
+            rx_coalesce: linger,
+            ..usual
+        };
         self.setup.start(kind, &options).with_context(|| contender.to_string())
     }
 
     /// All contenders in one placement, interleaved.
     fn compare(&mut self, placement: Placement, rates: &[f64]) -> Result<Vec<RttRow>> {
-        let held = placement.set(self.setup)?;
+        let held = placement.apply(self.setup)?;
         let mut modes = vec![Mode::PingPong];
-        modes.extend(rates.iter().map(|&rate| Mode::Open(rate)));
+        modes.extend(rates.iter().map(|&rate| Mode::OpenLoop(rate)));
         modes.push(Mode::Idle);
         let contenders = &self.plan.contenders;
         let mut samples = vec![vec![Vec::new(); modes.len()]; contenders.len()];
@@ -223,9 +233,9 @@ impl Bench<'_> {
         let mut taken = 0;
         for (round, order) in interleaved(self.options.rounds, contenders.len()).enumerate() {
             for index in order {
-                go_on(self.director.stop())?;
+                check_stop(self.controller.stop())?;
                 let what = format!("{placement}: {}", contenders[index]);
-                self.director.progress(f64::from(taken) / planned as f64, &what);
+                self.controller.progress(f64::from(taken) / planned as f64, &what);
                 let got = self.sample(contenders[index], placement, &modes, round).context(what)?;
                 for (mode, sample) in got.into_iter().enumerate() {
                     samples[index][mode].push(sample);
@@ -243,7 +253,7 @@ impl Bench<'_> {
                     mode: mode.name().into(),
                     rate: mode.rate(),
                     arrivals: self.plan.arrivals.to_string(),
-                    ..RttRow::of(contender.kind.name(), self.size, samples)
+                    ..RttRow::from_samples(contender.kind.name(), self.size, samples)
                 });
             }
         }
@@ -260,26 +270,26 @@ impl Bench<'_> {
     ) -> Result<Vec<RttSample>> {
         let cpus = placement.cpus(self.setup);
         let running = self.start(contender, cpus.server)?;
-        let mut asker = Asker::open(self.setup, running.addr(), self.size)?;
-        let (arrivals, duration, stop) = (self.plan.arrivals, self.options.duration, self.director.stop());
-        asker.pinned(cpus, move |asker| {
+        let mut generator = Generator::open(self.setup, running.addr(), self.size)?;
+        let (arrivals, duration, stop) = (self.plan.arrivals, self.options.duration, self.controller.stop());
+        generator.run_pinned(cpus, move |generator| {
             let mut samples = Vec::with_capacity(modes.len());
-            asker.ping_pong(WARM_UP, stop)?;
+            generator.ping_pong(WARM_UP_TIME, stop)?;
             for mode in modes {
-                go_on(stop)?;
-                let (clock, before) = (Busy::start(), running.snapshot());
+                check_stop(stop)?;
+                let (clock, before) = (CpuBusyTimer::start(), running.snapshot());
                 let asked = match mode {
-                    Mode::PingPong => asker.ping_pong(duration, stop)?,
-                    Mode::Open(rate) => asker.open_loop(*rate, arrivals, duration, stop)?,
+                    Mode::PingPong => generator.ping_pong(duration, stop)?,
+                    Mode::OpenLoop(rate) => generator.open_loop(*rate, arrivals, duration, stop)?,
                     Mode::Idle => {
                         std::thread::sleep(duration);
-                        Asked::new()?
+                        RequestStats::new()?
                     }
                 };
                 let (after, (elapsed, busy)) = (running.snapshot(), clock.stop());
                 let server = after.rx_cpu.saturating_sub(before.rx_cpu);
                 let dropped = after.kernel_dropped - before.kernel_dropped;
-                samples.push(summary(round, &asked, elapsed, server, busy, dropped));
+                samples.push(summarize(round, &asked, elapsed, server, busy, dropped));
             }
             running.stop()?;
             Ok(samples)
@@ -287,37 +297,37 @@ impl Bench<'_> {
     }
 }
 
-fn summary(
+fn summarize(
     round: usize,
-    asked: &Asked,
+    asked: &RequestStats,
     elapsed: Duration,
     server: Duration,
     busy: Duration,
     kernel_dropped: u64,
 ) -> RttSample {
-    let per = |time: Duration| time.as_nanos() as f64 / asked.answered.max(1) as f64;
+    let per = |time: Duration| time.as_nanos() as f64 / asked.replies.max(1) as f64;
     let cores = |time: Duration| time.as_secs_f64() / elapsed.as_secs_f64().max(1e-9);
     let at = |share: f64| asked.latency.value_at_quantile(share) as f64;
     RttSample {
         sample: Sample {
             round,
             offered_pps: asked.offered_pps(),
-            delivered_pps: asked.answered as f64 / elapsed.as_secs_f64().max(1e-9),
+            delivered_pps: asked.replies as f64 / elapsed.as_secs_f64().max(1e-9),
             loss: asked.loss(),
             rx_cpu_ns: per(server),
             total_cpu_ns: per(busy),
-            sent: asked.asked,
-            delivered: asked.answered,
+            sent: asked.requests,
+            delivered: asked.replies,
             kernel_dropped,
             taken: None,
         },
-        rtt: RttFigures {
+        rtt: RttMetrics {
             p50_ns: at(0.5),
             p90_ns: at(0.9),
             p99_ns: at(0.99),
             p999_ns: at(0.999),
             max_ns: asked.latency.max() as f64,
-            behind_p99_ns: asked.behind.value_at_quantile(0.99) as f64,
+            behind_p99_ns: asked.send_lag.value_at_quantile(0.99) as f64,
             server_cores: cores(server),
             machine_cores: cores(busy),
         },
@@ -330,7 +340,7 @@ mod tests {
 
     #[test]
     fn contenders_are_read_back() {
-        for contender in Contender::usual() {
+        for contender in Contender::defaults() {
             assert_eq!(contender.to_string().parse(), Ok(contender));
         }
         let plain: Contender = "lane/mmsg".parse().unwrap();

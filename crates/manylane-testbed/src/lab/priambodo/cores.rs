@@ -9,16 +9,16 @@ use anyhow::{Context, Result, anyhow};
 use manylane_sys::cpu;
 
 use super::CORES;
-use crate::lab::table::short;
-use crate::lab::{Row, Scale, near};
+use crate::lab::table::format_number;
+use crate::lab::{Row, Scale, cpu_distance};
 use crate::{bench, machine};
 
-const SHARED: &str = "two threads, one core (SMT)";
-const APART: &str = "two threads, two cores";
-const ALONE: &str = "one thread";
-const COLUMN: &str = "ms";
+const SAME_CORE: &str = "two threads, one core (SMT)";
+const TWO_CORES: &str = "two threads, two cores";
+const ONE_THREAD: &str = "one thread";
+const TIME_COLUMN: &str = "ms";
 /// How long a cache line takes from one to the other, by which it is known whether they are two cores.
-const HANDED: &str = "line handed over, ns";
+const LINE_HANDOVER: &str = "line handed over, ns";
 
 /// A sample of each in every round.
 pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
@@ -26,26 +26,27 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let allowed = machine::allowed_cpus();
     let first = allowed[0];
     let stretches = if scale.quick { 40 } else { 400 };
-    let siblings = near::siblings(first);
+    let siblings = cpu_distance::thread_siblings(first);
     let sibling = allowed.iter().copied().find(|cpu| *cpu != first && siblings.contains(cpu));
     let stranger = allowed.iter().copied().find(|cpu| !siblings.contains(cpu));
-    let handed =
-        |other: Option<usize>| other.map(|other| near::handover(first, other, stretches)).transpose();
+    let handed = |other: Option<usize>| {
+        other.map(|other| cpu_distance::measure_handover(first, other, stretches)).transpose()
+    };
     let ([apart, shared], [not_apart, not_shared]) =
-        place((sibling, handed(sibling)?), (stranger, handed(stranger)?));
+        pick_cpus((sibling, handed(sibling)?), (stranger, handed(stranger)?));
     let mut rows = Vec::new();
     for _ in 0..scale.rounds {
-        bench::go_on(stop)?;
-        rows.push(Row::new(CORES, ALONE, COLUMN, "ms", vec![together(&[first], steps)?]));
-        for (line, other, why) in [(APART, apart, &not_apart), (SHARED, shared, &not_shared)] {
+        bench::check_stop(stop)?;
+        rows.push(Row::new(CORES, ONE_THREAD, TIME_COLUMN, "ms", vec![mean_time_ms(&[first], steps)?]));
+        for (line, other, why) in [(TWO_CORES, apart, &not_apart), (SAME_CORE, shared, &not_shared)] {
             match other {
                 Some(other) => {
-                    let ms = together(&[first, other], steps)?;
-                    let ns = near::handover(first, other, stretches)?;
-                    rows.push(Row::new(CORES, line, COLUMN, "ms", vec![ms]));
-                    rows.push(Row::new(CORES, line, HANDED, "ns", vec![ns]));
+                    let ms = mean_time_ms(&[first, other], steps)?;
+                    let ns = cpu_distance::measure_handover(first, other, stretches)?;
+                    rows.push(Row::new(CORES, line, TIME_COLUMN, "ms", vec![ms]));
+                    rows.push(Row::new(CORES, line, LINE_HANDOVER, "ns", vec![ns]));
                 }
-                None => rows.push(Row::cannot(CORES, line, COLUMN, "ms", why)),
+                None => rows.push(Row::unavailable(CORES, line, TIME_COLUMN, "ms", why)),
             }
         }
     }
@@ -54,29 +55,29 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
 
 /// A processor on a second core and one on the same core, and why there is none. The kernel names a sibling and a stranger; a
 /// stranger that takes lines as fast as a thread of the same core is one, whatever the hypervisor says.
-fn place(
+fn pick_cpus(
     sibling: (Option<usize>, Option<f64>),
     stranger: (Option<usize>, Option<f64>),
 ) -> ([Option<usize>; 2], [String; 2]) {
-    let near = stranger.1.filter(|ns| near::is_one_core(*ns));
+    let near = stranger.1.filter(|ns| cpu_distance::is_same_core(*ns));
     let (apart, shared) =
         if near.is_some() { (None, sibling.0.or(stranger.0)) } else { (stranger.0, sibling.0) };
     let not_apart = match near {
         Some(ns) => format!(
             "by what the kernel says there are two cores, but a cache line takes {} ns from one to the other, as between two threads of one",
-            short(ns)
+            format_number(ns)
         ),
         None => "there is one core".into(),
     };
     let far = stranger.1.map_or_else(String::new, |ns| {
-        format!("; a cache line takes {} ns from one to the other, as between two cores", short(ns))
+        format!("; a cache line takes {} ns from one to the other, as between two cores", format_number(ns))
     });
     let not_shared = format!("no two processors of this machine share a core{far}");
     ([apart, shared], [not_apart, not_shared])
 }
 
 /// Milliseconds until a loop is done on all of `cpus` at one time, on the average.
-fn together(cpus: &[usize], steps: u64) -> Result<f64> {
+fn mean_time_ms(cpus: &[usize], steps: u64) -> Result<f64> {
     let run = |cpu: usize| -> Result<f64> {
         cpu::pin(cpu).with_context(|| format!("cannot pin a thread to CPU {cpu}"))?;
         let start = Instant::now();
@@ -102,9 +103,10 @@ fn together(cpus: &[usize], steps: u64) -> Result<f64> {
 }
 
 /// How much longer a loop takes when another one runs on the same core, and on another one; beside it, how long a line takes there.
-pub(super) fn slower(rows: &crate::lab::Rows<'_>) -> [Option<(f64, Option<f64>)>; 2] {
-    let at = |line: &str| rows.value(CORES, line, COLUMN);
-    [SHARED, APART].map(|line| Some((at(line)? / at(ALONE)?, rows.value(CORES, line, HANDED))))
+pub(super) fn slowdown(rows: &crate::lab::Rows<'_>) -> [Option<(f64, Option<f64>)>; 2] {
+    let at = |line: &str| rows.value(CORES, line, TIME_COLUMN);
+    [SAME_CORE, TWO_CORES]
+        .map(|line| Some((at(line)? / at(ONE_THREAD)?, rows.value(CORES, line, LINE_HANDOVER))))
 }
 
 #[cfg(test)]
@@ -115,31 +117,31 @@ mod tests {
     fn each_line_has_figures_or_a_reason() {
         let scale = Scale { rounds: 2, ..Scale::quick() };
         let rows = rows(&scale, &AtomicBool::new(false)).unwrap();
-        for line in [ALONE, APART, SHARED] {
+        for line in [ONE_THREAD, TWO_CORES, SAME_CORE] {
             let at = |column: &str| rows.iter().find(|row| row.line == line && row.column == column);
-            let loops = at(COLUMN).unwrap();
+            let loops = at(TIME_COLUMN).unwrap();
             assert!(loops.value.is_some_and(|ms| ms > 0.0) != loops.why_not.is_some(), "{loops:?}");
-            let handed = at(HANDED).and_then(|row| row.value);
-            assert_eq!(handed.is_some(), line != ALONE && loops.value.is_some(), "{line}");
+            let handed = at(LINE_HANDOVER).and_then(|row| row.value);
+            assert_eq!(handed.is_some(), line != ONE_THREAD && loops.value.is_some(), "{line}");
         }
     }
 
     #[test]
     fn what_a_line_takes_goes_before_what_the_kernel_says() {
-        let (places, reasons) = place((None, None), (Some(1), Some(50.0)));
+        let (places, reasons) = pick_cpus((None, None), (Some(1), Some(50.0)));
         assert_eq!(places, [Some(1), None]);
         assert!(
             reasons[1].contains("takes 50.0 ns from one to the other, as between two cores"),
             "{reasons:?}"
         );
-        let (places, reasons) = place((None, None), (Some(1), Some(8.0)));
+        let (places, reasons) = pick_cpus((None, None), (Some(1), Some(8.0)));
         assert_eq!(places, [None, Some(1)]);
         assert!(
             reasons[0].contains("takes 8.00 ns") && reasons[0].contains("two threads of one"),
             "{reasons:?}"
         );
-        assert_eq!(place((Some(1), Some(9.0)), (Some(2), Some(60.0))).0, [Some(2), Some(1)]);
-        let (places, reasons) = place((None, None), (None, None));
+        assert_eq!(pick_cpus((Some(1), Some(9.0)), (Some(2), Some(60.0))).0, [Some(2), Some(1)]);
+        let (places, reasons) = pick_cpus((None, None), (None, None));
         assert_eq!((places, reasons[0].as_str()), ([None, None], "there is one core"));
     }
 }

@@ -7,24 +7,24 @@ use anyhow::{Result, ensure};
 use manylane::{Steering, WaitPolicy};
 
 use super::TABLE_2;
-use crate::bench::rtt::asker::Asker;
-use crate::bench::rtt::place::{Cpus, Placement};
-use crate::bench::{self, RING, Setup};
-use crate::lab::{Places, Row};
+use crate::bench::rtt::generator::Generator;
+use crate::bench::rtt::placement::{Cpus, Placement};
+use crate::bench::{self, RING_SIZE, Setup};
+use crate::lab::{Row, Setups};
 use crate::receiver::{Kind, ReceiverOptions, Work};
-use crate::toil::Toil;
+use crate::synthetic_work::SyntheticWork;
 
 pub(super) const DEFAULT: &str = "default";
 pub(super) const PINNED: &str = "pinned";
-pub(super) const BUSY: &str = "SO_BUSY_POLL";
+pub(super) const BUSY_POLL: &str = "SO_BUSY_POLL";
 pub(super) const POLLING: &str = "polling in the program";
 
 /// Bytes of a request.
-const SIZE: usize = 10;
-const BUSY_TIME: Duration = Duration::from_micros(100);
+const REQUEST_SIZE: usize = 10;
+const BUSY_POLL_TIME: Duration = Duration::from_micros(100);
 const SPIN_TIME: Duration = Duration::from_millis(1);
 /// Ping-pong before anything is measured.
-const WARM_UP: Duration = Duration::from_millis(20);
+const WARM_UP_TIME: Duration = Duration::from_millis(20);
 
 /// Columns: who serves, how it waits, whether it is pinned.
 fn methods() -> [(&'static str, Kind, WaitPolicy, bool); 8] {
@@ -32,7 +32,7 @@ fn methods() -> [(&'static str, Kind, WaitPolicy, bool); 8] {
     [
         (DEFAULT, Kind::SocketRecvfrom, WaitPolicy::Sleep, false),
         (PINNED, Kind::SocketRecvfrom, WaitPolicy::Sleep, true),
-        (BUSY, Kind::SocketRecvfrom, WaitPolicy::BusyPoll(BUSY_TIME), true),
+        (BUSY_POLL, Kind::SocketRecvfrom, WaitPolicy::BusyPoll(BUSY_POLL_TIME), true),
         (POLLING, Kind::SocketRecvfrom, spin, true),
         ("lane/mmsg, adaptive", Kind::LaneMmsg, WaitPolicy::Adaptive, true),
         ("lane/mmsg, spin", Kind::LaneMmsg, spin, true),
@@ -46,18 +46,18 @@ pub(super) const LANES: [&str; 4] =
     ["lane/mmsg, adaptive", "lane/mmsg, spin", "lane/uring, spin", "lane/xdp, spin"];
 
 /// One run of all methods.
-pub(super) fn rows(places: &mut Places, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
+pub(super) fn rows(places: &mut Setups, run: &str, stop: &AtomicBool) -> Result<Vec<Row>> {
     let stretch = Duration::from_millis(places.scale.stretch_ms);
     let mut rows = Vec::new();
     for (column, kind, wait, pinned) in methods() {
-        bench::go_on(stop)?;
-        let got = places.testbed().and_then(|setup| round_trips(setup, kind, wait, pinned, stretch, stop));
+        bench::check_stop(stop)?;
+        let got = places.testbed().and_then(|setup| measure_rtt(setup, kind, wait, pinned, stretch, stop));
         rows.push(match got {
-            Ok(got) => Row::new(TABLE_2, run, column, "ms", vec![got.millis])
-                .with(&[("asked", got.asked), ("answered", got.answered)]),
+            Ok(got) => Row::new(TABLE_2, run, column, "ms", vec![got.median_ms])
+                .with_counts(&[("asked", got.requests), ("answered", got.replies)]),
             Err(err) => {
-                bench::go_on(stop)?;
-                Row::cannot(TABLE_2, run, column, "ms", &format!("{err:#}"))
+                bench::check_stop(stop)?;
+                Row::unavailable(TABLE_2, run, column, "ms", &format!("{err:#}"))
             }
         });
     }
@@ -65,12 +65,12 @@ pub(super) fn rows(places: &mut Places, run: &str, stop: &AtomicBool) -> Result<
 }
 
 struct RoundTrips {
-    millis: f64,
-    asked: u64,
-    answered: u64,
+    median_ms: f64,
+    requests: u64,
+    replies: u64,
 }
 
-fn round_trips(
+fn measure_rtt(
     setup: &mut Setup,
     kind: Kind,
     wait: WaitPolicy,
@@ -78,31 +78,32 @@ fn round_trips(
     stretch: Duration,
     stop: &AtomicBool,
 ) -> Result<RoundTrips> {
-    let cpus = if pinned { Placement::Apart.cpus(setup) } else { Cpus { server: None, generator: None } };
+    let cpus =
+        if pinned { Placement::SeparateCpus.cpus(setup) } else { Cpus { server: None, generator: None } };
     let options = ReceiverOptions {
         addr: setup.bind_addr(),
         work: Work::Echo,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         threads: 1,
         batch: 64,
         recv_buffer: 1 << 20,
-        size: SIZE,
+        size: REQUEST_SIZE,
         cpus: cpus.server.into_iter().collect(),
-        linger: Duration::ZERO,
+        rx_coalesce: Duration::ZERO,
         devices: setup.device_names(),
-        ring: RING,
+        ring: RING_SIZE,
         wait,
         steering: Steering::Flow,
     };
     let running = setup.start(kind, &options)?;
-    let mut asker = Asker::open(setup, running.addr(), SIZE)?;
-    let asked = asker.pinned(cpus, |asker| {
-        asker.ping_pong(WARM_UP, stop)?;
+    let mut asker = Generator::open(setup, running.addr(), REQUEST_SIZE)?;
+    let asked = asker.run_pinned(cpus, |asker| {
+        asker.ping_pong(WARM_UP_TIME, stop)?;
         asker.ping_pong(stretch, stop)
     })?;
     running.stop()?;
-    bench::go_on(stop)?;
-    ensure!(asked.answered > 0, "no request was answered");
+    bench::check_stop(stop)?;
+    ensure!(asked.replies > 0, "no request was answered");
     let millis = asked.latency.value_at_quantile(0.5) as f64 / 1e6;
-    Ok(RoundTrips { millis, asked: asked.asked, answered: asked.answered })
+    Ok(RoundTrips { median_ms: millis, requests: asked.requests, replies: asked.replies })
 }

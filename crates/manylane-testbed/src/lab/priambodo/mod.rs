@@ -7,13 +7,13 @@
 //! | `cores` | shared against dedicated cores |
 //! | `say` | the conclusion |
 
+mod conclusion;
 mod cores;
 mod latency;
-mod say;
 mod throughput;
 
-pub(super) use self::say::conclude;
-use super::{Part, Plot, Printed, Row, Scale, Table};
+pub(super) use self::conclusion::conclude;
+use super::{PaperValue, Part, Plot, Row, Scale, Table};
 
 const TABLE_1: &str = "table 1";
 const TABLE_2: &str = "table 2";
@@ -58,12 +58,12 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     for run in RUNS.into_iter().take(scale.rounds) {
         parts.push(Part::new(format!("priambodo/table1/run-{run}"), move |places, stop| {
             let rows = throughput::rows(places, run, stop)?;
-            let gaps = changes(&rows, throughput::DEFAULT, GAP_1);
+            let gaps = relative_changes(&rows, throughput::DEFAULT, GAP_1);
             Ok([rows, gaps].concat())
         }));
         parts.push(Part::new(format!("priambodo/table2/run-{run}"), move |places, stop| {
             let rows = latency::rows(places, run, stop)?;
-            let gaps = changes(&rows, latency::DEFAULT, GAP_2);
+            let gaps = relative_changes(&rows, latency::DEFAULT, GAP_2);
             Ok([rows, gaps].concat())
         }));
     }
@@ -72,7 +72,7 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
 }
 
 /// Tables 1 and 2 of the paper. The default of Table 1 is one number for all runs.
-pub(super) fn printed() -> Vec<Printed> {
+pub(super) fn paper_values() -> Vec<PaperValue> {
     const RATES: [[f64; 4]; 9] = [
         [430.0, 609.0, 495.0, 1114.0],
         [428.0, 657.0, 480.0, 1147.0],
@@ -96,11 +96,12 @@ pub(super) fn printed() -> Vec<Printed> {
         [58.671, 50.890, 51.610, 38.798],
         [61.672, 51.743, 49.718, 41.006],
     ];
-    let mut all = gaps();
+    let mut all = paper_gaps();
     for (run, rates) in RUNS.into_iter().zip(RATES) {
-        let columns = [throughput::NUMA, throughput::ADDRESSES, throughput::THREADS, throughput::BOUND];
+        let columns =
+            [throughput::NUMA, throughput::ADDRESSES, throughput::THREADS, throughput::PORT_BINDING];
         let cells = std::iter::once((throughput::DEFAULT, DEFAULT)).chain(columns.into_iter().zip(rates));
-        all.extend(cells.map(|(column, rate)| Printed {
+        all.extend(cells.map(|(column, rate)| PaperValue {
             table: TABLE_1,
             line: run,
             column,
@@ -108,15 +109,15 @@ pub(super) fn printed() -> Vec<Printed> {
         }));
     }
     for (run, times) in RUNS.into_iter().zip(TIMES) {
-        let columns = [latency::DEFAULT, latency::PINNED, latency::BUSY, latency::POLLING];
+        let columns = [latency::DEFAULT, latency::PINNED, latency::BUSY_POLL, latency::POLLING];
         let cells = columns.into_iter().zip(times);
-        all.extend(cells.map(|(column, value)| Printed { table: TABLE_2, line: run, column, value }));
+        all.extend(cells.map(|(column, value)| PaperValue { table: TABLE_2, line: run, column, value }));
     }
     all
 }
 
 /// The columns Gap as they are printed: without signs, and what is a share of the default instead of a difference as well.
-fn gaps() -> Vec<Printed> {
+fn paper_gaps() -> Vec<PaperValue> {
     const RATES: [[f64; 4]; 9] = [
         [4.72, 34.94, 9.68, 246.84],
         [5.16, 45.58, 6.36, 254.16],
@@ -141,18 +142,19 @@ fn gaps() -> Vec<Printed> {
     ];
     let mut all = Vec::new();
     for ((run, rates), times) in RUNS.into_iter().zip(RATES).zip(TIMES) {
-        let columns = [throughput::NUMA, throughput::ADDRESSES, throughput::THREADS, throughput::BOUND];
+        let columns =
+            [throughput::NUMA, throughput::ADDRESSES, throughput::THREADS, throughput::PORT_BINDING];
         let cells = columns.into_iter().zip(rates);
-        all.extend(cells.map(|(column, value)| Printed { table: GAP_1, line: run, column, value }));
-        let columns = [latency::PINNED, latency::BUSY, latency::POLLING];
+        all.extend(cells.map(|(column, value)| PaperValue { table: GAP_1, line: run, column, value }));
+        let columns = [latency::PINNED, latency::BUSY_POLL, latency::POLLING];
         let cells = columns.into_iter().zip(times);
-        all.extend(cells.map(|(column, value)| Printed { table: GAP_2, line: run, column, value }));
+        all.extend(cells.map(|(column, value)| PaperValue { table: GAP_2, line: run, column, value }));
     }
     all
 }
 
 /// A cell for each of `rows` but the default: the change against it.
-fn changes(rows: &[Row], default: &str, table: &str) -> Vec<Row> {
+fn relative_changes(rows: &[Row], default: &str, table: &str) -> Vec<Row> {
     let base = rows.iter().find(|row| row.column == default).and_then(|row| row.value);
     let cell = |row: &Row| match (row.value, base) {
         (Some(value), Some(base)) if base > 0.0 => {
@@ -160,13 +162,13 @@ fn changes(rows: &[Row], default: &str, table: &str) -> Vec<Row> {
         }
         _ => {
             let why = row.why_not.as_deref().unwrap_or("there is no default to compare with");
-            Row::cannot(table, &row.line, &row.column, "%", why)
+            Row::unavailable(table, &row.line, &row.column, "%", why)
         }
     };
     rows.iter().filter(|row| row.column != default).map(cell).collect()
 }
 
-pub(super) fn differs() -> Vec<String> {
+pub(super) fn differences() -> Vec<String> {
     [
         "Between two hosts of the testbed on one machine; the paper had two machines and network cards. The generator has a processor of its own and does, as veth devices are, also what the kernel does before the socket; the receiving threads share what is left.",
         "As on the paper's receiver, two threads receive where several do. With two processors in all they share one here, so that several threads and bound sockets cannot gain what a second core gave the paper.",
@@ -188,7 +190,7 @@ mod tests {
     /// What is printed twice in the paper agrees: the columns Gap follow from the others, signs and shares aside.
     #[test]
     fn the_papers_gaps_follow_from_its_figures() {
-        let all = printed();
+        let all = paper_values();
         let at = |table: &str, line: &str, column: &str| {
             all.iter()
                 .find(|cell| (cell.table, cell.line, cell.column) == (table, line, column))
@@ -200,7 +202,7 @@ mod tests {
             let table = if cell.table == GAP_1 { TABLE_1 } else { TABLE_2 };
             let share = 100.0 * at(table, cell.line, cell.column) / at(table, cell.line, throughput::DEFAULT);
             let expected = match cell.column {
-                throughput::BOUND | latency::POLLING => share,
+                throughput::PORT_BINDING | latency::POLLING => share,
                 _ => (share - 100.0).abs(),
             };
             assert!((cell.value - expected).abs() < 0.011, "{cell:?}: {expected}");
@@ -214,14 +216,14 @@ mod tests {
         let cell = |column, value| Row::new(TABLE_1, "3", column, "1/s", vec![value]);
         let rows = [
             cell(throughput::DEFAULT, 200.0),
-            Row::cannot(TABLE_1, "3", throughput::NUMA, "1/s", "one node"),
+            Row::unavailable(TABLE_1, "3", throughput::NUMA, "1/s", "one node"),
             cell("lane/xdp", 500.0),
             cell(throughput::THREADS, 150.0),
         ];
         let told = |rows: Vec<Row>| -> Vec<(String, Option<f64>, Option<String>)> {
             rows.into_iter().map(|row| (row.column, row.value, row.why_not)).collect()
         };
-        let gaps = changes(&rows, throughput::DEFAULT, GAP_1);
+        let gaps = relative_changes(&rows, throughput::DEFAULT, GAP_1);
         assert!(gaps.iter().all(|row| row.table == GAP_1 && row.line == "3" && row.unit == "%"));
         let expected = [
             (throughput::NUMA.to_owned(), None, Some("one node".to_owned())),
@@ -229,7 +231,7 @@ mod tests {
             (throughput::THREADS.to_owned(), Some(-25.0), None),
         ];
         assert_eq!(told(gaps), expected);
-        let gaps = told(changes(&rows[1..], throughput::DEFAULT, GAP_1));
+        let gaps = told(relative_changes(&rows[1..], throughput::DEFAULT, GAP_1));
         assert_eq!(gaps[1].2.as_deref(), Some("there is no default to compare with"));
     }
 }

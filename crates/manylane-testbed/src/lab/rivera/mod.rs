@@ -4,25 +4,25 @@
 //! |---|---|
 //! | `reading` | one cell of figures 2 and 4: so many units, read by so many threads |
 //! | `contention` | Tables I to III: waits for locks while they are read |
-//! | `say` | the conclusion |
+//! | `conclusion` | the conclusion |
 
+mod conclusion;
 mod contention;
 mod reading;
-mod say;
 
 use manylane::Steering;
 
-pub(super) use self::contention::{Looked, look};
-use self::reading::{Reader, UNIT};
-pub(super) use self::say::conclude;
-use super::{Part, Plot, Printed, Row, Scale, Table};
+pub(super) use self::conclusion::conclude;
+pub(super) use self::contention::{ContentionSample, sample_contention};
+use self::reading::{Reader, UNIT_SIZE};
+use super::{PaperValue, Part, Plot, Row, Scale, Table};
 use crate::bench;
 use crate::lab::lockstat;
 use crate::receiver::Kind;
 use crate::stats::interleaved;
 
 /// Threads that read.
-const READERS: [usize; 4] = [1, 2, 4, 8];
+const READER_COUNTS: [usize; 4] = [1, 2, 4, 8];
 
 const FIGURE_2: &str = "figure 2";
 const FIGURE_2_CPU: &str = "figure 2, processor time";
@@ -34,12 +34,12 @@ const CALLERS: &str = "callers";
 
 /// Columns of Tables I to III. The paper heads its times with ms; they are the microseconds that the kernel prints: 2,001,099
 /// ms of holding would be half an hour for a run of seconds.
-const HELD: &str = "held, µs";
-const TAKEN: &str = "acquisitions";
-const HELD_EACH: &str = "held each, µs";
-const WAITED: &str = "waited, µs";
-const WAITS: &str = "contentions";
-const WAITED_EACH: &str = "waited each, µs";
+const HOLD_TIME: &str = "held, µs";
+const ACQUISITIONS: &str = "acquisitions";
+const HOLD_TIME_MEAN: &str = "held each, µs";
+const WAIT_TIME: &str = "waited, µs";
+const CONTENTIONS: &str = "contentions";
+const WAIT_TIME_MEAN: &str = "waited each, µs";
 
 /// Flows of figure 2: enough for the kernel's hash to give each of eight sockets some.
 const FLOWS: u16 = 64;
@@ -59,12 +59,12 @@ fn readers() -> Vec<Reader> {
 }
 
 /// The ways to receive datagrams of which another paper's question is asked, too.
-pub(super) fn usual() -> Vec<Reader> {
+pub(super) fn udp_readers() -> Vec<Reader> {
     readers().into_iter().filter(|reader| *reader != Reader::Pipe).collect()
 }
 
 /// Who reads in figure 4: everything comes from one source, as in the paper.
-fn queues() -> Vec<Reader> {
+fn queue_readers() -> Vec<Reader> {
     vec![
         Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1),
         Reader::Udp(Kind::ReuseportRecvmmsg, Steering::Flow, 1),
@@ -76,8 +76,8 @@ fn queues() -> Vec<Reader> {
 }
 
 pub(super) fn tables(scale: &Scale) -> Vec<Table> {
-    let units = super::table::short(scale.units as f64);
-    let what = format!("{units} units of {UNIT} bytes");
+    let units = super::table::format_number(scale.units as f64);
+    let what = format!("{units} units of {UNIT_SIZE} bytes");
     let table = |name, title, plot| Table { name, title, plot };
     let lines = Some(Plot::Lines("threads that read"));
     vec![
@@ -110,10 +110,10 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     let mut parts = Vec::new();
     for (figure, tables, who) in [
         ("figure2", (FIGURE_2, Some(FIGURE_2_CPU)), readers as fn() -> Vec<Reader>),
-        ("figure4", (FIGURE_4, None), queues as fn() -> Vec<Reader>),
+        ("figure4", (FIGURE_4, None), queue_readers as fn() -> Vec<Reader>),
     ] {
         for (round, order) in interleaved(scale.rounds, who().len()).enumerate() {
-            for threads in READERS {
+            for threads in READER_COUNTS {
                 let order = order.clone();
                 parts.push(Part::new(
                     format!("rivera/{figure}/{threads}-readers/round-{}", round + 1),
@@ -121,7 +121,7 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
                         let readers = who();
                         let mut rows: Vec<(usize, Vec<Row>)> = Vec::new();
                         for &index in &order {
-                            bench::go_on(stop)?;
+                            bench::check_stop(stop)?;
                             let got = reading::rows(places, readers[index], threads, tables, stop)?;
                             rows.push((index, got));
                         }
@@ -133,7 +133,7 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
             }
         }
     }
-    for threads in READERS {
+    for threads in READER_COUNTS {
         let id = format!("rivera/locks/{threads}-readers");
         parts.push(Part::new(id, move |places, stop| contention::rows(places, &readers(), threads, stop)));
     }
@@ -141,43 +141,43 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
 }
 
 /// Tables I to III of the paper (Linux 3.12.5, Intel i5-2400, four cores).
-pub(super) fn printed() -> Vec<Printed> {
+pub(super) fn paper_values() -> Vec<PaperValue> {
     type Line = (&'static str, [f64; 6]);
-    const ONE: [Line; 4] = [
+    const TABLE_1_LINES: [Line; 4] = [
         ("1", [241_739.56, 1_498_456.0, 0.16133, 14.69, 72.0, 0.20403]),
         ("2", [491_475.11, 3_000_009.0, 0.16382, 83.76, 427.0, 0.19616]),
         ("4", [999_715.69, 6_001_903.0, 0.16657, 193.33, 956.0, 0.20223]),
         ("8", [2_001_099.30, 12_002_304.0, 0.16673, 300.51, 1479.0, 0.20318]),
     ];
-    const TWO: [Line; 4] = [
+    const TABLE_2_LINES: [Line; 4] = [
         ("1", [1_727_674.73, 1_000_102.0, 1.72750, 122.21, 222.0, 0.55050]),
         ("2", [3_546_050.22, 2_000_037.0, 1.77299, 1417.54, 1235.0, 1.14781]),
         ("4", [7_253_937.17, 4_000_143.0, 1.81342, 3163.35, 2576.0, 1.22801]),
         ("8", [14_511_741.72, 8_000_053.0, 1.81396, 5301.16, 4281.0, 1.23830]),
     ];
-    const THREE: [Line; 4] = [
+    const TABLE_3_LINES: [Line; 4] = [
         ("1", [475_795.94, 1_995_714.0, 0.23841, 173.13, 543.0, 0.31884]),
         ("2", [983_877.62, 4_000_453.0, 0.24594, 677.32, 1743.0, 0.38859]),
         ("4", [1_988_615.96, 8_004_417.0, 0.24844, 1147.46, 3679.0, 0.31189]),
         ("8", [3_976_472.06, 16_007_064.0, 0.24842, 2429.32, 8650.0, 0.28085]),
     ];
     let mut all = Vec::new();
-    for (table, lines) in [(TABLE_1, ONE), (TABLE_2, TWO), (TABLE_3, THREE)] {
+    for (table, lines) in [(TABLE_1, TABLE_1_LINES), (TABLE_2, TABLE_2_LINES), (TABLE_3, TABLE_3_LINES)] {
         for (line, values) in lines {
-            let columns = [HELD, TAKEN, HELD_EACH, WAITED, WAITS, WAITED_EACH];
+            let columns = [HOLD_TIME, ACQUISITIONS, HOLD_TIME_MEAN, WAIT_TIME, CONTENTIONS, WAIT_TIME_MEAN];
             let cells = columns.into_iter().zip(values);
-            all.extend(cells.map(|(column, value)| Printed { table, line, column, value }));
+            all.extend(cells.map(|(column, value)| PaperValue { table, line, column, value }));
         }
     }
     all
 }
 
-pub(super) fn differs(scale: &Scale) -> Vec<String> {
+pub(super) fn differences(scale: &Scale) -> Vec<String> {
     let mut all = vec![
         "The paper draws figures 2 and 4 without printing their numbers, so no number of the paper stands beside ours there; those of Tables I to III do.".into(),
         format!(
             "Here all threads together read {} units. The acquisitions in the paper's tables grow with the threads (three for each unit and thread), so there each thread seems to have read 500,000: compare per unit.",
-            super::table::short(scale.units as f64)
+            super::table::format_number(scale.units as f64)
         ),
         "The sender waits when more units are under way than the receive buffer is sure to hold, so that nothing is lost and every count is exact; of the paper's sender nothing is said.".into(),
         "The FIFO is a pipe without a name: the kernel reads and writes both by the same functions.".into(),
@@ -186,7 +186,7 @@ pub(super) fn differs(scale: &Scale) -> Vec<String> {
         "Threads are not pinned, as in the paper; sender and readers share this machine's processors.".into(),
     ];
     all.push("The paper heads the times of Tables I to III with ms. They are microseconds, as /proc/lock_stat prints them: 14,511,742 ms would be four hours that a lock was held in a run of seconds. Ours are microseconds, too.".into());
-    if lockstat::exists() {
+    if lockstat::is_supported() {
         all.push("Acquisitions and hold times come from /proc/lock_stat, which counts the whole machine and all UDP sockets; contentions and waits from tracepoints, of this process alone. Since Linux 4.13 readers have a queue of their own, with a lock that has no name and is in no line of Table I.".into());
     } else {
         all.push("This kernel keeps no lock statistics (CONFIG_LOCK_STAT): contentions and waits come from the tracepoints lock:contention_begin and _end, hold times and acquisitions from nowhere. They are of this process alone. The paper ran a kernel with lockdep, whose own cost is in its times.".into());

@@ -11,31 +11,31 @@ use manylane::{Steering, WaitPolicy};
 use manylane_sys::cpu;
 
 use crate::bench::{self, Setup};
-use crate::lab::{Places, Row};
-use crate::receiver::{Kind, ReceiverOptions, Running, Work};
-use crate::toil::Toil;
+use crate::lab::{Row, Setups};
+use crate::receiver::{Kind, ReceiverOptions, RunningReceiver, Work};
+use crate::synthetic_work::SyntheticWork;
 use crate::traffic::live::LiveSender;
 use crate::traffic::portable::Flows;
 use crate::traffic::{Traffic, Until};
 
 /// Bytes of a unit.
-pub(super) const UNIT: usize = 10;
+pub(super) const UNIT_SIZE: usize = 10;
 /// Units that are sent between two looks at how many are under way.
-const CHUNK: u64 = 512;
+const CHUNK_UNITS: u64 = 512;
 /// What a datagram of ten bytes takes of a receive buffer, generously, twice over.
-const ROOM: u64 = 2048;
+const SKB_TRUESIZE_MAX: u64 = 2048;
 /// Units under way at most, if the receive buffers hold them.
-const WINDOW: u64 = 16_384;
+const WINDOW_MAX: u64 = 16_384;
 /// Frames are sent by one call, which costs more than all else, so that nobody can hold it back: it keeps a pace, and a ring
 /// takes what comes in 8 ms.
-const FRAMES_PACE: f64 = 500_000.0;
-const FRAMES_RING: u32 = 4096;
+const FRAMES_PPS: f64 = 500_000.0;
+const FRAMES_RING_SIZE: u32 = 4096;
 /// Readers that read nothing for so long while they are sent to read no more.
-const PATIENCE: Duration = Duration::from_secs(5);
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// All is sent, and nothing has come for so long: what is missing is lost. Its wait is in no time.
-const QUIET: Duration = Duration::from_millis(500);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often the reader of a result looks.
-const LOOK: Duration = Duration::from_micros(20);
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Who reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,7 +63,7 @@ impl Reader {
 
 /// What came of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(in crate::lab) struct Reading {
+pub(in crate::lab) struct ReadSample {
     pub(super) elapsed: Duration,
     pub(super) cpu: Duration,
     pub(super) sent: u64,
@@ -73,19 +73,19 @@ pub(in crate::lab) struct Reading {
 
 /// One sample, as rows; a receiver that cannot be had is a row that says why.
 pub(super) fn rows(
-    places: &mut Places,
+    places: &mut Setups,
     reader: Reader,
     threads: usize,
     (seconds, cpu): (&str, Option<&str>),
     stop: &AtomicBool,
 ) -> Result<Vec<Row>> {
     let (name, column) = (reader.name(), threads.to_string());
-    let got = match read(places, reader, threads, stop, &mut |_| Ok(())) {
+    let got = match read_units(places, reader, threads, stop, &mut |_| Ok(())) {
         Ok(got) => got,
         Err(err) => {
-            bench::go_on(stop)?;
+            bench::check_stop(stop)?;
             let why = format!("{err:#}");
-            let empty = |table: &str, unit: &str| Row::cannot(table, &name, &column, unit, &why);
+            let empty = |table: &str, unit: &str| Row::unavailable(table, &name, &column, unit, &why);
             return Ok(std::iter::once(empty(seconds, "s"))
                 .chain(cpu.map(|table| empty(table, "ns")))
                 .collect());
@@ -93,60 +93,60 @@ pub(super) fn rows(
     };
     let counts = [("sent", got.sent), ("delivered", got.delivered), ("dropped", got.dropped)];
     let each = got.cpu.as_nanos() as f64 / got.delivered.max(1) as f64;
-    let time = Row::new(seconds, &name, &column, "s", vec![got.elapsed.as_secs_f64()]).with(&counts);
+    let time = Row::new(seconds, &name, &column, "s", vec![got.elapsed.as_secs_f64()]).with_counts(&counts);
     let each = cpu.map(|table| Row::new(table, &name, &column, "ns", vec![each]));
     Ok(std::iter::once(time).chain(each).collect())
 }
 
 /// Between what belongs to reading and what does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moment {
+pub(super) enum Phase {
     /// The readers are there, and nothing is sent yet.
-    Begins,
+    Started,
     /// All is read, and the readers are there still.
-    Ends,
+    Finished,
 }
 
 /// Who is told of these moments.
-pub(super) type Around<'a> = &'a mut (dyn FnMut(Moment) -> Result<()> + Send);
+pub(super) type PhaseHook<'a> = &'a mut (dyn FnMut(Phase) -> Result<()> + Send);
 
 /// Has `threads` threads read all units of the run's scale.
-pub(super) fn read(
-    places: &mut Places,
+pub(super) fn read_units(
+    places: &mut Setups,
     reader: Reader,
     threads: usize,
     stop: &AtomicBool,
-    around: Around<'_>,
-) -> Result<Reading> {
+    around: PhaseHook<'_>,
+) -> Result<ReadSample> {
     let units = places.scale.units;
-    let Reader::Udp(kind, steering, flows) = reader else { return pipe(units, threads, around) };
+    let Reader::Udp(kind, steering, flows) = reader else { return read_pipe(units, threads, around) };
     let setup = if reader.needs_device() { places.testbed()? } else { places.loopback()? };
     let options = ReceiverOptions {
         addr: setup.bind_addr(),
         work: Work::Count,
-        toil: Toil::default(),
+        synthetic_work: SyntheticWork::default(),
         threads,
         batch: 64,
-        recv_buffer: bench::usual_recv_buffer(),
-        size: UNIT,
+        recv_buffer: bench::default_recv_buffer(),
+        size: UNIT_SIZE,
         cpus: Vec::new(),
-        linger: Duration::ZERO,
+        rx_coalesce: Duration::ZERO,
         devices: setup.device_names(),
-        ring: FRAMES_RING,
+        ring: FRAMES_RING_SIZE,
         wait: WaitPolicy::Sleep,
         steering,
     };
     let running = setup.start(kind, &options)?;
     let mut sender = Sender::open(setup, running.addr(), flows, options.recv_buffer)?;
-    around(Moment::Begins)?;
+    around(Phase::Started)?;
     let start = Instant::now();
     let sent = sender.send(running.as_ref(), units, stop)?;
-    let done = wait(running.as_ref(), sent, stop)?;
+    let done = wait_drained(running.as_ref(), sent, stop)?;
     let elapsed = done.saturating_duration_since(start);
     let cpu = running.snapshot().rx_cpu;
-    around(Moment::Ends)?;
+    around(Phase::Finished)?;
     let end = running.stop()?;
-    Ok(Reading { elapsed, cpu, sent, delivered: end.delivered, dropped: end.kernel_dropped })
+    Ok(ReadSample { elapsed, cpu, sent, delivered: end.delivered, dropped: end.kernel_dropped })
 }
 
 /// Who sends, and so that nothing is lost.
@@ -160,12 +160,12 @@ enum Sender {
 impl Sender {
     /// Everything that takes time before the first unit.
     fn open(setup: &Setup, to: SocketAddr, flows: u16, recv_buffer: usize) -> Result<Self> {
-        let traffic = Traffic { flows, ..Traffic::new(to, UNIT) };
+        let traffic = Traffic { flows, ..Traffic::new(to, UNIT_SIZE) };
         let Some((from, host)) = setup.hosts() else {
-            let window = (recv_buffer as u64 / ROOM).clamp(CHUNK / 8, WINDOW);
+            let window = (recv_buffer as u64 / SKB_TRUESIZE_MAX).clamp(CHUNK_UNITS / 8, WINDOW_MAX);
             return Ok(Self::Sockets(Flows::open(&traffic)?, window));
         };
-        let traffic = Traffic { pps: Some(FRAMES_PACE), ..traffic };
+        let traffic = Traffic { pps: Some(FRAMES_PPS), ..traffic };
         let mut sender = LiveSender::new(from, host, 0, &traffic)?;
         if let Some(cpu) = setup.sender_cpu() {
             sender.pin(cpu);
@@ -174,27 +174,27 @@ impl Sender {
     }
 
     /// Sends all units.
-    fn send(&mut self, running: &dyn Running, units: u64, stop: &AtomicBool) -> Result<u64> {
+    fn send(&mut self, running: &dyn RunningReceiver, units: u64, stop: &AtomicBool) -> Result<u64> {
         let (flows, window) = match self {
             Self::Sockets(flows, window) => (flows, *window),
             Self::Frames(sender) => {
-                bench::go_on(stop)?;
+                bench::check_stop(stop)?;
                 return Ok(sender.send(Until::Count(units))?.datagrams);
             }
         };
         let mut sent = 0;
         while sent < units {
-            let chunk = CHUNK.min(window).min(units - sent);
-            bench::go_on(stop)?;
+            let chunk = CHUNK_UNITS.min(window).min(units - sent);
+            bench::check_stop(stop)?;
             let before = Instant::now();
-            while sent + chunk > taken(running) + window {
-                bench::go_on(stop)?;
+            while sent + chunk > total_consumed(running) + window {
+                bench::check_stop(stop)?;
                 ensure!(
-                    before.elapsed() < PATIENCE,
+                    before.elapsed() < STALL_TIMEOUT,
                     "readers stopped reading after {} units",
-                    taken(running)
+                    total_consumed(running)
                 );
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
             let got = flows.send(None, &Until::Count(chunk))?;
             ensure!(got.rejected == 0, "the sender's socket refused {} units", got.rejected);
@@ -204,53 +204,53 @@ impl Sender {
     }
 }
 
-fn taken(running: &dyn Running) -> u64 {
+fn total_consumed(running: &dyn RunningReceiver) -> u64 {
     let seen = running.snapshot();
     seen.delivered + seen.kernel_dropped
 }
 
 /// When the last unit was taken, or nothing more came.
-fn wait(running: &dyn Running, sent: u64, stop: &AtomicBool) -> Result<Instant> {
-    let mut last = (taken(running), Instant::now());
+fn wait_drained(running: &dyn RunningReceiver, sent: u64, stop: &AtomicBool) -> Result<Instant> {
+    let mut last = (total_consumed(running), Instant::now());
     loop {
-        let (now, seen) = (Instant::now(), taken(running));
+        let (now, seen) = (Instant::now(), total_consumed(running));
         if seen >= sent {
             return Ok(now);
         }
         if seen != last.0 {
             last = (seen, now);
         }
-        bench::go_on(stop)?;
-        if last.1.elapsed() > QUIET {
+        bench::check_stop(stop)?;
+        if last.1.elapsed() > IDLE_TIMEOUT {
             return Ok(last.1);
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// A pipe: written by one thread, read by all, a system call for each unit.
-fn pipe(units: u64, threads: usize, around: Around<'_>) -> Result<Reading> {
+fn read_pipe(units: u64, threads: usize, around: PhaseHook<'_>) -> Result<ReadSample> {
     let (reader, mut writer) = std::io::pipe().context("cannot make a pipe")?;
     let go = AtomicBool::new(false);
     thread::scope(|scope| {
         let readers: Vec<_> = (0..threads).map(|_| scope.spawn(|| drain(&reader, &go))).collect();
-        let begun = around(Moment::Begins);
+        let begun = around(Phase::Started);
         go.store(true, Ordering::Release);
         begun?;
         let start = Instant::now();
-        let unit = [b'u'; UNIT];
+        let unit = [b'u'; UNIT_SIZE];
         for _ in 0..units {
             writer.write_all(&unit).context("cannot write to the pipe")?;
         }
         drop(writer);
-        let mut sum = Reading { sent: units, ..Reading::default() };
+        let mut sum = ReadSample { sent: units, ..ReadSample::default() };
         for reader in readers {
             let (bytes, cpu) = reader.join().map_err(|_| anyhow!("a reader panicked"))??;
-            sum.delivered += bytes / UNIT as u64;
+            sum.delivered += bytes / UNIT_SIZE as u64;
             sum.cpu += cpu;
         }
         sum.elapsed = start.elapsed();
-        around(Moment::Ends)?;
+        around(Phase::Finished)?;
         ensure!(sum.delivered == units, "{} of {units} units came out of the pipe", sum.delivered);
         Ok(sum)
     })
@@ -260,11 +260,11 @@ fn drain(pipe: &PipeReader, go: &AtomicBool) -> Result<(u64, Duration)> {
     while !go.load(Ordering::Acquire) {
         thread::yield_now();
     }
-    let (before, mut bytes) = (cpu::thread_time(), 0);
-    let mut unit = [0; UNIT];
+    let (before, mut bytes) = (cpu::thread_cpu_time(), 0);
+    let mut unit = [0; UNIT_SIZE];
     loop {
         match (&mut &*pipe).read(&mut unit).context("cannot read the pipe")? {
-            0 => return Ok((bytes, cpu::thread_time().saturating_sub(before))),
+            0 => return Ok((bytes, cpu::thread_cpu_time().saturating_sub(before))),
             got => bytes += got as u64,
         }
     }
@@ -277,13 +277,13 @@ mod tests {
 
     #[test]
     fn loopback_every_unit_is_read_once() {
-        let mut places = Places::new(Scale { units: 3000, ..Scale::quick() });
+        let mut places = Setups::new(Scale { units: 3000, ..Scale::quick() });
         let stop = AtomicBool::new(false);
         let shared = Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 8);
         let lanes = Reader::Udp(Kind::LaneMmsg, Steering::RoundRobin, 1);
         for reader in [Reader::Pipe, shared, lanes] {
             for threads in [1, 3] {
-                let got = read(&mut places, reader, threads, &stop, &mut |_| Ok(())).unwrap();
+                let got = read_units(&mut places, reader, threads, &stop, &mut |_| Ok(())).unwrap();
                 let what = format!("{reader:?}, {threads}: {got:?}");
                 assert_eq!((got.sent, got.delivered, got.dropped), (3000, 3000, 0), "{what}");
                 assert!(got.elapsed > Duration::ZERO && got.cpu > Duration::ZERO, "{what}");
@@ -293,10 +293,10 @@ mod tests {
 
     #[test]
     fn a_stop_is_heard_while_units_are_under_way() {
-        let mut places = Places::new(Scale { units: 1 << 40, ..Scale::quick() });
+        let mut places = Setups::new(Scale { units: 1 << 40, ..Scale::quick() });
         let reader = Reader::Udp(Kind::SocketRecvfrom, Steering::Flow, 1);
         let stop = AtomicBool::new(true);
-        let err = read(&mut places, reader, 1, &stop, &mut |_| Ok(())).unwrap_err();
+        let err = read_units(&mut places, reader, 1, &stop, &mut |_| Ok(())).unwrap_err();
         assert!(err.to_string().contains("interrupted"), "{err:#}");
     }
 }

@@ -9,70 +9,85 @@ use anyhow::{Context, Result, anyhow};
 use manylane_sys::cpu;
 
 use super::{COST, TABLE_1};
-use crate::lab::{Row, Scale, near};
+use crate::lab::{Row, Scale, cpu_distance};
 use crate::{bench, machine};
 
 pub(super) const INSTRUCTION: &str = "Instruction";
 pub(super) const CYCLE: &str = "Clock Cycle";
 pub(super) const L2: &str = "L2 Cache Hit";
 pub(super) const INCREMENT: &str = "Atomic Increment";
-pub(super) const EXCHANGE: &str = "cmpxchg Atomic Increment";
-pub(super) const MOVED: &str = "Atomic Incr. Cache Transfer";
+pub(super) const CMPXCHG: &str = "cmpxchg Atomic Increment";
+pub(super) const INCREMENT_TRANSFER: &str = "Atomic Incr. Cache Transfer";
 pub(super) const MEMORY: &str = "Main Memory";
 pub(super) const LOCK: &str = "CPU-Local Lock";
-pub(super) const BLIND: &str = "cmpxchg Blind Cache Transfer";
-pub(super) const INVALIDATED: &str = "cmpxchg Cache Transfer and Invalidate";
+pub(super) const CMPXCHG_BLIND: &str = "cmpxchg Blind Cache Transfer";
+pub(super) const CMPXCHG_INVALIDATE: &str = "cmpxchg Cache Transfer and Invalidate";
 /// Not of the paper: what tells whether two processors are two cores.
-pub(super) const HANDED: &str = "Cache Line Handed Over";
+pub(super) const LINE_HANDOVER: &str = "Cache Line Handed Over";
 
 /// Words between two steps through memory: a cache line.
-const LINE: usize = 64 / size_of::<u32>();
+const LINE_WORDS: usize = 64 / size_of::<u32>();
 /// More than a first cache has, less than a second one.
-const SECOND: usize = 192 << 10;
+const L2_BYTES: usize = 192 << 10;
 /// More than a last cache has.
-const MEMORY_FULL: usize = 256 << 20;
-const MEMORY_QUICK: usize = 128 << 20;
+const MEMORY_BYTES: usize = 256 << 20;
+const MEMORY_BYTES_QUICK: usize = 128 << 20;
 
 /// One sample of each line, on one pinned thread, and another one where it takes two.
 pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let cpus = machine::allowed_cpus();
     let (first, second) = (cpus[0], cpus.get(1).copied());
     let steps = if scale.quick { 50_000 } else { 500_000 };
-    let memory = if scale.quick { MEMORY_QUICK } else { MEMORY_FULL };
-    let alone = on(first, || {
-        let chain = chain(steps);
+    let memory = if scale.quick { MEMORY_BYTES_QUICK } else { MEMORY_BYTES };
+    let alone = run_pinned(first, || {
+        let chain = dependent_chain(steps);
         vec![
-            (INSTRUCTION, side_by_side(steps)),
+            (INSTRUCTION, independent_chains(steps)),
             (CYCLE, chain),
-            (L2, walk(SECOND, steps)),
+            (L2, pointer_chase(L2_BYTES, steps)),
             (INCREMENT, increment(steps)),
-            (EXCHANGE, exchange(steps)),
-            (MEMORY, walk(memory, steps / 3)),
-            (LOCK, lock(steps)),
+            (CMPXCHG, cmpxchg(steps)),
+            (MEMORY, pointer_chase(memory, steps / 3)),
+            (LOCK, lock_unlock(steps)),
         ]
     })?;
-    bench::go_on(stop)?;
+    bench::check_stop(stop)?;
     let row = |name: &str, ns: f64| Row::new(TABLE_1, name, COST, "ns", vec![ns]);
     let mut rows: Vec<Row> = alone.into_iter().map(|(name, ns)| row(name, ns)).collect();
     let rounds = if scale.quick { 40 } else { 400 };
-    for (name, how) in [(MOVED, How::Increment), (BLIND, How::Blind), (INVALIDATED, How::Looked)] {
+    for (name, how) in [
+        (INCREMENT_TRANSFER, TransferOp::Increment),
+        (CMPXCHG_BLIND, TransferOp::Blind),
+        (CMPXCHG_INVALIDATE, TransferOp::ReadFirst),
+    ] {
         rows.push(match second {
-            Some(second) => row(name, moved(first, second, how, rounds)?),
-            None => Row::cannot(TABLE_1, name, COST, "ns", "there is one processor"),
+            Some(second) => row(name, line_transfer(first, second, how, rounds)?),
+            None => Row::unavailable(TABLE_1, name, COST, "ns", "there is one processor"),
         });
     }
     rows.push(match second {
-        Some(second) => row(HANDED, near::handover(first, second, rounds)?),
-        None => Row::cannot(TABLE_1, HANDED, COST, "ns", "there is one processor"),
+        Some(second) => row(LINE_HANDOVER, cpu_distance::measure_handover(first, second, rounds)?),
+        None => Row::unavailable(TABLE_1, LINE_HANDOVER, COST, "ns", "there is one processor"),
     });
     // The paper sorts by cost; its order is kept.
-    let order =
-        [INSTRUCTION, CYCLE, L2, INCREMENT, EXCHANGE, MOVED, MEMORY, LOCK, BLIND, INVALIDATED, HANDED];
+    let order = [
+        INSTRUCTION,
+        CYCLE,
+        L2,
+        INCREMENT,
+        CMPXCHG,
+        INCREMENT_TRANSFER,
+        MEMORY,
+        LOCK,
+        CMPXCHG_BLIND,
+        CMPXCHG_INVALIDATE,
+        LINE_HANDOVER,
+    ];
     rows.sort_by_key(|row| order.iter().position(|name| *name == row.line));
     Ok(rows)
 }
 
-fn on<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
+fn run_pinned<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let worker = scope.spawn(|| {
             cpu::pin(cpu).with_context(|| format!("cannot pin a thread to CPU {cpu}"))?;
@@ -83,44 +98,44 @@ fn on<T: Send>(cpu: usize, work: impl FnOnce() -> T + Send) -> Result<T> {
 }
 
 /// A stretch of steps is measured so often; the middle one counts, so that a stretch that was interrupted does not.
-const STRETCHES: usize = 15;
+const SAMPLE_COUNT: usize = 15;
 
 /// Nanoseconds of each of `count` steps that `work` does.
-fn each(count: u64, work: impl FnOnce()) -> f64 {
+fn ns_per_step(count: u64, work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
     start.elapsed().as_nanos() as f64 / count.max(1) as f64
 }
 
 /// The same, in the middle of many stretches.
-fn steady(count: u64, mut work: impl FnMut()) -> f64 {
-    crate::stats::median((0..STRETCHES).map(|_| each(count, &mut work)))
+fn median_ns(count: u64, mut work: impl FnMut()) -> f64 {
+    crate::stats::median((0..SAMPLE_COUNT).map(|_| ns_per_step(count, &mut work)))
 }
 
 /// Six instructions that take a cycle each and wait for each other.
 #[inline(always)]
-fn mix(mut x: u64) -> u64 {
+fn xorshift(mut x: u64) -> u64 {
     x ^= x << 13;
     x ^= x >> 7;
     x ^ (x << 17)
 }
 
-fn chain(steps: u64) -> f64 {
+fn dependent_chain(steps: u64) -> f64 {
     let mut x = black_box(88_172_645_463_325_252);
-    let ns = steady(steps * 6, || {
+    let ns = median_ns(steps * 6, || {
         for _ in 0..steps {
-            x = mix(x);
+            x = xorshift(x);
         }
     });
     black_box(x);
     ns
 }
 
-fn side_by_side(steps: u64) -> f64 {
+fn independent_chains(steps: u64) -> f64 {
     let [mut a, mut b, mut c, mut d] = black_box([1_u64, 3, 5, 7]);
-    let ns = steady(steps * 24, || {
+    let ns = median_ns(steps * 24, || {
         for _ in 0..steps {
-            (a, b, c, d) = (mix(a), mix(b), mix(c), mix(d));
+            (a, b, c, d) = (xorshift(a), xorshift(b), xorshift(c), xorshift(d));
         }
     });
     black_box([a, b, c, d]);
@@ -128,26 +143,26 @@ fn side_by_side(steps: u64) -> f64 {
 }
 
 /// Goes from line to line of so many bytes, in an order that nobody guesses, each step known only after the last.
-fn walk(bytes: usize, steps: u64) -> f64 {
+fn pointer_chase(bytes: usize, steps: u64) -> f64 {
     let lines = bytes / 64;
-    let mut next = vec![0_u32; lines * LINE];
+    let mut next = vec![0_u32; lines * LINE_WORDS];
     // Sattolo's shuffle: one cycle through all lines.
     let mut order: Vec<u32> = (0..lines as u32).collect();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for index in (1..lines).rev() {
-        state = mix(state);
+        state = xorshift(state);
         order.swap(index, (state >> 11) as usize % index);
     }
     for (index, line) in order.iter().enumerate() {
         let to = order[(index + 1) % lines];
-        next[*line as usize * LINE] = to * LINE as u32;
+        next[*line as usize * LINE_WORDS] = to * LINE_WORDS as u32;
     }
     let mut at = 0_u32;
     // Once through what fits a cache, so that it is there.
-    for _ in 0..(lines as u64).min(SECOND as u64) {
+    for _ in 0..(lines as u64).min(L2_BYTES as u64) {
         at = next[at as usize];
     }
-    let ns = steady(steps, || {
+    let ns = median_ns(steps, || {
         for _ in 0..steps {
             at = next[at as usize];
         }
@@ -158,16 +173,16 @@ fn walk(bytes: usize, steps: u64) -> f64 {
 
 fn increment(steps: u64) -> f64 {
     let word = AtomicU64::new(black_box(0));
-    steady(steps, || {
+    median_ns(steps, || {
         for _ in 0..steps {
             black_box(&word).fetch_add(1, Ordering::SeqCst);
         }
     })
 }
 
-fn exchange(steps: u64) -> f64 {
+fn cmpxchg(steps: u64) -> f64 {
     let word = AtomicU64::new(black_box(0));
-    steady(steps, || {
+    median_ns(steps, || {
         for _ in 0..steps {
             let word = black_box(&word);
             let was = word.load(Ordering::Relaxed);
@@ -177,9 +192,9 @@ fn exchange(steps: u64) -> f64 {
 }
 
 /// Taken and given back as the kernel's spinlock is: an exchange, then a store.
-fn lock(steps: u64) -> f64 {
+fn lock_unlock(steps: u64) -> f64 {
     let (held, mut guarded) = (AtomicBool::new(black_box(false)), 0_u64);
-    let ns = steady(steps, || {
+    let ns = median_ns(steps, || {
         for _ in 0..steps {
             let held = black_box(&held);
             while held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {}
@@ -193,27 +208,27 @@ fn lock(steps: u64) -> f64 {
 
 /// How a line is taken from the other processor.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+enum TransferOp {
     /// Atomic increment.
     Increment,
     /// Compare and exchange, of a value that is known.
     Blind,
     /// Looked at first, so that it comes shared and has to be taken again to be written.
-    Looked,
+    ReadFirst,
 }
 
 /// A word alone on the pair of lines that processors fetch.
 #[repr(align(128))]
-struct Word(AtomicU64);
+struct PaddedWord(AtomicU64);
 
 /// Lines that one processor writes and the other takes.
-const LINES: usize = 512;
+const LINE_COUNT: usize = 512;
 /// From a line to the next one: odd, so that all have their turn.
-const STEP: usize = 167;
+const LINE_STRIDE: usize = 167;
 
 /// Nanoseconds of one operation on a line that the other processor has just written.
-fn moved(first: usize, second: usize, how: How, rounds: u64) -> Result<f64> {
-    let words: Vec<Word> = (0..LINES).map(|_| Word(AtomicU64::new(0))).collect();
+fn line_transfer(first: usize, second: usize, how: TransferOp, rounds: u64) -> Result<f64> {
+    let words: Vec<PaddedWord> = (0..LINE_COUNT).map(|_| PaddedWord(AtomicU64::new(0))).collect();
     // Even: the other one writes; odd: this one takes.
     let turn = AtomicUsize::new(0);
     let rounds = rounds as usize;
@@ -221,7 +236,7 @@ fn moved(first: usize, second: usize, how: How, rounds: u64) -> Result<f64> {
         let writer = scope.spawn(|| -> Result<()> {
             cpu::pin(second).context("cannot pin a thread")?;
             for round in 0..rounds {
-                wait(&turn, 2 * round);
+                spin_until(&turn, 2 * round);
                 words.iter().for_each(|word| word.0.store(round as u64, Ordering::Relaxed));
                 turn.store(2 * round + 1, Ordering::Release);
             }
@@ -231,8 +246,8 @@ fn moved(first: usize, second: usize, how: How, rounds: u64) -> Result<f64> {
             let pinned = cpu::pin(first).context("cannot pin a thread");
             let mut times = Vec::with_capacity(rounds);
             for round in 0..rounds {
-                wait(&turn, 2 * round + 1);
-                times.push(each(LINES as u64, || take(&words, how, round as u64)));
+                spin_until(&turn, 2 * round + 1);
+                times.push(ns_per_step(LINE_COUNT as u64, || access_lines(&words, how, round as u64)));
                 turn.store(2 * round + 2, Ordering::Release);
             }
             pinned?;
@@ -243,7 +258,7 @@ fn moved(first: usize, second: usize, how: How, rounds: u64) -> Result<f64> {
     })
 }
 
-fn wait(turn: &AtomicUsize, until: usize) {
+fn spin_until(turn: &AtomicUsize, until: usize) {
     let mut looks = 0_u32;
     // Less than that only if a processor was taken away: then the other thread may need this one.
     while turn.load(Ordering::Acquire) < until {
@@ -254,16 +269,16 @@ fn wait(turn: &AtomicUsize, until: usize) {
 
 /// Takes each line once. Which one is next is known only when the last one is here: processors would fetch many at one time otherwise,
 /// and a transfer would seem to take the time of one of many that go on side by side.
-fn take(words: &[Word], how: How, known: u64) {
+fn access_lines(words: &[PaddedWord], how: TransferOp, known: u64) {
     let mut index = 0;
-    for _ in 0..LINES {
+    for _ in 0..LINE_COUNT {
         let word = &words[index].0;
         let was = match how {
-            How::Increment => word.fetch_add(1, Ordering::SeqCst),
-            How::Blind => word
+            TransferOp::Increment => word.fetch_add(1, Ordering::SeqCst),
+            TransferOp::Blind => word
                 .compare_exchange(known, known + 1, Ordering::SeqCst, Ordering::Relaxed)
                 .unwrap_or_else(|other| other),
-            How::Looked => {
+            TransferOp::ReadFirst => {
                 let was = word.load(Ordering::Acquire);
                 word.compare_exchange(was, was + 1, Ordering::SeqCst, Ordering::Relaxed)
                     .unwrap_or_else(|other| other)
@@ -271,7 +286,7 @@ fn take(words: &[Word], how: How, known: u64) {
         };
         // Nothing but `known` was there; the compiler and the processor do not know that. Not one line after the other: the next one
         // is not to be fetched ahead.
-        index = (index + STEP + was.wrapping_sub(known) as usize) % LINES;
+        index = (index + LINE_STRIDE + was.wrapping_sub(known) as usize) % LINE_COUNT;
     }
 }
 
@@ -289,15 +304,15 @@ mod tests {
         }
         assert_eq!(
             (rows[0].line.as_str(), rows[9].line.as_str(), rows[10].line.as_str()),
-            (INSTRUCTION, INVALIDATED, HANDED)
+            (INSTRUCTION, CMPXCHG_INVALIDATE, LINE_HANDOVER)
         );
     }
 
     #[test]
     fn every_line_is_taken_once() {
-        for how in [How::Increment, How::Blind, How::Looked] {
-            let words: Vec<Word> = (0..LINES).map(|_| Word(AtomicU64::new(7))).collect();
-            take(&words, how, 7);
+        for how in [TransferOp::Increment, TransferOp::Blind, TransferOp::ReadFirst] {
+            let words: Vec<PaddedWord> = (0..LINE_COUNT).map(|_| PaddedWord(AtomicU64::new(7))).collect();
+            access_lines(&words, how, 7);
             assert!(words.iter().all(|word| word.0.load(Ordering::Relaxed) == 8));
         }
     }

@@ -17,41 +17,43 @@ use super::{TABLE_3, TABLE_3_WRITES};
 use crate::lab::{Row, Scale};
 use crate::{bench, machine};
 
-const CALL: &str = "recv() of an empty socket";
-const NONE: &str = "io_uring request without a file";
-const BY_NUMBER: &str = "io_uring request, descriptor";
+const RECV_CALL: &str = "recv() of an empty socket";
+const NO_FILE: &str = "io_uring request without a file";
+const BY_DESCRIPTOR: &str = "io_uring request, descriptor";
 const REGISTERED: &str = "io_uring request, registered file";
 
-const OWN: &str = "own table";
-const SHARED: &str = "shared table";
-const BOTH: &str = "shared, two callers";
+const OWN_TABLE: &str = "own table";
+const SHARED_TABLE: &str = "shared table";
+const SHARED_BUSY: &str = "shared, two callers";
 
 /// The paper's own experiment.
 pub(super) const WRITES: &str = "a million writes of one byte";
 /// Its columns: fget_light() takes no reference where nobody shares the table; before it, one was taken always.
-pub(super) const LIGHT: &str = OWN;
-pub(super) const ALWAYS: &str = SHARED;
+pub(super) const FGET_LIGHT: &str = OWN_TABLE;
+pub(super) const FGET: &str = SHARED_TABLE;
 const MILLION: u32 = 1_000_000;
 
 /// Requests of one call.
-const BATCH: u32 = 64;
+const BATCH_SIZE: u32 = 64;
 
 /// One sample of each cell.
 pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
     let calls = if scale.quick { 30_000 } else { 1_000_000 };
     let mut rows = Vec::new();
-    for (column, sharing) in [(OWN, Sharing::None), (SHARED, Sharing::Idle), (BOTH, Sharing::Busy)] {
-        bench::go_on(stop)?;
+    for (column, sharing) in
+        [(OWN_TABLE, Sharing::None), (SHARED_TABLE, Sharing::Idle), (SHARED_BUSY, Sharing::Busy)]
+    {
+        bench::check_stop(stop)?;
         let measured = measure(sharing, calls)?;
         rows.extend(measured.into_iter().map(|(line, ns)| match ns {
             Ok(ns) => Row::new(TABLE_3, line, column, "ns", vec![ns]),
-            Err(why) => Row::cannot(TABLE_3, line, column, "ns", &why),
+            Err(why) => Row::unavailable(TABLE_3, line, column, "ns", &why),
         }));
     }
     let writes = if scale.quick { MILLION / 10 } else { MILLION };
-    for (column, sharing) in [(LIGHT, Sharing::None), (ALWAYS, Sharing::Idle)] {
-        bench::go_on(stop)?;
-        let ns = in_table(sharing, |_| write(writes))?;
+    for (column, sharing) in [(FGET_LIGHT, Sharing::None), (FGET, Sharing::Idle)] {
+        bench::check_stop(stop)?;
+        let ns = run_in_fd_table(sharing, |_| measure_writes(writes))?;
         let seconds = ns / f64::from(writes) * f64::from(MILLION) / 1e9;
         rows.push(Row::new(TABLE_3_WRITES, WRITES, column, "s", vec![seconds]));
     }
@@ -59,11 +61,11 @@ pub(super) fn rows(scale: &Scale, stop: &AtomicBool) -> Result<Vec<Row>> {
 }
 
 /// Nanoseconds of processor time for so many writes of a byte, each a call.
-fn write(count: u32) -> Result<f64> {
+fn measure_writes(count: u32) -> Result<f64> {
     let mut file = tempfile::tempfile().context("cannot create a temporary file")?;
-    let before = cpu::thread_time();
+    let before = cpu::thread_cpu_time();
     (0..count).try_for_each(|_| file.write_all(&[0])).context("cannot write to a temporary file")?;
-    Ok(cpu::thread_time().saturating_sub(before).as_nanos() as f64)
+    Ok(cpu::thread_cpu_time().saturating_sub(before).as_nanos() as f64)
 }
 
 /// Who else has the table.
@@ -81,25 +83,28 @@ enum Sharing {
 fn measure(sharing: Sharing, calls: u32) -> Result<Vec<(&'static str, Result<f64, String>)>> {
     if sharing == Sharing::Busy && machine::allowed_cpus().len() < 2 {
         let why = || Err("there is one processor".to_owned());
-        return Ok([CALL, NONE, BY_NUMBER, REGISTERED].map(|line| (line, why())).to_vec());
+        return Ok([RECV_CALL, NO_FILE, BY_DESCRIPTOR, REGISTERED].map(|line| (line, why())).to_vec());
     }
-    in_table(sharing, |socket| all(socket, calls))
+    run_in_fd_table(sharing, |socket| measure_lines(socket, calls))
 }
 
 /// Does `work` on a thread whose table of descriptors is shared in such a way, and is no other's of this process.
-fn in_table<T: Send>(sharing: Sharing, work: impl FnOnce(&UdpSocket) -> Result<T> + Send) -> Result<T> {
+fn run_in_fd_table<T: Send>(
+    sharing: Sharing,
+    work: impl FnOnce(&UdpSocket) -> Result<T> + Send,
+) -> Result<T> {
     let cpus = machine::allowed_cpus();
     let (first, second) = (cpus[0], cpus.get(1).copied());
     thread::scope(|scope| {
         let worker = scope.spawn(move || {
-            process::own_descriptors().context("cannot have a table of descriptors of one's own")?;
+            process::unshare_fd_table().context("cannot have a table of descriptors of one's own")?;
             cpu::pin(first).context("cannot pin a thread")?;
             let socket = UdpSocket::bind("127.0.0.1:0").context("cannot bind a socket")?;
             socket.set_nonblocking(true)?;
             let over = AtomicBool::new(false);
             thread::scope(|scope| {
                 if sharing != Sharing::None {
-                    scope.spawn(|| beside(sharing, second, &socket, &over));
+                    scope.spawn(|| run_sharer(sharing, second, &socket, &over));
                 }
                 let done = work(&socket);
                 over.store(true, Ordering::Relaxed);
@@ -111,7 +116,7 @@ fn in_table<T: Send>(sharing: Sharing, work: impl FnOnce(&UdpSocket) -> Result<T
 }
 
 /// The other thread, until it is over.
-fn beside(sharing: Sharing, cpu: Option<usize>, socket: &UdpSocket, over: &AtomicBool) {
+fn run_sharer(sharing: Sharing, cpu: Option<usize>, socket: &UdpSocket, over: &AtomicBool) {
     if let Some(cpu) = cpu {
         // Elsewhere it is a neighbour all the same.
         let _ = cpu::pin(cpu);
@@ -125,28 +130,28 @@ fn beside(sharing: Sharing, cpu: Option<usize>, socket: &UdpSocket, over: &Atomi
     }
 }
 
-fn all(socket: &UdpSocket, calls: u32) -> Result<Vec<(&'static str, Result<f64, String>)>> {
+fn measure_lines(socket: &UdpSocket, calls: u32) -> Result<Vec<(&'static str, Result<f64, String>)>> {
     let mut byte = [0];
     let start = Instant::now();
     for _ in 0..calls {
         let _ = socket.recv(&mut byte);
     }
     let ns = start.elapsed().as_nanos() as f64 / f64::from(calls);
-    let mut lines = vec![(CALL, Ok(ns))];
+    let mut lines = vec![(RECV_CALL, Ok(ns))];
     for (line, how) in
-        [(NONE, Lookup::None), (BY_NUMBER, Lookup::Descriptor), (REGISTERED, Lookup::Registered)]
+        [(NO_FILE, Lookup::None), (BY_DESCRIPTOR, Lookup::Descriptor), (REGISTERED, Lookup::Registered)]
     {
-        lines.push((line, requests(socket.as_fd(), how, calls)));
+        lines.push((line, measure_requests(socket.as_fd(), how, calls)));
     }
     Ok(lines)
 }
 
-fn requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f64, String> {
+fn measure_requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f64, String> {
     let why = |err: std::io::Error| match how {
         Lookup::None => format!("io_uring: {err}"),
         _ => format!("requests that only look up a file (Linux 6.13): {err}"),
     };
-    let mut lookups = Lookups::new(socket, BATCH).map_err(why)?;
+    let mut lookups = Lookups::new(socket, BATCH_SIZE).map_err(why)?;
     lookups.run(how).map_err(why)?;
     let (start, mut done) = (Instant::now(), 0);
     while done < calls {
@@ -158,30 +163,30 @@ fn requests(socket: BorrowedFd<'_>, how: Lookup, calls: u32) -> Result<f64, Stri
 /// What a lookup costs by itself: requests with a file, less those without.
 pub(super) fn lookup_cost(rows: &crate::lab::Rows<'_>, registered: bool, column: Column) -> Option<f64> {
     let column = match column {
-        Column::Own => OWN,
-        Column::Shared => SHARED,
-        Column::Both => BOTH,
+        Column::Own => OWN_TABLE,
+        Column::Shared => SHARED_TABLE,
+        Column::SharedBusy => SHARED_BUSY,
     };
-    let line = if registered { REGISTERED } else { BY_NUMBER };
-    Some(rows.value(TABLE_3, line, column)? - rows.value(TABLE_3, NONE, column)?)
+    let line = if registered { REGISTERED } else { BY_DESCRIPTOR };
+    Some(rows.value(TABLE_3, line, column)? - rows.value(TABLE_3, NO_FILE, column)?)
 }
 
 /// Seconds of the paper's own experiment.
 pub(super) fn write_cost(rows: &crate::lab::Rows<'_>) -> Option<[(f64, f64); 2]> {
     let at = |column| {
-        Some((rows.value(TABLE_3_WRITES, WRITES, column)?, rows.printed(TABLE_3_WRITES, WRITES, column)?))
+        Some((rows.value(TABLE_3_WRITES, WRITES, column)?, rows.paper_value(TABLE_3_WRITES, WRITES, column)?))
     };
-    Some([at(LIGHT)?, at(ALWAYS)?])
+    Some([at(FGET_LIGHT)?, at(FGET)?])
 }
 
 /// What a call costs.
 pub(super) fn call_cost(rows: &crate::lab::Rows<'_>, column: Column) -> Option<f64> {
     let column = match column {
-        Column::Own => OWN,
-        Column::Shared => SHARED,
-        Column::Both => BOTH,
+        Column::Own => OWN_TABLE,
+        Column::Shared => SHARED_TABLE,
+        Column::SharedBusy => SHARED_BUSY,
     };
-    rows.value(TABLE_3, CALL, column)
+    rows.value(TABLE_3, RECV_CALL, column)
 }
 
 /// Columns of the table.
@@ -189,7 +194,7 @@ pub(super) fn call_cost(rows: &crate::lab::Rows<'_>, column: Column) -> Option<f
 pub(super) enum Column {
     Own,
     Shared,
-    Both,
+    SharedBusy,
 }
 
 #[cfg(test)]

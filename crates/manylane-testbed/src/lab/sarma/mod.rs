@@ -8,17 +8,17 @@
 //! | `descriptor` | Table 3's question: finding a file by its descriptor |
 //! | `flood` | figures 7 and 8: a flood from random sources |
 //! | `starved` | figure 9: a user program under a flood |
-//! | `say` | the conclusion |
+//! | `conclusion` | the conclusion |
 
 mod atomics;
+mod conclusion;
 mod descriptor;
 mod flood;
-mod hot;
-mod say;
-mod starved;
+mod hot_path;
+mod starvation;
 
-pub(super) use self::say::conclude;
-use super::{Part, Plot, Printed, Scale, Table};
+pub(super) use self::conclusion::conclude;
+use super::{PaperValue, Part, Plot, Scale, Table};
 
 const TABLE_1: &str = "table 1";
 const TABLE_2: &str = "table 2";
@@ -69,8 +69,8 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
             descriptor::rows(&places.scale, stop)
         }));
     }
-    parts.push(Part::new("sarma/table2".into(), hot::rows));
-    for path in flood::Path::ALL {
+    parts.push(Part::new("sarma/table2".into(), hot_path::rows));
+    for path in flood::RxPath::ALL {
         parts.push(Part::new(format!("sarma/flood/{}", path.id()), move |places, stop| {
             flood::rows(places, path, stop)
         }));
@@ -78,10 +78,10 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
     // Each takes seconds.
     let rounds = if scale.quick { 1 } else { scale.rounds.min(3) };
     for round in 1..=rounds {
-        for path in flood::Path::ALL {
+        for path in flood::RxPath::ALL {
             parts.push(Part::new(
                 format!("sarma/starved/{}/round-{round}", path.id()),
-                move |places, stop| starved::rows(places, path, stop),
+                move |places, stop| starvation::rows(places, path, stop),
             ));
         }
     }
@@ -89,41 +89,46 @@ pub(super) fn parts(scale: &Scale) -> Vec<Part> {
 }
 
 /// Table 1 (Pentium III, 700 MHz), the average of Table 2 (Linux 2.6.0), and what the text says of figures 7 and 9.
-pub(super) fn printed() -> Vec<Printed> {
+pub(super) fn paper_values() -> Vec<PaperValue> {
     const OPERATIONS: [(&str, f64); 10] = [
         (atomics::INSTRUCTION, 0.7),
         (atomics::CYCLE, 1.4),
         (atomics::L2, 12.9),
         (atomics::INCREMENT, 58.2),
-        (atomics::EXCHANGE, 107.3),
-        (atomics::MOVED, 113.2),
+        (atomics::CMPXCHG, 107.3),
+        (atomics::INCREMENT_TRANSFER, 113.2),
         (atomics::MEMORY, 162.4),
         (atomics::LOCK, 163.7),
-        (atomics::BLIND, 170.4),
-        (atomics::INVALIDATED, 360.9),
+        (atomics::CMPXCHG_BLIND, 170.4),
+        (atomics::CMPXCHG_INVALIDATE, 360.9),
     ];
-    let costs = OPERATIONS.map(|(line, value)| Printed { table: TABLE_1, line, column: COST, value });
+    let costs = OPERATIONS.map(|(line, value)| PaperValue { table: TABLE_1, line, column: COST, value });
     let mut all = costs.to_vec();
-    all.push(Printed { table: TABLE_2, line: hot::WRITE, column: hot::TAKEN, value: 11.7 });
-    for (column, value) in [(descriptor::LIGHT, 2.719), (descriptor::ALWAYS, 2.976)] {
-        all.push(Printed { table: TABLE_3_WRITES, line: descriptor::WRITES, column, value });
+    all.push(PaperValue {
+        table: TABLE_2,
+        line: hot_path::WRITE,
+        column: hot_path::ACQUISITIONS,
+        value: 11.7,
+    });
+    for (column, value) in [(descriptor::FGET_LIGHT, 2.719), (descriptor::FGET, 2.976)] {
+        all.push(PaperValue { table: TABLE_3_WRITES, line: descriptor::WRITES, column, value });
     }
-    all.push(Printed {
+    all.push(PaperValue {
         table: FLOOD,
         line: "softirqs, socket/recvfrom",
-        column: flood::GRACE_MOST,
+        column: flood::GRACE_PERIOD_MAX,
         value: 300.0,
     });
-    all.push(Printed {
+    all.push(PaperValue {
         table: FIGURE_9,
         line: "softirqs, socket/recvfrom",
-        column: starved::LONGEST,
+        column: starvation::LONGEST_GAP,
         value: 5000.0,
     });
     all
 }
 
-pub(super) fn differs() -> Vec<String> {
+pub(super) fn differences() -> Vec<String> {
     [
         "Table 1: the paper's processor is a Pentium III of 700 MHz. Cycles are those of a chain of simple instructions that depend on each other, instructions of four such chains side by side; main memory includes misses of the TLB. Two virtual processors may be on one core or far apart, and what the kernel says of that is what the hypervisor made up: how long a cache line takes from one to the other tells (below 25 ns, two threads of one core). Each line that is moved is known only when the one before it is there; a processor fetches several at one time otherwise.",
         "Table 2: the paper counted locks taken, by a kernel that was changed for it. A stock kernel does not count locks that are free when they are wanted; it tells of those that somebody has to wait for (lock:contention_begin), and that is what stands here, for UDP instead of ext3. With CONFIG_LOCK_STAT the locks that the whole machine takes meanwhile stand beside, for each datagram and each write.",

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 
-use super::{BESIDE, conclusions};
-use crate::report::number;
-use crate::report::whole::{Words, page, samples, table};
+use super::{SENDER_CPU_PROGRAM, conclusions};
+use crate::report::common::{PlotLabels, page, samples, table};
+use crate::report::format_number;
 use crate::schema::{BenchSettings, Document, FloodClients, FloodPauses, FloodRow};
 
 /// The page.
@@ -30,7 +30,7 @@ pub fn html(document: &Document<BenchSettings, FloodRow>) -> Result<String> {
             }
             writeln!(page, "<section><h2>{title}</h2>")?;
             draw(page, &rows)?;
-            figures(page, &rows);
+            metrics_table(page, &rows);
             page.push_str("</section>\n");
         }
         Ok(())
@@ -46,9 +46,10 @@ fn clients(page: &mut String, rows: &[&FloodRow]) -> Result<()> {
         rows[place].samples.iter().filter_map(|seen| seen.clients.as_ref()).map(value).collect()
     };
     let words =
-        Words { title: "Requests that were answered", caption: "Higher is better.", x: "flood", y: "%" };
+        PlotLabels { title: "Requests that were answered", caption: "Higher is better.", x: "flood", y: "%" };
     samples(page, words, &variants(rows), &["answered"], |_, place| of(place, |seen| 100.0 * seen.share()))?;
-    let words = Words { title: "How long answers took", caption: "Lower is better.", x: "flood", y: "ms" };
+    let words =
+        PlotLabels { title: "How long answers took", caption: "Lower is better.", x: "flood", y: "ms" };
     let value: [fn(&FloodClients) -> f64; 2] = [|seen| seen.p50_ms, |seen| seen.p99_ms];
     samples(page, words, &variants(rows), &["half of them (p50)", "99 % of them (p99)"], |name, place| {
         of(place, value[name])
@@ -62,7 +63,7 @@ fn sources(page: &mut String, rows: &[&FloodRow]) -> Result<()> {
     };
     let most = rows.iter().filter_map(seconds).max().unwrap_or(0);
     let places: Vec<String> = (1..=most).map(|second| second.to_string()).collect();
-    let words = Words {
+    let words = PlotLabels {
         title: "Memory of the process, against the first second of all",
         caption: "Of each round.",
         x: "second of the round",
@@ -78,7 +79,7 @@ fn sources(page: &mut String, rows: &[&FloodRow]) -> Result<()> {
             .collect()
     })?;
     let who = ["lane", "observer", "sender"];
-    let words = Words {
+    let words = PlotLabels {
         title: "Pauses of more than a millisecond",
         caption: "Between two calls of the lane's closure, of a thread beside it that sleeps 100 µs at a time, of the sender.",
         x: "load",
@@ -91,7 +92,7 @@ fn sources(page: &mut String, rows: &[&FloodRow]) -> Result<()> {
 
 fn program(page: &mut String, rows: &[&FloodRow]) -> Result<()> {
     let names = ["on the lane's processor", "without what the hypervisor took"];
-    let words = Words {
+    let words = PlotLabels {
         title: "The longest time that the program was kept from running, on the lane's processor",
         caption: "10 ms is the aim. Lower is better.",
         x: "flood",
@@ -102,28 +103,32 @@ fn program(page: &mut String, rows: &[&FloodRow]) -> Result<()> {
         rows[place].pauses("program").filter_map(of).collect()
     })?;
     let names = ["on the sender's processor", "without the sender's turns and what the hypervisor took"];
-    let words = Words { title: "The same on the sender's processor", ..words };
+    let words = PlotLabels { title: "The same on the sender's processor", ..words };
     samples(page, words, &variants(rows), &names, |name, place| {
         let of = |seen: &FloodPauses| [Some(seen.longest_ms), seen.longest_apart_ms][name];
-        rows[place].pauses(BESIDE).filter_map(of).collect()
+        rows[place].pauses(SENDER_CPU_PROGRAM).filter_map(of).collect()
     })?;
     let names = ["on the lane's processor", "on the sender's processor"];
-    let words =
-        Words { title: "How much of the processor it had", caption: "Higher is better.", x: "flood", y: "%" };
+    let words = PlotLabels {
+        title: "How much of the processor it had",
+        caption: "Higher is better.",
+        x: "flood",
+        y: "%",
+    };
     samples(page, words, &variants(rows), &names, |name, place| {
         let share = |seen: &FloodPauses| seen.share.map(|share| 100.0 * share);
-        rows[place].pauses(["program", BESIDE][name]).filter_map(share).collect()
+        rows[place].pauses(["program", SENDER_CPU_PROGRAM][name]).filter_map(share).collect()
     })
 }
 
-fn figures(page: &mut String, rows: &[&FloodRow]) {
+fn metrics_table(page: &mut String, rows: &[&FloodRow]) {
     let optional = |value: Option<f64>| value.map_or_else(|| "–".into(), |value| format!("{value:.1}"));
     let line = |row: &&FloodRow| {
         vec![
             row.variant.clone(),
             row.figures.receiver.clone(),
-            number(row.figures.offered_pps),
-            number(row.figures.delivered_pps),
+            format_number(row.figures.offered_pps),
+            format_number(row.figures.delivered_pps),
             optional(row.answered.map(|share| 100.0 * share)),
             optional(row.longest_ms),
             optional(row.longest_unstolen_ms),
@@ -155,7 +160,7 @@ mod tests {
             change(&mut seen);
             seen
         });
-        FloodRow::of(part, variant, "lane/xdp", 32, samples.collect())
+        FloodRow::from_samples(part, variant, "lane/xdp", 32, samples.collect())
     }
 
     fn pauses(who: &str, apart: Option<f64>) -> FloodPauses {
@@ -183,7 +188,7 @@ mod tests {
                 seen.pauses = vec![pauses("lane", None), pauses("observer", None)];
             }),
             row("program", "limit", |seen| {
-                seen.pauses = vec![pauses("program", None), pauses(BESIDE, Some(0.5))];
+                seen.pauses = vec![pauses("program", None), pauses(SENDER_CPU_PROGRAM, Some(0.5))];
             }),
         ];
         let settings = BenchSettings { command: "manylane bench flood '<&>'".into(), ..Default::default() };

@@ -7,13 +7,13 @@ use std::net::{IpAddr, Ipv6Addr};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
 
-use super::device::Attach;
-use super::route::Locals;
+use super::device::AttachMode;
+use super::route::LocalState;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The addresses that lead to a socket at `bound`, of datagrams that come in on `device`.
-pub(super) fn led(bound: IpAddr, only_v6: bool, device: u32, locals: &Locals) -> Vec<IpAddr> {
-    let Locals { addresses, masters, .. } = locals;
+pub(super) fn steered_addrs(bound: IpAddr, only_v6: bool, device: u32, locals: &LocalState) -> Vec<IpAddr> {
+    let LocalState { addresses, masters, .. } = locals;
     let is_part = |device: u32| masters.iter().any(|(part, _)| *part == device);
     // Frames are the master's to judge since the device became a part of it.
     if is_part(device) {
@@ -35,7 +35,7 @@ pub(super) fn led(bound: IpAddr, only_v6: bool, device: u32, locals: &Locals) ->
 }
 
 /// From where no datagram is taken: our own addresses, and those that are for all of a network.
-pub(super) fn not_from(locals: &Locals) -> Vec<IpAddr> {
+pub(super) fn blocked_sources(locals: &LocalState) -> Vec<IpAddr> {
     let ours = locals.addresses.iter().map(|(_, ip)| *ip);
     ours.chain(locals.broadcasts.iter().map(|ip| IpAddr::from(*ip))).collect()
 }
@@ -45,10 +45,10 @@ pub(super) fn not_from(locals: &Locals) -> Vec<IpAddr> {
 /// A part's frames are judged by what it is a part of: which of them a bridge forwards, whether a port of a bond is active,
 /// what a VRF may reach. And what is made of others hands its program to them, but an XSK takes only frames that came in on
 /// its own device: all that is redirected would be lost. Generic XDP runs where frames have arrived at the upper device.
-pub(super) fn may_serve(device: u32, attach: Attach, locals: &Locals) -> Result<()> {
+pub(super) fn check_device(device: u32, attach: AttachMode, locals: &LocalState) -> Result<()> {
     let name = |index: u32| sys::name(index).unwrap_or_else(|_| format!("device {index}"));
     let unsupported = |message| Err(Error::new(ErrorKind::Unsupported, message));
-    let Locals { masters, .. } = locals;
+    let LocalState { masters, .. } = locals;
     if let Some((_, master)) = masters.iter().find(|(part, _)| *part == device) {
         let (part, master) = (name(device), name(*master));
         return unsupported(format!(
@@ -57,7 +57,7 @@ pub(super) fn may_serve(device: u32, attach: Attach, locals: &Locals) -> Result<
     }
     let parts: Vec<String> =
         masters.iter().filter(|(_, master)| *master == device).map(|(part, _)| name(*part)).collect();
-    if attach == Attach::Native && !parts.is_empty() {
+    if attach == AttachMode::Native && !parts.is_empty() {
         let (name, parts) = (name(device), parts.join(", "));
         return unsupported(format!(
             "{name} is made of other devices ({parts}), whose frames an XDP socket of {name} cannot take: use the engine mmsg, or generic XDP (xdp_generic(true))"
@@ -68,13 +68,13 @@ pub(super) fn may_serve(device: u32, attach: Attach, locals: &Locals) -> Result<
 
 /// How many queues of a device XSKs can have: those by which they receive and also send, of which the driver keeps some to itself. The
 /// kernel says nothing of an XSK that cannot send: what is in its TX ring stays there.
-pub(super) fn usable(queues: sys::Queues, reserved: u32) -> u32 {
+pub(super) fn usable_queues(queues: sys::Queues, reserved: u32) -> u32 {
     queues.receive.min(queues.send.saturating_sub(reserved)).min(abi::MAX_QUEUES)
 }
 
 /// Whether the kernel would take datagrams on a device only from where it would send to over the same one (`rp_filter` 1),
 /// and there is another one with addresses over which it might.
-pub(super) fn filters_by_source(device: u32, name: &str, locals: &Locals) -> bool {
+pub(super) fn has_strict_rp_filter(device: u32, name: &str, locals: &LocalState) -> bool {
     let read = |conf: &str| {
         let text =
             fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{conf}/rp_filter")).unwrap_or_default();
@@ -86,7 +86,7 @@ pub(super) fn filters_by_source(device: u32, name: &str, locals: &Locals) -> boo
 
 /// What is to be said of a device whose driver takes VLAN tags off, if it is one: frames of all VLANs look as if they had no
 /// tag. A veth device always may: whether there are tags beside frames is for its other end to say.
-pub(super) fn loses_tags(name: &str, driver: &str, strips: bool) -> Option<String> {
+pub(super) fn vlan_stripping_warning(name: &str, driver: &str, strips: bool) -> Option<String> {
     (strips && driver != "veth").then(|| {
         format!("{name}: its driver takes VLAN tags off received frames, so that XDP sees none and takes datagrams of all VLANs as untagged ones ('ethtool -K {name} rxvlan off' leaves them on)")
     })
@@ -106,9 +106,9 @@ mod tests {
     const PART: u32 = 4;
     const MASTER: u32 = 9;
 
-    fn locals() -> Locals {
+    fn locals() -> LocalState {
         let at = |device: u32, ip: &str| (device, ip.parse().unwrap());
-        Locals {
+        LocalState {
             addresses: vec![
                 at(1, "127.0.0.1"),
                 at(1, "127.5.0.1"),
@@ -125,29 +125,29 @@ mod tests {
         }
     }
 
-    fn led_to(bound: &str, only_v6: bool, device: u32) -> Vec<String> {
-        let led = led(bound.parse().unwrap(), only_v6, device, &locals());
+    fn steered_to(bound: &str, only_v6: bool, device: u32) -> Vec<String> {
+        let led = steered_addrs(bound.parse().unwrap(), only_v6, device, &locals());
         led.iter().map(IpAddr::to_string).collect()
     }
 
     #[test]
     fn what_the_kernel_takes_from_a_wire_leads_to_a_socket() {
         let four = ["192.0.2.77", "10.0.0.1", "10.1.0.1"];
-        assert_eq!(led_to("0.0.0.0", false, ETH), four);
-        assert_eq!(led_to("::", false, ETH), ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1"]);
-        assert_eq!(led_to("::", true, ETH), ["fd00::1"]);
+        assert_eq!(steered_to("0.0.0.0", false, ETH), four);
+        assert_eq!(steered_to("::", false, ETH), ["192.0.2.77", "10.0.0.1", "fd00::1", "10.1.0.1"]);
+        assert_eq!(steered_to("::", true, ETH), ["fd00::1"]);
         // Without an address of IPv6 a device takes none of it.
-        assert_eq!(led_to("::", false, OTHER), four);
-        assert_eq!(led_to("10.1.0.1", false, ETH), ["10.1.0.1"]);
+        assert_eq!(steered_to("::", false, OTHER), four);
+        assert_eq!(steered_to("10.1.0.1", false, ETH), ["10.1.0.1"]);
         for bound in ["127.0.0.1", "::1", "fe80::1", "10.2.0.1", "10.9.9.9"] {
-            assert_eq!(led_to(bound, false, ETH), [""; 0], "{bound}");
+            assert_eq!(steered_to(bound, false, ETH), [""; 0], "{bound}");
         }
-        assert_eq!(led_to("0.0.0.0", false, PART), [""; 0]);
+        assert_eq!(steered_to("0.0.0.0", false, PART), [""; 0]);
     }
 
     #[test]
     fn nothing_comes_from_us_or_from_all() {
-        let not_from = not_from(&locals());
+        let not_from = blocked_sources(&locals());
         assert_eq!(not_from.len(), 10);
         for ip in ["10.0.0.255", "10.0.0.1", "fe80::1", "127.0.0.1"] {
             assert!(not_from.contains(&ip.parse().unwrap()), "{ip}");
@@ -156,14 +156,16 @@ mod tests {
 
     #[test]
     fn tags_that_a_driver_takes_off_are_missed() {
-        assert!(loses_tags("eth0", "ixgbe", true).unwrap().contains("ethtool -K eth0 rxvlan off"));
-        assert_eq!(loses_tags("eth0", "ixgbe", false), None);
-        assert_eq!(loses_tags("eth0", "veth", true), None);
+        assert!(
+            vlan_stripping_warning("eth0", "ixgbe", true).unwrap().contains("ethtool -K eth0 rxvlan off")
+        );
+        assert_eq!(vlan_stripping_warning("eth0", "ixgbe", false), None);
+        assert_eq!(vlan_stripping_warning("eth0", "veth", true), None);
     }
 
     #[test]
     fn queues_that_send_and_receive_are_usable() {
-        let usable = |receive, send, reserved| usable(sys::Queues { receive, send }, reserved);
+        let usable = |receive, send, reserved| usable_queues(sys::Queues { receive, send }, reserved);
         assert_eq!((usable(4, 4, 0), usable(4, 2, 0), usable(1, 4, 0)), (4, 2, 1));
         // virtio_net of two processors, which has two queues of four in use until the program comes.
         assert_eq!(usable(4, 4, 2), 2);
@@ -172,14 +174,14 @@ mod tests {
 
     #[test]
     fn parts_and_what_is_made_of_parts_are_refused() {
-        let refused = |device, attach| may_serve(device, attach, &locals()).map_err(|err| err.to_string());
-        for attach in [Attach::Native, Attach::Generic] {
+        let refused = |device, attach| check_device(device, attach, &locals()).map_err(|err| err.to_string());
+        for attach in [AttachMode::Native, AttachMode::Generic] {
             assert_eq!(refused(ETH, attach), Ok(()));
             let text = refused(PART, attach).unwrap_err();
             assert!(text.contains("part of") && text.contains("mmsg"), "{text}");
         }
-        let text = refused(MASTER, Attach::Native).unwrap_err();
+        let text = refused(MASTER, AttachMode::Native).unwrap_err();
         assert!(text.contains("made of") && text.contains("generic"), "{text}");
-        assert_eq!(refused(MASTER, Attach::Generic), Ok(()));
+        assert_eq!(refused(MASTER, AttachMode::Generic), Ok(()));
     }
 }

@@ -19,22 +19,22 @@ use aya::programs::{Xdp, XdpMode, loaded_programs};
 use aya::{Ebpf, EbpfLoader};
 use manylane_bpf::abi;
 use manylane_sys::device as sys;
-use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Share, Step};
+use manylane_sys::xsk::{OpenError, Queue, QueueOptions, Step, WeakQueue};
 
 use super::checks;
-use super::gate::Guards;
-use super::route::{self, Locals};
+use super::filter::FilterMaps;
+use super::route::{self, LocalState};
 use crate::error::{EACCES, EBUSY, EEXIST, ENOSPC, EOPNOTSUPP, EPERM, Error, ErrorKind, Result, errno_of};
-use crate::holder;
-use crate::verify::verified;
+use crate::port_owner;
+use crate::verify::load_with_retry;
 use crate::vlan::Vlan;
 
 /// Devices that are or were open in this process: namespace, index, device.
-static OPEN: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
+static OPEN_DEVICES: Mutex<Vec<(u64, u32, Weak<Device>)>> = Mutex::new(Vec::new());
 
 /// How the program may be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Attach {
+pub(crate) enum AttachMode {
     /// By the driver, before anything is allocated for a frame.
     Native,
     /// By the kernel, on any device, behind the driver: slower, for tests and old drivers.
@@ -55,25 +55,25 @@ pub(crate) struct Device {
     /// Its own address, in the lower six bytes.
     mac: AtomicU64,
     /// Frames of a kernel on the other end come with unfinished checksums: there is no wire between.
-    pub(crate) is_virtual_pair: bool,
+    pub(crate) is_veth: bool,
     /// Checksums that are left to it by TX metadata are finished. Not on virtio_net: the kernel makes its skbs without
     /// copying, and did not read the metadata on that way (seen on Linux 6.12).
-    pub(crate) finishes_checksums: bool,
+    pub(crate) has_tx_checksum: bool,
     /// Why XDP sees no VLAN tags, if it does not.
-    lost_tags: Option<String>,
+    vlan_stripping_warning: Option<String>,
     /// The program is in the driver.
     is_native: bool,
     maps: Mutex<Maps>,
-    guards: Mutex<Guards>,
+    filters: Mutex<FilterMaps>,
     /// By what a second socket of this process joins a queue that has one: the kernel takes no second owner.
-    shares: Mutex<Vec<Option<Share>>>,
+    open_queues: Mutex<Vec<Option<WeakQueue>>>,
 }
 
 struct Maps {
     /// Holds the program and, with it, the link.
     _program: Ebpf,
-    about: Array<MapData, abi::DeviceWords>,
-    words: abi::DeviceWords,
+    device: Array<MapData, abi::DeviceBytes>,
+    words: abi::DeviceBytes,
     xsks: XskMap<MapData>,
     ports: HashMap<MapData, abi::PortKey, u32>,
     locals: HashMap<MapData, abi::AddrKey, u32>,
@@ -84,11 +84,11 @@ struct Maps {
 }
 
 /// A socket's place on a device.
-pub(crate) type Number = u32;
+pub(crate) type SocketIndex = u32;
 
 impl Maps {
     /// No VLAN leads to a socket any more.
-    fn forget_vlans(&mut self, socket: Number) {
+    fn remove_vlans(&mut self, socket: SocketIndex) {
         let vlans: Vec<(u32, u32)> = self.vlans.iter().filter_map(std::result::Result::ok).collect();
         for (key, sockets) in vlans.into_iter().filter(|(_, sockets)| sockets & 1 << socket != 0) {
             let left = sockets & !(1 << socket);
@@ -104,8 +104,8 @@ impl Device {
     /// device is in use.
     pub(crate) fn open(
         index: u32,
-        attach: Attach,
-        locals: &Locals,
+        attach: AttachMode,
+        locals: &LocalState,
         longest: u32,
         sources: u32,
         waits: bool,
@@ -113,17 +113,17 @@ impl Device {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")
             .map_err(|err| Error::system("reading the network namespace (/proc)", err))?
             .ino();
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let known = open.iter_mut().find(|(space, at, _)| (*space, *at) == (namespace, index));
         let there = known.as_ref().and_then(|(_, _, device)| device.upgrade());
         if let Some(device) = there.filter(|device| !device.is_gone()) {
             return Ok(device);
         }
         // A child that is being started has a copy of a link's descriptor until it runs its own program.
-        let patience = if waits && known.is_some() { holder::HANDOVER } else { Duration::ZERO };
-        checks::may_serve(index, attach, locals)?;
+        let patience = if waits && known.is_some() { port_owner::HANDOVER_TIMEOUT } else { Duration::ZERO };
+        checks::check_device(index, attach, locals)?;
         let device = Arc::new(Self::load(index, attach, longest, sources, patience)?);
-        if checks::filters_by_source(index, &device.name, locals) {
+        if checks::has_strict_rp_filter(index, &device.name, locals) {
             log::warn!(
                 "engine xdp: net.ipv4.conf.{0}.rp_filter is 1, but who sends what comes past the stack on {0} is not checked: a firewall before this machine has to do it (docs/xdp.md)",
                 device.name
@@ -136,7 +136,7 @@ impl Device {
         Ok(device)
     }
 
-    fn load(index: u32, attach: Attach, longest: u32, sources: u32, patience: Duration) -> Result<Self> {
+    fn load(index: u32, attach: AttachMode, longest: u32, sources: u32, patience: Duration) -> Result<Self> {
         let asking = |err| Error::system(format!("asking for the device {index}"), err);
         let name = sys::name(index).map_err(asking)?;
         let mac = sys::mac(&name).map_err(|err| {
@@ -145,10 +145,11 @@ impl Device {
         let before = sys::queues(&name).map_err(asking)?;
         let driver = sys::driver(&name).map_err(asking)?;
         let is_virtual_pair = driver == "veth";
-        let lost_tags = checks::loses_tags(&name, &driver, sys::strips_tags(&name).unwrap_or(false));
+        let lost_tags =
+            checks::vlan_stripping_warning(&name, &driver, sys::strips_vlan_tags(&name).unwrap_or(false));
         let object = manylane_bpf::object("xdp").map_err(|why| Error::new(ErrorKind::Unsupported, why))?;
         // The driver gives XDP whole frames; behind it trains are not cut yet.
-        let trains = u8::from(attach == Attach::Generic);
+        let trains = u8::from(attach == AttachMode::Generic);
         let mut program = EbpfLoader::new()
             .btf(None)
             .override_global("ml_trains", &trains, true)
@@ -156,31 +157,31 @@ impl Device {
             .map_max_entries("ml_narrow", sources)
             .load(object)
             .map_err(|err| {
-                refused(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
+                bpf_error(&name, "the eBPF maps for XDP cannot be made (CAP_BPF, CAP_NET_ADMIN)", err)
             })?;
         attach_program(&mut program, index, (&name, &driver), attach, patience)?;
         // virtio_net takes more queues for XDP, which receive as any other.
         let now = sys::queues(&name).map_err(asking)?;
         let reserved = now.send.saturating_sub(before.send);
-        let queues = checks::usable(now, reserved);
+        let queues = checks::usable_queues(now, reserved);
         let mut map = |map: &str| -> Result<Map> {
             let missing = || Error::new(ErrorKind::Unsupported, format!("the eBPF object has no map {map}"));
             program.take_map(map).ok_or_else(missing)
         };
-        let wrong = |err| refused(&name, "an eBPF map for XDP is not as expected", err);
-        let about: Array<_, abi::DeviceWords> = Array::try_from(map("ml_device")?).map_err(wrong)?;
+        let wrong = |err| bpf_error(&name, "an eBPF map for XDP is not as expected", err);
+        let about: Array<_, abi::DeviceBytes> = Array::try_from(map("ml_device")?).map_err(wrong)?;
         let xsks = XskMap::try_from(map("ml_xsks")?).map_err(wrong)?;
         let ports = HashMap::try_from(map("ml_ports")?).map_err(wrong)?;
         let locals = HashMap::try_from(map("ml_locals")?).map_err(wrong)?;
         let vlans = HashMap::try_from(map("ml_vlans")?).map_err(wrong)?;
         let counts = PerCpuArray::try_from(map("ml_xdp_counts")?).map_err(wrong)?;
-        let guards = Guards::new(&name, map, wrong)?;
-        let mut words = [0; size_of::<abi::DeviceWords>()];
+        let guards = FilterMaps::new(&name, map, wrong)?;
+        let mut words = [0; size_of::<abi::DeviceBytes>()];
         words[..6].copy_from_slice(&mac);
         words[8..].copy_from_slice(&longest.to_ne_bytes());
         let mut maps = Maps {
             _program: program,
-            about,
+            device: about,
             words,
             xsks,
             ports,
@@ -189,7 +190,7 @@ impl Device {
             counts,
             sockets: [false; abi::MAX_SOCKETS as usize],
         };
-        maps.about.set(0, words, 0).map_err(wrong)?;
+        maps.device.set(0, words, 0).map_err(wrong)?;
         lost_tags.iter().for_each(|what| log::warn!("engine xdp: {what}"));
         if queues < now.receive {
             log::warn!(
@@ -203,14 +204,14 @@ impl Device {
             queues: AtomicU32::new(queues),
             reserved,
             is_gone: AtomicBool::new(false),
-            mac: AtomicU64::new(as_number(mac)),
-            is_virtual_pair,
-            finishes_checksums: driver != "virtio_net",
-            lost_tags,
-            is_native: attach == Attach::Native,
+            mac: AtomicU64::new(mac_to_u64(mac)),
+            is_veth: is_virtual_pair,
+            has_tx_checksum: driver != "virtio_net",
+            vlan_stripping_warning: lost_tags,
+            is_native: attach == AttachMode::Native,
             maps: Mutex::new(maps),
-            guards: Mutex::new(guards),
-            shares: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
+            filters: Mutex::new(guards),
+            open_queues: Mutex::new(vec![None; abi::MAX_QUEUES as usize]),
         })
     }
 
@@ -221,7 +222,7 @@ impl Device {
         options: &QueueOptions,
         may_join: bool,
     ) -> std::result::Result<Option<Queue>, OpenError> {
-        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shares = self.open_queues.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(share) = shares.get_mut(options.queue as usize) else { return Ok(None) };
         if let Some(share) = share.as_ref().filter(|share| share.is_open()) {
             if !may_join {
@@ -234,25 +235,25 @@ impl Device {
             }
         }
         let queue = Queue::open(options)?;
-        *share = Some(queue.sharing());
+        *share = Some(queue.downgrade());
         Ok(Some(queue))
     }
 
     /// Whether frames come that are longer than `frame` bytes, by its MTU now.
-    pub(crate) fn has_long_frames(&self, frame: u32) -> bool {
+    pub(crate) fn has_jumbo_frames(&self, frame: u32) -> bool {
         /// Of Ethernet and two tags.
-        const HEAD: u32 = 22;
+        const ETH_HEADER_MAX: u32 = 22;
         // Behind the driver frames come in one piece or not at all.
-        self.is_native && sys::mtu(&self.name).is_ok_and(|mtu| mtu + HEAD > frame)
+        self.is_native && sys::mtu(&self.name).is_ok_and(|mtu| mtu + ETH_HEADER_MAX > frame)
     }
 
     /// Its XSKs take frames of up to so many bytes.
-    pub(crate) fn take_up_to(&self, longest: u32) {
+    pub(crate) fn set_frame_len_max(&self, longest: u32) {
         let mut maps = self.maps();
         maps.words[8..].copy_from_slice(&longest.to_ne_bytes());
         let words = maps.words;
         // It can fail only for want of memory; longer frames are then the kernel's.
-        _ = maps.about.set(0, words, 0);
+        _ = maps.device.set(0, words, 0);
     }
 
     /// Its own address, as far as we have looked.
@@ -277,32 +278,32 @@ impl Device {
 
     /// Looks at what may change without a word: the number of its queues, its own address. False if it is gone.
     pub(crate) fn refresh(&self) -> bool {
-        let there = !self.is_gone() && self.look().is_ok();
+        let there = !self.is_gone() && self.try_refresh().is_ok();
         if !there {
             self.set_gone();
         }
         there
     }
 
-    fn look(&self) -> io::Result<()> {
+    fn try_refresh(&self) -> io::Result<()> {
         let name = sys::name(self.index)?;
-        self.queues.store(checks::usable(sys::queues(&name)?, self.reserved), Ordering::Relaxed);
+        self.queues.store(checks::usable_queues(sys::queues(&name)?, self.reserved), Ordering::Relaxed);
         let mac = sys::mac(&name)?;
         let mut maps = self.maps();
         if maps.words[..6] != mac {
-            self.mac.store(as_number(mac), Ordering::Relaxed);
+            self.mac.store(mac_to_u64(mac), Ordering::Relaxed);
             maps.words[..6].copy_from_slice(&mac);
             let words = maps.words;
             // It can fail only for want of memory. Until it works, frames are the kernel's.
-            _ = maps.about.set(0, words, 0);
+            _ = maps.device.set(0, words, 0);
         }
         Ok(())
     }
 
     /// What its program lets in.
-    pub(super) fn guards(&self) -> MutexGuard<'_, Guards> {
+    pub(super) fn filters(&self) -> MutexGuard<'_, FilterMaps> {
         // As below.
-        self.guards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.filters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn maps(&self) -> MutexGuard<'_, Maps> {
@@ -311,8 +312,8 @@ impl Device {
     }
 
     /// A number for one more socket on this device, which takes frames without a tag and those with these tags.
-    pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<Number> {
-        if let Some(what) = self.lost_tags.as_ref().filter(|_| !vlans.is_empty()) {
+    pub(crate) fn register(&self, vlans: &[Vlan]) -> Result<SocketIndex> {
+        if let Some(what) = self.vlan_stripping_warning.as_ref().filter(|_| !vlans.is_empty()) {
             return Err(Error::new(ErrorKind::Config, format!("xdp_vlan: {what}")));
         }
         let mut maps = self.maps();
@@ -324,16 +325,16 @@ impl Device {
             let sockets = maps.vlans.get(&vlan.key(), 0).unwrap_or(0) | 1 << free;
             if let Err(err) = maps.vlans.insert(vlan.key(), sockets, 0) {
                 // Who has the number next has not asked for them.
-                maps.forget_vlans(free as Number);
-                return Err(refused(&self.name, "a VLAN cannot be put in place", err));
+                maps.remove_vlans(free as SocketIndex);
+                return Err(bpf_error(&self.name, "a VLAN cannot be put in place", err));
             }
         }
         maps.sockets[free] = true;
-        Ok(free as Number)
+        Ok(free as SocketIndex)
     }
 
     /// Lets no address lead to a socket any more.
-    pub(crate) fn unlead(&self, socket: Number) {
+    pub(crate) fn unbind(&self, socket: SocketIndex) {
         let mut maps = self.maps();
         let stale: Vec<abi::PortKey> = maps
             .ports
@@ -347,23 +348,23 @@ impl Device {
     }
 
     /// Takes back the number of a socket, and everything that leads to it.
-    pub(crate) fn unregister(&self, socket: Number) {
-        self.unlead(socket);
+    pub(crate) fn unregister(&self, socket: SocketIndex) {
+        self.unbind(socket);
         let mut maps = self.maps();
-        maps.forget_vlans(socket);
+        maps.remove_vlans(socket);
         if let Some(used) = maps.sockets.get_mut(socket as usize) {
             *used = false;
         }
     }
 
     /// Leads frames of `queue` to `xsk`, as soon as their port is bound to `socket`.
-    pub(crate) fn steer(&self, socket: Number, queue: u32, xsk: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn redirect(&self, socket: SocketIndex, queue: u32, xsk: BorrowedFd<'_>) -> Result<()> {
         let set = self.maps().xsks.set(socket * abi::MAX_QUEUES + queue, xsk.as_raw_fd(), 0);
-        set.map_err(|err| refused(&self.name, "an XSK cannot be put in place", err))
+        set.map_err(|err| bpf_error(&self.name, "an XSK cannot be put in place", err))
     }
 
     /// Leads frames of `queue` to the kernel again.
-    pub(crate) fn unsteer(&self, socket: Number, queue: u32) {
+    pub(crate) fn clear_redirect(&self, socket: SocketIndex, queue: u32) {
         // It fails only where nothing is in place, which is what we want.
         let _ = self.maps().xsks.unset(socket * abi::MAX_QUEUES + queue);
     }
@@ -372,16 +373,16 @@ impl Device {
     /// error some are missing; none is left over, for what can fail comes last.
     pub(crate) fn bind(
         &self,
-        socket: Number,
+        socket: SocketIndex,
         port: u16,
         addresses: &[IpAddr],
         locals: &[IpAddr],
     ) -> Result<()> {
         let mut maps = self.maps();
-        let wrong = |err| refused(&self.name, "the addresses of a socket cannot be put in place", err);
+        let wrong = |err| bpf_error(&self.name, "the addresses of a socket cannot be put in place", err);
         let ports: HashSet<abi::PortKey> = addresses.iter().map(|&ip| port_key(ip, port)).collect();
         let locals: HashSet<abi::AddrKey> = locals.iter().map(|&ip| addr_key(ip)).collect();
-        let led: Vec<(abi::PortKey, Number)> =
+        let led: Vec<(abi::PortKey, SocketIndex)> =
             maps.ports.iter().filter_map(std::result::Result::ok).collect();
         for (key, _) in led.iter().filter(|(key, to)| *to == socket && !ports.contains(key)) {
             // It was there a moment ago, and nobody else removes it.
@@ -403,13 +404,13 @@ impl Device {
 
     /// How many addresses with their port lead to a socket.
     #[cfg(test)]
-    pub(crate) fn led_to(&self, socket: Number) -> usize {
+    pub(crate) fn bound_count(&self, socket: SocketIndex) -> usize {
         self.maps().ports.iter().filter(|entry| entry.as_ref().unwrap().1 == socket).count()
     }
 
     /// How many VLANs lead to a socket.
     #[cfg(test)]
-    pub(crate) fn vlans_to(&self, socket: Number) -> usize {
+    pub(crate) fn vlan_count(&self, socket: SocketIndex) -> usize {
         self.maps().vlans.iter().filter(|entry| entry.as_ref().unwrap().1 & 1 << socket != 0).count()
     }
 
@@ -423,7 +424,7 @@ impl Device {
     }
 }
 
-fn as_number([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+fn mac_to_u64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_be_bytes([0, 0, a, b, c, d, e, f])
 }
 
@@ -431,13 +432,13 @@ fn attach_program(
     program: &mut Ebpf,
     index: u32,
     (name, driver): (&str, &str),
-    attach: Attach,
+    attach: AttachMode,
     patience: Duration,
 ) -> Result<()> {
     let start = Instant::now();
     let mode = match attach {
-        Attach::Native => XdpMode::Driver,
-        Attach::Generic => XdpMode::Skb,
+        AttachMode::Native => XdpMode::Driver,
+        AttachMode::Generic => XdpMode::Skb,
     };
     let mut last = None;
     // The first understands frames in several pieces, which jumbo MTUs need, and is unknown before Linux 5.18.
@@ -448,8 +449,9 @@ fn attach_program(
             .program_mut(entry)
             .ok_or_else(missing)?
             .try_into()
-            .map_err(|err| refused(name, "the eBPF program for XDP is of another type", err))?;
-        let mut tried = verified(|| program.load()).and_then(|()| program.attach_to_if_index(index, mode));
+            .map_err(|err| bpf_error(name, "the eBPF program for XDP is of another type", err))?;
+        let mut tried =
+            load_with_retry(|| program.load()).and_then(|()| program.attach_to_if_index(index, mode));
         while start.elapsed() < patience
             && tried.as_ref().is_err_and(|err| matches!(errno_of(err), Some(EBUSY | EEXIST)))
         {
@@ -472,26 +474,26 @@ fn attach_program(
     }
     let advice = match (attach, last.as_ref().and_then(|err| errno_of(err))) {
         // The driver of a veth pair says so.
-        (Attach::Native, Some(ENOSPC)) => {
+        (AttachMode::Native, Some(ENOSPC)) => {
             "the other end of this veth pair sends by more queues than this one receives by: give this one more, or that one fewer ('ethtool -L')"
         }
-        (Attach::Native, Some(EOPNOTSUPP)) if driver == "virtio_net" => {
+        (AttachMode::Native, Some(EOPNOTSUPP)) if driver == "virtio_net" => {
             "the host leaves checksums and segments unfinished for this machine and cannot be asked not to: it has to give its network device ctrl_guest_offloads, or take guest_csum, guest_tso4, guest_tso6, guest_ecn and guest_ufo from it"
         }
-        (Attach::Native, _) => {
+        (AttachMode::Native, _) => {
             "its driver takes no XDP program (xdp_generic(true) works on any device), or CAP_BPF and CAP_NET_ADMIN are missing"
         }
-        (Attach::Generic, _) => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
+        (AttachMode::Generic, _) => "XDP needs CAP_BPF, CAP_NET_ADMIN and Linux 5.9",
     };
     match last {
-        Some(err) => Err(refused(name, advice, err)),
+        Some(err) => Err(bpf_error(name, advice, err)),
         None => Err(Error::new(ErrorKind::Unsupported, format!("{name}: {advice}"))),
     }
 }
 
 /// The program that is on a device, as far as can be seen: names are for those with `CAP_SYS_ADMIN`.
 fn describe_program(index: u32) -> String {
-    let Some(number) = route::program_on(index) else { return "another XDP program".into() };
+    let Some(number) = route::xdp_program_id(index) else { return "another XDP program".into() };
     let program =
         loaded_programs().filter_map(std::result::Result::ok).find(|program| program.id() == number);
     let name = program.as_ref().and_then(|program| program.name_as_str()).filter(|name| !name.is_empty());
@@ -502,7 +504,11 @@ fn describe_program(index: u32) -> String {
 }
 
 /// The error of a step, of the kind that its number says.
-pub(super) fn refused<E: std::error::Error + Send + Sync + 'static>(name: &str, what: &str, err: E) -> Error {
+pub(super) fn bpf_error<E: std::error::Error + Send + Sync + 'static>(
+    name: &str,
+    what: &str,
+    err: E,
+) -> Error {
     let kind = match errno_of(&err) {
         Some(EPERM | EACCES) => ErrorKind::Permission,
         Some(number @ (crate::error::ENOMEM | crate::error::EMFILE)) => {

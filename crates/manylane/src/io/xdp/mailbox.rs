@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use manylane_sys::measure::Adder;
+use manylane_sys::measure::EpollHandle;
 
 use super::LaneQueue;
 
@@ -17,18 +17,18 @@ pub(super) struct QueueId(pub(super) u64);
 
 /// What a lane is to do with a queue that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum QueueCommand {
     /// Give it to another lane.
-    PassOn,
+    HandOff,
     /// Take what is in it, then close it: its device is gone.
-    End,
+    Close,
 }
 
 /// What waits for a lane.
 #[derive(Default)]
 pub(super) struct Content {
     pub(super) queues: Vec<LaneQueue>,
-    pub(super) orders: Vec<(QueueId, Order)>,
+    pub(super) commands: Vec<(QueueId, QueueCommand)>,
 }
 
 /// The mailbox of a lane.
@@ -37,12 +37,12 @@ pub(super) struct Mailbox {
     has_mail: AtomicBool,
     content: Mutex<Content>,
     /// What the lane waits with: the frames of a queue that waits here wake it.
-    waits_with: Adder,
+    epoll: EpollHandle,
 }
 
 impl Mailbox {
-    pub(super) fn new(waits_with: Adder) -> Self {
-        Self { has_mail: AtomicBool::new(false), content: Mutex::default(), waits_with }
+    pub(super) fn new(waits_with: EpollHandle) -> Self {
+        Self { has_mail: AtomicBool::new(false), content: Mutex::default(), epoll: waits_with }
     }
 
     fn content(&self) -> MutexGuard<'_, Content> {
@@ -51,9 +51,9 @@ impl Mailbox {
     }
 
     /// Gives the lane a queue.
-    pub(super) fn deliver(&self, queue: LaneQueue) {
+    pub(super) fn push_queue(&self, queue: LaneQueue) {
         let mut content = self.content();
-        if let Err(err) = self.waits_with.add(&queue.xsk, queue.id.0) {
+        if let Err(err) = self.epoll.add(&queue.xsk, queue.id.0) {
             // The lane still looks every few milliseconds.
             log::warn!("a lane is not woken by a queue that it was given: {err}");
         }
@@ -62,8 +62,8 @@ impl Mailbox {
     }
 
     /// Tells the lane what to do with a queue.
-    pub(super) fn order(&self, queue: QueueId, order: Order) {
-        self.content().orders.push((queue, order));
+    pub(super) fn push_command(&self, queue: QueueId, order: QueueCommand) {
+        self.content().commands.push((queue, order));
         self.has_mail.store(true, Ordering::Release);
     }
 
@@ -75,7 +75,7 @@ impl Mailbox {
 
     /// Takes all that is in it.
     #[cold]
-    pub(super) fn empty(&self) -> Content {
+    pub(super) fn drain(&self) -> Content {
         let mut content = self.content();
         self.has_mail.store(false, Ordering::Relaxed);
         std::mem::take(&mut content)

@@ -2,29 +2,29 @@
 //!
 //! | stage | who owns the frame | when it is full or missing |
 //! |---|---|---|
-//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`gate`]): dropped, counted |
+//! | the program on the device (`bpf/xdp.bpf.c`) | the driver | not ours, or not understood: to the kernel, where the companion is; not wanted ([`filter`]): dropped, counted |
 //! | the RX ring of the queue | the kernel, then the lane | ring full, or no frame to fill: dropped, counted in `xsk_dropped` |
 //! | [`XdpIo::receive`]: payloads, by the program's [`note`]; else lengths and checksums | the lane | broken: counted (`malformed`, `bad_checksum`), the frame is free again |
 //! | the application | borrows the payload through the batch | - |
-//! | [`send::XdpOut`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
+//! | [`send::XdpSender`] | reply in the frame of the request, or in a free one | no free frame, no known next hop, too long: through the companion |
 //! | the TX and completion rings | the kernel, then free | TX ring full: kicked, then through the companion |
 //!
 //! A lane takes from one source at a time: one of its queues, or its companion; no batch mixes them. It stays with a
 //! queue that brings full batches for a few of them, and then goes on to the next one that has something. The companion
 //! has its turn when the queues are empty (in `serve`, but for the look behind a full batch), and after so many batches of
-//! theirs if its [`doorbell`] has rung.
+//! theirs if its [`wakeup_flag`] has rung.
 
 mod checks;
+mod control;
 mod device;
-mod doorbell;
-mod gate;
-pub(crate) mod lending;
+mod filter;
+pub(crate) mod leasing;
 mod mailbox;
-mod plane;
 mod queues;
+mod round_robin;
 mod route;
 pub(crate) mod send;
-mod turns;
+mod wakeup_flag;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,49 +32,49 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use manylane_bpf::abi;
-use manylane_sys::busy;
-use manylane_sys::measure::Watch;
-use manylane_sys::xsk::{Found, Payloads, Queue};
+use manylane_sys::busy_poll;
+use manylane_sys::measure::Epoll;
+use manylane_sys::xsk::{PacketRef, Payloads, Queue};
 use manylane_wire::datagram::{Checksum, Datagram};
 use manylane_wire::ethernet::Mac;
-use manylane_wire::note::{self, Noted, Unfinished};
+use manylane_wire::rx_hint::{self, PartialChecksum, RxHint};
 
-pub use gate::{Gate, Refused};
-pub(crate) use plane::Plane;
-pub use plane::XdpQueue;
+pub(crate) use control::XdpControl;
+pub use control::XdpQueue;
+pub use filter::{FilterDrops, FilterHandle};
 
 use self::device::Device;
-use self::doorbell::Ear;
-use self::mailbox::{Content, Mailbox, Order, QueueId};
+use self::mailbox::{Content, Mailbox, QueueCommand, QueueId};
+use self::round_robin::RoundRobin;
 use self::route::Reader;
-use self::send::XdpOut;
-use self::turns::Turns;
-use super::Taken;
+use self::send::XdpSender;
+use self::wakeup_flag::WakeupReceiver;
+use super::RecvSummary;
 use crate::capture::tap::Tap;
 use crate::counters::{Cells, Count, LaneId};
+use crate::drop_policy::DropPolicy;
 use crate::error::{Error, Result};
-use crate::overload::Overload;
 
 // What the program writes is what is read.
 const _: () = assert!(
-    note::NOTE == abi::NOTE
-        && note::HEAD4 == abi::NOTE_IP4 as usize
-        && note::HEAD6 == abi::NOTE_IP6 as usize
-        && note::HEAD == abi::NOTE_HEAD
-        && note::UNFINISHED == abi::NOTE_UNFINISHED
-        && note::LEN == abi::NOTE_LEN
-        && note::MOST == abi::NOTE_MOST
+    rx_hint::HINT == abi::RX_HINT
+        && rx_hint::HEADERS_LEN_V4 == abi::RX_HINT_V4 as usize
+        && rx_hint::HEADERS_LEN_V6 == abi::RX_HINT_V6 as usize
+        && rx_hint::HEADERS_LEN_MASK == abi::RX_HINT_HEADERS_MASK
+        && rx_hint::PARTIAL == abi::RX_HINT_PARTIAL
+        && rx_hint::HINT_LEN == abi::RX_HINT_LEN
+        && rx_hint::UDP_LEN_MAX == abi::RX_HINT_UDP_MAX
 );
 
 /// After so many batches from queues the companion has a turn, should the queues never be empty, if its doorbell has rung.
-const COMPANION_EVERY: u32 = 8;
+const KERNEL_POLL_BATCHES: u32 = 8;
 
 /// The same where it has no doorbell and has to be asked: a system call, through code and data of the kernel that are in no cache
 /// by then.
-const COMPANION_UNHEARD: u32 = 32;
+const KERNEL_POLL_BATCHES_MAX: u32 = 32;
 
 /// Batches of nothing but broken frames that one receive passes over.
-const BROKEN_BUDGET: u32 = 256;
+const INVALID_BUDGET: u32 = 256;
 
 /// Batches that a lane which closes throws away at most.
 const DISCARD_BUDGET: u32 = 1 << 14;
@@ -98,40 +98,40 @@ pub(crate) struct LaneQueue {
     /// Frames in its receive ring behind the batch that was taken last.
     waiting: u32,
     /// To be closed when it is empty: its device is gone.
-    is_ending: bool,
+    is_closing: bool,
 }
 
 impl LaneQueue {
     fn new(id: QueueId, xsk: Queue, device: Arc<Device>, number: u32) -> Self {
-        Self { id, xsk, device, number, waiting: 0, is_ending: false }
+        Self { id, xsk, device, number, waiting: 0, is_closing: false }
     }
 }
 
 /// The queues of one lane.
 pub(crate) struct XdpIo {
-    plane: Arc<Plane>,
+    control: Arc<XdpControl>,
     lane: LaneId,
     mailbox: Arc<Mailbox>,
     queues: Vec<LaneQueue>,
     /// Whether one of them is to be closed.
-    is_ending: bool,
-    turns: Turns,
+    is_closing: bool,
+    round_robin: RoundRobin,
     /// What the headers say of those packets of a batch that have no note, each in its place. One for all queues.
-    read: Box<[Datagram]>,
+    parsed: Box<[Datagram]>,
     /// Frames in the receive rings behind what was taken last, and how many they can hold.
     backlog: (u32, u32),
     /// The queue that the last batch came from; none if it came from the companion.
     current: Option<usize>,
     /// Batches since the companion had its turn.
-    since_companion: u32,
+    batches_since_kernel: u32,
     /// Tells whether the companion may have something.
-    ear: Option<Ear>,
+    wakeup: Option<WakeupReceiver>,
     reader: Reader,
     tap: Tap,
-    bound: SocketAddr,
+    bound_addr: SocketAddr,
     /// Whether datagrams carry ECN.
     ecn: bool,
-    watch: Watch,
+    epoll: Epoll,
 }
 
 /// What a batch from a queue consists of.
@@ -139,7 +139,7 @@ pub(crate) struct XdpIo {
 pub(crate) struct Frames<'a> {
     pub(crate) payloads: Payloads<'a>,
     /// See [`XdpIo::read`].
-    read: &'a [Datagram],
+    parsed: &'a [Datagram],
     /// Whether datagrams carry ECN.
     pub(crate) ecn: bool,
 }
@@ -147,32 +147,32 @@ pub(crate) struct Frames<'a> {
 impl<'a> Frames<'a> {
     /// The first packet from the one at `index` on that can be believed: of others no payload was found.
     #[inline]
-    pub(crate) fn next_believed(&self, index: usize) -> Option<Found<'a>> {
+    pub(crate) fn next_valid(&self, index: usize) -> Option<PacketRef<'a>> {
         self.payloads.next_with_header(index)
     }
 
     /// What is known of a packet that can be believed. The headers of one with a note are read here, of which nothing is left
     /// where nobody looks at what they say.
     #[inline]
-    pub(crate) fn meta(&self, packet: &Found<'a>) -> Meta {
-        let noted = match packet.head() {
-            Some(head) => Datagram::of_noted4(&head),
-            None => packet.head().and_then(|head| Datagram::of_noted6(&head)),
+    pub(crate) fn meta(&self, packet: &PacketRef<'a>) -> Meta {
+        let noted = match packet.header() {
+            Some(head) => Datagram::from_hint_v4(&head),
+            None => packet.header().and_then(|head| Datagram::from_hint_v6(&head)),
         };
-        let datagram = noted.or_else(|| self.read.get(packet.number).copied()).unwrap_or_default();
-        Meta { index: packet.number as u32, datagram }
+        let datagram = noted.or_else(|| self.parsed.get(packet.index).copied()).unwrap_or_default();
+        Meta { index: packet.index as u32, datagram }
     }
 }
 
 /// What the companion is watched as; queues have the numbers of their [`QueueId`].
-const COMPANION: u64 = 0;
+const KERNEL_SOCKET: u64 = 0;
 
 /// Sockets that a wait tells of at most: one would do.
-const READY: usize = 8;
+const EVENTS_MAX: usize = 8;
 
 impl XdpIo {
     fn new(
-        plane: Arc<Plane>,
+        plane: Arc<XdpControl>,
         lane: LaneId,
         reader: Reader,
         tap: Tap,
@@ -180,29 +180,29 @@ impl XdpIo {
         ecn: bool,
     ) -> Result<Self> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
-        let watch = Watch::new(READY).map_err(failed)?;
-        if let Some(time) = plane.kernel_looks {
-            watch.busy_poll(time, busy::BUDGET).map_err(|err| Error::system("EPIOCSPARAMS", err))?;
+        let watch = Epoll::new(EVENTS_MAX).map_err(failed)?;
+        if let Some(time) = plane.kernel_busy_poll {
+            watch.busy_poll(time, busy_poll::BUDGET).map_err(|err| Error::system("EPIOCSPARAMS", err))?;
         }
-        let mailbox = Arc::new(Mailbox::new(watch.adder().map_err(failed)?));
+        let mailbox = Arc::new(Mailbox::new(watch.handle().map_err(failed)?));
         let read = vec![Datagram::default(); plane.batch].into();
         Ok(Self {
-            plane,
+            control: plane,
             lane,
             mailbox,
             queues: Vec::new(),
-            is_ending: false,
-            turns: Turns::default(),
-            read,
+            is_closing: false,
+            round_robin: RoundRobin::default(),
+            parsed: read,
             backlog: (0, 0),
             current: None,
-            since_companion: 0,
-            ear: None,
+            batches_since_kernel: 0,
+            wakeup: None,
             reader,
             tap,
-            bound,
+            bound_addr: bound,
             ecn,
-            watch,
+            epoll: watch,
         })
     }
 
@@ -212,23 +212,23 @@ impl XdpIo {
 
     /// Takes the queues that it was given, and gives up those that it shall.
     #[cold]
-    pub(crate) fn visit_mailbox(&mut self) {
+    pub(crate) fn process_mailbox(&mut self) {
         self.current = None;
-        let Content { queues, orders } = self.mailbox.empty();
+        let Content { queues, commands: orders } = self.mailbox.drain();
         self.queues.extend(queues);
         for (id, order) in orders {
             let Some(at) = self.queues.iter().position(|queue| queue.id == id) else { continue };
             match order {
-                Order::End => {
-                    self.queues[at].is_ending = true;
-                    self.is_ending = true;
+                QueueCommand::Close => {
+                    self.queues[at].is_closing = true;
+                    self.is_closing = true;
                 }
-                Order::PassOn => {
+                QueueCommand::HandOff => {
                     let queue = self.queues.remove(at);
                     // It is watched here since it was delivered; a descriptor for its statistics keeps it open.
-                    _ = self.watch.remove(&queue.xsk);
-                    if let Some(kept) = self.plane.pass_on(queue) {
-                        _ = self.watch.add(&kept.xsk, kept.id.0);
+                    _ = self.epoll.remove(&queue.xsk);
+                    if let Some(kept) = self.control.hand_off(queue) {
+                        _ = self.epoll.add(&kept.xsk, kept.id.0);
                         self.queues.push(kept);
                     }
                 }
@@ -239,107 +239,108 @@ impl XdpIo {
 
     /// Closes the queue at `at` if its device is gone and it is empty.
     #[cold]
-    fn end(&mut self, at: usize) {
+    fn close_queue(&mut self, at: usize) {
         let queue = self.queues.remove(at);
-        _ = self.watch.remove(&queue.xsk);
+        _ = self.epoll.remove(&queue.xsk);
         let id = queue.id;
         // First, so that nothing of ours is on the device when it is told.
         drop(queue);
-        self.plane.ended(id);
+        self.control.queue_closed(id);
         self.recount();
     }
 
     /// Lets readiness of the companion wake the lane, too, and be heard of by one that does not sleep.
-    pub(crate) fn watch_companion(&mut self, companion: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn add_kernel_socket(&mut self, companion: BorrowedFd<'_>) -> Result<()> {
         let failed = |err| Error::system("a descriptor for the readiness of a lane", err);
-        self.watch.add(&companion, COMPANION).map_err(failed)?;
+        self.epoll.add(&companion, KERNEL_SOCKET).map_err(failed)?;
         let unheard = |err| log::debug!("a companion has no doorbell: SO_ATTACH_BPF: {err}");
-        self.ear = self.plane.doorbell.as_ref().and_then(|bell| bell.hang(companion).map_err(unheard).ok());
+        self.wakeup =
+            self.control.wakeup_flag.as_ref().and_then(|bell| bell.attach(companion).map_err(unheard).ok());
         Ok(())
     }
 
     /// Whether the companion has waited long enough and comes first.
     #[inline]
-    fn is_companion_due(&self) -> bool {
-        match &self.ear {
-            Some(ear) => self.since_companion >= COMPANION_EVERY && ear.hears(),
-            None => self.since_companion >= COMPANION_UNHEARD,
+    fn is_kernel_due(&self) -> bool {
+        match &self.wakeup {
+            Some(ear) => self.batches_since_kernel >= KERNEL_POLL_BATCHES && ear.is_pending(),
+            None => self.batches_since_kernel >= KERNEL_POLL_BATCHES_MAX,
         }
     }
 
     /// Whether the companion comes first. It then has its turn.
     #[inline]
-    pub(crate) fn is_companions_turn(&mut self) -> bool {
-        let turn = self.is_companion_due();
+    pub(crate) fn take_kernel_turn(&mut self) -> bool {
+        let turn = self.is_kernel_due();
         if turn {
-            self.gives_turn();
+            self.ack_kernel_turn();
             self.current = None;
         }
         turn
     }
 
     /// The companion brought something: there may be more.
-    pub(crate) fn has_companion(&mut self) {
-        if let Some(ear) = &mut self.ear {
-            ear.stay();
+    pub(crate) fn rearm_kernel_wakeup(&mut self) {
+        if let Some(ear) = &mut self.wakeup {
+            ear.rearm();
         }
     }
 
     /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is where payloads are
-    /// cut off. With [`Overload::Newest`] it is the last batch of a queue that was more than half full.
+    /// cut off. With [`DropPolicy::Head`] it is the last batch of a queue that was more than half full.
     pub(crate) fn receive(
         &mut self,
         most: usize,
         datagram_size: usize,
-        overload: Overload,
+        overload: DropPolicy,
         cells: &Cells,
-    ) -> Taken {
+    ) -> RecvSummary {
         self.current = None;
         if self.mailbox.has_mail() {
-            self.visit_mailbox();
+            self.process_mailbox();
         }
-        self.tap.look();
+        self.tap.refresh();
         for _ in 0..self.queues.len() {
-            let at = self.turns.take(self.queues.len());
+            let at = self.round_robin.advance(self.queues.len());
             let Some(queue) = self.queues.get_mut(at) else { continue };
             // Most queues have nothing most of the time. One that ends is looked at whatever it says.
-            if queue.xsk.rests() && !self.is_ending {
+            if queue.xsk.is_idle() && !self.is_closing {
                 continue;
             }
             // Behind a batch of which nothing can be believed there may be something: none is no answer yet.
-            for _ in 0..BROKEN_BUDGET {
+            for _ in 0..INVALID_BUDGET {
                 let mut receive = |queue: &mut LaneQueue| {
-                    queue.receive(most, datagram_size, &mut self.read, &mut self.tap, cells)
+                    queue.receive(most, datagram_size, &mut self.parsed, &mut self.tap, cells)
                 };
                 let (mut frames, mut taken) = receive(queue);
                 if frames == 0 {
-                    self.backlog.0 = self.backlog.0.wrapping_add(queue.tell_change());
+                    self.backlog.0 = self.backlog.0.wrapping_add(queue.backlog_delta());
                     break;
                 }
-                if overload == Overload::Newest && frames == most && queue.is_half_full() {
+                if overload == DropPolicy::Head && frames == most && queue.is_half_full() {
                     // No more than the ring can hold: more may come all the time.
                     for _ in 0..queue.xsk.backlog().1 as usize / most {
                         if frames < most || !queue.xsk.has_received() {
                             break;
                         }
-                        cells.add(Count::Overtaken, taken.datagrams as u64);
+                        cells.add(Count::DroppedStale, taken.datagrams as u64);
                         (frames, taken) = receive(queue);
                     }
                 }
-                self.backlog.0 = self.backlog.0.wrapping_add(queue.tell_change());
+                self.backlog.0 = self.backlog.0.wrapping_add(queue.backlog_delta());
                 if taken.messages > 0 {
-                    self.since_companion += 1;
+                    self.batches_since_kernel += 1;
                     self.current = Some(at);
-                    self.turns.brought(at, frames == most);
+                    self.round_robin.record_batch(at, frames == most);
                     return taken;
                 }
             }
-            if queue.is_ending {
-                self.end(at);
+            if queue.is_closing {
+                self.close_queue(at);
                 break;
             }
         }
-        Taken::default()
+        RecvSummary::default()
     }
 
     /// Whether a queue that had no turn in this round has something. If not, the round is over.
@@ -347,26 +348,26 @@ impl XdpIo {
     pub(crate) fn is_within_round(&mut self) -> bool {
         let queues = &self.queues;
         let is_within = self
-            .turns
-            .left(queues.len())
+            .round_robin
+            .remaining(queues.len())
             .any(|at| queues.get(at).is_some_and(|queue| queue.xsk.has_received()));
         if !is_within {
-            self.turns.end_round();
+            self.round_robin.end_round();
         }
         is_within
     }
 
     /// Writes down how full the receive rings are behind what was just taken, for who looks from outside.
     #[inline]
-    pub(crate) fn tell_backlog(&self, cells: &Cells) {
+    pub(crate) fn publish_backlog(&self, cells: &Cells) {
         cells.set(Count::RingFrames, self.backlog.0.into());
         cells.set(Count::RingEntries, self.backlog.1.into());
     }
 
     /// The queues are others than before.
     fn recount(&mut self) {
-        self.turns.restart();
-        self.is_ending = self.queues.iter().any(|queue| queue.is_ending);
+        self.round_robin.restart();
+        self.is_closing = self.queues.iter().any(|queue| queue.is_closing);
         self.backlog = (0, 0);
         for queue in &mut self.queues {
             self.backlog.0 += queue.waiting;
@@ -376,32 +377,32 @@ impl XdpIo {
 
     /// The companion has its turn.
     #[inline]
-    pub(crate) fn gives_turn(&mut self) {
-        self.since_companion = 0;
-        if let Some(ear) = &mut self.ear {
-            ear.answer();
+    pub(crate) fn ack_kernel_turn(&mut self) {
+        self.batches_since_kernel = 0;
+        if let Some(ear) = &mut self.wakeup {
+            ear.ack();
         }
     }
 
     /// Whether the batch that was taken last came from a queue, and the companion's turn has not come.
     #[inline]
     pub(crate) fn has_batch(&self) -> bool {
-        self.current.is_some() && !self.is_companion_due()
+        self.current.is_some() && !self.is_kernel_due()
     }
 
     /// Gives its queues to the other lanes, as far as there are any.
-    pub(crate) fn leave(&mut self) {
-        self.plane.retire(self.lane);
-        self.visit_mailbox();
+    pub(crate) fn release_queues(&mut self) {
+        self.control.retire(self.lane);
+        self.process_mailbox();
     }
 
     /// The batch that was taken last is over: what is sent next is no reply.
     pub(crate) fn end_batch(&mut self) {
         self.current = None;
         if self.mailbox.has_mail() {
-            self.visit_mailbox();
+            self.process_mailbox();
         }
-        self.tap.look();
+        self.tap.refresh();
     }
 
     /// Takes what is left, of a lane that closes, and returns how many datagrams it was.
@@ -409,7 +410,7 @@ impl XdpIo {
         let mut left = 0;
         // Nothing more is led here, so that this ends with the rings.
         for _ in 0..DISCARD_BUDGET {
-            let taken = self.receive(usize::MAX, usize::MAX, Overload::Oldest, cells);
+            let taken = self.receive(usize::MAX, usize::MAX, DropPolicy::Tail, cells);
             if taken.messages == 0 && !self.has_received() {
                 break;
             }
@@ -421,8 +422,8 @@ impl XdpIo {
     /// Whether a [`receive`](Self::receive) could bring something: a look that costs a few loads, for who looks often. Where
     /// queues work in the lane's calls, only such a call tells.
     #[inline]
-    pub(crate) fn may_have(&self) -> bool {
-        self.plane.busy_poll.is_some() || self.has_received() || self.mailbox.has_mail()
+    pub(crate) fn can_receive(&self) -> bool {
+        self.control.busy_poll.is_some() || self.has_received() || self.mailbox.has_mail()
     }
 
     /// Whether a queue has something that [`receive`](Self::receive) would bring.
@@ -435,31 +436,40 @@ impl XdpIo {
         for queue in &mut self.queues {
             // What a full device did not take must not lie there while the lane sleeps. That it still does not is no
             // error: the next batch tries again.
-            _ = queue.xsk.flush_rest();
+            _ = queue.xsk.flush_pending();
         }
         if !self.has_received() {
-            _ = self.watch.wait(timeout).map_err(|err| Error::system("waiting for a lane", err))?;
+            _ = self.epoll.wait(timeout).map_err(|err| Error::system("waiting for a lane", err))?;
         }
         Ok(())
     }
 
     /// The batch that was received last, if it came from a queue, and the way out: through that queue, else through
     /// the first one.
-    pub(crate) fn split(&mut self) -> (Option<Frames<'_>>, Option<XdpOut<'_>>) {
+    pub(crate) fn split(&mut self) -> (Option<Frames<'_>>, Option<XdpSender<'_>>) {
         // Once a batch, wherever it came from: what is sent goes by the routes of now.
         self.reader.refresh();
         let Some(queue) = self.queues.get_mut(self.current.unwrap_or(0)) else { return (None, None) };
-        let (device, finishes) = (queue.device.index, queue.device.finishes_checksums);
-        self.tap.sends_by(device, queue.number);
+        let (device, finishes) = (queue.device.index, queue.device.has_tx_checksum);
+        self.tap.set_tx_queue(device, queue.number);
         let (payloads, sender) = queue.xsk.split();
-        let frames = self.current.map(|_| Frames { payloads, read: &self.read, ecn: self.ecn });
-        (frames, Some(XdpOut::new(sender, &mut self.reader, &mut self.tap, (device, finishes), self.bound)))
+        let frames = self.current.map(|_| Frames { payloads, parsed: &self.parsed, ecn: self.ecn });
+        (
+            frames,
+            Some(XdpSender::new(
+                sender,
+                &mut self.reader,
+                &mut self.tap,
+                (device, finishes),
+                self.bound_addr,
+            )),
+        )
     }
 }
 
 impl AsFd for XdpIo {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.watch.as_fd()
+        self.epoll.as_fd()
     }
 }
 
@@ -473,30 +483,30 @@ impl LaneQueue {
         read: &mut [Datagram],
         tap: &mut Tap,
         cells: &Cells,
-    ) -> (usize, Taken) {
+    ) -> (usize, RecvSummary) {
         // One place for each.
         let frames = self.xsk.receive(most.min(read.len()));
         if frames == 0 {
-            return (0, Taken::default());
+            return (0, RecvSummary::default());
         }
-        if tap.is_on() {
+        if tap.is_active() {
             self.restore();
         }
-        tap.received(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
-        (frames, self.judge(&mut read[..frames], datagram_size, cells))
+        tap.record_rx(self.device.index, self.number, (0..frames).map(|index| self.xsk.packet(index)));
+        (frames, self.validate(&mut read[..frames], datagram_size, cells))
     }
 
     /// Makes the frames of the batch what they were on the wire: who captures them knows nothing of notes.
     #[cold]
     fn restore(&mut self) {
         let mac = Mac(self.device.mac());
-        self.xsk.edit_packets(|frame| note::restore(frame, mac));
+        self.xsk.edit_packets(|frame| rx_hint::restore(frame, mac));
     }
 
     /// By how many more frames wait in the receive ring than when it was asked last.
     #[inline]
-    fn tell_change(&mut self) -> u32 {
-        let waiting = self.xsk.known_backlog();
+    fn backlog_delta(&mut self) -> u32 {
+        let waiting = self.xsk.cached_backlog();
         waiting.wrapping_sub(std::mem::replace(&mut self.waiting, waiting))
     }
 
@@ -509,21 +519,22 @@ impl LaneQueue {
 
     /// Finds the payloads of the packets that were received, and counts what cannot be believed. The headers of those that have
     /// no note are read, each into its place in `places`.
-    fn judge(&mut self, places: &mut [Datagram], datagram_size: usize, cells: &Cells) -> Taken {
+    fn validate(&mut self, places: &mut [Datagram], datagram_size: usize, cells: &Cells) -> RecvSummary {
         let (mut bytes, mut truncated) = (0, 0);
         let (mut bad_checksum, mut malformed) = (0, 0);
-        let unfinished = if self.device.is_virtual_pair { Unfinished::Taken } else { Unfinished::Refused };
+        let unfinished =
+            if self.device.is_veth { PartialChecksum::Accepted } else { PartialChecksum::Rejected };
         let packets = places.len();
         self.xsk.find_payloads(|index, packet| {
-            let Noted { at, len } = match note::find(packet, unfinished) {
+            let RxHint { payload_offset: at, len } = match rx_hint::parse(packet, unfinished) {
                 Some(noted) => noted,
-                None => match read(places.get_mut(index)?, packet, unfinished) {
+                None => match parse_packet(places.get_mut(index)?, packet, unfinished) {
                     Ok(found) => found,
-                    Err(Broken::Malformed) => {
+                    Err(PacketError::Malformed) => {
                         malformed += 1;
                         return None;
                     }
-                    Err(Broken::Checksum) => {
+                    Err(PacketError::Checksum) => {
                         bad_checksum += 1;
                         return None;
                     }
@@ -544,23 +555,27 @@ impl LaneQueue {
             cells.add(Count::Malformed, malformed);
         }
         let good = packets - (bad_checksum + malformed) as usize;
-        Taken { messages: good, datagrams: good, bytes, truncated, trains: 0 }
+        RecvSummary { messages: good, datagrams: good, bytes, truncated, gro_messages: 0 }
     }
 }
 
 /// Why a packet is not to be believed.
-enum Broken {
+enum PacketError {
     Malformed,
     Checksum,
 }
 
 /// Reads all headers of a packet. Apart from the loop over packets with a note, which needs its registers for itself.
 #[inline(never)]
-fn read(place: &mut Datagram, packet: &[u8], unfinished: Unfinished) -> std::result::Result<Noted, Broken> {
-    place.read(packet).map_err(|_| Broken::Malformed)?;
+fn parse_packet(
+    place: &mut Datagram,
+    packet: &[u8],
+    unfinished: PartialChecksum,
+) -> std::result::Result<RxHint, PacketError> {
+    place.read(packet).map_err(|_| PacketError::Malformed)?;
     match place.checksum {
-        Checksum::Wrong => Err(Broken::Checksum),
-        Checksum::Unfinished if unfinished == Unfinished::Refused => Err(Broken::Checksum),
-        _ => Ok(Noted { at: place.at, len: place.len }),
+        Checksum::Invalid => Err(PacketError::Checksum),
+        Checksum::Partial if unfinished == PartialChecksum::Rejected => Err(PacketError::Checksum),
+        _ => Ok(RxHint { payload_offset: place.payload_offset, len: place.len }),
     }
 }

@@ -1,6 +1,6 @@
 //! Which lane serves which queue of which device: every queue has one lane, and no lane has two more than another.
 //!
-//! The list is kept under the lock of the [`Plane`]; queues themselves belong to their lanes, and go from one to the
+//! The list is kept under the lock of the [`XdpControl`]; queues themselves belong to their lanes, and go from one to the
 //! other by mailbox ([`Mailbox`]).
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,45 +11,45 @@ use std::time::{Duration, Instant};
 use manylane_sys::xsk::{self, Mode, Queue, QueueOptions};
 
 use super::LaneQueue;
-use super::device::{Device, Number};
-use super::gate::Gate;
-use super::mailbox::{Mailbox, Order, QueueId};
-use super::plane::{FRAME, HEADROOM, Plane, dropped_at};
+use super::control::{FRAME_SIZE, HEADROOM, XdpControl, xsk_dropped};
+use super::device::{Device, SocketIndex};
+use super::filter::FilterHandle;
+use super::mailbox::{Mailbox, QueueCommand, QueueId};
 use crate::counters::LaneId;
 use crate::error::{EBUSY, Error, ErrorKind, Result};
-use crate::holder;
+use crate::port_owner;
 
 /// Bytes of the longest frame that is taken in several pieces.
-const LONGEST: u32 = 65_535;
+const FRAME_LEN_MAX: u32 = 65_535;
 
 #[derive(Default)]
 pub(super) struct State {
     /// The devices, with the number that this socket has on each.
-    pub(super) devices: Vec<(Arc<Device>, Number)>,
+    pub(super) devices: Vec<(Arc<Device>, SocketIndex)>,
     /// Devices that could not be used, and have not changed since.
     pub(super) failed: Vec<u32>,
     /// Those that this process may not use any more, while they are there: it has been said.
-    pub(super) refused: Vec<u32>,
+    pub(super) denied: Vec<u32>,
     /// What could not be done the last time.
-    pub(super) complaint: Option<String>,
+    pub(super) last_error: Option<String>,
     /// What the programs had counted when the socket ended.
-    pub(super) counted: Option<Vec<(String, &'static str, u64)>>,
+    pub(super) final_counts: Option<Vec<(String, &'static str, u64)>>,
     /// Ports lead here, and the socket does not end: what changes is followed.
     pub(super) open: bool,
     /// Queues that are served.
-    pub(super) served: Vec<Served>,
-    seats: Vec<Seat>,
+    pub(super) assigned: Vec<AssignedQueue>,
+    lanes: Vec<LaneEntry>,
     /// Frames that were dropped at queues that a lane no longer has.
-    closed: Vec<(LaneId, u64)>,
+    closed_drops: Vec<(LaneId, u64)>,
     last_id: u64,
 }
 
 /// A queue that is served.
-pub(super) struct Served {
+pub(super) struct AssignedQueue {
     id: QueueId,
     pub(super) lane: LaneId,
     pub(super) device: Arc<Device>,
-    number: Number,
+    number: SocketIndex,
     pub(super) queue: u32,
     pub(super) zero_copy: bool,
     /// For its statistics.
@@ -57,72 +57,72 @@ pub(super) struct Served {
     /// What was dropped there before this lane had it.
     dropped_before: u64,
     /// Frames are led here.
-    steered: bool,
+    is_redirected: bool,
     /// The lane is to pass it on, and has not yet.
-    is_leaving: bool,
+    is_moving: bool,
 }
 
 /// A lane that can be given queues.
-struct Seat {
+struct LaneEntry {
     lane: LaneId,
     mailbox: Arc<Mailbox>,
 }
 
 impl State {
     /// Gives a lane a seat.
-    pub(super) fn seat(&mut self, lane: LaneId, mailbox: Arc<Mailbox>) {
-        self.seats.push(Seat { lane, mailbox });
+    pub(super) fn add_lane(&mut self, lane: LaneId, mailbox: Arc<Mailbox>) {
+        self.lanes.push(LaneEntry { lane, mailbox });
     }
 
     /// Lanes that can be given queues.
-    pub(super) fn lanes(&self) -> usize {
-        self.seats.len()
+    pub(super) fn lane_count(&self) -> usize {
+        self.lanes.len()
     }
 
     /// Queues that the devices have.
-    pub(super) fn queues(&self) -> usize {
+    pub(super) fn queue_count(&self) -> usize {
         self.devices.iter().map(|(device, _)| device.queues() as usize).sum()
     }
 
-    fn served_by(&self, lane: LaneId) -> usize {
-        self.served.iter().filter(|served| served.lane == lane).count()
+    fn assigned_count(&self, lane: LaneId) -> usize {
+        self.assigned.iter().filter(|served| served.lane == lane).count()
     }
 
     /// The lane with the fewest queues; of several the first one from `turn` on.
-    fn poorest(&self, turn: usize) -> Option<&Seat> {
-        let lanes = self.seats.len().max(1);
-        let in_turn = self.seats.iter().cycle().skip(turn % lanes).take(self.seats.len());
-        in_turn.min_by_key(|seat| self.served_by(seat.lane))
+    fn least_assigned(&self, turn: usize) -> Option<&LaneEntry> {
+        let lanes = self.lanes.len().max(1);
+        let in_turn = self.lanes.iter().cycle().skip(turn % lanes).take(self.lanes.len());
+        in_turn.min_by_key(|seat| self.assigned_count(seat.lane))
     }
 
     fn mailbox(&self, lane: LaneId) -> Option<&Arc<Mailbox>> {
-        self.seats.iter().find(|seat| seat.lane == lane).map(|seat| &seat.mailbox)
+        self.lanes.iter().find(|seat| seat.lane == lane).map(|seat| &seat.mailbox)
     }
 
-    /// Has the queues of devices closed of which `is_there` says that they are gone.
-    pub(super) fn let_go(&mut self, is_there: impl Fn(&Device) -> bool, gate: &Gate) {
+    /// Has the queues of devices closed of which `is_live` says that they are gone.
+    pub(super) fn remove_gone(&mut self, is_there: impl Fn(&Device) -> bool, gate: &FilterHandle) {
         let (there, gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.devices).into_iter().partition(|(device, _)| is_there(device));
         self.devices = there;
         for (device, number) in gone {
             log::warn!("engine xdp: {} is gone", device.name);
-            gate.leave(&device, number);
+            gate.detach(&device, number);
             device.unregister(number);
-            for served in self.served.iter().filter(|served| Arc::ptr_eq(&served.device, &device)) {
+            for served in self.assigned.iter().filter(|served| Arc::ptr_eq(&served.device, &device)) {
                 if let Some(mailbox) = self.mailbox(served.lane) {
-                    mailbox.order(served.id, Order::End);
+                    mailbox.push_command(served.id, QueueCommand::Close);
                 }
             }
         }
     }
 
     /// Orders lanes to pass queues on, so that in the end none has two more than another.
-    pub(super) fn even_out(&mut self) {
+    pub(super) fn rebalance(&mut self) {
         let stay =
-            |lane| self.served.iter().filter(|served| served.lane == lane && !served.is_leaving).count();
-        let mut counts: Vec<usize> = self.seats.iter().map(|seat| stay(seat.lane)).collect();
+            |lane| self.assigned.iter().filter(|served| served.lane == lane && !served.is_moving).count();
+        let mut counts: Vec<usize> = self.lanes.iter().map(|seat| stay(seat.lane)).collect();
         // What is on its way already goes to whoever has the fewest.
-        for _ in self.served.iter().filter(|served| served.is_leaving) {
+        for _ in self.assigned.iter().filter(|served| served.is_moving) {
             if let Some(least) = counts.iter_mut().min() {
                 *least += 1;
             }
@@ -134,49 +134,49 @@ impl State {
             if counts[rich] < counts[poor] + 2 {
                 return;
             }
-            let Seat { lane, mailbox } = &self.seats[rich];
-            let spare = self.served.iter_mut().find(|served| served.lane == *lane && !served.is_leaving);
+            let LaneEntry { lane, mailbox } = &self.lanes[rich];
+            let spare = self.assigned.iter_mut().find(|served| served.lane == *lane && !served.is_moving);
             // It may have but what is on its way to it.
             let Some(served) = spare else { return };
-            served.is_leaving = true;
-            mailbox.order(served.id, Order::PassOn);
+            served.is_moving = true;
+            mailbox.push_command(served.id, QueueCommand::HandOff);
             counts[rich] -= 1;
             counts[poor] += 1;
         }
     }
 
     /// The queue is closed, or is about to be.
-    fn forget(&mut self, at: usize) {
-        let served = self.served.remove(at);
-        self.note_dropped(served.lane, dropped_at(&served.xsk) - served.dropped_before);
+    fn remove(&mut self, at: usize) {
+        let served = self.assigned.remove(at);
+        self.add_dropped(served.lane, xsk_dropped(&served.xsk) - served.dropped_before);
     }
 
-    fn note_dropped(&mut self, lane: LaneId, dropped: u64) {
-        match self.closed.iter_mut().find(|(of, _)| *of == lane) {
+    fn add_dropped(&mut self, lane: LaneId, dropped: u64) {
+        match self.closed_drops.iter_mut().find(|(of, _)| *of == lane) {
             Some((_, sum)) => *sum += dropped,
-            None if dropped > 0 => self.closed.push((lane, dropped)),
+            None if dropped > 0 => self.closed_drops.push((lane, dropped)),
             None => {}
         }
     }
 
     /// Frames that were dropped at the queues of a lane while it had them.
     pub(super) fn dropped(&self, lane: LaneId) -> u64 {
-        let closed = self.closed.iter().find(|(of, _)| *of == lane).map_or(0, |(_, dropped)| *dropped);
-        let open = self.served.iter().filter(|served| served.lane == lane);
-        closed + open.map(|served| dropped_at(&served.xsk) - served.dropped_before).sum::<u64>()
+        let closed = self.closed_drops.iter().find(|(of, _)| *of == lane).map_or(0, |(_, dropped)| *dropped);
+        let open = self.assigned.iter().filter(|served| served.lane == lane);
+        closed + open.map(|served| xsk_dropped(&served.xsk) - served.dropped_before).sum::<u64>()
     }
 }
 
-impl Plane {
+impl XdpControl {
     /// Opens the queues that nobody serves and gives each to the lane that has the fewest. If `strict`, a queue that
     /// cannot be opened is an error at once; otherwise the others are opened first.
-    pub(super) fn distribute(&self, state: &mut State, strict: bool) -> Result<()> {
+    pub(super) fn assign_queues(&self, state: &mut State, strict: bool) -> Result<()> {
         let mut outcome = Ok(());
         for (device, number) in state.devices.clone() {
             for queue in 0..device.queues() {
                 let is_served =
-                    |served: &Served| served.queue == queue && Arc::ptr_eq(&served.device, &device);
-                if state.served.iter().any(is_served) {
+                    |served: &AssignedQueue| served.queue == queue && Arc::ptr_eq(&served.device, &device);
+                if state.assigned.iter().any(is_served) {
                     continue;
                 }
                 match self.open_queue(state, &device, number, queue, strict) {
@@ -193,13 +193,13 @@ impl Plane {
         &self,
         state: &mut State,
         device: &Arc<Device>,
-        number: Number,
+        number: SocketIndex,
         queue: u32,
         strict: bool,
     ) -> Result<()> {
         // Queues of one number work on one core, often. Of several devices they go to different lanes.
         let at = state.devices.iter().position(|(known, _)| Arc::ptr_eq(known, device)).unwrap_or(0);
-        let heir = state.poorest(at + queue as usize);
+        let heir = state.least_assigned(at + queue as usize);
         let Some(heir) = heir.map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else { return Ok(()) };
         let Some(xsk) = self.open_xsk(device, queue, strict)? else {
             // Another socket of this process has it; ours is fed by the companion.
@@ -215,10 +215,10 @@ impl Plane {
             .as_fd()
             .try_clone_to_owned()
             .map_err(|err| Error::system("a descriptor for the statistics of an XSK", err))?;
-        device.steer(number, queue, xsk.as_fd())?;
+        device.redirect(number, queue, xsk.as_fd())?;
         state.last_id += 1;
         let id = QueueId(state.last_id);
-        state.served.push(Served {
+        state.assigned.push(AssignedQueue {
             id,
             lane: heir.0,
             device: Arc::clone(device),
@@ -227,10 +227,10 @@ impl Plane {
             zero_copy: xsk.is_zero_copy(),
             xsk: statistics,
             dropped_before: 0,
-            steered: true,
-            is_leaving: false,
+            is_redirected: true,
+            is_moving: false,
         });
-        heir.1.deliver(LaneQueue::new(id, xsk, Arc::clone(device), queue));
+        heir.1.push_queue(LaneQueue::new(id, xsk, Arc::clone(device), queue));
         Ok(())
     }
 
@@ -241,20 +241,20 @@ impl Plane {
             queue,
             // For each socket as many to receive into as its ring has entries, and as many for the rest.
             frames: ring * 2 * self.options.sockets,
-            frame_size: FRAME,
+            frame_size: FRAME_SIZE,
             ring,
             tx_ring: ring,
             batch: self.batch,
             mode: if self.options.copy { Mode::Copy } else { Mode::Auto },
-            pieces: device.has_long_frames(FRAME - HEADROOM),
+            multi_buffer: device.has_jumbo_frames(FRAME_SIZE - HEADROOM),
         };
         let start = Instant::now();
         loop {
             match device.open_queue(&options, !self.options.generic) {
                 Ok(None) => return Ok(None),
                 Ok(Some(mut xsk)) => {
-                    if xsk.takes_pieces() {
-                        device.take_up_to(LONGEST);
+                    if xsk.has_multi_buffer() {
+                        device.set_frame_len_max(FRAME_LEN_MAX);
                     }
                     let micros =
                         self.busy_poll.map_or(0, |time| u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
@@ -269,7 +269,7 @@ impl Plane {
                 Err(err)
                     if strict
                         && err.source.raw_os_error() == Some(EBUSY)
-                        && start.elapsed() < holder::HANDOVER =>
+                        && start.elapsed() < port_owner::HANDOVER_TIMEOUT =>
                 {
                     thread::sleep(Duration::from_millis(5));
                 }
@@ -279,80 +279,81 @@ impl Plane {
     }
 
     /// A lane was enlisted after the others: those that have more than their share shall give.
-    pub(crate) fn share_out(&self) {
-        self.state().even_out();
+    pub(crate) fn rebalance(&self) {
+        self.state().rebalance();
     }
 
     /// A lane leaves: it is given nothing more, and shall give what it has.
     pub(crate) fn retire(&self, lane: LaneId) {
         let mut state = self.state();
-        let Some(at) = state.seats.iter().position(|seat| seat.lane == lane) else { return };
-        let seat = state.seats.remove(at);
-        for served in state.served.iter_mut().filter(|served| served.lane == lane && !served.is_leaving) {
-            served.is_leaving = true;
-            seat.mailbox.order(served.id, Order::PassOn);
+        let Some(at) = state.lanes.iter().position(|seat| seat.lane == lane) else { return };
+        let seat = state.lanes.remove(at);
+        for served in state.assigned.iter_mut().filter(|served| served.lane == lane && !served.is_moving) {
+            served.is_moving = true;
+            seat.mailbox.push_command(served.id, QueueCommand::HandOff);
         }
     }
 
     /// Leads the queues of a lane to the kernel again: the socket ends. What is on its way to its rings has arrived
     /// after a grace period.
-    pub(crate) fn shut(&self, lane: LaneId) {
+    pub(crate) fn disable_lane(&self, lane: LaneId) {
         let mut state = self.state();
-        state.seats.retain(|seat| seat.lane != lane);
-        for served in state.served.iter_mut().filter(|served| served.lane == lane && served.steered) {
-            served.device.unsteer(served.number, served.queue);
-            served.steered = false;
+        state.lanes.retain(|seat| seat.lane != lane);
+        for served in state.assigned.iter_mut().filter(|served| served.lane == lane && served.is_redirected) {
+            served.device.clear_redirect(served.number, served.queue);
+            served.is_redirected = false;
         }
     }
 
     /// Gives the queue of a lane to the one that has the fewest; back, if there is none.
-    pub(super) fn pass_on(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
+    pub(super) fn hand_off(&self, mut queue: LaneQueue) -> Option<LaneQueue> {
         let mut state = self.state();
         // The order to close it may be in the mailbox that it leaves.
-        queue.is_ending |= queue.device.is_gone();
-        let Some(heir) = state.poorest(0).map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
+        queue.is_closing |= queue.device.is_gone();
+        let Some(heir) = state.least_assigned(0).map(|seat| (seat.lane, Arc::clone(&seat.mailbox))) else {
             return Some(queue);
         };
-        let Some(at) = state.served.iter().position(|served| served.id == queue.id && served.steered) else {
+        let Some(at) = state.assigned.iter().position(|served| served.id == queue.id && served.is_redirected)
+        else {
             return Some(queue);
         };
-        let served = &mut state.served[at];
-        let (from, dropped) = (served.lane, dropped_at(&served.xsk));
+        let served = &mut state.assigned[at];
+        let (from, dropped) = (served.lane, xsk_dropped(&served.xsk));
         let while_there = dropped - std::mem::replace(&mut served.dropped_before, dropped);
-        (served.lane, served.is_leaving) = (heir.0, false);
-        state.note_dropped(from, while_there);
+        (served.lane, served.is_moving) = (heir.0, false);
+        state.add_dropped(from, while_there);
         // Under the lock: a lane that leaves does so with an empty mailbox.
-        heir.1.deliver(queue);
-        state.even_out();
+        heir.1.push_queue(queue);
+        state.rebalance();
         None
     }
 
     /// A lane has closed a queue that was drained, of a device that is gone.
-    pub(super) fn ended(&self, queue: QueueId) {
+    pub(super) fn queue_closed(&self, queue: QueueId) {
         let mut state = self.state();
-        let Some(at) = state.served.iter().position(|served| served.id == queue) else { return };
-        let device = Arc::as_ptr(&state.served[at].device);
-        state.forget(at);
-        let is_last = !state.served.iter().any(|served| Arc::as_ptr(&served.device) == device);
+        let Some(at) = state.assigned.iter().position(|served| served.id == queue) else { return };
+        let device = Arc::as_ptr(&state.assigned[at].device);
+        state.remove(at);
+        let is_last = !state.assigned.iter().any(|served| Arc::as_ptr(&served.device) == device);
         drop(state);
         if is_last {
             // Its program is off, and no longer in the way should it be back already.
-            self.nudge();
+            self.request_refresh();
         }
     }
 
     /// Forgets a lane whose queues are drained; its XSKs close with it.
-    pub(crate) fn forget(&self, lane: LaneId) {
-        self.shut(lane);
+    pub(crate) fn remove_lane(&self, lane: LaneId) {
+        self.disable_lane(lane);
         let mut state = self.state();
-        while let Some(at) = state.served.iter().position(|served| served.lane == lane) {
-            state.forget(at);
+        while let Some(at) = state.assigned.iter().position(|served| served.lane == lane) {
+            state.remove(at);
         }
-        let is_last = state.seats.is_empty();
+        let is_last = state.lanes.is_empty();
         drop(state);
         if !is_last {
             // Somebody else may serve what it had.
-            self.nudge();
+            self.request_refresh();
         }
     }
 }
@@ -364,8 +365,8 @@ fn explain(device: &Device, queue: u32, err: xsk::OpenError) -> Error {
         Some(EBUSY) => {
             // Whose they are cannot always be known, and is no reason to say less.
             let owners = xsk::owners(device.index, queue).unwrap_or_default();
-            let who =
-                holder::process_with(&owners).unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
+            let who = port_owner::find_process(&owners)
+                .unwrap_or_else(|| "another process (see 'ss --xdp -p')".into());
             let message = format!("{at} is served by an AF_XDP socket of {who}");
             Error::with(ErrorKind::InUse, message, err.source)
         }

@@ -7,13 +7,13 @@
 //! 4. Into the TX ring; the kernel is told once a batch.
 //!
 //! The usual reply goes where the one before it went, and from where its request came: then 1 is a comparison, and 3
-//! writes the headers of the request the other way round ([`XdpOut::turn_around`]). The bytes are the same.
+//! writes the headers of the request the other way round ([`XdpSender::try_reply_in_place`]). The bytes are the same.
 //!
 //! Whatever does not work out is left to the companion, untouched.
 
 use std::net::{IpAddr, SocketAddr};
 
-use manylane_sys::xsk::{Fresh, Sender};
+use manylane_sys::xsk::{Sender, TxFrame};
 use manylane_wire::datagram::Datagram;
 use manylane_wire::ethernet::{self, Ethernet, Mac};
 use manylane_wire::frame::UdpFrame;
@@ -23,31 +23,31 @@ use super::route::{NextHop, Reader};
 use crate::capture::tap::Tap;
 
 /// Bytes of IP and UDP headers in front of a payload.
-const OVER_V4: usize = 28;
-const OVER_V6: usize = 48;
+const HEADERS_LEN_V4: usize = 28;
+const HEADERS_LEN_V6: usize = 48;
 /// Bytes of Ethernet with two tags: no header of a datagram is shorter.
-const LINK: usize = ethernet::HEADER + 2 * ethernet::TAG;
+const LINK_HEADER_MAX: usize = ethernet::HEADER_LEN + 2 * ethernet::TAG_LEN;
 /// Payloads of so many bytes leave their checksum to the device, if it can: for shorter ones it is not worth telling.
-const LONG: usize = 512;
+const CHECKSUM_OFFLOAD_MIN: usize = 512;
 
 /// The way out of a lane through one of its queues.
-pub(crate) struct XdpOut<'a> {
+pub(crate) struct XdpSender<'a> {
     sender: Sender<'a>,
     reader: &'a mut Reader,
     tap: &'a mut Tap,
     /// Index of the device that the queue belongs to.
     device: u32,
     /// Whether that device heeds checksums that are left to it.
-    finishes: bool,
-    bound: SocketAddr,
+    has_tx_checksum: bool,
+    bound_addr: SocketAddr,
     /// In the TX ring, and the kernel has not been told.
-    queued: bool,
+    flush_pending: bool,
     /// Peers that have something in the companion's queue, as bits of a hash: what follows goes there too, or it would
     /// overtake.
-    left: u64,
+    diverted_peers: u64,
 }
 
-impl<'a> XdpOut<'a> {
+impl<'a> XdpSender<'a> {
     pub(super) fn new(
         sender: Sender<'a>,
         reader: &'a mut Reader,
@@ -55,7 +55,16 @@ impl<'a> XdpOut<'a> {
         (device, finishes): (u32, bool),
         bound: SocketAddr,
     ) -> Self {
-        Self { sender, reader, tap, device, finishes, bound, queued: false, left: 0 }
+        Self {
+            sender,
+            reader,
+            tap,
+            device,
+            has_tx_checksum: finishes,
+            bound_addr: bound,
+            flush_pending: false,
+            diverted_peers: 0,
+        }
     }
 
     /// Answers a frame of the batch with the first `len` bytes of its own payload, in place.
@@ -65,148 +74,151 @@ impl<'a> XdpOut<'a> {
         if !std::ptr::eq(own.as_ptr(), payload.as_ptr()) || payload.len() > own.len() {
             return self.reply(request, payload);
         }
-        if let Some(is_sent) = self.turn_around(request, payload) {
-            return is_sent || self.leave(request.datagram.source());
+        if let Some(is_sent) = self.try_reply_in_place(request, payload) {
+            return is_sent || self.divert(request.datagram.source());
         }
         let peer = request.datagram.source();
-        if self.is_left(peer) {
+        if self.is_diverted(peer) {
             return false;
         }
-        let Some(plan) = self.plan_reply(request, payload) else { return self.leave(peer) };
-        let by_device = self.is_by_device(payload.len());
-        let Some(head) = self.sender.held_header_mut(index) else { return self.reply(request, payload) };
+        let Some(plan) = self.plan_reply(request, payload) else { return self.divert(peer) };
+        let by_device = self.is_checksum_offloaded(payload.len());
+        let Some(head) = self.sender.in_place_header_mut(index) else { return self.reply(request, payload) };
         if head.len() != plan.len() - payload.len() {
             return self.reply(request, payload);
         }
         let written = if by_device {
-            plan.write_head_unfinished(head).map(Some)
+            plan.write_headers_partial_checksum(head).map(Some)
         } else {
-            plan.write_head(head).map(|()| None)
+            plan.write_headers(head).map(|()| None)
         };
         let Ok(left) = written else { return self.reply(request, payload) };
-        self.tap.sending(self.sender.held(index, payload.len()));
-        let is_sent = self.put(|sender| match left {
-            Some((start, offset)) => sender.send_held_unfinished(index, payload.len(), start, offset),
-            None => sender.send_held(index, payload.len()),
+        self.tap.stage_tx(self.sender.in_place_packet(index, payload.len()));
+        let is_sent = self.push_frame(|sender| match left {
+            Some((start, offset)) => sender.send_in_place_partial(index, payload.len(), start, offset),
+            None => sender.send_in_place(index, payload.len()),
         });
-        self.tap.settle(is_sent) || self.leave(peer)
+        self.tap.commit_tx(is_sent) || self.divert(peer)
     }
 
     /// The usual reply, a part of the payload of its request: in the frame that it came in, with the headers turned
     /// around. Whether it was sent; none, and nothing is changed, if it is not the usual one.
     #[inline]
-    fn turn_around(&mut self, request: &Meta, payload: &'a [u8]) -> Option<bool> {
+    fn try_reply_in_place(&mut self, request: &Meta, payload: &'a [u8]) -> Option<bool> {
         let (datagram, index) = (&request.datagram, request.index as usize);
         let is_whole = payload.len() == usize::from(datagram.len);
-        let sums = !(is_whole && datagram.lends_checksum());
-        let hop = self.usual_hop(datagram, payload.len(), sums)?;
-        let head = self.sender.held_header_mut(index)?;
-        if !datagram.turn(head, Mac(hop.source_mac), Mac(hop.mac), payload, is_whole) {
+        let sums = !(is_whole && datagram.can_reuse_checksum());
+        let hop = self.cached_next_hop(datagram, payload.len(), sums)?;
+        let head = self.sender.in_place_header_mut(index)?;
+        if !datagram.write_reply_headers(head, Mac(hop.source_mac), Mac(hop.mac), payload, is_whole) {
             return None;
         }
-        self.tap.sending(self.sender.held(index, payload.len()));
-        let is_sent = self.put(|sender| sender.send_held(index, payload.len()));
-        Some(self.tap.settle(is_sent))
+        self.tap.stage_tx(self.sender.in_place_packet(index, payload.len()));
+        let is_sent = self.push_frame(|sender| sender.send_in_place(index, payload.len()));
+        Some(self.tap.commit_tx(is_sent))
     }
 
     /// The usual reply that is no part of its request: in a frame of its own, with what is before the addresses copied
     /// from that of the request. As above.
     #[inline]
-    fn copy_around(&mut self, request: &Meta, payload: &[u8]) -> Option<bool> {
+    fn try_reply_in_new_frame(&mut self, request: &Meta, payload: &[u8]) -> Option<bool> {
         let (datagram, index) = (&request.datagram, request.index as usize);
-        let hop = self.usual_hop(datagram, payload.len(), true)?;
-        let at = usize::from(datagram.at);
-        let link: [u8; LINK] = *self.sender.header(index).first_chunk()?;
-        let mut fresh = self.sender.take()?;
-        let room = self.sender.fresh_mut(&mut fresh);
+        let hop = self.cached_next_hop(datagram, payload.len(), true)?;
+        let at = usize::from(datagram.payload_offset);
+        let link: [u8; LINK_HEADER_MAX] = *self.sender.header(index).first_chunk()?;
+        let mut fresh = self.sender.alloc()?;
+        let room = self.sender.frame_mut(&mut fresh);
         let written = room.get_mut(..at + payload.len()).is_some_and(|frame| {
             let (head, body) = frame.split_at_mut(at);
             if let Some(to) = head.first_chunk_mut() {
                 *to = link;
             }
             body.copy_from_slice(payload);
-            datagram.turn(head, Mac(hop.source_mac), Mac(hop.mac), payload, false)
+            datagram.write_reply_headers(head, Mac(hop.source_mac), Mac(hop.mac), payload, false)
         });
         if !written {
-            self.sender.give_back(fresh);
+            self.sender.free(fresh);
             return None;
         }
-        Some(self.put_fresh(fresh, at + payload.len(), None))
+        Some(self.push_tx_frame(fresh, at + payload.len(), None))
     }
 
     /// The next hop of a reply of `len` bytes for which nothing has to be looked up, and no checksum is left to the device
     /// if one is to be summed.
     #[inline]
-    fn usual_hop(&self, request: &Datagram, len: usize, sums: bool) -> Option<NextHop> {
+    fn cached_next_hop(&self, request: &Datagram, len: usize, sums: bool) -> Option<NextHop> {
         let (peer, port) = request.ports();
-        let over = if request.ends().is_ipv6() { OVER_V6 } else { OVER_V4 };
-        let next = self.reader.same_way_back(request)?;
-        let is_usual = self.left == 0
+        let over = if request.addr_pair().is_ipv6() { HEADERS_LEN_V6 } else { HEADERS_LEN_V4 };
+        let next = self.reader.cached_next_hop(request)?;
+        let is_usual = self.diverted_peers == 0
             && peer != 0
-            && port == self.bound.port()
+            && port == self.bound_addr.port()
             && next.ifindex == self.device
             && len + over <= next.mtu as usize
-            && !(sums && self.is_by_device(len));
+            && !(sums && self.is_checksum_offloaded(len));
         is_usual.then_some(*next)
     }
 
     /// Answers a frame of the batch with a copy of `payload`.
     pub(crate) fn reply(&mut self, request: &Meta, payload: &[u8]) -> bool {
-        if let Some(is_sent) = self.copy_around(request, payload) {
-            return is_sent || self.leave(request.datagram.source());
+        if let Some(is_sent) = self.try_reply_in_new_frame(request, payload) {
+            return is_sent || self.divert(request.datagram.source());
         }
         let peer = request.datagram.source();
-        if self.is_left(peer) {
+        if self.is_diverted(peer) {
             return false;
         }
         let plan = self.plan_reply(request, payload);
-        plan.is_some_and(|plan| self.copy(&plan)) || self.leave(peer)
+        plan.is_some_and(|plan| self.send_copy(&plan)) || self.divert(peer)
     }
 
     /// Sends a copy of `payload` that answers no frame of the batch.
     pub(crate) fn send(&mut self, from: Option<IpAddr>, peer: SocketAddr, payload: &[u8]) -> bool {
-        if self.is_left(peer) {
+        if self.is_diverted(peer) {
             return false;
         }
-        let plan = self.plan(from.unwrap_or(self.bound.ip()), peer, payload, None);
-        plan.is_some_and(|plan| self.copy(&plan)) || self.leave(peer)
+        let plan = self.plan(from.unwrap_or(self.bound_addr.ip()), peer, payload, None);
+        plan.is_some_and(|plan| self.send_copy(&plan)) || self.divert(peer)
     }
 
     /// The companion's queue has been sent: nothing can be overtaken there.
-    pub(crate) fn caught_up(&mut self) {
-        self.left = 0;
+    pub(crate) fn clear_diverted(&mut self) {
+        self.diverted_peers = 0;
     }
 
-    fn is_left(&self, peer: SocketAddr) -> bool {
-        self.left != 0 && self.left & bit_of(peer) != 0
+    fn is_diverted(&self, peer: SocketAddr) -> bool {
+        self.diverted_peers != 0 && self.diverted_peers & peer_bit(peer) != 0
     }
 
     /// Leaves a peer to the companion until that has caught up. Always false: nothing was sent.
     #[cold]
-    fn leave(&mut self, peer: SocketAddr) -> bool {
-        self.left |= bit_of(peer);
+    fn divert(&mut self, peer: SocketAddr) -> bool {
+        self.diverted_peers |= peer_bit(peer);
         false
     }
 
-    fn copy(&mut self, plan: &UdpFrame<'_>) -> bool {
-        let Some(mut fresh) = self.sender.take() else { return false };
-        let by_device = self.is_by_device(plan.payload.len());
-        let room = self.sender.fresh_mut(&mut fresh);
-        let written =
-            if by_device { plan.write_unfinished(room).map(Some) } else { plan.write(room).map(|_| None) };
+    fn send_copy(&mut self, plan: &UdpFrame<'_>) -> bool {
+        let Some(mut fresh) = self.sender.alloc() else { return false };
+        let by_device = self.is_checksum_offloaded(plan.payload.len());
+        let room = self.sender.frame_mut(&mut fresh);
+        let written = if by_device {
+            plan.write_partial_checksum(room).map(Some)
+        } else {
+            plan.write(room).map(|_| None)
+        };
         let Ok(left) = written else {
-            self.sender.give_back(fresh);
+            self.sender.free(fresh);
             return false;
         };
-        self.put_fresh(fresh, plan.len(), left)
+        self.push_tx_frame(fresh, plan.len(), left)
     }
 
     /// Sends a frame that was written, with what is `left` of its checksum to the device; given back if there is no room.
-    fn put_fresh(&mut self, mut fresh: Fresh, len: usize, left: Option<(u16, u16)>) -> bool {
-        self.tap.sending(&self.sender.fresh_mut(&mut fresh)[..len]);
+    fn push_tx_frame(&mut self, mut fresh: TxFrame, len: usize, left: Option<(u16, u16)>) -> bool {
+        self.tap.stage_tx(&self.sender.frame_mut(&mut fresh)[..len]);
         let send = |sender: &mut Sender<'a>, fresh| match left {
-            Some((start, offset)) => sender.send_fresh_unfinished(fresh, len, start, offset),
-            None => sender.send_fresh(fresh, len),
+            Some((start, offset)) => sender.send_frame_partial(fresh, len, start, offset),
+            None => sender.send_frame(fresh, len),
         };
         let refused = match send(&mut self.sender, fresh) {
             Ok(()) => None,
@@ -216,14 +228,14 @@ impl<'a> XdpOut<'a> {
                 send(&mut self.sender, fresh).err()
             }
         };
-        self.tap.settle(refused.is_none());
+        self.tap.commit_tx(refused.is_none());
         match refused {
             None => {
-                self.queued = true;
+                self.flush_pending = true;
                 true
             }
             Some(fresh) => {
-                self.sender.give_back(fresh);
+                self.sender.free(fresh);
                 false
             }
         }
@@ -231,15 +243,15 @@ impl<'a> XdpOut<'a> {
 
     /// Whether the device is to compute the checksum of a datagram with so long a payload.
     #[inline]
-    fn is_by_device(&self, len: usize) -> bool {
-        len >= LONG && self.finishes && self.sender.offers_checksums()
+    fn is_checksum_offloaded(&self, len: usize) -> bool {
+        len >= CHECKSUM_OFFLOAD_MIN && self.has_tx_checksum && self.sender.has_csum_offload()
     }
 
     fn plan_reply<'p>(&mut self, request: &Meta, payload: &'p [u8]) -> Option<UdpFrame<'p>> {
         let Meta { index, datagram, .. } = request;
         let plan = self.plan(datagram.destination().ip(), datagram.source(), payload, Some(datagram))?;
         // A reply has the tags of its request.
-        let vlans = if usize::from(datagram.at) == plain_head(datagram) {
+        let vlans = if usize::from(datagram.payload_offset) == plain_header_len(datagram) {
             [None; 2]
         } else {
             Ethernet::parse(self.sender.header(*index as usize)).ok()?.0.vlans
@@ -262,40 +274,40 @@ impl<'a> XdpOut<'a> {
             return None;
         }
         let next = match request {
-            Some(request) => self.reader.way_back(request),
+            Some(request) => self.reader.reply_next_hop(request),
             None => self.reader.next_hop(from, to),
         };
         let NextHop { ifindex, source_mac, mac, mtu } = next?;
-        let over = if to.is_ipv4() { OVER_V4 } else { OVER_V6 };
+        let over = if to.is_ipv4() { HEADERS_LEN_V4 } else { HEADERS_LEN_V6 };
         if ifindex != self.device || payload.len() + over > mtu as usize {
             return None;
         }
         let (source, destination) =
-            (SocketAddr::new(from, self.bound.port()), SocketAddr::new(to, peer.port()));
+            (SocketAddr::new(from, self.bound_addr.port()), SocketAddr::new(to, peer.port()));
         Some(UdpFrame { payload, ..UdpFrame::new(Mac(source_mac), Mac(mac), source, destination) })
     }
 
     /// Puts a frame into the ring, after telling the kernel if it is full.
-    fn put(&mut self, mut send: impl FnMut(&mut Sender<'a>) -> bool) -> bool {
+    fn push_frame(&mut self, mut send: impl FnMut(&mut Sender<'a>) -> bool) -> bool {
         if !send(&mut self.sender) {
             self.flush();
             if !send(&mut self.sender) {
                 return false;
             }
         }
-        self.queued = true;
+        self.flush_pending = true;
         true
     }
 
     /// Takes back what the kernel has not been told of.
     pub(crate) fn abandon(&mut self) {
-        self.queued = false;
+        self.flush_pending = false;
         self.sender.abandon();
     }
 
     /// Tells the kernel of what is in the ring.
     pub(crate) fn flush(&mut self) {
-        if std::mem::take(&mut self.queued) {
+        if std::mem::take(&mut self.flush_pending) {
             // What the device does not take now stays in the ring, and the next batch tells the kernel again. An
             // error means that the device is gone: what is in the ring is lost with it, as in a device's own queue.
             _ = self.sender.flush();
@@ -304,16 +316,16 @@ impl<'a> XdpOut<'a> {
 }
 
 /// Bytes of the headers of a frame without tags and options.
-fn plain_head(datagram: &Datagram) -> usize {
-    ethernet::HEADER + if datagram.source().is_ipv4() { OVER_V4 } else { OVER_V6 }
+fn plain_header_len(datagram: &Datagram) -> usize {
+    ethernet::HEADER_LEN + if datagram.source().is_ipv4() { HEADERS_LEN_V4 } else { HEADERS_LEN_V6 }
 }
 
 /// One of 64 bits for a peer.
-fn bit_of(peer: SocketAddr) -> u64 {
-    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c55;
+fn peer_bit(peer: SocketAddr) -> u64 {
+    const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c55;
     let ip = match peer.ip().to_canonical() {
         IpAddr::V4(ip) => u64::from(u32::from(ip)),
         IpAddr::V6(ip) => (u128::from(ip) >> 64) as u64 ^ u128::from(ip) as u64,
     };
-    1 << ((ip ^ u64::from(peer.port()) << 32).wrapping_mul(SPREAD) >> 58)
+    1 << ((ip ^ u64::from(peer.port()) << 32).wrapping_mul(HASH_MULTIPLIER) >> 58)
 }

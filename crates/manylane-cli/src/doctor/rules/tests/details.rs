@@ -3,43 +3,43 @@
 use super::super::super::change::{Change, Target};
 use super::super::super::facts::{Channels, Facts, Program, Udp};
 use super::super::super::finding::Severity;
-use super::super::judge;
-use super::{find, irq, lane, program, socket, well};
+use super::super::evaluate;
+use super::{find, healthy_facts, irq, lane, program, socket};
 
 #[test]
 fn losses_are_counted_once() {
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.losses.udp4.as_mut().unwrap().receive_buffer = 100;
     facts.sockets = vec![socket(60, 212_992)];
     facts.programs = vec![program(0, None)];
-    let verdict = judge(&facts);
+    let verdict = evaluate(&facts);
     assert_eq!(find(&verdict.findings, "socket-drops").lost, Some(60));
     assert_eq!(find(&verdict.findings, "receive-buffer-full").lost, Some(40));
     // All of it is known.
     facts.sockets = vec![socket(100, 212_992)];
-    assert!(judge(&facts).findings.iter().all(|finding| finding.id != "receive-buffer-full"));
+    assert!(evaluate(&facts).findings.iter().all(|finding| finding.id != "receive-buffer-full"));
 }
 
 /// The kernel counts what found no room among the errors, too: what is left of these was refused.
 #[test]
 fn errors_that_have_a_reason_are_not_told_twice() {
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.losses.udp4 =
         Some(Udp { in_errors: 10, receive_buffer: 4, checksum: 2, memory: 1, ..Udp::default() });
     facts.losses.udp6 = Some(Udp { in_errors: 5, ..Udp::default() });
-    let findings = judge(&facts).findings;
+    let findings = evaluate(&facts).findings;
     assert_eq!(find(&findings, "refused-at-sockets").lost, Some(3 + 5));
     facts.asked = true;
-    assert!(judge(&facts).findings.iter().all(|finding| finding.id != "refused-at-sockets"));
+    assert!(evaluate(&facts).findings.iter().all(|finding| finding.id != "refused-at-sockets"));
 }
 
 #[test]
 fn what_limits_a_buffer_is_what_is_raised() {
     let set = |buffer, max| {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         facts.sockets = vec![socket(1, buffer)];
         facts.sysctls.insert("net.core.rmem_max".into(), max);
-        find(&judge(&facts).findings, "socket-drops").changes.clone()
+        find(&evaluate(&facts).findings, "socket-drops").changes.clone()
     };
     // The system's default; what the program asked for, cut at the maximum; what it asked for and got.
     assert_eq!(set(212_992, 4 << 20), [Change::sysctl("net.core.rmem_default", 4 << 20)]);
@@ -49,14 +49,14 @@ fn what_limits_a_buffer_is_what_is_raised() {
 
 #[test]
 fn what_was_raised_already_is_not_raised_again() {
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.losses.softnet[0].dropped = 1;
     assert_eq!(
-        find(&judge(&facts).findings, "backlog-full").changes,
+        find(&evaluate(&facts).findings, "backlog-full").changes,
         [Change::sysctl("net.core.netdev_max_backlog", 16384)]
     );
     facts.sysctls.insert("net.core.netdev_max_backlog".into(), 16384);
-    let verdict = judge(&facts);
+    let verdict = evaluate(&facts);
     let finding = find(&verdict.findings, "backlog-full");
     assert!(finding.changes.is_empty() && finding.run[0].contains("--watch"), "{finding:?}");
 }
@@ -64,35 +64,35 @@ fn what_was_raised_already_is_not_raised_again() {
 #[test]
 fn tune_does_not_weigh_the_reasons_of_others() {
     // What was switched off for safety, or on for latency, is told and left alone.
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.sysctls.insert("kernel.io_uring_disabled".into(), 2);
     facts.sysctls.insert("net.core.busy_read".into(), 50);
-    let findings = judge(&facts).findings;
+    let findings = evaluate(&facts).findings;
     assert!(findings.len() == 2 && findings.iter().all(|finding| finding.changes.is_empty()));
 }
 
 #[test]
 fn what_the_host_pays_for_is_set_only_if_it_is_named() {
     let judged = |governor: &str, nanos| {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         (facts.cpu.idle_governor, facts.cpu.halt_poll_ns) = (Some(governor.into()), nanos);
-        judge(&facts).findings
+        evaluate(&facts).findings
     };
     let findings = judged("haltpoll", Some(0));
     let finding = find(&findings, "halts-at-once");
     let target = Target::ModuleParameter { module: "haltpoll".into(), name: "guest_halt_poll_ns".into() };
-    assert!(target.is_of_the_machine() && finding.only_named);
+    assert!(target.is_machine_wide() && finding.only_named);
     assert_eq!(finding.changes, [Change::new(target, 200_000)]);
     // One whose processors all never halt, one that looks already, and another governor, for which the number means nothing.
-    let mut awake = well();
+    let mut awake = healthy_facts();
     (awake.cpu.idle_governor, awake.cpu.halt_poll_ns) = (Some("haltpoll".into()), Some(0));
     awake.cpu.idle.values_mut().for_each(|idle| idle.limit = "n/a".into());
-    assert!(judge(&awake).findings.is_empty());
+    assert!(evaluate(&awake).findings.is_empty());
     assert!(judged("haltpoll", Some(50_000)).is_empty() && judged("menu", Some(0)).is_empty());
     // All others go by --all.
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.sysctls.insert("net.core.bpf_jit_enable".into(), 0);
-    assert!(!find(&judge(&facts).findings, "jit-off").only_named);
+    assert!(!find(&evaluate(&facts).findings, "jit-off").only_named);
 }
 
 #[test]
@@ -103,13 +103,13 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
     };
     // By what the machine is, and which lanes there are: how bad it is, and what would be set.
     let judged = |change: &dyn Fn(&mut Facts)| {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         facts.cpu.idle.values_mut().for_each(|idle| idle.latencies.push(133));
         change(&mut facts);
-        let found = judge(&facts).findings.into_iter().find(|finding| finding.id == "idle-leaves-late");
+        let found = evaluate(&facts).findings.into_iter().find(|finding| finding.id == "idle-leaves-late");
         found.map(|finding| {
             assert!(
-                finding.only_named && finding.changes.iter().all(|change| change.target.is_of_the_machine())
+                finding.only_named && finding.changes.iter().all(|change| change.target.is_machine_wide())
             );
             (finding.severity, finding.changes, finding.run.join("; "))
         })
@@ -157,10 +157,10 @@ fn processors_of_lanes_are_to_leave_idle_states_soon() {
 #[test]
 fn weights_of_sessions_matter_to_lanes_that_give_their_processor_away() {
     let judged = |enabled: u64, wait: &str| {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         facts.sysctls.insert("kernel.sched_autogroup_enabled".into(), enabled);
         facts.lanes = vec![lane(wait, &[1])];
-        judge(&facts).findings
+        evaluate(&facts).findings
     };
     let findings = judged(1, "adaptive");
     let finding = find(&findings, "autogroup-shares");
@@ -174,9 +174,9 @@ fn weights_of_sessions_matter_to_lanes_that_give_their_processor_away() {
 #[test]
 fn the_hash_gets_ports_and_keeps_what_it_has() {
     let set = |fields| {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         facts.devices[1].hash_udp4 = Some(fields);
-        find(&judge(&facts).findings, "udp-ports-not-hashed").changes.clone()
+        find(&evaluate(&facts).findings, "udp-ports-not-hashed").changes.clone()
     };
     let target = || Target::Hash4 { device: "eth0".into() };
     assert_eq!(set(0x30), [Change::new(target(), 0xf0)]);
@@ -186,29 +186,29 @@ fn the_hash_gets_ports_and_keeps_what_it_has() {
 
 #[test]
 fn evidence_makes_a_note_a_wrong() {
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.sysctls.insert("net.core.rmem_max".into(), 212_992);
     facts.losses.udp4.as_mut().unwrap().receive_buffer = 1;
-    assert_eq!(find(&judge(&facts).findings, "rmem-max-small").severity, Severity::Wrong);
-    let mut facts = well();
+    assert_eq!(find(&evaluate(&facts).findings, "rmem-max-small").severity, Severity::Wrong);
+    let mut facts = healthy_facts();
     facts.losses.softnet[0].squeezed = 1;
-    assert_eq!(find(&judge(&facts).findings, "softirq-squeezed").severity, Severity::Note);
+    assert_eq!(find(&evaluate(&facts).findings, "softirq-squeezed").severity, Severity::Note);
     // Without GRO a veth device does what it always did.
-    let mut facts = well();
+    let mut facts = healthy_facts();
     (facts.devices[1].gro, facts.devices[1].kind) = (Some(false), Some("veth".into()));
-    assert_eq!(find(&judge(&facts).findings, "gro-off").severity, Severity::Note);
+    assert_eq!(find(&evaluate(&facts).findings, "gro-off").severity, Severity::Note);
 }
 
 #[test]
 fn interrupts_are_spread_over_processors_that_may_work() {
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.cpu.online = vec![0, 1, 2, 3];
     facts.cpu.nodes = [(0, 0), (1, 0), (2, 1), (3, 1)].into();
     facts.devices[1].channels = None;
     facts.devices[1].irqs = vec![irq(40, 0), irq(41, 0), irq(42, 0)];
     facts.cpu.isolated = vec![1];
     let set = |facts: &Facts| {
-        let verdict = judge(facts);
+        let verdict = evaluate(facts);
         let changes = find(&verdict.findings, "interrupts-on-one-core").changes.clone();
         changes.into_iter().map(|change| change.value).collect::<Vec<_>>()
     };
@@ -227,45 +227,45 @@ fn each_send_queue_gets_processors_of_its_own() {
         (vec![0, 1, 2, 3], 2, &["5", "a"]),
         (vec![0, 1], 4, &["1", "2", "1", "2"]),
     ] {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         facts.cpu.online = cpus;
         facts.devices[1].xps = Some(vec![vec![]; queues]);
-        let verdict = judge(&facts);
+        let verdict = evaluate(&facts);
         let changes: Vec<&str> =
             find(&verdict.findings, "xps-off").changes.iter().map(|change| change.value.as_str()).collect();
         assert_eq!(changes, expected);
     }
     // One queue, or a driver that has set them: nothing to say.
     for xps in [vec![vec![]], vec![vec![0], vec![]]] {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         facts.devices[1].xps = Some(xps);
-        assert!(judge(&facts).findings.is_empty());
+        assert!(evaluate(&facts).findings.is_empty());
     }
 }
 
 #[test]
 fn queues_are_as_many_as_processors_at_most() {
-    let mut facts = well();
+    let mut facts = healthy_facts();
     facts.devices[1].channels = Some(Channels { rx: 1, rx_max: 4, ..Channels::default() });
-    let verdict = judge(&facts);
+    let verdict = evaluate(&facts);
     let target = Target::ReceiveQueues { device: "eth0".into() };
     assert_eq!(find(&verdict.findings, "queues-unused").changes, [Change::new(target, 2)]);
     // Of a veth device, it is no fault.
     facts.devices[1].kind = Some("veth".into());
-    assert_eq!(find(&judge(&facts).findings, "queues-unused").severity, Severity::Note);
+    assert_eq!(find(&evaluate(&facts).findings, "queues-unused").severity, Severity::Note);
     // A link that is down, and a device that lies on others, are left alone.
     (facts.devices[1].up, facts.devices[1].kind) = (false, None);
-    assert!(judge(&facts).findings.is_empty());
+    assert!(evaluate(&facts).findings.is_empty());
     (facts.devices[1].up, facts.devices[1].kind) = (true, Some("bond".into()));
-    assert!(judge(&facts).findings.is_empty());
+    assert!(evaluate(&facts).findings.is_empty());
 }
 
 #[test]
 fn a_shared_socket_says_what_lanes_would_change() {
     let shared = |programs: Vec<Program>| {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         (facts.asked, facts.sockets, facts.programs) = (true, vec![socket(0, 212_992)], programs);
-        judge(&facts).findings.into_iter().find(|finding| finding.id == "socket-shared")
+        evaluate(&facts).findings.into_iter().find(|finding| finding.id == "socket-shared")
     };
     let finding = shared(vec![program(4, None)]).unwrap();
     assert!(finding.seen.contains("4 threads of 1 process wait"), "{}", finding.seen);

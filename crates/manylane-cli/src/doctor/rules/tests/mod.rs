@@ -10,14 +10,14 @@ use super::super::facts::{
     Program, Ring, Socket, Softnet, Udp,
 };
 use super::super::finding::{Finding, Severity};
-use super::{all, judge};
+use super::{all, evaluate};
 
 fn irq(number: u32, cpu: usize) -> Irq {
     Irq { number, name: format!("eth0-TxRx-{number}"), allowed: vec![cpu], effective: vec![cpu] }
 }
 
 /// A server that is as it should be: two processors, a card with two queues.
-fn well() -> Facts {
+fn healthy_facts() -> Facts {
     let device = Device {
         name: "eth0".into(),
         index: 2,
@@ -218,25 +218,25 @@ fn find<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
 
 #[test]
 fn a_machine_that_is_well_is_told_nothing() {
-    let verdict = judge(&well());
+    let verdict = evaluate(&healthy_facts());
     let ids: Vec<_> = verdict.findings.iter().map(Finding::name).collect();
     assert!(ids.is_empty() && verdict.unknown.is_empty(), "{ids:?} {:?}", verdict.unknown);
-    assert!(!verdict.is_bad());
+    assert!(!verdict.has_problems());
 }
 
 #[test]
 fn each_rule_fires_alone_on_what_it_is_about() {
     for (id, severity, cause) in causes() {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         cause(&mut facts);
-        let verdict = judge(&facts);
+        let verdict = evaluate(&facts);
         let ids: Vec<_> = verdict.findings.iter().map(|finding| finding.id).collect();
         // A processor that is isolated, or far away, gets no interrupts: another rule may see that, too.
         assert_eq!(ids, [id]);
         let finding = &verdict.findings[0];
         assert_eq!(finding.severity, severity, "{id}");
         assert!(!finding.seen.is_empty() && !finding.why.is_empty() && !finding.run.is_empty(), "{id}");
-        assert_eq!(verdict.is_bad(), severity < Severity::Note, "{id}");
+        assert_eq!(verdict.has_problems(), severity < Severity::Note, "{id}");
         assert!(finding.is_named(id) && finding.is_named(&finding.name()) && !finding.is_named("x"), "{id}");
     }
     let tried: BTreeSet<_> = causes().iter().map(|(id, ..)| *id).collect();
@@ -276,32 +276,32 @@ fn what_cannot_be_seen_is_unknown_and_not_well() {
         ("xdp-needs-privileges", |f| f.privileges.capabilities = None),
     ];
     for (id, hide) in cases {
-        let mut facts = well();
+        let mut facts = healthy_facts();
         hide(&mut facts);
-        let verdict = judge(&facts);
+        let verdict = evaluate(&facts);
         assert!(verdict.findings.iter().all(|finding| finding.id != id), "{id} fired");
         let unknown = verdict.unknown.iter().find(|unknown| unknown.id == id);
         assert!(unknown.is_some_and(|unknown| !unknown.because.is_empty()), "{id} says nothing");
     }
     // Nothing at all was seen: rules have no opinion, and none of them fails.
-    let verdict = judge(&Facts::default());
-    assert!(!verdict.is_bad() && verdict.unknown.len() >= 10);
+    let verdict = evaluate(&Facts::default());
+    assert!(!verdict.has_problems() && verdict.unknown.len() >= 10);
 }
 
 #[test]
 fn a_watch_counts_what_was_lost_meanwhile() {
-    let mut before = well();
+    let mut before = healthy_facts();
     before.losses.softnet[0].dropped = 100;
     before.losses.udp4.as_mut().unwrap().receive_buffer = 50;
     before.devices[1].counters.rx_missed = 7;
     before.sockets = vec![socket(50, 212_992)];
-    let still = before.clone().since_then(&before, 10.0);
-    assert!(judge(&still).findings.is_empty());
+    let still = before.clone().delta_since(&before, 10.0);
+    assert!(evaluate(&still).findings.is_empty());
     let mut after = before.clone();
     after.losses.udp4.as_mut().unwrap().receive_buffer = 53;
     after.sockets = vec![socket(53, 212_992)];
-    let lost = after.since_then(&before, 10.0);
-    let verdict = judge(&lost);
+    let lost = after.delta_since(&before, 10.0);
+    let verdict = evaluate(&lost);
     assert_eq!(verdict.findings.len(), 1);
     let finding = find(&verdict.findings, "socket-drops");
     assert!(finding.lost == Some(3) && finding.seen.contains("in the last 10.0 seconds"), "{}", finding.seen);
@@ -309,11 +309,11 @@ fn a_watch_counts_what_was_lost_meanwhile() {
 
 #[test]
 fn what_costs_most_comes_first() {
-    let mut facts = well();
+    let mut facts = healthy_facts();
     for (_, _, cause) in causes().into_iter().rev() {
         cause(&mut facts);
     }
-    let findings = judge(&facts).findings;
+    let findings = evaluate(&facts).findings;
     assert!(findings.len() > 20);
     let order: Vec<_> = findings.iter().map(|f| (f.severity, std::cmp::Reverse(f.cost))).collect();
     assert!(order.is_sorted());

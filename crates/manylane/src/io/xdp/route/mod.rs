@@ -1,28 +1,28 @@
 //! Where a reply leaves: device, MAC addresses and MTU, as the kernel decides them.
 //!
 //! A lane looks up its local address and the peer in a table ([`table`]) that one background thread ([`worker`])
-//! keeps. What is not there it asks for, without waiting ([`asks`]), and the reply meanwhile takes an ordinary
+//! keeps. What is not there it asks for, without waiting ([`queries`]), and the reply meanwhile takes an ordinary
 //! socket, which also makes the kernel look for a neighbour that it does not know. The thread asks the kernel
 //! ([`netlink`]) for a route from the one address to the other, so that rules, weights and metrics are the
-//! kernel's business, and joins it with the device and the neighbour that it knows of ([`kernel`]) from what the
-//! kernel tells ([`facts`]).
+//! kernel's business, and joins it with the device and the neighbour that it knows of ([`kernel_tables`]) from what the
+//! kernel tells ([`rtnetlink`]).
 //!
 //! The table is kept current by the kernel's events: a neighbour that changes or goes changes its entries at once,
 //! a changed route those of its peers, a changed device those that leave by it, a changed address those with that
 //! address. A device that begins to carry frames may be a better way for any peer, and an address that goes may take
 //! routes along: then the entries stay in force until they were asked for again. Everything else that may matter
 //! empties the table. Where events were lost, all is read anew. Two things have no event. What the kernel learns of a path's MTU is seen because entries
-//! in use are asked for again every [`TURN`]. And a neighbour that was last heard of long ago (stale) is
+//! in use are asked for again every [`REFRESH_INTERVAL`]. And a neighbour that was last heard of long ago (stale) is
 //! only looked for again by a kernel that sends to it, so that one datagram per lane, entry and turn then takes the
 //! ordinary socket.
 //!
 //! What the kernel would do to a packet after its route is chosen is not done to what a lane sends: netfilter,
 //! traffic control, IPsec. Rules that look at ports or marks are not asked about either.
 
-mod asks;
-mod facts;
-mod kernel;
+mod kernel_tables;
 mod netlink;
+mod queries;
+mod rtnetlink;
 mod table;
 #[cfg(test)]
 pub(super) mod tests;
@@ -36,15 +36,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use manylane_wire::datagram::{Datagram, Ends};
+use manylane_wire::datagram::{AddrPair, Datagram};
 
-use self::asks::{Queue, Recent};
-use self::table::{Pair, Table, Writer};
-use self::worker::{TURN, Worker};
+use self::queries::{QueryQueue, RecentQueries};
+use self::table::{RouteKey, Table, Writer};
+use self::worker::{REFRESH_INTERVAL, Worker};
 use crate::error::{EAFNOSUPPORT, Error, ErrorKind, Result};
 
 /// How long the end of the thread is waited for. It ends at once unless a watcher holds it up.
-const GOODBYE: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a frame gets to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,12 +67,12 @@ pub(crate) enum Change {
     /// A device has come, carries frames or no longer does (`up`), or is gone.
     Link { ifindex: u32, up: bool, gone: bool },
     /// Some time has passed, or somebody has asked: what changes without a word may have changed.
-    Turn,
+    Refresh,
 }
 
 /// What is local to the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Locals {
+pub(crate) struct LocalState {
     /// Addresses that the kernel delivers, with their device: of devices that are up, and not tentative.
     pub(crate) addresses: Vec<(u32, IpAddr)>,
     /// Addresses that are for all of a network.
@@ -82,11 +82,11 @@ pub(crate) struct Locals {
 }
 
 /// The number of the XDP program on a device of the calling thread's namespace, if there is one and the kernel says so.
-pub(crate) fn program_on(ifindex: u32) -> Option<u32> {
-    netlink::Questions::open().and_then(|mut questions| questions.program_on(ifindex)).ok().flatten()
+pub(crate) fn xdp_program_id(ifindex: u32) -> Option<u32> {
+    netlink::QuerySocket::open().and_then(|mut questions| questions.xdp_program_id(ifindex)).ok().flatten()
 }
 
-type Watcher = Box<dyn Fn(&Change) + Send>;
+type ChangeListener = Box<dyn Fn(&Change) + Send>;
 
 /// The kernel's tables of one network namespace, kept current.
 pub(crate) struct Routes {
@@ -99,19 +99,19 @@ struct Shared {
     table: Arc<Table>,
     clock: Clock,
     /// The thread sleeps, or is about to, until it is woken.
-    asleep: AtomicBool,
+    is_asleep: AtomicBool,
     stop: AtomicBool,
     /// The watchers shall be told of a turn at once.
-    nudged: AtomicBool,
+    refresh_requested: AtomicBool,
     /// A byte in here wakes the thread, which watches the other end.
     wake: UnixStream,
     woken: UnixStream,
-    ended: Mutex<bool>,
-    end: Condvar,
+    has_exited: Mutex<bool>,
+    exited: Condvar,
     /// Questions of the lanes. A lane that is gone has taken its queue along.
-    queues: Mutex<Vec<Weak<Queue>>>,
-    locals: Mutex<Locals>,
-    watchers: Mutex<Vec<Watcher>>,
+    queues: Mutex<Vec<Weak<QueryQueue>>>,
+    local_state: Mutex<LocalState>,
+    listeners: Mutex<Vec<ChangeListener>>,
 }
 
 /// Two counters in one word: above, the turns of the clock (16 bits), by which entries grow old; below, a stamp that
@@ -133,10 +133,10 @@ impl Routes {
     /// Reads the tables of the calling thread's namespace and starts the thread that keeps them. No privilege is
     /// needed, now or later.
     pub(crate) fn start() -> Result<Arc<Self>> {
-        Self::start_turning(TURN)
+        Self::start_with_interval(REFRESH_INTERVAL)
     }
 
-    fn start_turning(period: Duration) -> Result<Arc<Self>> {
+    fn start_with_interval(period: Duration) -> Result<Arc<Self>> {
         let failed = |err: io::Error| {
             let doing = "cannot follow the kernel's routes by netlink";
             match err.raw_os_error() {
@@ -158,33 +158,41 @@ impl Routes {
 
     /// What a lane asks. It keeps the thread alive as well.
     pub(crate) fn reader(self: &Arc<Self>) -> Reader {
-        let queue = Arc::new(Queue::new());
+        let queue = Arc::new(QueryQueue::new());
         lock(&self.shared.queues).push(Arc::downgrade(&queue));
         let table = Arc::clone(&self.shared.table);
         let (clock, version) = (self.shared.clock.0.load(Ordering::Acquire), table.version());
-        Reader { table, clock, version, last: None, recent: Recent::new(), queue, routes: Arc::clone(self) }
+        Reader {
+            table,
+            clock,
+            version,
+            last_reply: None,
+            recent: RecentQueries::new(),
+            queue,
+            routes: Arc::clone(self),
+        }
     }
 
     /// All addresses that the kernel delivers locally, with their device: of devices that are up, and not tentative.
     pub(crate) fn local_addresses(&self) -> Vec<(u32, IpAddr)> {
-        lock(&self.shared.locals).addresses.clone()
+        lock(&self.shared.local_state).addresses.clone()
     }
 
     /// All that is local.
-    pub(crate) fn locals(&self) -> Locals {
-        lock(&self.shared.locals).clone()
+    pub(crate) fn local_state(&self) -> LocalState {
+        lock(&self.shared.local_state).clone()
     }
 
     /// Calls `watcher` on the background thread for each change from now on; what it asks of `self` is then of
     /// after the change. What changed before this call is not told again. It must not call `on_change`, and
     /// must not keep an `Arc` of this `Routes`, which could then never end.
-    pub(crate) fn on_change(&self, watcher: Watcher) {
-        lock(&self.shared.watchers).push(watcher);
+    pub(crate) fn on_change(&self, watcher: ChangeListener) {
+        lock(&self.shared.listeners).push(watcher);
     }
 
-    /// Has the watchers told of a [turn](Change::Turn) soon.
-    pub(crate) fn nudge(&self) {
-        self.shared.nudged.store(true, Ordering::Release);
+    /// Has the watchers told of a [turn](Change::Refresh) soon.
+    pub(crate) fn request_refresh(&self) {
+        self.shared.refresh_requested.store(true, Ordering::Release);
         self.shared.wake();
     }
 }
@@ -195,8 +203,8 @@ impl Drop for Routes {
         self.shared.wake();
         // A watcher may have had the last reference: the thread cannot wait for itself.
         if thread::current().id() != self.thread.id() {
-            let ended = lock(&self.shared.ended);
-            let waited = self.shared.end.wait_timeout_while(ended, GOODBYE, |ended| !*ended);
+            let ended = lock(&self.shared.has_exited);
+            let waited = self.shared.exited.wait_timeout_while(ended, EXIT_TIMEOUT, |ended| !*ended);
             if waited.is_ok_and(|(_, timeout)| timeout.timed_out()) {
                 log::warn!("the thread that follows routes has not ended yet");
             }
@@ -205,7 +213,7 @@ impl Drop for Routes {
 }
 
 impl Shared {
-    fn new(table: &Writer, locals: Locals) -> io::Result<Self> {
+    fn new(table: &Writer, locals: LocalState) -> io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
@@ -213,16 +221,16 @@ impl Shared {
             table: Arc::clone(table.table()),
             // Not 0, at which nothing was asked yet.
             clock: Clock(AtomicU64::new(1)),
-            asleep: AtomicBool::new(false),
+            is_asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            nudged: AtomicBool::new(false),
+            refresh_requested: AtomicBool::new(false),
             wake,
             woken,
-            ended: Mutex::new(false),
-            end: Condvar::new(),
+            has_exited: Mutex::new(false),
+            exited: Condvar::new(),
             queues: Mutex::default(),
-            locals: Mutex::new(locals),
-            watchers: Mutex::default(),
+            local_state: Mutex::new(locals),
+            listeners: Mutex::default(),
         })
     }
 
@@ -244,9 +252,9 @@ pub(crate) struct Reader {
     /// That of the table, when the batch began.
     version: u64,
     /// Between which addresses the last request was that is answered, and how: as long as neither of these two changes.
-    last: Option<(Ends, NextHop)>,
-    recent: Recent,
-    queue: Arc<Queue>,
+    last_reply: Option<(AddrPair, NextHop)>,
+    recent: RecentQueries,
+    queue: Arc<QueryQueue>,
     routes: Arc<Routes>,
 }
 
@@ -258,7 +266,7 @@ impl Reader {
         let clock = self.routes.shared.clock.0.load(Ordering::Acquire);
         let version = self.table.version();
         if (clock, version) != (self.clock, self.version) {
-            (self.clock, self.version, self.last) = (clock, version, None);
+            (self.clock, self.version, self.last_reply) = (clock, version, None);
         }
     }
 
@@ -271,25 +279,25 @@ impl Reader {
 
     /// As [`next_hop`](Self::next_hop), for the reply to a request; kept for those that follow.
     #[inline]
-    pub(crate) fn way_back(&mut self, request: &Datagram) -> Option<NextHop> {
-        if let Some(next) = self.same_way_back(request) {
+    pub(crate) fn reply_next_hop(&mut self, request: &Datagram) -> Option<NextHop> {
+        if let Some(next) = self.cached_next_hop(request) {
             return Some(*next);
         }
         let (next, is_current) = self.find(request.destination().ip(), request.source().ip())?;
-        self.last = is_current.then_some((*request.ends(), next));
+        self.last_reply = is_current.then_some((*request.addr_pair(), next));
         Some(next)
     }
 
     /// The way back of the request before, if this one is between the same addresses and nothing has changed since.
     #[inline]
-    pub(crate) fn same_way_back(&self, request: &Datagram) -> Option<&NextHop> {
-        self.last.as_ref().filter(|(ends, _)| ends == request.ends()).map(|(_, next)| next)
+    pub(crate) fn cached_next_hop(&self, request: &Datagram) -> Option<&NextHop> {
+        self.last_reply.as_ref().filter(|(ends, _)| ends == request.addr_pair()).map(|(_, next)| next)
     }
 
     /// See [`next_hop`](Self::next_hop); and whether there is nothing to be asked for.
     #[inline]
     fn find(&mut self, local: IpAddr, peer: IpAddr) -> Option<(NextHop, bool)> {
-        let pair = Pair::new(local, peer)?;
+        let pair = RouteKey::new(local, peer)?;
         let hash = self.table.hash(&pair);
         match self.table.find(&pair, hash) {
             // Of this turn, or of one that this lane has not seen yet.
@@ -299,11 +307,11 @@ impl Reader {
             Some(found) => {
                 // Still good, but to be asked for again. The datagram that does so makes the kernel look after a
                 // neighbour of which it has not heard for a while.
-                let asked = self.ask(&pair, hash);
+                let asked = self.query(&pair, hash);
                 (!(asked && found.stale)).then_some((found.next, false))
             }
             None => {
-                self.ask(&pair, hash);
+                self.query(&pair, hash);
                 None
             }
         }
@@ -311,15 +319,15 @@ impl Reader {
 
     /// Asks for a pair, unless this lane has done so since the stamp moved. True if it was asked now.
     #[cold]
-    fn ask(&mut self, pair: &Pair, hash: u64) -> bool {
-        let asked = self.recent.once(hash, stamp_of(self.clock), || self.queue.put(pair));
+    fn query(&mut self, pair: &RouteKey, hash: u64) -> bool {
+        let asked = self.recent.query_once(hash, stamp_of(self.clock), || self.queue.push(pair));
         if asked {
             let shared = &self.routes.shared;
             // Either the thread sees the question when it looks for the last time before it sleeps, or this sees
             // that it sleeps: both write, pass a fence of one total order, and then read what the other wrote
             // (`Worker::sleep`).
             fence(Ordering::SeqCst);
-            if shared.asleep.load(Ordering::Relaxed) && shared.asleep.swap(false, Ordering::Relaxed) {
+            if shared.is_asleep.load(Ordering::Relaxed) && shared.is_asleep.swap(false, Ordering::Relaxed) {
                 shared.wake();
             }
         }

@@ -19,7 +19,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 
-use super::facts::{Fact, Messages, Route, decode, route_answer, xdp_program};
+use super::rtnetlink::{KernelUpdate, Messages, Route, decode, parse_route_reply, parse_xdp_program};
 use crate::error::{EINTR, ENOBUFS};
 
 /// What events are subscribed to: groups of linux/rtnetlink.h.
@@ -39,11 +39,11 @@ const RTNLGRP_NEXTHOP: u32 = 32;
 /// Room for events that were not read yet: as many as the kernel lets us have. What does not fit is noticed.
 const EVENT_BUFFER: usize = 4 << 20;
 /// Larger than any datagram that the kernel makes (32 KiB in a dump).
-const DATAGRAM: usize = 64 << 10;
+const DATAGRAM_SIZE_MAX: usize = 64 << 10;
 /// Datagrams of one dump at most: an end to what should have one of its own.
-const DUMP_DATAGRAMS: usize = 1 << 16;
+const DUMP_DATAGRAMS_MAX: usize = 1 << 16;
 /// Questions that go to the kernel in one call. Their answers fit into a receive buffer of the default size.
-pub(super) const QUESTIONS: usize = 16;
+pub(super) const QUERIES_MAX: usize = 16;
 
 /// MSG_TRUNC of linux/socket.h: a receive returns the true length, so that what was cut off is noticed.
 const MSG_TRUNC: i32 = 0x20;
@@ -51,7 +51,7 @@ const IPPROTO_UDP: u8 = 17;
 
 /// A question for a route. The kernel chooses as it would for a datagram of ours: by tables, rules and weights.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Question {
+pub(super) struct RouteQuery {
     pub(super) local: IpAddr,
     pub(super) peer: IpAddr,
     /// The device that the reply has to leave by; for addresses that mean nothing without one.
@@ -59,18 +59,18 @@ pub(super) struct Question {
 }
 
 /// A netlink socket with a buffer for what comes.
-struct Line {
+struct NetlinkSocket {
     socket: Socket,
     buffer: Vec<u8>,
 }
 
-impl Line {
+impl NetlinkSocket {
     /// A socket in the namespace of the calling thread.
     fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
-        Ok(Self { socket, buffer: Vec::with_capacity(DATAGRAM) })
+        Ok(Self { socket, buffer: Vec::with_capacity(DATAGRAM_SIZE_MAX) })
     }
 
     /// Takes the next datagram of the kernel; false if there is none.
@@ -100,12 +100,12 @@ impl Line {
 }
 
 /// The socket on which the kernel tells what changes.
-pub(super) struct Events(Line);
+pub(super) struct EventSocket(NetlinkSocket);
 
-impl Events {
+impl EventSocket {
     /// Subscribes to the changes of the namespace of the calling thread.
     pub(super) fn subscribe() -> io::Result<Self> {
-        let line = Line::open()?;
+        let line = NetlinkSocket::open()?;
         // As much as a user may have without privileges; less only means that an overrun comes earlier.
         let _ = sock::set_buffer(line.socket.as_fd(), Buffer::Receive, EVENT_BUFFER);
         for group in GROUPS {
@@ -117,7 +117,7 @@ impl Events {
     }
 
     /// Hands at most `most` datagrams of events to `each`; true if there may be more. `ENOBUFS`: some are lost.
-    pub(super) fn read(&mut self, most: usize, mut each: impl FnMut(Fact)) -> io::Result<bool> {
+    pub(super) fn read(&mut self, most: usize, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
         for _ in 0..most {
             if !self.0.receive()? {
                 return Ok(false);
@@ -132,7 +132,7 @@ impl Events {
     }
 }
 
-impl AsFd for Events {
+impl AsFd for EventSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.socket.as_fd()
     }
@@ -141,20 +141,20 @@ impl AsFd for Events {
 /// The socket on which the kernel is asked.
 ///
 /// The kernel answers within the call that asks, so that nothing here waits.
-pub(super) struct Questions {
-    line: Line,
-    sequence: u32,
+pub(super) struct QuerySocket {
+    netlink: NetlinkSocket,
+    seq: u32,
     request: Vec<u8>,
 }
 
-impl Questions {
+impl QuerySocket {
     pub(super) fn open() -> io::Result<Self> {
-        Ok(Self { line: Line::open()?, sequence: 0, request: Vec::new() })
+        Ok(Self { netlink: NetlinkSocket::open()?, seq: 0, request: Vec::new() })
     }
 
     /// Hands all devices, then addresses, then neighbours of the namespace to `each`; false if some changed
     /// meanwhile, so that the picture may be of no single moment.
-    pub(super) fn dump(&mut self, mut each: impl FnMut(Fact)) -> io::Result<bool> {
+    pub(super) fn dump(&mut self, mut each: impl FnMut(KernelUpdate)) -> io::Result<bool> {
         let mut whole = true;
         for what in [
             RouteNetlinkMessage::GetLink(LinkMessage::default()),
@@ -166,18 +166,22 @@ impl Questions {
         Ok(whole)
     }
 
-    fn dump_one(&mut self, what: RouteNetlinkMessage, each: &mut impl FnMut(Fact)) -> io::Result<bool> {
+    fn dump_one(
+        &mut self,
+        what: RouteNetlinkMessage,
+        each: &mut impl FnMut(KernelUpdate),
+    ) -> io::Result<bool> {
         self.dump_raw(what, &mut |kind, payload| match decode(kind, payload) {
-            None | Some(Fact::Unreadable) => {}
+            None | Some(KernelUpdate::Malformed) => {}
             Some(fact) => each(fact),
         })
     }
 
     /// The number of the XDP program on a device, if there is one.
-    pub(super) fn program_on(&mut self, ifindex: u32) -> io::Result<Option<u32>> {
+    pub(super) fn xdp_program_id(&mut self, ifindex: u32) -> io::Result<Option<u32>> {
         let mut found = None;
         self.dump_raw(RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut |_, payload| {
-            found = found.or(xdp_program(ifindex, payload));
+            found = found.or(parse_xdp_program(ifindex, payload));
         })?;
         Ok(found)
     }
@@ -187,11 +191,11 @@ impl Questions {
         let sequence = self.write(what, NLM_F_DUMP);
         self.send()?;
         let mut whole = true;
-        for _ in 0..DUMP_DATAGRAMS {
-            if !self.line.receive()? {
+        for _ in 0..DUMP_DATAGRAMS_MAX {
+            if !self.netlink.receive()? {
                 break;
             }
-            for message in self.line.messages().filter(|message| message.sequence == sequence) {
+            for message in self.netlink.messages().filter(|message| message.seq == sequence) {
                 whole &= message.flags & NLM_F_DUMP_INTR == 0;
                 match message.kind {
                     NLMSG_DONE => return Ok(whole),
@@ -206,31 +210,31 @@ impl Questions {
         Err(io::Error::other("a dump of the kernel's tables did not come to its end"))
     }
 
-    /// Asks for routes, at most [`QUESTIONS`] in one go, and hands the index of each question that has one to
+    /// Asks for routes, at most [`QUERIES_MAX`] in one go, and hands the index of each question that has one to
     /// `each`, with the route. Any other way out of the kernel's decision is no route.
     pub(super) fn routes<'a>(
         &mut self,
-        questions: impl Iterator<Item = &'a Question>,
+        questions: impl Iterator<Item = &'a RouteQuery>,
         mut each: impl FnMut(usize, Route),
     ) -> io::Result<()> {
-        let first = self.sequence.wrapping_add(1);
-        for question in questions.take(QUESTIONS) {
+        let first = self.seq.wrapping_add(1);
+        for question in questions.take(QUERIES_MAX) {
             self.write(route_request(question), 0);
         }
-        let asked = self.sequence.wrapping_add(1).wrapping_sub(first) as usize;
+        let asked = self.seq.wrapping_add(1).wrapping_sub(first) as usize;
         if asked == 0 {
             return Ok(());
         }
         self.send()?;
         // One answer each; as many again in case answers of an earlier call were left behind.
         for _ in 0..2 * asked {
-            if !self.line.receive()? {
+            if !self.netlink.receive()? {
                 break;
             }
-            for message in self.line.messages() {
-                let index = message.sequence.wrapping_sub(first) as usize;
+            for message in self.netlink.messages() {
+                let index = message.seq.wrapping_sub(first) as usize;
                 if index < asked
-                    && let Some(route) = route_answer(message.kind, message.payload)
+                    && let Some(route) = parse_route_reply(message.kind, message.payload)
                 {
                     each(index, route);
                 }
@@ -241,8 +245,8 @@ impl Questions {
 
     /// Throws away what an earlier question left behind.
     fn discard(&mut self) {
-        for _ in 0..DUMP_DATAGRAMS {
-            if matches!(self.line.receive(), Ok(false)) {
+        for _ in 0..DUMP_DATAGRAMS_MAX {
+            if matches!(self.netlink.receive(), Ok(false)) {
                 break;
             }
         }
@@ -250,26 +254,26 @@ impl Questions {
 
     /// Adds a request to those that are sent next and returns its number.
     fn write(&mut self, request: RouteNetlinkMessage, flags: u16) -> u32 {
-        self.sequence = self.sequence.wrapping_add(1);
+        self.seq = self.seq.wrapping_add(1);
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
-        header.sequence_number = self.sequence;
+        header.sequence_number = self.seq;
         let mut message = NetlinkMessage::new(header, request.into());
         message.finalize();
         let start = self.request.len();
         self.request.resize(start + message.buffer_len().next_multiple_of(4), 0);
         message.serialize(&mut self.request[start..]);
-        self.sequence
+        self.seq
     }
 
     fn send(&mut self) -> io::Result<()> {
-        let sent = self.line.socket.send_to(&self.request, &SocketAddr::new(0, 0), 0);
+        let sent = self.netlink.socket.send_to(&self.request, &SocketAddr::new(0, 0), 0);
         self.request.clear();
         sent.map(|_| ())
     }
 }
 
-fn route_request(question: &Question) -> RouteNetlinkMessage {
+fn route_request(question: &RouteQuery) -> RouteNetlinkMessage {
     let (family, length) = match question.peer {
         IpAddr::V4(_) => (AddressFamily::Inet, 32),
         IpAddr::V6(_) => (AddressFamily::Inet6, 128),

@@ -15,17 +15,17 @@ use super::NextHop;
 const WAYS: usize = 16;
 const SETS: usize = 1024;
 /// Peers that the table knows at most.
-pub(super) const PEERS: usize = WAYS * SETS;
+pub(super) const ENTRIES_MAX: usize = WAYS * SETS;
 
 /// How many turns of the clock an answer is kept that no lane asks for again.
-const KEPT: u16 = 4;
+const ENTRY_EPOCHS_MAX: u16 = 4;
 
 /// A local address and the peer it talks to, as four words. IPv4 is written as IPv6 does it (`::ffff:1.2.3.4`),
 /// so that both spellings of an IPv4 address are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pair(pub(super) [u64; 4]);
+pub(super) struct RouteKey(pub(super) [u64; 4]);
 
-impl Pair {
+impl RouteKey {
     /// None when the two are of different families: nothing can go from one to the other.
     #[inline]
     pub(super) fn new(local: IpAddr, peer: IpAddr) -> Option<Self> {
@@ -81,14 +81,14 @@ impl Prefix {
 
 /// Whom a frame is handed to on a device: the peer itself, or a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Hop {
+pub(super) struct NeighbourKey {
     pub(super) ifindex: u32,
     pub(super) address: IpAddr,
 }
 
 /// What a lane finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Entry {
     pub(super) next: NextHop,
     /// When it was asked for.
     pub(super) epoch: u16,
@@ -102,7 +102,7 @@ pub(super) struct Found {
 struct Slot([AtomicU64; 8]);
 
 /// Odd while the slot is written, another even number after it.
-const SEQUENCE: usize = 0;
+const SEQ: usize = 0;
 const PAIR: usize = 1;
 /// Device above, MTU below.
 const DEVICE: usize = 5;
@@ -119,9 +119,9 @@ impl Slot {
 
     /// What the slot says about `pair`, unless it is about another or is being written just now.
     #[inline]
-    fn read(&self, pair: &Pair) -> Option<Found> {
+    fn read(&self, pair: &RouteKey) -> Option<Entry> {
         // Acquire: if this is the number of a finished write, its words are seen below.
-        let before = self.0[SEQUENCE].load(Ordering::Acquire);
+        let before = self.0[SEQ].load(Ordering::Acquire);
         let other = (self.load(PAIR) ^ pair.0[0])
             | (self.load(PAIR + 1) ^ pair.0[1])
             | (self.load(PAIR + 2) ^ pair.0[2])
@@ -133,7 +133,7 @@ impl Slot {
         // If one of these words is of a later write, then the fence after its odd number (in `write`) pairs with
         // this one, and the load below sees that number or a later one: the comparison fails.
         fence(Ordering::Acquire);
-        if self.load(SEQUENCE) != before {
+        if self.load(SEQ) != before {
             return None;
         }
         let next = NextHop {
@@ -142,14 +142,14 @@ impl Slot {
             mac: mac_of(mac),
             mtu: device as u32,
         };
-        Some(Found { next, epoch: (source >> 48) as u16, stale: mac & STALE != 0 })
+        Some(Entry { next, epoch: (source >> 48) as u16, stale: mac & STALE != 0 })
     }
 
     /// Only the writer calls this, so that the sequence cannot move under it.
-    fn write(&self, pair: &Pair, found: &Found) {
+    fn write(&self, pair: &RouteKey, found: &Entry) {
         let next = &found.next;
-        let sequence = self.load(SEQUENCE);
-        self.0[SEQUENCE].store(sequence.wrapping_add(1), Ordering::Relaxed);
+        let sequence = self.load(SEQ);
+        self.0[SEQ].store(sequence.wrapping_add(1), Ordering::Relaxed);
         // The odd number is seen by whoever sees one of the words below.
         fence(Ordering::Release);
         for (word, value) in pair.0.iter().enumerate() {
@@ -161,11 +161,11 @@ impl Slot {
         let source = mac_word(next.source_mac) | u64::from(found.epoch) << 48;
         self.0[SOURCE].store(source, Ordering::Relaxed);
         // Release: the words are seen by whoever sees this number.
-        self.0[SEQUENCE].store(sequence.wrapping_add(2), Ordering::Release);
+        self.0[SEQ].store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    fn pair(&self) -> Pair {
-        Pair(std::array::from_fn(|word| self.load(PAIR + word)))
+    fn pair(&self) -> RouteKey {
+        RouteKey(std::array::from_fn(|word| self.load(PAIR + word)))
     }
 }
 
@@ -200,7 +200,7 @@ impl Table {
         Self {
             seeds: std::array::from_fn(|_| RandomState::new().build_hasher().finish()),
             tags: (0..SETS).map(|_| Default::default()).collect(),
-            slots: (0..PEERS).map(|_| Slot::default()).collect(),
+            slots: (0..ENTRIES_MAX).map(|_| Slot::default()).collect(),
             version: Version::default(),
         }
     }
@@ -213,25 +213,25 @@ impl Table {
     }
 
     /// Something that was to be found is no more, or is another. Only the writer calls this, after it has changed it.
-    fn changed(&self) {
+    fn bump_version(&self) {
         let next = self.version.0.load(Ordering::Relaxed).wrapping_add(1);
         self.version.0.store(next, Ordering::Release);
     }
 
     #[inline]
-    pub(super) fn hash(&self, pair: &Pair) -> u64 {
+    pub(super) fn hash(&self, pair: &RouteKey) -> u64 {
         // A prime, so that a local address and a peer do not cancel each other out.
-        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c55;
+        const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c55;
         let [local_high, local_low, peer_high, peer_low] = pair.0;
-        let high = local_high.wrapping_mul(SPREAD) ^ peer_high ^ self.seeds[0];
-        let low = local_low.wrapping_mul(SPREAD) ^ peer_low ^ self.seeds[1];
+        let high = local_high.wrapping_mul(HASH_MULTIPLIER) ^ peer_high ^ self.seeds[0];
+        let low = local_low.wrapping_mul(HASH_MULTIPLIER) ^ peer_low ^ self.seeds[1];
         // One round is not enough: with some seeds, peers in a row would come to few sets only.
-        fold(fold(high, low) ^ self.seeds[0], SPREAD)
+        fold(fold(high, low) ^ self.seeds[0], HASH_MULTIPLIER)
     }
 
     /// The entry of a pair.
     #[inline]
-    pub(super) fn find(&self, pair: &Pair, hash: u64) -> Option<Found> {
+    pub(super) fn find(&self, pair: &RouteKey, hash: u64) -> Option<Entry> {
         let set = set_of(hash);
         for (eight, tags) in self.tags[set].iter().enumerate() {
             let mut same = equal_bytes(tags.load(Ordering::Acquire), tag_of(hash));
@@ -284,8 +284,8 @@ fn equal_bytes(word: u64, byte: u8) -> u64 {
 
 /// What only the writer knows of a slot.
 #[derive(Clone, Copy, Debug)]
-struct Note {
-    hop: Hop,
+struct SlotMeta {
+    neighbour: NeighbourKey,
     epoch: u16,
     /// Counts up with every answer: the smallest is the oldest.
     order: u64,
@@ -295,14 +295,14 @@ struct Note {
 #[derive(Debug)]
 pub(super) struct Writer {
     table: Arc<Table>,
-    notes: Box<[Option<Note>]>,
+    slot_meta: Box<[Option<SlotMeta>]>,
     used: usize,
     order: u64,
 }
 
 impl Writer {
     pub(super) fn new() -> Self {
-        Self { table: Arc::new(Table::new()), notes: vec![None; PEERS].into(), used: 0, order: 0 }
+        Self { table: Arc::new(Table::new()), slot_meta: vec![None; ENTRIES_MAX].into(), used: 0, order: 0 }
     }
 
     pub(super) fn table(&self) -> &Arc<Table> {
@@ -315,45 +315,45 @@ impl Writer {
     }
 
     /// Enters what was found out about a pair, in place of what was known.
-    pub(super) fn put(&mut self, pair: &Pair, hop: Hop, found: &Found) {
+    pub(super) fn insert(&mut self, pair: &RouteKey, hop: NeighbourKey, found: &Entry) {
         let hash = self.table.hash(pair);
         let set = set_of(hash) * WAYS..(set_of(hash) + 1) * WAYS;
-        let same = |slot: &usize| self.notes[*slot].is_some() && self.table.slots[*slot].pair() == *pair;
+        let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].pair() == *pair;
         // An empty slot sorts before all others.
-        let oldest = |slot: &usize| self.notes[*slot].map(|note| note.order);
+        let oldest = |slot: &usize| self.slot_meta[*slot].map(|note| note.order);
         let Some(slot) = set.clone().find(same).or_else(|| set.min_by_key(oldest)) else { return };
         self.order += 1;
-        let note = Note { hop, epoch: found.epoch, order: self.order };
-        let before = self.notes[slot].replace(note);
+        let note = SlotMeta { neighbour: hop, epoch: found.epoch, order: self.order };
+        let before = self.slot_meta[slot].replace(note);
         self.table.slots[slot].write(pair, found);
         self.table.set_tag(slot, tag_of(hash));
         match before {
             None => self.used += 1,
-            Some(_) => self.table.changed(),
+            Some(_) => self.table.bump_version(),
         }
     }
 
     /// Forgets a pair.
-    pub(super) fn forget(&mut self, pair: &Pair) {
+    pub(super) fn remove_pair(&mut self, pair: &RouteKey) {
         let set = set_of(self.table.hash(pair)) * WAYS;
-        let same = |slot: &usize| self.notes[*slot].is_some() && self.table.slots[*slot].pair() == *pair;
+        let same = |slot: &usize| self.slot_meta[*slot].is_some() && self.table.slots[*slot].pair() == *pair;
         if let Some(slot) = (set..set + WAYS).find(same) {
             self.remove(slot);
         }
     }
 
     /// The neighbour has another MAC now, or none: so have all entries that go through it.
-    pub(super) fn set_mac(&mut self, hop: &Hop, mac: Option<[u8; 6]>) {
-        for slot in 0..PEERS {
-            if self.notes[slot].is_none_or(|note| note.hop != *hop) {
+    pub(super) fn set_mac(&mut self, hop: &NeighbourKey, mac: Option<[u8; 6]>) {
+        for slot in 0..ENTRIES_MAX {
+            if self.slot_meta[slot].is_none_or(|note| note.neighbour != *hop) {
                 continue;
             }
             let entry = &self.table.slots[slot];
             let pair = entry.pair();
             match (mac, entry.read(&pair)) {
                 (Some(mac), Some(found)) => {
-                    entry.write(&pair, &Found { next: NextHop { mac, ..found.next }, ..found });
-                    self.table.changed();
+                    entry.write(&pair, &Entry { next: NextHop { mac, ..found.next }, ..found });
+                    self.table.bump_version();
                 }
                 _ => self.remove(slot),
             }
@@ -361,7 +361,7 @@ impl Writer {
     }
 
     /// Forgets the peers within a prefix.
-    pub(super) fn remove_within(&mut self, prefix: &Prefix) {
+    pub(super) fn remove_prefix(&mut self, prefix: &Prefix) {
         self.remove_if(|_, pair| {
             let [.., high, low] = pair.0;
             prefix.contains(u128::from(high) << 64 | u128::from(low))
@@ -378,12 +378,13 @@ impl Writer {
         self.remove_if(|hop, _| hop.ifindex == ifindex);
     }
 
-    fn remove_if(&mut self, goes: impl Fn(&Hop, &Pair) -> bool) {
+    fn remove_if(&mut self, goes: impl Fn(&NeighbourKey, &RouteKey) -> bool) {
         if self.used == 0 {
             return;
         }
-        for slot in 0..PEERS {
-            if self.notes[slot].is_some_and(|note| goes(&note.hop, &self.table.slots[slot].pair())) {
+        for slot in 0..ENTRIES_MAX {
+            if self.slot_meta[slot].is_some_and(|note| goes(&note.neighbour, &self.table.slots[slot].pair()))
+            {
                 self.remove(slot);
             }
         }
@@ -391,8 +392,8 @@ impl Writer {
 
     /// Forgets what no lane has asked for since some turns of the clock.
     pub(super) fn expire(&mut self, epoch: u16) {
-        for slot in 0..PEERS {
-            if self.notes[slot].is_some_and(|note| epoch.wrapping_sub(note.epoch) > KEPT) {
+        for slot in 0..ENTRIES_MAX {
+            if self.slot_meta[slot].is_some_and(|note| epoch.wrapping_sub(note.epoch) > ENTRY_EPOCHS_MAX) {
                 self.remove(slot);
             }
         }
@@ -403,21 +404,21 @@ impl Writer {
         if self.used == 0 {
             return;
         }
-        self.notes.fill(None);
+        self.slot_meta.fill(None);
         self.used = 0;
         for tags in self.table.tags.iter().flatten() {
             tags.store(0, Ordering::Release);
         }
-        self.table.changed();
+        self.table.bump_version();
     }
 
     fn remove(&mut self, slot: usize) {
         if self.table.tag(slot) != 0 {
             self.table.set_tag(slot, 0);
         }
-        if self.notes[slot].take().is_some() {
+        if self.slot_meta[slot].take().is_some() {
             self.used -= 1;
-            self.table.changed();
+            self.table.bump_version();
         }
     }
 }

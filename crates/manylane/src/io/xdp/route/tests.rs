@@ -6,18 +6,18 @@ use std::time::Instant;
 use std::{fs, thread};
 
 use manylane_sys::netns::NetNs;
-use manylane_sys::process::run_apart;
+use manylane_sys::process::run_isolated;
 
 use super::*;
 
 /// Far longer than anything takes, on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Turns of the clock for tests that wait for some.
-const QUICK: Duration = Duration::from_millis(50);
+const TEST_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
-const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
-const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
 /// As `manylane_testbed::skip` tells it, which the library's own tests cannot use.
 pub(in crate::io::xdp) fn can_make_namespaces(name: &str) -> bool {
@@ -48,7 +48,7 @@ pub(in crate::io::xdp) fn run<T: Send>(namespace: &NetNs, work: impl FnOnce() ->
 
 /// Runs lines of `ip -batch` in a namespace; whether it took them.
 pub(in crate::io::xdp) fn try_ip(namespace: &NetNs, lines: &str) -> bool {
-    let done = run_apart(Some(namespace), "ip", &["-batch", "-"], lines.as_bytes());
+    let done = run_isolated(Some(namespace), "ip", &["-batch", "-"], lines.as_bytes());
     done.expect("the program ip: apt-get install iproute2").status.success()
 }
 
@@ -57,22 +57,22 @@ fn set_sysctl(namespace: &NetNs, name: &str, value: &str) {
 }
 
 /// Ours and a neighbour, joined by `near` (10.9.0.0/24, fd09::/64) and `far` (10.8.0.0/24): we are 1, it is 2.
-struct World {
-    ours: NetNs,
-    theirs: NetNs,
+struct Testbed {
+    local: NetNs,
+    peer: NetNs,
 }
 
-impl World {
+impl Testbed {
     fn new() -> Self {
-        let world = Self { ours: NetNs::create().unwrap(), theirs: NetNs::create().unwrap() };
-        let peer = world.theirs.path();
+        let world = Self { local: NetNs::create().unwrap(), peer: NetNs::create().unwrap() };
+        let peer = world.peer.path();
         // The second device of ours has another number than the first of theirs: mixing them up is noticed.
         world.ip(&format!(
             "link set lo up\n\
              link add near address 02:00:00:00:00:01 type veth peer near address 02:00:00:00:00:02 netns {peer}\n\
              link add far mtu 1400 address 02:00:00:00:01:01 type veth peer far address 02:00:00:00:01:02 netns {peer}\n"
         ));
-        for (namespace, host) in [(&world.ours, 1), (&world.theirs, 2)] {
+        for (namespace, host) in [(&world.local, 1), (&world.peer, 2)] {
             let lines = format!(
                 "link set near addrgenmode none\nlink set far addrgenmode none\nlink set lo up\n\
                  address add 10.9.0.{host}/24 dev near\naddress add 10.8.0.{host}/24 dev far\n\
@@ -82,33 +82,33 @@ impl World {
             assert!(try_ip(namespace, &lines));
         }
         for device in ["near", "far"] {
-            until(|| run(&world.ours, || manylane_sys::netns::device_is_running(device).unwrap()));
+            wait_until(|| run(&world.local, || manylane_sys::netns::is_device_running(device).unwrap()));
         }
         world
     }
 
     fn ip(&self, lines: &str) {
-        assert!(try_ip(&self.ours, lines), "{lines}");
+        assert!(try_ip(&self.local, lines), "{lines}");
     }
 
     fn device(&self, name: &str) -> u32 {
-        run(&self.ours, || manylane_sys::netns::device_index(name).unwrap())
+        run(&self.local, || manylane_sys::netns::device_index(name).unwrap())
     }
 
     fn start(&self, period: Duration) -> (Arc<Routes>, Reader) {
-        let routes = run(&self.ours, || Routes::start_turning(period).unwrap());
+        let routes = run(&self.local, || Routes::start_with_interval(period).unwrap());
         let reader = routes.reader();
         (routes, reader)
     }
 
     /// Sends a datagram by an ordinary socket, as the companion of a lane would.
     fn send(&self, local: &str, peer: &str, bytes: usize) {
-        let socket = run(&self.ours, || UdpSocket::bind((ip(local), 0)).unwrap());
+        let socket = run(&self.local, || UdpSocket::bind((ip(local), 0)).unwrap());
         let _ = socket.send_to(&vec![0; bytes], (ip(peer), 9));
     }
 
     fn near(&self) -> NextHop {
-        NextHop { ifindex: self.device("near"), source_mac: OURS, mac: THEIRS, mtu: 1500 }
+        NextHop { ifindex: self.device("near"), source_mac: LOCAL_MAC, mac: PEER_MAC, mtu: 1500 }
     }
 
     fn far(&self) -> NextHop {
@@ -118,24 +118,24 @@ impl World {
 }
 
 /// Neighbours known for good, for tests that are not about them.
-const NEIGHBOURS: &str = "neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev near nud permanent\n\
+const PERMANENT_NEIGHBOURS: &str = "neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev near nud permanent\n\
                           neighbour replace fd09::2 lladdr 02:00:00:00:00:02 dev near nud permanent\n\
                           neighbour replace fe80::2 lladdr 02:00:00:00:00:02 dev near nud permanent\n\
                           neighbour replace 10.8.0.2 lladdr 02:00:00:00:01:02 dev far nud permanent\n";
 
 /// A change that is waited for, with the addresses after it.
-type Wanted<'a> = dyn Fn(&Change, &[(u32, IpAddr)]) -> bool + 'a;
+type ChangePredicate<'a> = dyn Fn(&Change, &[(u32, IpAddr)]) -> bool + 'a;
 
-pub(in crate::io::xdp) fn until(mut condition: impl FnMut() -> bool) {
+pub(in crate::io::xdp) fn wait_until(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < PATIENCE, "it does not come");
+        assert!(start.elapsed() < TEST_TIMEOUT, "it does not come");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 impl Reader {
-    fn ask_now(&mut self, local: &str, peer: &str) -> Option<NextHop> {
+    fn query_now(&mut self, local: &str, peer: &str) -> Option<NextHop> {
         self.refresh();
         self.next_hop(ip(local), ip(peer))
     }
@@ -145,11 +145,11 @@ impl Reader {
     fn expect(&mut self, local: &str, peer: &str, expected: Option<NextHop>) {
         let start = Instant::now();
         loop {
-            let answer = self.ask_now(local, peer);
+            let answer = self.query_now(local, peer);
             if answer == expected {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "{local} to {peer}: {answer:?}, not {expected:?}");
+            assert!(start.elapsed() < TEST_TIMEOUT, "{local} to {peer}: {answer:?}, not {expected:?}");
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -157,10 +157,10 @@ impl Reader {
     /// Asks until the kernel has been asked and another answer, to a question asked later, is there.
     #[track_caller]
     fn expect_none(&mut self, local: &str, peer: &str, known: (&str, &str, NextHop)) {
-        assert_eq!(self.ask_now(local, peer), None, "{local} to {peer}");
+        assert_eq!(self.query_now(local, peer), None, "{local} to {peer}");
         // Questions of a lane are answered in their order, and each is new to the table.
         self.expect(known.0, known.1, Some(known.2));
-        assert_eq!(self.ask_now(local, peer), None, "{local} to {peer}");
+        assert_eq!(self.query_now(local, peer), None, "{local} to {peer}");
     }
 }
 
@@ -170,13 +170,13 @@ fn needs_no_privilege_and_ends() {
     let loopback = ip("127.0.0.1");
     assert!(routes.local_addresses().iter().any(|(ifindex, ip)| *ip == loopback && *ifindex > 0));
     let mut reader = routes.reader();
-    assert_eq!(reader.ask_now("127.0.0.1", "127.0.0.1"), None);
-    assert_eq!(reader.ask_now("127.0.0.1", "::1"), None);
+    assert_eq!(reader.query_now("127.0.0.1", "127.0.0.1"), None);
+    assert_eq!(reader.query_now("127.0.0.1", "::1"), None);
     let shared = Arc::downgrade(&routes.shared);
     drop(routes);
-    assert!(!*lock(&shared.upgrade().unwrap().ended), "a reader keeps the thread");
+    assert!(!*lock(&shared.upgrade().unwrap().has_exited), "a reader keeps the thread");
     drop(reader);
-    until(|| shared.upgrade().is_none());
+    wait_until(|| shared.upgrade().is_none());
 }
 
 #[test]
@@ -188,11 +188,11 @@ fn a_watcher_may_have_the_last_reference() {
         // As the thread would on a change.
         let shared = Arc::clone(&routes.shared);
         drop(routes);
-        for watcher in lock(&shared.watchers).iter() {
+        for watcher in lock(&shared.listeners).iter() {
             watcher(&Change::Addresses);
         }
     }
-    until(|| shared.upgrade().is_none());
+    wait_until(|| shared.upgrade().is_none());
 }
 
 #[test]
@@ -200,13 +200,13 @@ fn netns_peers_on_the_link_and_behind_gateways() {
     if !can_make_namespaces("netns_peers_on_the_link_and_behind_gateways") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
     world.ip(
         "route add 192.0.2.0/24 via 10.9.0.2\nroute add 2001:db8::/32 via fe80::2 dev near\n\
          route add 198.51.100.0/24 via 10.8.0.2 mtu 1300\nroute add 203.0.113.0/24 via inet6 fe80::2 dev near\n",
     );
-    let (_routes, mut reader) = world.start(TURN);
+    let (_routes, mut reader) = world.start(REFRESH_INTERVAL);
     let (near, far) = (world.near(), world.far());
     reader.expect("10.9.0.1", "10.9.0.2", Some(near));
     reader.expect("::ffff:10.9.0.1", "::ffff:10.9.0.2", Some(near));
@@ -223,8 +223,8 @@ fn netns_what_is_no_neighbour_has_no_next_hop() {
     if !can_make_namespaces("netns_what_is_no_neighbour_has_no_next_hop") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
     world.ip(
         "route add blackhole 192.0.2.1\nroute add unreachable 192.0.2.2\nroute add prohibit 192.0.2.3\n\
          route add unreachable 2001:db8::2\nroute add 192.0.2.4 dev lo\n\
@@ -256,13 +256,13 @@ fn netns_what_is_no_neighbour_has_no_next_hop() {
         ("fd09::1", "fe80::2"),
     ];
     // Where the kernel has tunnels of this kind.
-    if try_ip(&world.ours, "route add 198.51.100.1 encap ip id 7 dst 10.9.0.2 via 10.9.0.2 dev near\n") {
+    if try_ip(&world.local, "route add 198.51.100.1 encap ip id 7 dst 10.9.0.2 via 10.9.0.2 dev near\n") {
         nowhere.push(("10.9.0.1", "198.51.100.1"));
     }
     for (n, (local, peer)) in nowhere.into_iter().enumerate() {
         let known = format!("10.9.0.{}", 10 + n);
         world.ip(&format!("neighbour replace {known} lladdr 02:00:00:00:00:02 dev near nud permanent\n"));
-        let (_routes, mut reader) = world.start(TURN);
+        let (_routes, mut reader) = world.start(REFRESH_INTERVAL);
         reader.expect_none(local, peer, ("10.9.0.1", &known, world.near()));
     }
 }
@@ -272,14 +272,14 @@ fn netns_a_neighbour_is_used_once_the_kernel_has_found_it() {
     if !can_make_namespaces("netns_a_neighbour_is_used_once_the_kernel_has_found_it") {
         return;
     }
-    let world = World::new();
-    let (_routes, mut reader) = world.start(TURN);
+    let world = Testbed::new();
+    let (_routes, mut reader) = world.start(REFRESH_INTERVAL);
     world.ip("neighbour replace 10.8.0.2 lladdr 02:00:00:00:01:02 dev far nud permanent\n");
     for (local, peer) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
-        let (_routes, mut first) = world.start(TURN);
+        let (_routes, mut first) = world.start(REFRESH_INTERVAL);
         first.expect_none(local, peer, ("10.8.0.1", "10.8.0.2", world.far()));
         // What the lane does meanwhile.
-        assert_eq!(reader.ask_now(local, peer), None);
+        assert_eq!(reader.query_now(local, peer), None);
         world.send(local, peer, 10);
         reader.expect(local, peer, Some(world.near()));
         first.expect(local, peer, Some(world.near()));
@@ -291,10 +291,10 @@ fn netns_a_gateway_changes_its_mac_and_goes() {
     if !can_make_namespaces("netns_a_gateway_changes_its_mac_and_goes") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
     world.ip("route add 192.0.2.0/24 via 10.9.0.2\n");
-    let (_routes, mut reader) = world.start(TURN);
+    let (_routes, mut reader) = world.start(REFRESH_INTERVAL);
     let mut peers: Vec<String> = (1..=200).map(|n| format!("192.0.2.{n}")).collect();
     peers.push("10.9.0.2".into());
     for peer in &peers {
@@ -302,12 +302,12 @@ fn netns_a_gateway_changes_its_mac_and_goes() {
     }
     world.ip("neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:09 dev near nud permanent\n");
     let stamp = stamp_of(reader.clock);
-    let changed = NextHop { mac: OTHER, ..world.near() };
-    until(|| peers.iter().all(|peer| reader.ask_now("10.9.0.1", peer) == Some(changed)));
+    let changed = NextHop { mac: OTHER_MAC, ..world.near() };
+    wait_until(|| peers.iter().all(|peer| reader.query_now("10.9.0.1", peer) == Some(changed)));
     assert!(stamp_of(reader.clock).wrapping_sub(stamp) <= 1, "changed in place, not forgotten and asked for");
     world.ip("neighbour replace 10.9.0.2 dev near nud failed\n");
-    until(|| peers.iter().all(|peer| reader.ask_now("10.9.0.1", peer).is_none()));
-    world.ip(NEIGHBOURS);
+    wait_until(|| peers.iter().all(|peer| reader.query_now("10.9.0.1", peer).is_none()));
+    world.ip(PERMANENT_NEIGHBOURS);
     reader.expect("10.9.0.1", &peers[0], Some(world.near()));
     world.ip("neighbour del 10.9.0.2 dev near\n");
     reader.expect("10.9.0.1", &peers[0], None);
@@ -318,9 +318,9 @@ fn netns_routes_and_rules_change() {
     if !can_make_namespaces("netns_routes_and_rules_change") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
-    let (_routes, mut reader) = world.start(TURN);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
+    let (_routes, mut reader) = world.start(REFRESH_INTERVAL);
     let (near, far) = (world.near(), world.far());
     world.ip("route add 192.0.2.0/24 via 10.9.0.2\n");
     reader.expect("10.9.0.1", "192.0.2.1", Some(near));
@@ -350,15 +350,15 @@ fn netns_routes_by_next_hop_objects_change() {
     if !can_make_namespaces("netns_routes_by_next_hop_objects_change") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
     // Where the kernel has them (Linux 5.3).
-    if !try_ip(&world.ours, "nexthop add id 1 via 10.9.0.2 dev near\nroute add 192.0.2.0/24 nhid 1\n") {
+    if !try_ip(&world.local, "nexthop add id 1 via 10.9.0.2 dev near\nroute add 192.0.2.0/24 nhid 1\n") {
         return;
     }
     // Without this the kernel tells of each route as well.
-    set_sysctl(&world.ours, "ipv4/nexthop_compat_mode", "0");
-    let (_routes, mut reader) = world.start(TURN);
+    set_sysctl(&world.local, "ipv4/nexthop_compat_mode", "0");
+    let (_routes, mut reader) = world.start(REFRESH_INTERVAL);
     reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
     world.ip("nexthop replace id 1 via 10.8.0.2 dev far\n");
     reader.expect("10.9.0.1", "192.0.2.1", Some(world.far()));
@@ -369,9 +369,9 @@ fn netns_devices_and_addresses_change() {
     if !can_make_namespaces("netns_devices_and_addresses_change") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
-    let (routes, mut reader) = world.start(TURN);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
+    let (routes, mut reader) = world.start(REFRESH_INTERVAL);
     let (near, far) = (world.near(), world.far());
     let (tell, told) = mpsc::channel();
     let observer = Arc::downgrade(&routes);
@@ -379,8 +379,8 @@ fn netns_devices_and_addresses_change() {
         let addresses = observer.upgrade().map(|routes| routes.local_addresses());
         let _ = tell.send((*change, addresses.unwrap_or_default()));
     }));
-    let wait_for = |wanted: &Wanted<'_>| loop {
-        let (change, addresses) = told.recv_timeout(PATIENCE).expect("a change");
+    let wait_for = |wanted: &ChangePredicate<'_>| loop {
+        let (change, addresses) = told.recv_timeout(TEST_TIMEOUT).expect("a change");
         if wanted(&change, &addresses) {
             break;
         }
@@ -406,19 +406,19 @@ fn netns_devices_and_addresses_change() {
     reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, ..near }));
     reader.expect("fd09::1", "fd09::2", Some(NextHop { mtu: 1450, ..near }));
     world.ip("link set near address 02:00:00:00:00:09\n");
-    world.ip(NEIGHBOURS);
-    reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, source_mac: OTHER, ..near }));
+    world.ip(PERMANENT_NEIGHBOURS);
+    reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, source_mac: OTHER_MAC, ..near }));
 
     let link = |up, gone| Change::Link { ifindex: near.ifindex, up, gone };
     // The other side takes the carrier away.
-    assert!(try_ip(&world.theirs, "link set near down\n"));
+    assert!(try_ip(&world.peer, "link set near down\n"));
     wait_for(&|change, _| *change == link(false, false));
     reader.expect("10.9.0.1", "10.9.0.2", None);
     assert!(has(&routes.local_addresses(), &near, "10.9.0.1"), "up without a carrier");
-    assert!(try_ip(&world.theirs, "link set near up\n"));
+    assert!(try_ip(&world.peer, "link set near up\n"));
     wait_for(&|change, _| *change == link(true, false));
-    world.ip(NEIGHBOURS);
-    reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, source_mac: OTHER, ..near }));
+    world.ip(PERMANENT_NEIGHBOURS);
+    reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mtu: 1450, source_mac: OTHER_MAC, ..near }));
 
     world.ip("link set near down\n");
     wait_for(&|change, all| *change == Change::Addresses && !has(all, &near, "10.9.0.1"));
@@ -437,9 +437,9 @@ fn netns_a_next_hop_stays_in_force_while_others_change() {
     if !can_make_namespaces("netns_a_next_hop_stays_in_force_while_others_change") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
-    let (routes, mut reader) = world.start(TURN);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
+    let (routes, mut reader) = world.start(REFRESH_INTERVAL);
     let near = world.near();
     let (tell, told) = mpsc::channel();
     routes.on_change(Box::new(move |change| _ = tell.send(*change)));
@@ -466,21 +466,21 @@ fn netns_a_next_hop_stays_in_force_while_others_change() {
             // What was told before is of before, too.
             let is_there = told.try_iter().any(wanted);
             for (local, peer) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
-                assert_eq!(reader.ask_now(local, peer), Some(near), "{lines}");
+                assert_eq!(reader.query_now(local, peer), Some(near), "{lines}");
             }
             if is_there {
                 break;
             }
-            assert!(start.elapsed() < PATIENCE, "it does not come: {lines}");
+            assert!(start.elapsed() < TEST_TIMEOUT, "it does not come: {lines}");
             thread::sleep(Duration::from_millis(1));
         }
     }
     // In doubt, the kernel was asked again all the same.
     reader.refresh();
-    let (pair, epoch) = (Pair::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap(), epoch_of(reader.clock));
+    let (pair, epoch) = (RouteKey::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap(), epoch_of(reader.clock));
     let table = Arc::clone(&routes.shared.table);
-    until(|| {
-        reader.ask_now("10.9.0.1", "10.9.0.2");
+    wait_until(|| {
+        reader.query_now("10.9.0.1", "10.9.0.2");
         table.find(&pair, table.hash(&pair)).is_some_and(|found| found.epoch == epoch)
     });
 }
@@ -490,15 +490,15 @@ fn netns_the_mtu_of_the_path_is_learnt_while_running() {
     if !can_make_namespaces("netns_the_mtu_of_the_path_is_learnt_while_running") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
     world.ip("route add 192.0.2.0/24 via 10.9.0.2\n");
     // Behind their host the way is narrower.
-    set_sysctl(&world.theirs, "ipv4/ip_forward", "1");
+    set_sysctl(&world.peer, "ipv4/ip_forward", "1");
     let narrow = "link add narrow type veth peer name behind\nlink set narrow mtu 1300 up\n\
                   link set behind up\naddress add 192.0.2.254/24 dev narrow\n";
-    assert!(try_ip(&world.theirs, narrow));
-    let (_routes, mut reader) = world.start(QUICK);
+    assert!(try_ip(&world.peer, narrow));
+    let (_routes, mut reader) = world.start(TEST_REFRESH_INTERVAL);
     reader.expect("10.9.0.1", "192.0.2.1", Some(world.near()));
     // Too large for it: their host says so, and our kernel remembers.
     world.send("10.9.0.1", "192.0.2.1", 1400);
@@ -511,22 +511,22 @@ fn netns_a_stale_neighbour_is_used_but_the_kernel_is_reminded() {
     if !can_make_namespaces("netns_a_stale_neighbour_is_used_but_the_kernel_is_reminded") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
     world.ip("neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev near nud stale\n");
     // Not so quick that an entry could grow old while another test has the processor.
-    let (_routes, mut reader) = world.start(4 * QUICK);
-    let ask = |reader: &mut Reader| reader.ask_now("10.9.0.1", "10.9.0.2");
+    let (_routes, mut reader) = world.start(4 * TEST_REFRESH_INTERVAL);
+    let ask = |reader: &mut Reader| reader.query_now("10.9.0.1", "10.9.0.2");
     // Once in a turn a datagram takes the socket; then the entry is used again.
     for _ in 0..3 {
         reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
         reader.expect("10.9.0.1", "10.9.0.2", None);
     }
     // One that is known well is used all the time, as soon as that is known.
-    world.ip(NEIGHBOURS);
+    world.ip(PERMANENT_NEIGHBOURS);
     let turns = |reader: &mut Reader, number: u16, check: &dyn Fn(Option<NextHop>)| {
         let start = epoch_of(reader.clock);
-        until(|| {
+        wait_until(|| {
             check(ask(reader));
             epoch_of(reader.clock).wrapping_sub(start) >= number
         });
@@ -541,13 +541,13 @@ fn netns_entries_that_nobody_uses_go() {
     if !can_make_namespaces("netns_entries_that_nobody_uses_go") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
-    let (routes, mut reader) = world.start(QUICK);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
+    let (routes, mut reader) = world.start(TEST_REFRESH_INTERVAL);
     reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
     let table = &routes.shared.table;
-    let pair = Pair::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap();
-    until(|| table.find(&pair, table.hash(&pair)).is_none());
+    let pair = RouteKey::new(ip("10.9.0.1"), ip("10.9.0.2")).unwrap();
+    wait_until(|| table.find(&pair, table.hash(&pair)).is_none());
     reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
 }
 
@@ -556,9 +556,9 @@ fn netns_events_that_were_lost_are_made_up_for() {
     if !can_make_namespaces("netns_events_that_were_lost_are_made_up_for") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
-    let (routes, mut reader) = world.start(TURN);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
+    let (routes, mut reader) = world.start(REFRESH_INTERVAL);
     reader.expect("10.9.0.1", "10.9.0.2", Some(world.near()));
     // The thread is held up while more happens than there is room for.
     let (held, hold) = mpsc::channel();
@@ -568,12 +568,12 @@ fn netns_events_that_were_lost_are_made_up_for() {
     routes.on_change(Box::new(move |change| {
         if let Some((held, released)) = lock(&once).take() {
             held.send(()).unwrap();
-            let _ = released.recv_timeout(PATIENCE);
+            let _ = released.recv_timeout(TEST_TIMEOUT);
         }
         let _ = tell.send(*change);
     }));
     world.ip("address add 10.9.0.50/24 dev near\n");
-    hold.recv_timeout(PATIENCE).unwrap();
+    hold.recv_timeout(TEST_TIMEOUT).unwrap();
     let mut storm = String::new();
     for n in 0..30_000 {
         let mac = format!("02:00:00:01:{:02x}:{:02x}", n / 256, n % 256);
@@ -583,10 +583,10 @@ fn netns_events_that_were_lost_are_made_up_for() {
     world.ip("neighbour replace 10.9.0.2 lladdr 02:00:00:00:00:09 dev near nud permanent\n\
          address add 10.9.0.51/24 dev near\nlink del far\n");
     release.send(()).unwrap();
-    reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mac: OTHER, ..world.near() }));
+    reader.expect("10.9.0.1", "10.9.0.2", Some(NextHop { mac: OTHER_MAC, ..world.near() }));
     let near = world.near().ifindex;
-    until(|| routes.local_addresses().contains(&(near, ip("10.9.0.51"))));
-    until(|| matches!(told.try_recv(), Ok(Change::Link { gone: true, .. })));
+    wait_until(|| routes.local_addresses().contains(&(near, ip("10.9.0.51"))));
+    wait_until(|| matches!(told.try_recv(), Ok(Change::Link { gone: true, .. })));
 }
 
 #[test]
@@ -594,10 +594,10 @@ fn netns_a_flood_of_peers_is_bounded_and_keeps_nobody_out() {
     if !can_make_namespaces("netns_a_flood_of_peers_is_bounded_and_keeps_nobody_out") {
         return;
     }
-    let world = World::new();
-    world.ip(NEIGHBOURS);
+    let world = Testbed::new();
+    world.ip(PERMANENT_NEIGHBOURS);
     world.ip("route add default via 10.9.0.2\n");
-    let (routes, mut reader) = world.start(TURN);
+    let (routes, mut reader) = world.start(REFRESH_INTERVAL);
     let (near, local) = (world.near(), ip("10.9.0.1"));
     let start = Instant::now();
     let (mut flood, mut good) = (0x1400_0000_u32, 0);
@@ -612,11 +612,11 @@ fn netns_a_flood_of_peers_is_bounded_and_keeps_nobody_out() {
     let elapsed = start.elapsed();
     assert!(good > 0, "the one that comes again was never known");
     let peers = flood - 0x1400_0000;
-    let pair = |n| Pair::new(local, Ipv4Addr::from(n).into()).unwrap();
+    let pair = |n| RouteKey::new(local, Ipv4Addr::from(n).into()).unwrap();
     let table = &routes.shared.table;
     let known =
         (0x1400_0000..=flood).filter(|n| table.find(&pair(*n), table.hash(&pair(*n))).is_some()).count();
-    let rounds = elapsed.as_millis() / worker::PAUSE.as_millis() + 2;
-    assert!(known as u128 <= rounds * worker::ROUND as u128, "{known} of {peers} in {elapsed:?}");
-    assert!(known <= table::PEERS);
+    let rounds = elapsed.as_millis() / worker::ROUND_INTERVAL.as_millis() + 2;
+    assert!(known as u128 <= rounds * worker::QUERIES_PER_ROUND as u128, "{known} of {peers} in {elapsed:?}");
+    assert!(known <= table::ENTRIES_MAX);
 }

@@ -2,31 +2,31 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn pair(local: &str, peer: &str) -> Pair {
-    Pair::new(local.parse().unwrap(), peer.parse().unwrap()).unwrap()
+fn pair(local: &str, peer: &str) -> RouteKey {
+    RouteKey::new(local.parse().unwrap(), peer.parse().unwrap()).unwrap()
 }
 
-fn nth(n: u32) -> Pair {
-    Pair::new(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::from(0x0b00_0000 + n).into()).unwrap()
+fn nth(n: u32) -> RouteKey {
+    RouteKey::new(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::from(0x0b00_0000 + n).into()).unwrap()
 }
 
-fn via(gateway: &str) -> Hop {
-    Hop { ifindex: 3, address: gateway.parse().unwrap() }
+fn via(gateway: &str) -> NeighbourKey {
+    NeighbourKey { ifindex: 3, address: gateway.parse().unwrap() }
 }
 
-fn found(last: u8, epoch: u16) -> Found {
+fn new_entry(last: u8, epoch: u16) -> Entry {
     let next = NextHop { ifindex: 3, source_mac: [1; 6], mac: [2, 0, 0, 0, 0, last], mtu: 1500 };
-    Found { next, epoch, stale: false }
+    Entry { next, epoch, stale: false }
 }
 
-fn find(writer: &Writer, pair: &Pair) -> Option<Found> {
+fn find(writer: &Writer, pair: &RouteKey) -> Option<Entry> {
     writer.table.find(pair, writer.table.hash(pair))
 }
 
 #[test]
 fn pairs_are_of_one_family() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-    assert_eq!(Pair::new(ip("10.0.0.1"), ip("fd00::1")), None);
+    assert_eq!(RouteKey::new(ip("10.0.0.1"), ip("fd00::1")), None);
     assert_eq!(pair("10.0.0.1", "10.0.0.2"), pair("::ffff:10.0.0.1", "10.0.0.2"));
     for (local, peer) in [("10.0.0.1", "255.255.255.255"), ("fd00::1", "::"), ("fe80::1", "::1")] {
         let pair = pair(local, peer);
@@ -39,13 +39,13 @@ fn what_was_put_is_found_whole() {
     let mut writer = Writer::new();
     let (a, b) = (pair("10.0.0.1", "192.0.2.9"), pair("fd00::1", "2001:db8::9"));
     let next = NextHop { ifindex: u32::MAX, source_mac: [0xff; 6], mac: [0xfe; 6], mtu: 65_575 };
-    let entry = Found { next, epoch: u16::MAX, stale: true };
-    writer.put(&a, via("10.0.0.254"), &entry);
+    let entry = Entry { next, epoch: u16::MAX, stale: true };
+    writer.insert(&a, via("10.0.0.254"), &entry);
     assert_eq!(find(&writer, &a), Some(entry));
     assert_eq!(find(&writer, &b), None);
-    writer.put(&b, via("fe80::1"), &found(7, 0));
-    writer.put(&a, via("10.0.0.254"), &found(8, 1));
-    assert_eq!((find(&writer, &a), find(&writer, &b)), (Some(found(8, 1)), Some(found(7, 0))));
+    writer.insert(&b, via("fe80::1"), &new_entry(7, 0));
+    writer.insert(&a, via("10.0.0.254"), &new_entry(8, 1));
+    assert_eq!((find(&writer, &a), find(&writer, &b)), (Some(new_entry(8, 1)), Some(new_entry(7, 0))));
     assert_eq!(writer.len(), 2);
     writer.clear();
     assert_eq!((find(&writer, &a), find(&writer, &b), writer.len()), (None, None, 0));
@@ -54,26 +54,27 @@ fn what_was_put_is_found_whole() {
 #[test]
 fn the_table_is_bounded_and_forgets_the_oldest() {
     let mut writer = Writer::new();
-    let peers = 4 * PEERS as u32;
+    let peers = 4 * ENTRIES_MAX as u32;
     for n in 0..peers {
-        writer.put(&nth(n), via("10.0.0.254"), &found(n as u8, 0));
-        assert_eq!(find(&writer, &nth(n)), Some(found(n as u8, 0)));
+        writer.insert(&nth(n), via("10.0.0.254"), &new_entry(n as u8, 0));
+        assert_eq!(find(&writer, &nth(n)), Some(new_entry(n as u8, 0)));
     }
-    assert_eq!(writer.len(), PEERS);
+    assert_eq!(writer.len(), ENTRIES_MAX);
     let known: Vec<u32> = (0..peers).filter(|n| find(&writer, &nth(*n)).is_some()).collect();
-    assert_eq!(known.len(), PEERS);
+    assert_eq!(known.len(), ENTRIES_MAX);
     // Sets fill unevenly; still, what is known is by and large what came last.
-    let recent = known.iter().filter(|n| **n >= peers - 2 * PEERS as u32).count();
-    assert!(recent * 10 > PEERS * 9, "{recent} of {PEERS}");
+    let recent = known.iter().filter(|n| **n >= peers - 2 * ENTRIES_MAX as u32).count();
+    assert!(recent * 10 > ENTRIES_MAX * 9, "{recent} of {ENTRIES_MAX}");
 }
 
 #[test]
 fn peers_in_a_row_come_to_all_sets_alike() {
-    let six = |n: u32| Pair([0xfd00 << 48, 1, 0x2001_0db8_0000_0000 + u64::from(n), 1]);
+    let six = |n: u32| RouteKey([0xfd00 << 48, 1, 0x2001_0db8_0000_0000 + u64::from(n), 1]);
     // Many local addresses, each with the same peers.
-    let square =
-        |n: u32| Pair([0, 0xffff_0a00_0000 + u64::from(n % 256), 0, 0xffff_0b00_0000 + u64::from(n / 256)]);
-    let rows: [&dyn Fn(u32) -> Pair; 4] = [&nth, &|n| nth(n << 8), &six, &square];
+    let square = |n: u32| {
+        RouteKey([0, 0xffff_0a00_0000 + u64::from(n % 256), 0, 0xffff_0b00_0000 + u64::from(n / 256)])
+    };
+    let rows: [&dyn Fn(u32) -> RouteKey; 4] = [&nth, &|n| nth(n << 8), &six, &square];
     for _ in 0..if cfg!(miri) { 1 } else { 32 } {
         let table = Table::new();
         for (row, pair_of) in rows.iter().enumerate() {
@@ -89,27 +90,27 @@ fn peers_in_a_row_come_to_all_sets_alike() {
 fn an_entry_that_is_renewed_is_not_the_oldest() {
     let mut writer = Writer::new();
     let kept = nth(0);
-    for n in 0..2 * PEERS as u32 {
-        writer.put(&nth(n), via("10.0.0.254"), &found(0, 0));
-        writer.put(&kept, via("10.0.0.254"), &found(1, 0));
+    for n in 0..2 * ENTRIES_MAX as u32 {
+        writer.insert(&nth(n), via("10.0.0.254"), &new_entry(0, 0));
+        writer.insert(&kept, via("10.0.0.254"), &new_entry(1, 0));
     }
-    assert_eq!(find(&writer, &kept), Some(found(1, 0)));
+    assert_eq!(find(&writer, &kept), Some(new_entry(1, 0)));
 }
 
 #[test]
 fn a_neighbour_changes_under_its_entries() {
     let mut writer = Writer::new();
     let (near, far, other) = (nth(1), nth(2), nth(3));
-    writer.put(&near, via("10.0.0.254"), &found(1, 5));
-    writer.put(&far, via("10.0.0.254"), &found(1, 6));
-    writer.put(&other, via("10.0.0.253"), &found(9, 5));
+    writer.insert(&near, via("10.0.0.254"), &new_entry(1, 5));
+    writer.insert(&far, via("10.0.0.254"), &new_entry(1, 6));
+    writer.insert(&other, via("10.0.0.253"), &new_entry(9, 5));
     writer.set_mac(&via("10.0.0.254"), Some([2, 0, 0, 0, 0, 4]));
-    assert_eq!(find(&writer, &near), Some(found(4, 5)));
-    assert_eq!(find(&writer, &far), Some(found(4, 6)));
-    assert_eq!(find(&writer, &other), Some(found(9, 5)));
+    assert_eq!(find(&writer, &near), Some(new_entry(4, 5)));
+    assert_eq!(find(&writer, &far), Some(new_entry(4, 6)));
+    assert_eq!(find(&writer, &other), Some(new_entry(9, 5)));
     writer.set_mac(&via("10.0.0.254"), None);
     assert_eq!((find(&writer, &near), find(&writer, &far)), (None, None));
-    assert_eq!((find(&writer, &other), writer.len()), (Some(found(9, 5)), 1));
+    assert_eq!((find(&writer, &other), writer.len()), (Some(new_entry(9, 5)), 1));
 }
 
 #[test]
@@ -120,23 +121,23 @@ fn prefixes_and_time_remove_what_they_cover() {
     let six = pair("fd00::1", "2001:db8::1");
     let fill = |writer: &mut Writer| {
         for (pair, epoch) in [(&inside, 1), (&outside, 2), (&six, 3)] {
-            writer.put(pair, via("10.0.0.254"), &found(0, epoch));
+            writer.insert(pair, via("10.0.0.254"), &new_entry(0, epoch));
         }
     };
     let state = |writer: &Writer| [&inside, &outside, &six].map(|pair| find(writer, pair).is_some());
     let within = |text: &str, length| Prefix::new(text.parse().unwrap(), length);
     fill(&mut writer);
-    writer.remove_within(&within("192.0.2.0", 24));
+    writer.remove_prefix(&within("192.0.2.0", 24));
     assert_eq!(state(&writer), [false, true, true]);
-    writer.remove_within(&within("192.0.3.1", 99));
+    writer.remove_prefix(&within("192.0.3.1", 99));
     assert_eq!(state(&writer), [false, false, true]);
     fill(&mut writer);
-    writer.remove_within(&within("0.0.0.0", 0));
+    writer.remove_prefix(&within("0.0.0.0", 0));
     assert_eq!(state(&writer), [false, false, true]);
-    writer.remove_within(&within("2001:db8::", 32));
+    writer.remove_prefix(&within("2001:db8::", 32));
     assert_eq!((state(&writer), writer.len()), ([false; 3], 0));
     fill(&mut writer);
-    writer.expire(2 + KEPT);
+    writer.expire(2 + ENTRY_EPOCHS_MAX);
     assert_eq!(state(&writer), [false, true, true]);
     writer.expire(2u16.wrapping_sub(1));
     assert_eq!(state(&writer), [false, false, false]);
@@ -146,7 +147,7 @@ fn prefixes_and_time_remove_what_they_cover() {
 fn nothing_is_left_of_a_writer_that_went() {
     let mut writer = Writer::new();
     let table = Arc::clone(writer.table());
-    writer.put(&nth(1), via("10.0.0.254"), &found(1, 0));
+    writer.insert(&nth(1), via("10.0.0.254"), &new_entry(1, 0));
     assert!(table.find(&nth(1), table.hash(&nth(1))).is_some());
     drop(writer);
     assert!(table.find(&nth(1), table.hash(&nth(1))).is_none());
@@ -174,7 +175,7 @@ fn readers_never_see_half_an_entry() {
             let byte = round as u8;
             let next =
                 NextHop { ifindex: byte.into(), source_mac: [byte; 6], mac: [byte; 6], mtu: byte.into() };
-            writer.put(&nth(0), via("10.0.0.254"), &Found { next, epoch: 0, stale: false });
+            writer.insert(&nth(0), via("10.0.0.254"), &Entry { next, epoch: 0, stale: false });
         }
         done.store(true, Ordering::Relaxed);
     });
@@ -191,20 +192,20 @@ proptest! {
             let gateway = [via("10.0.0.252"), via("10.0.0.253")][usize::from(value % 2)];
             match step {
                 0 | 1 => {
-                    writer.put(&nth(peer), gateway, &found(value, 0));
+                    writer.insert(&nth(peer), gateway, &new_entry(value, 0));
                     map.insert(peer, (gateway, value));
                 }
                 2 => {
-                    writer.set_mac(&gateway, Some(found(value, 0).next.mac));
+                    writer.set_mac(&gateway, Some(new_entry(value, 0).next.mac));
                     map.values_mut().filter(|(hop, _)| *hop == gateway).for_each(|(_, mac)| *mac = value);
                 }
                 _ => {
-                    writer.remove_within(&Prefix::new(nth(peer).peer(), 30));
+                    writer.remove_prefix(&Prefix::new(nth(peer).peer(), 30));
                     map.retain(|other, _| other >> 2 != peer >> 2);
                 }
             }
             for peer in 0..64 {
-                let expected = map.get(&peer).map(|(_, value)| found(*value, 0));
+                let expected = map.get(&peer).map(|(_, value)| new_entry(*value, 0));
                 prop_assert_eq!(find(&writer, &nth(peer)), expected);
             }
             prop_assert_eq!(writer.len(), map.len());

@@ -1,0 +1,324 @@
+//! Whether the library can be loaded into a program, judged by its file.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use manylane_sys::process;
+use object::elf::{FileHeader32, FileHeader64, NT_GO_BUILD_ID, PT_INTERP, PT_NOTE};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, ReadCache, ReadRef};
+
+use super::find;
+
+/// Scripts whose interpreter is a script, at most; as the kernel has it.
+const INTERPRETER_DEPTH_MAX: usize = 5;
+/// What the kernel reads of the first line of a script.
+const FIRST_LINE_LEN: usize = 256;
+
+/// Why a program runs without lanes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NotLoadable {
+    /// The file that it is about: the program, or the interpreter of a script.
+    file: PathBuf,
+    reason: Reason,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Reason {
+    Static,
+    Go,
+    OtherLibc(String),
+    OtherMachine(String),
+    SetId(&'static str),
+    Capabilities,
+    Unreadable,
+    NotElf,
+    NoInterpreter(OsString),
+}
+
+impl NotLoadable {
+    /// Whether loading the library would only make the dynamic linker complain.
+    pub(crate) fn cannot_load(&self) -> bool {
+        !matches!(self.reason, Reason::Go | Reason::Unreadable)
+    }
+
+    /// A line that says so.
+    pub(crate) fn message(&self) -> String {
+        let why = match &self.reason {
+            Reason::Static => "is statically linked: no library can be loaded into it".into(),
+            Reason::Go => "is a Go program: it makes its system calls itself, past every library".into(),
+            Reason::OtherLibc(loader) => {
+                format!("is linked with another C library ({loader}): the library is for glibc")
+            }
+            Reason::OtherMachine(machine) => {
+                format!("is a program for {machine}: the library is for {}", std::env::consts::ARCH)
+            }
+            Reason::SetId(what) => format!(
+                "is {what}: it starts in secure-execution mode, in which LD_PRELOAD does not count (start it as the user whom it becomes, without that bit)"
+            ),
+            Reason::Capabilities => {
+                "has file capabilities: it starts in secure-execution mode, in which LD_PRELOAD does not count (give it ambient ones instead, as AmbientCapabilities= of systemd does)".into()
+            }
+            Reason::Unreadable => "cannot be read: whether the library can be loaded into it is not known".into(),
+            Reason::NotElf => "is no program that the kernel starts by itself (no ELF file, no script)".into(),
+            Reason::NoInterpreter(name) => {
+                format!("is a script for {}, which is not there", Path::new(name).display())
+            }
+        };
+        format!("{} {why}", self.file.display())
+    }
+}
+
+/// Looks at the file of a program, and through scripts at their interpreters.
+pub(crate) fn check(program: &Path) -> Result<(), NotLoadable> {
+    let mut file = program.to_owned();
+    for _ in 0..INTERPRETER_DEPTH_MAX {
+        let beyond = |why| Err(NotLoadable { file: file.clone(), reason: why });
+        let Ok(mut open) = File::open(&file) else {
+            return beyond(Reason::Unreadable);
+        };
+        let mut first = Vec::new();
+        if open.by_ref().take(FIRST_LINE_LEN as u64).read_to_end(&mut first).is_err() {
+            return beyond(Reason::Unreadable);
+        }
+        if first.starts_with(b"\x7fELF") {
+            return match secure_exec_reason(&file).map_or_else(|| check_elf(&open), Err) {
+                Ok(()) => Ok(()),
+                Err(why) => beyond(why),
+            };
+        }
+        // Set-user-ID bits of scripts do not count.
+        file = match interpreter(&first) {
+            Some(name) => match find::program(&name) {
+                Ok(file) => file,
+                Err(_) => return beyond(Reason::NoInterpreter(name)),
+            },
+            // execvp(3) lets the shell try what the kernel does not know.
+            None if is_text(&first) => "/bin/sh".into(),
+            None => return beyond(Reason::NotElf),
+        };
+    }
+    Err(NotLoadable { file, reason: Reason::NotElf })
+}
+
+/// The program of a line that begins with `#!`; of `/usr/bin/env NAME` that is NAME.
+fn interpreter(first: &[u8]) -> Option<OsString> {
+    let line = first.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let mut words = line.split(|byte| b" \t\r".contains(byte)).filter(|word| !word.is_empty());
+    let program = words.next()?;
+    let is_env = Path::new(OsStr::from_bytes(program)).file_name() == Some("env".as_ref());
+    // Options and variables of env: the name is the first word that is neither.
+    let mut named = || words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
+    let name = if is_env { named().unwrap_or(program) } else { program };
+    Some(OsString::from_vec(name.to_vec()))
+}
+
+fn is_text(first: &[u8]) -> bool {
+    !first.contains(&0)
+}
+
+/// Why the kernel would start it in secure-execution mode, if it would.
+fn secure_exec_reason(file: &Path) -> Option<Reason> {
+    let about = fs::metadata(file).ok()?;
+    // With this set (as by NoNewPrivileges= of systemd), none of these bits counts.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if status.lines().any(|line| line.split_whitespace().eq(["NoNewPrivs:", "1"])) {
+        return None;
+    }
+    let (user, group) = process::real_user();
+    let mode = about.permissions().mode();
+    if mode & 0o4000 != 0 && about.uid() != user {
+        return Some(Reason::SetId("set-user-ID"));
+    }
+    // Without the right to execute it for the group, the bit has another meaning.
+    if mode & 0o2010 == 0o2010 && about.gid() != group {
+        return Some(Reason::SetId("set-group-ID"));
+    }
+    // Root has them all anyway.
+    (user != 0 && process::has_capabilities(file)).then_some(Reason::Capabilities)
+}
+
+fn check_elf(file: &File) -> Result<(), Reason> {
+    let cache = ReadCache::new(file);
+    let ident = (&cache).read_bytes_at(0, 16).map_err(|()| Reason::NotElf)?;
+    // EI_CLASS.
+    match ident.get(4).copied() {
+        Some(1) => elf_info::<FileHeader32<Endianness>, _>(&cache)?.check(1),
+        Some(2) => elf_info::<FileHeader64<Endianness>, _>(&cache)?.check(2),
+        _ => Err(Reason::NotElf),
+    }
+}
+
+/// What counts of an ELF file.
+#[derive(Debug, Default)]
+struct ElfInfo {
+    machine: u16,
+    little: bool,
+    loader: Option<String>,
+    go: bool,
+}
+
+fn elf_info<'data, H, R>(data: R) -> Result<ElfInfo, Reason>
+where
+    H: FileHeader<Endian = Endianness>,
+    R: ReadRef<'data>,
+{
+    parse_elf::<H, R>(data).map_err(|_| Reason::NotElf)
+}
+
+fn parse_elf<'data, H, R>(data: R) -> object::read::Result<ElfInfo>
+where
+    H: FileHeader<Endian = Endianness>,
+    R: ReadRef<'data>,
+{
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let mut facts = ElfInfo {
+        machine: header.e_machine(endian),
+        little: endian == Endianness::Little,
+        ..ElfInfo::default()
+    };
+    for segment in header.program_headers(endian, data)? {
+        if segment.p_type(endian) == PT_INTERP {
+            let path = segment.data(endian, data).unwrap_or_default();
+            let path = path.split(|&byte| byte == 0).next().unwrap_or_default();
+            facts.loader = Some(String::from_utf8_lossy(path).into_owned());
+        }
+        // Go leaves this note also in programs that were stripped of their sections.
+        if segment.p_type(endian) == PT_NOTE
+            && let Ok(Some(mut notes)) = segment.notes(endian, data)
+        {
+            while let Ok(Some(note)) = notes.next() {
+                facts.go |= note.name() == b"Go" && note.n_type(endian) == NT_GO_BUILD_ID;
+            }
+        }
+    }
+    // Sections are for debuggers: a program may lack them.
+    if let Ok(sections) = header.sections(endian, data) {
+        facts.go |= sections
+            .iter()
+            .any(|section| sections.section_name(endian, section).is_ok_and(|name| name == b".go.buildinfo"));
+    }
+    Ok(facts)
+}
+
+impl ElfInfo {
+    fn check(self, class: u8) -> Result<(), Reason> {
+        let is_ours = self.little == cfg!(target_endian = "little")
+            && usize::from(class) * 4 == size_of::<usize>()
+            && OWN_MACHINE.is_none_or(|ours| ours == self.machine);
+        if !is_ours {
+            return Err(Reason::OtherMachine(machine_name(self.machine, class)));
+        }
+        // Before the rest: a static Go program would be out of reach also if it was not static.
+        if self.go {
+            return Err(Reason::Go);
+        }
+        match self.loader {
+            None => Err(Reason::Static),
+            Some(loader) if is_other_libc(&loader) => Err(Reason::OtherLibc(loader)),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+fn is_other_libc(loader: &str) -> bool {
+    let name = loader.rsplit('/').next().unwrap_or_default();
+    name.starts_with("ld-musl") || name.starts_with("ld-uClibc") || name.starts_with("linker")
+}
+
+/// The machine that we are built for; `None` for one that nobody has told this place of.
+const OWN_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
+    Some(object::elf::EM_X86_64)
+} else if cfg!(target_arch = "aarch64") {
+    Some(object::elf::EM_AARCH64)
+} else if cfg!(target_arch = "riscv64") {
+    Some(object::elf::EM_RISCV)
+} else {
+    None
+};
+
+fn machine_name(machine: u16, class: u8) -> String {
+    let name = match machine {
+        object::elf::EM_386 => "i386",
+        object::elf::EM_X86_64 if class == 1 => "x32 (32-bit x86_64)",
+        object::elf::EM_X86_64 => "x86_64",
+        object::elf::EM_ARM => "32-bit ARM",
+        object::elf::EM_AARCH64 => "aarch64",
+        object::elf::EM_RISCV => "RISC-V",
+        object::elf::EM_PPC64 => "ppc64",
+        object::elf::EM_S390 => "s390x",
+        other => return format!("another machine (ELF machine {other}, {} bits)", u32::from(class) * 32),
+    };
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreters_of_scripts() {
+        for (line, program) in [
+            ("#!/bin/sh\n", Some("/bin/sh")),
+            ("#! /usr/bin/python3 -u\r\n", Some("/usr/bin/python3")),
+            ("#!/usr/bin/env python3\n", Some("python3")),
+            ("#!/usr/bin/env -S A=1 node --x\n", Some("node")),
+            ("#!/usr/bin/env\n", Some("/usr/bin/env")),
+            ("#!\n", None),
+            ("echo hello\n", None),
+        ] {
+            assert_eq!(interpreter(line.as_bytes()), program.map(OsString::from), "{line}");
+        }
+    }
+
+    /// Header of a program without anything else.
+    fn header(class: u8, data: u8, machine: u16) -> Vec<u8> {
+        let mut bytes = vec![0; if class == 1 { 52 } else { 64 }];
+        bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, data, 1]);
+        bytes[16] = 2;
+        bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+        bytes[20] = 1;
+        bytes
+    }
+
+    #[test]
+    fn what_is_no_program_for_this_machine() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let judge = |bytes: &[u8]| {
+            let path = folder.path().join("program");
+            fs::write(&path, bytes).unwrap();
+            check(&path).map_err(|beyond| beyond.message())
+        };
+        for (bytes, hint) in [
+            (header(1, 1, object::elf::EM_386), "i386"),
+            (header(2, 1, object::elf::EM_S390), "s390x"),
+            (header(2, 1, 4711), "4711"),
+            (header(2, 1, OWN_MACHINE.unwrap()), "statically linked"),
+            (b"\x7fELF".to_vec(), "no ELF file"),
+            (vec![0; 100], "no ELF file"),
+            (b"#!/no/such/interpreter\n".to_vec(), "/no/such/interpreter"),
+        ] {
+            let line = judge(&bytes).unwrap_err();
+            assert!(line.contains(hint), "{line} does not hint at {hint}");
+        }
+        assert_eq!(judge(b"#!/bin/sh\nexit\n"), Ok(()));
+        assert_eq!(judge(b"exit 3\n"), Ok(()));
+        // A script that is its own interpreter ends, too.
+        let itself = format!("#!{}\n", folder.path().join("program").display());
+        assert!(judge(itself.as_bytes()).is_err());
+        assert_eq!(check(Path::new("/bin/sh")), Ok(()));
+    }
+
+    #[test]
+    fn the_c_library_is_told_by_its_loader() {
+        assert!(is_other_libc("/lib/ld-musl-x86_64.so.1") && is_other_libc("/system/bin/linker64"));
+        assert!(
+            !is_other_libc("/lib64/ld-linux-x86-64.so.2") && !is_other_libc("/nix/store/x/ld-linux.so.2")
+        );
+    }
+}

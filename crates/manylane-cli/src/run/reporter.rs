@@ -1,0 +1,412 @@
+//! What lanes did and what fell back: a line now and then while the program runs, a table or a document at its end.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets};
+use manylane::{FilterDrops, FilterHandle};
+use manylane_testbed::machine::Machine;
+use manylane_testbed::report::format_number;
+use manylane_testbed::schema;
+use serde::Serialize;
+
+use super::backlog::Backlog;
+use super::launch::Exit;
+use super::report::{Fallback, Receiver, Report, SharedReport};
+use crate::args::RunArgs;
+use crate::bench::command_line;
+use crate::metrics::Page;
+use crate::output;
+
+/// Reads the report and says what is in it.
+pub(super) struct Reporter {
+    shared: SharedReport,
+    settings: Settings,
+    filter: Option<FilterHandle>,
+    quiet: bool,
+    start: Instant,
+    last: RefCell<(Instant, Report)>,
+}
+
+/// How it was run.
+#[derive(Debug, Clone, Serialize)]
+struct Settings {
+    command: String,
+    program: String,
+    engine: Option<String>,
+    steering: Option<String>,
+    lanes: Option<usize>,
+    ports: Option<String>,
+    batch: Option<usize>,
+    linger_us: Option<u32>,
+    overload: Option<String>,
+    seconds: f64,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+}
+
+/// `manylane.run.v1`.
+#[derive(Debug, Serialize)]
+struct Document {
+    schema: &'static str,
+    machine: Machine,
+    settings: Settings,
+    lanes: usize,
+    rows: Vec<Receiver>,
+    fallbacks: Vec<Fallback>,
+    processes: u32,
+    sockets: u32,
+    left_out: u32,
+    /// Datagrams that the XDP program dropped: from prefixes that are denied, and over a limit.
+    denied: u64,
+    limited: u64,
+}
+
+impl Reporter {
+    pub(super) fn new(shared: SharedReport, file: &Path, args: &RunArgs, gate: Option<FilterHandle>) -> Self {
+        let settings = Settings {
+            command: command_line(),
+            program: file.display().to_string(),
+            engine: args.engine.map(|engine| engine.to_string()),
+            steering: args.steering.map(|steering| steering.to_string()),
+            lanes: args.lanes,
+            ports: args.ports.clone(),
+            batch: args.batch,
+            linger_us: args.linger,
+            overload: args.overload.map(|overload| overload.to_string()),
+            seconds: 0.0,
+            exit_code: None,
+            signal: None,
+        };
+        let start = Instant::now();
+        let last = RefCell::new((start, Report::default()));
+        Self { shared, settings, filter: gate, quiet: args.quiet, start, last }
+    }
+
+    /// What is there now.
+    pub(super) fn report(&self) -> Report {
+        self.shared.read()
+    }
+
+    /// Says how it goes, in a line.
+    pub(super) fn print_progress(&self) {
+        let (now, report) = (Instant::now(), self.report());
+        let (then, before) = self.last.replace((now, report.clone()));
+        output::eprint_line(&format!("manylane: {}", line(&report, &before, (now - then).as_secs_f64())));
+    }
+
+    /// Says how it went.
+    ///
+    /// # Errors
+    /// If the document cannot be written.
+    pub(super) fn finish(self, end: Exit, json: Option<Box<dyn Write>>) -> Result<()> {
+        let report = self.report();
+        let FilterDrops { denied, limited, .. } = refused(self.filter.as_ref());
+        if !self.quiet {
+            output::eprint_line(&text(&report));
+            if denied + limited > 0 {
+                output::eprint_line(&format!(
+                    "dropped by the XDP program: {denied} denied, {limited} over a limit"
+                ));
+            }
+        }
+        let alive: Vec<u32> = report.pids().into_iter().filter(|&pid| is_alive(pid)).collect();
+        if !alive.is_empty() {
+            let pids: Vec<String> = alive.iter().map(ToString::to_string).collect();
+            output::eprint_line(&format!(
+                "manylane: the program left processes behind that go on with their lanes: {} (--follow waits for them)",
+                pids.join(" ")
+            ));
+        }
+        let Some(mut out) = json else {
+            return Ok(());
+        };
+        let (exit_code, signal) = match end {
+            Exit::Code(code) => (Some(code), None),
+            Exit::Signal(signal) => (None, Some(signal)),
+        };
+        let document = Document {
+            schema: schema::RUN,
+            machine: Machine::read(),
+            settings: Settings {
+                seconds: self.start.elapsed().as_secs_f64(),
+                exit_code,
+                signal,
+                ..self.settings
+            },
+            lanes: report.lanes(),
+            rows: report.receivers,
+            fallbacks: report.fallbacks,
+            processes: report.processes,
+            sockets: report.sockets,
+            left_out: report.left_out,
+            denied,
+            limited,
+        };
+        let written = out.write_all(output::json(&document)?.as_bytes()).and_then(|()| out.flush());
+        match written {
+            // Whoever read has seen enough.
+            Err(err) if err.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.context("cannot write the report"),
+        }
+    }
+}
+
+/// The report as metrics. Threads that have ended stay in it, so that sums over them never go back.
+pub(super) fn metrics_page(report: &Report, waiting: &Backlog, gate: Option<&FilterHandle>) -> String {
+    let mut page = Page::default();
+    page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
+    page.add("manylane_run_sockets_total", "counter", &[], report.sockets.into());
+    page.add("manylane_run_lanes", "gauge", &[], report.lanes() as u64);
+    let mut queues = waiting.queues.clone();
+    for one in
+        report.receivers.iter().filter(|one| one.open).chain(report.receivers.iter().filter(|one| !one.open))
+    {
+        let [lane, pid, tid] = [one.lane.map(u64::from), Some(one.pid.into()), Some(one.tid.into())]
+            .map(|number| number.map_or(String::new(), |number: u64| number.to_string()));
+        let labels = [("socket", one.socket.as_str()), ("lane", &lane), ("pid", &pid), ("tid", &tid)];
+        page.counters("manylane_run", &labels, one, &["lane", "pid", "tid"]);
+        // Who shares the queue of another one does not have it a second time.
+        let Some(queue) = queues.remove(&one.inode).filter(|_| one.open) else { continue };
+        page.add("manylane_run_queued_bytes", "gauge", &labels, queue.bytes);
+        if let Some(limit) = queue.limit {
+            page.add("manylane_run_queue_limit_bytes", "gauge", &labels, limit);
+        }
+        page.add("manylane_run_kernel_dropped_total", "counter", &labels, queue.drops);
+    }
+    for ring in &waiting.rings {
+        let (socket, queue) = (ring.socket.to_string(), ring.queue.to_string());
+        let labels = [("socket", socket.as_str()), ("device", ring.device.as_str()), ("queue", &queue)];
+        page.add("manylane_run_ring_frames", "gauge", &labels, ring.waiting.into());
+        page.add("manylane_run_ring_entries", "gauge", &labels, ring.entries.into());
+        page.add("manylane_run_ring_dropped_total", "counter", &labels, ring.dropped);
+    }
+    for fallback in &report.fallbacks {
+        page.add("manylane_run_fallbacks_total", "counter", &[("reason", fallback.reason)], fallback.count);
+    }
+    let FilterDrops { denied, limited, .. } = refused(gate);
+    for (reason, count) in [("denied", denied), ("limited", limited)] {
+        page.add("manylane_run_refused_total", "counter", &[("reason", reason)], count);
+    }
+    page.text()
+}
+
+fn refused(gate: Option<&FilterHandle>) -> FilterDrops {
+    gate.map(FilterHandle::drops).unwrap_or_default()
+}
+
+fn is_alive(pid: u32) -> bool {
+    // One that has ended, and whose parent has not noticed yet, is not.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, behind)| !behind.starts_with(['Z', 'X']))
+}
+
+/// How much has happened since `before`.
+fn line(report: &Report, before: &Report, seconds: f64) -> String {
+    let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds.max(1e-3);
+    let (now, then) = (report.total(), before.total());
+    let mut text = format!(
+        "{}, {}/s received, {}/s sent",
+        format_lanes(report.lanes()),
+        format_number(rate(now.0, then.0)),
+        format_number(rate(now.1, then.1))
+    );
+    let open: Vec<(usize, &Receiver)> =
+        report.receivers.iter().enumerate().filter(|(_, one)| one.open && one.lane.is_some()).collect();
+    if open.len() > 1 {
+        text += "; each:";
+        for (at, one) in open {
+            // A slot may have had another owner.
+            let then = before.receivers.get(at).filter(|then| then.tid == one.tid);
+            // Writing to a string does not fail.
+            _ = write!(text, " {}", format_number(rate(one.received, then.map_or(0, |then| then.received))));
+        }
+    }
+    let fallbacks = report.fallbacks.iter().map(|fallback| fallback.count).fold(0, u64::saturating_add);
+    if fallbacks > 0 {
+        _ = write!(text, "; {fallbacks} fallbacks");
+    }
+    text
+}
+
+fn format_lanes(count: usize) -> String {
+    match count {
+        0 => "no lanes".into(),
+        1 => "1 lane".into(),
+        count => format!("{count} lanes"),
+    }
+}
+
+/// The table, and what fell back.
+fn text(report: &Report) -> String {
+    if report.processes == 0 {
+        return "manylane: the library was not loaded into any process: no lanes".into();
+    }
+    let mut text = match report.receivers.len() {
+        0 => "manylane: no UDP socket was received on".to_owned(),
+        _ => format!("manylane: {}\n{}", format_lanes(report.lanes()), table(&report.receivers)),
+    };
+    if report.receivers.len() > ROWS_MAX {
+        _ = write!(
+            text,
+            "\nand {} more that received less (--json has them)",
+            report.receivers.len() - ROWS_MAX
+        );
+    }
+    let by_xdp = (report.sum(|one| one.received_by_xdp), report.sum(|one| one.sent_by_xdp));
+    if by_xdp != (0, 0) {
+        _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
+    }
+    let overtaken = report.sum(|one| one.overtaken);
+    if overtaken > 0 {
+        _ = write!(text, "\nthrown away, that the newest wins (--overload newest): {overtaken}");
+    }
+    if report.left_out > 0 {
+        _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
+    }
+    for fallback in &report.fallbacks {
+        let times = if fallback.count == 1 { String::new() } else { format!(", {} times", fallback.count) };
+        let socket = if fallback.socket.is_empty() { "a socket" } else { &fallback.socket };
+        // Without queues, a socket has its lanes as with engine mmsg.
+        let what = match fallback.reason {
+            queues if QUEUE_REASONS.contains(&queues) => "no queues",
+            one if one.starts_with(BATCH_REASON_PREFIX) => "one by one (--batch)",
+            "reply-failed" => "no replies together (--batch)",
+            _ => "no lanes",
+        };
+        _ = write!(text, "\n{what}{times}: {} ({socket}, process {})", fallback.why, fallback.pid);
+    }
+    text
+}
+
+/// Reasons that are about the queues of engine xdp alone.
+const QUEUE_REASONS: [&str; 3] = ["no-queue", "control", "lender"];
+
+/// How reasons begin that are about batches alone: the socket has its lanes.
+const BATCH_REASON_PREFIX: &str = "one-";
+
+/// Rows of the table, at most: a server may have had thousands of sockets, one after the other.
+const ROWS_MAX: usize = 40;
+
+/// Those who received most, in the order in which they came.
+fn table(receivers: &[Receiver]) -> Table {
+    let mut most: Vec<(usize, &Receiver)> = receivers.iter().enumerate().collect();
+    most.sort_by_key(|(at, one)| (std::cmp::Reverse(one.received), *at));
+    most.truncate(ROWS_MAX);
+    most.sort_by_key(|(at, _)| *at);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([
+        "socket",
+        "lane",
+        "process",
+        "thread",
+        "received",
+        "per call",
+        "of other lanes",
+        "sent",
+    ]);
+    for (_, one) in most {
+        let per_call =
+            if one.receive_calls > 0 { one.received as f64 / one.receive_calls as f64 } else { 0.0 };
+        table.add_row([
+            one.socket.clone(),
+            one.lane.map_or_else(|| "-".into(), |lane| lane.to_string()),
+            one.pid.to_string(),
+            one.tid.to_string(),
+            one.received.to_string(),
+            format!("{per_call:.1}"),
+            one.helped.to_string(),
+            one.sent.to_string(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::backlog::Queue;
+    use super::*;
+
+    fn report(received: [u64; 2]) -> Report {
+        let receiver = |at: usize| Receiver {
+            socket: "127.0.0.1:53".into(),
+            lane: Some(at as u32),
+            pid: 7,
+            tid: 8 + at as u32,
+            open: true,
+            received: received[at],
+            sent: received[at],
+            receive_calls: 10,
+            ..Receiver::default()
+        };
+        let fallback = Fallback { why: "connected", count: 3, pid: 7, ..Fallback::default() };
+        let single = Fallback { reason: "one-edges", why: "edges", count: 1, pid: 7, ..Fallback::default() };
+        let receivers = vec![receiver(0), receiver(1)];
+        Report { processes: 1, receivers, fallbacks: vec![fallback, single], ..Report::default() }
+    }
+
+    #[test]
+    fn the_line_has_rates_and_the_table_has_sums() {
+        let line = line(&report([300, 100]), &report([100, 100]), 2.0);
+        assert!(
+            line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 4 fallbacks"),
+            "{line}"
+        );
+        let mut overtaken = report([300, 100]);
+        overtaken.receivers[0].overtaken = 77;
+        let text = text(&overtaken);
+        for hint in [
+            "2 lanes",
+            "127.0.0.1:53",
+            "300",
+            "30.0",
+            "no lanes, 3 times: connected (a socket, process 7)",
+            "(--overload newest): 77",
+            "one by one (--batch): edges (a socket, process 7)",
+        ] {
+            assert!(text.contains(hint), "{hint} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn metrics_are_the_report_by_thread_and_lane() {
+        let mut report = report([300, 100]);
+        // The second one shares the queue of the first.
+        report.receivers.iter_mut().for_each(|one| one.inode = 77);
+        let queue = Queue { bytes: 500, limit: Some(2000), drops: 3 };
+        let waiting = Backlog { queues: [(77, queue), (78, queue)].into(), ..Backlog::default() };
+        let page = metrics_page(&report, &waiting, None);
+        for once in ["queued_bytes", "queue_limit_bytes", "kernel_dropped_total"] {
+            assert_eq!(page.matches(&format!("manylane_run_{once}{{")).count(), 1, "{once} in\n{page}");
+        }
+        for line in [
+            "manylane_run_processes_total 1",
+            "manylane_run_lanes 2",
+            "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 300",
+            "manylane_run_received_total{socket=\"127.0.0.1:53\",lane=\"1\",pid=\"7\",tid=\"9\"} 100",
+            "manylane_run_queued_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 500",
+            "manylane_run_queue_limit_bytes{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 2000",
+            "manylane_run_kernel_dropped_total{socket=\"127.0.0.1:53\",lane=\"0\",pid=\"7\",tid=\"8\"} 3",
+            "manylane_run_fallbacks_total{reason=\"\"} 3",
+        ] {
+            assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
+        }
+        // What a counter is of is a label, and no counter.
+        assert!(!page.contains("pid_total") && !page.contains("lane_total"), "{page}");
+    }
+
+    #[test]
+    fn nothing_is_said_in_words_too() {
+        assert!(text(&Report::default()).contains("was not loaded"));
+        assert!(text(&Report { processes: 1, ..Report::default() }).contains("no UDP socket"));
+    }
+}

@@ -1,0 +1,82 @@
+//! Reads the text form of Prometheus, as far as our own pages use it. What is not understood is passed over: a process may
+//! be of a later version, or not be what it says it is.
+
+/// One line of a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Sample<'a> {
+    pub(crate) name: &'a str,
+    labels: Vec<(&'a str, String)>,
+    pub(crate) value: u64,
+}
+
+impl Sample<'_> {
+    /// The text of a label; empty without it.
+    pub(crate) fn label(&self, name: &str) -> &str {
+        self.labels.iter().find(|(label, _)| *label == name).map_or("", |(_, text)| text)
+    }
+}
+
+/// The samples of a page.
+pub(crate) fn parse_samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
+    page.lines().filter(|line| !line.starts_with('#')).filter_map(parse_sample)
+}
+
+fn parse_sample(line: &str) -> Option<Sample<'_>> {
+    let Some((name, rest)) = line.split_once('{') else {
+        let (name, value) = line.split_once(' ')?;
+        return Some(Sample { name, labels: Vec::new(), value: value.parse().ok()? });
+    };
+    let (mut rest, mut labels) = (rest, Vec::new());
+    while !rest.starts_with('}') {
+        let (label, behind) = rest.split_once("=\"")?;
+        let (text, behind) = parse_quoted(behind)?;
+        labels.push((label, text));
+        rest = behind.strip_prefix(',').unwrap_or(behind);
+    }
+    Some(Sample { name, labels, value: rest.strip_prefix("} ")?.parse().ok()? })
+}
+
+/// What is within quotation marks, and what is behind them.
+fn parse_quoted(text: &str) -> Option<(String, &str)> {
+    let mut out = String::new();
+    let mut chars = text.char_indices();
+    while let Some((at, c)) = chars.next() {
+        let c = match c {
+            '"' => return Some((out, &text[at + 1..])),
+            '\\' => match chars.next()?.1 {
+                'n' => '\n',
+                other => other,
+            },
+            c => c,
+        };
+        // It goes to a terminal.
+        if !c.is_control() {
+            out.push(c);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn pages_are_read() {
+        let page = "# TYPE x counter\nx 5\ny{a=\"1\",b=\"q\\\"\\\\,}\"} 7\nz{} 1\nbroken{a=\"1} 2\nw -1\n\nv{a=\"\x1b[2J\"} 3\nu{a=\"\\\x1b[2J\\nx\"} 4";
+        let all: Vec<Sample<'_>> = parse_samples(page).collect();
+        let names: Vec<(&str, u64)> = all.iter().map(|sample| (sample.name, sample.value)).collect();
+        assert_eq!(names, [("x", 5), ("y", 7), ("z", 1), ("v", 3), ("u", 4)]);
+        assert_eq!((all[1].label("b"), all[1].label("c"), all[3].label("a")), ("q\"\\,}", "", "[2J"));
+        assert_eq!(all[4].label("a"), "[2Jx", "what is escaped");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_another_process_says_is_too_much(page in ".{0,200}") {
+            parse_samples(&page).for_each(drop);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! One look: what processes with a door say, the time of their threads, and what the cores do.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Instant;
+
+use anyhow::Result;
+use manylane::control;
+
+use super::prometheus::{Sample, parse_samples};
+use crate::output;
+
+/// What was there at one moment.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Snapshot {
+    /// When; none in tests, which say how much later another one is.
+    pub(super) at: Option<Instant>,
+    /// By process, socket, and lane.
+    pub(super) lanes: BTreeMap<Key, Lane>,
+    pub(super) sockets: BTreeMap<(u32, String), Refused>,
+    /// By launcher, socket, device and queue.
+    pub(super) rings: BTreeMap<((u32, String, String), u32), Ring>,
+    pub(super) cores: BTreeMap<u32, Core>,
+    /// Processes that did not answer, and why.
+    pub(super) silent: Vec<(u32, String)>,
+}
+
+/// Which lane.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) pid: u32,
+    pub(super) socket: String,
+    /// By number; what has none comes last.
+    pub(super) number: u64,
+    pub(super) lane: String,
+    /// Threads of a program that is run may share a lane.
+    pub(super) thread: Option<u32>,
+}
+
+/// One lane, with all that it counted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Lane {
+    pub(super) program: String,
+    pub(super) engine: String,
+    pub(super) thread: Option<u32>,
+    pub(super) received: u64,
+    pub(super) sent: u64,
+    pub(super) queued: Option<u64>,
+    pub(super) queue_limit: Option<u64>,
+    /// Frames that wait in the rings of its queues, and for how many there is room; none without engine xdp.
+    pub(super) ring_frames: Option<u64>,
+    pub(super) ring_entries: Option<u64>,
+    /// By reason.
+    pub(super) lost: BTreeMap<String, u64>,
+    /// Nanoseconds that its thread has run.
+    pub(super) cpu: Option<u64>,
+}
+
+/// Datagrams that a socket did not let in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) denied: u64,
+    pub(super) limited: u64,
+}
+
+/// The receive ring of a queue that was lent to a program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Ring {
+    pub(super) frames: u64,
+    pub(super) entries: u64,
+    pub(super) dropped: u64,
+}
+
+/// Ticks of a core.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Core {
+    pub(super) softirq: u64,
+    pub(super) idle: u64,
+    pub(super) total: u64,
+}
+
+/// Counters of a lane that are losses.
+const LOSS_COUNTERS: [&str; 13] = [
+    "kernel_dropped",
+    "overtaken",
+    "discarded",
+    "xsk_dropped",
+    "bad_checksum",
+    "malformed",
+    "lost_full",
+    "lost_no_buffers",
+    "lost_unreachable",
+    "lost_too_large",
+    "lost_denied",
+    "lost_other",
+    "abandoned",
+];
+
+impl Snapshot {
+    /// Asks everybody, or process `of`.
+    ///
+    /// # Errors
+    /// If there is no process `of`, or nobody can be looked for.
+    pub(super) fn collect(of: Option<u32>) -> Result<Self> {
+        let mut look = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
+        for knock in control::find_control_sockets(of)? {
+            let pid = knock.pid();
+            match knock.metrics() {
+                Ok(page) => look.add(pid, &process_name(pid), &page),
+                // One that has ended meanwhile was never there.
+                Err(err) if err.kind() == manylane::ErrorKind::State => {}
+                Err(err) => look.silent.push((pid, err.to_string())),
+            }
+        }
+        for (key, lane) in &mut look.lanes {
+            // The program that is run has another number than its launcher, which the thread's own list knows.
+            lane.cpu = lane.thread.and_then(|tid| run_time(key.pid, tid));
+        }
+        look.at = Some(Instant::now());
+        Ok(look)
+    }
+
+    /// Adds the page of a process.
+    pub(super) fn add(&mut self, pid: u32, program: &str, page: &str) {
+        for sample in parse_samples(page) {
+            if let Some(name) = sample.name.strip_prefix("manylane_lane_") {
+                if sample.label("lane") != "closed" {
+                    self.add_to_lane(pid, program, name, &sample);
+                }
+            } else if sample.name == "manylane_refused_total" || sample.name == "manylane_run_refused_total" {
+                let socket = self.sockets.entry((pid, sample.label("socket").into())).or_default();
+                match sample.label("reason") {
+                    "denied" => socket.denied = sample.value,
+                    "limited" => socket.limited = sample.value,
+                    _ => {}
+                }
+            } else if let Some(name) = sample.name.strip_prefix("manylane_run_ring_") {
+                let key = (pid, sample.label("socket").into(), sample.label("device").into());
+                let ring = self.rings.entry((key, sample.label("queue").parse().unwrap_or(0))).or_default();
+                match name {
+                    "frames" => ring.frames = sample.value,
+                    "entries" => ring.entries = sample.value,
+                    "dropped_total" => ring.dropped = sample.value,
+                    _ => {}
+                }
+            } else if let Some(name) = sample.name.strip_prefix("manylane_run_") {
+                self.add_to_receiver(program, name, &sample);
+            }
+        }
+    }
+
+    /// A lane of the library.
+    fn add_to_lane(&mut self, pid: u32, program: &str, name: &str, sample: &Sample<'_>) {
+        let lane = sample.label("lane");
+        let number = lane.parse().unwrap_or(u64::MAX);
+        let key = Key { pid, socket: sample.label("socket").into(), number, lane: lane.into(), thread: None };
+        let seen = self.lanes.entry(key).or_default();
+        seen.program = program.into();
+        seen.engine = sample.label("engine").into();
+        let counter = name.strip_suffix("_total").unwrap_or(name);
+        match counter {
+            "delivered" => seen.received = sample.value,
+            "sent" => seen.sent = sample.value,
+            "queued_bytes" => seen.queued = Some(sample.value),
+            "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
+            "ring_frames" => seen.ring_frames = Some(sample.value),
+            "ring_entries" => seen.ring_entries = Some(sample.value),
+            "thread" => seen.thread = u32::try_from(sample.value).ok(),
+            _ if LOSS_COUNTERS.contains(&counter) && sample.value > 0 => {
+                seen.lost.insert(counter.into(), sample.value);
+            }
+            _ => {}
+        }
+    }
+
+    /// A thread of a program that is run, which receives.
+    fn add_to_receiver(&mut self, program: &str, name: &str, sample: &Sample<'_>) {
+        let number = |label| sample.label(label).parse::<u32>().ok();
+        let (Some(pid), Some(tid)) = (number("pid"), number("tid")) else { return };
+        let lane = number("lane");
+        let key = Key {
+            pid,
+            socket: sample.label("socket").into(),
+            number: lane.map_or(u64::MAX, u64::from),
+            lane: lane.map_or_else(|| "-".into(), |lane| lane.to_string()),
+            thread: Some(tid),
+        };
+        let is_new = !self.lanes.contains_key(&key);
+        let seen = self.lanes.entry(key).or_default();
+        if is_new {
+            let own = process_name(pid);
+            seen.program = if own.is_empty() { program.into() } else { own };
+            seen.engine = "run".into();
+            seen.thread = Some(tid);
+        }
+        match name {
+            "received_total" => seen.received = sample.value,
+            "sent_total" => seen.sent = sample.value,
+            "queued_bytes" => seen.queued = Some(sample.value),
+            "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
+            "kernel_dropped_total" | "overtaken_total" if sample.value > 0 => {
+                seen.lost.insert(name.trim_end_matches("_total").into(), sample.value);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The name of a process; empty if it has gone.
+fn process_name(pid: u32) -> String {
+    output::strip_control(&read(&format!("/proc/{pid}/comm")))
+}
+
+/// Nanoseconds that a thread has run.
+fn run_time(pid: u32, tid: u32) -> Option<u64> {
+    read(&format!("/proc/{pid}/task/{tid}/schedstat")).split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, and two that are in the first ones.
+fn cores(stat: &str) -> BTreeMap<u32, Core> {
+    let core = |line: &str| -> Option<(u32, Core)> {
+        let mut words = line.strip_prefix("cpu")?.split_ascii_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let ticks: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
+        let idle = ticks.get(3)? + ticks.get(4)?;
+        Some((number, Core { softirq: *ticks.get(6)?, idle, total: ticks.iter().sum() }))
+    };
+    // The first line is all of them together, and has no number.
+    stat.lines().filter(|line| !line.starts_with("cpu ")).filter_map(core).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_the_library_and_of_programs_become_lanes() {
+        let mut look = Snapshot::default();
+        look.add(
+            7,
+            "echo",
+            "manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"10\"} 5\n\
+             manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 6\n\
+             manylane_lane_delivered_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"closed\"} 9\n\
+             manylane_lane_sent_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 4\n\
+             manylane_lane_kernel_dropped_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 3\n\
+             manylane_lane_lost_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 3\n\
+             manylane_lane_queued_bytes{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 100\n\
+             manylane_refused_total{socket=\"[::]:53\",engine=\"xdp\",reason=\"limited\"} 8\n",
+        );
+        look.add(
+            8,
+            "manylane",
+            "manylane_run_received_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 11\n\
+             manylane_run_received_by_xdp_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 1\n\
+             manylane_run_queued_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 50\n\
+             manylane_run_queue_limit_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 200\n\
+             manylane_run_kernel_dropped_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 4\n\
+             manylane_run_overtaken_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 5\n\
+             manylane_run_ring_frames{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 6\n\
+             manylane_run_ring_entries{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 2048\n\
+             manylane_run_ring_dropped_total{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 7\n\
+             manylane_run_lanes 1\n",
+        );
+        let lanes: Vec<(&str, u64)> =
+            look.lanes.iter().map(|(key, lane)| (&*key.lane, lane.received)).collect();
+        assert_eq!(lanes, [("2", 6), ("10", 5), ("-", 11)], "by number");
+        let second = look.lanes.values().next().unwrap();
+        assert_eq!((second.sent, second.queued, second.queue_limit), (4, Some(100), None));
+        assert_eq!(second.lost, BTreeMap::from([("kernel_dropped".into(), 3)]));
+        let run = look.lanes.values().last().unwrap();
+        assert_eq!((run.program.as_str(), run.queued, run.queue_limit), ("manylane", Some(50), Some(200)));
+        assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4), ("overtaken".into(), 5)]));
+        let key = ((8, "0.0.0.0:9".into(), "eth0".into()), 1);
+        assert_eq!(look.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
+        assert_eq!(look.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);
+    }
+
+    #[test]
+    fn cores_are_read() {
+        let cores = cores("cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 40 5 6 70 8 0 0\ncpu1 1 2\nintr 5\n");
+        assert_eq!(cores, BTreeMap::from([(0, Core { softirq: 70, idle: 45, total: 135 })]));
+    }
+}

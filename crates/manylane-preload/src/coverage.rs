@@ -1,0 +1,96 @@
+//! Which lanes others than their owners have to look at, so that nothing is out of reach.
+//!
+//! A datagram is in the queue of exactly one lane. Its owner, if it waits, is woken by the kernel. If the owner does not wait,
+//! the lane is *uncovered*, and then:
+//! - a receive that would say EAGAIN looks at every uncovered lane first;
+//! - every wait of any other thread of the socket ends after a slice (20 ms) at most, and looks at every uncovered lane. A wait that
+//!   ends before, by something else than a datagram for the socket, looks if the thread has not looked for a slice.
+//!
+//! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
+//! sleeps. Who is never without datagrams of its own looks, too, once in some receives.
+//!
+//! An owner that is dead is known to be (`liveness.rs`): the first look at its lane takes it out of steering, and what it holds
+//! goes before anything newer (`recovery.rs`). One that is stopped is marked as waiting and does not return: its beat does not
+//! change, and after some looks (`STALLED_POLLS_MAX`, a slice apart) its lane counts as uncovered and is taken from it, until it
+//! comes back and proves itself again. No queue is closed before it is empty, and none while the program has the socket.
+
+use std::sync::atomic::Ordering;
+
+use crate::lane_socket::WAIT_SLICE_MS;
+use crate::sock::{MAX_LANES, MULTI_LANE, Shared, Sock, WAITS_ON};
+use crate::{lanes, liveness, queues, recovery, report};
+
+/// Looks, a slice apart, at an owner that does not move, before its lane is taken from it.
+const STALLED_POLLS_MAX: u32 = 8;
+
+/// A bit for each lane that holds what its owner is not waiting for, but for the caller's own.
+pub(crate) fn uncovered(sock: &Sock, shared: &Shared, own: Option<usize>) -> u64 {
+    recovery::recover(sock, shared);
+    let now = now_ms();
+    let lanes = shared.lanes.load(Ordering::Acquire) as usize;
+    (0..lanes.min(MAX_LANES))
+        .filter(|lane| Some(*lane) != own && !is_covered(sock, shared, *lane, now))
+        .fold(0, |mask, lane| mask | 1 << lane)
+}
+
+/// Whether the owner of `lane` waits on it, and so will be woken for what it holds. `now` is from `now_ms`.
+#[inline]
+fn is_covered(sock: &Sock, shared: &Shared, lane: usize, now: u32) -> bool {
+    let Some(owner) = shared.owner_of(lane) else { return false };
+    if liveness::has_exited(owner.liveness.load(Ordering::Acquire)) {
+        recovery::reap_owner(sock, shared, lane);
+        return false;
+    }
+    let waits = owner.state.load(Ordering::Acquire) == WAITS_ON + lane as u32;
+    let last = shared.polled_at_ms[lane].load(Ordering::Relaxed);
+    // One look counts in each slice, however many look and however often; none counts for more, however long all were
+    // stopped before it.
+    if now.wrapping_sub(last) >= WAIT_SLICE_MS as u32
+        && shared.polled_at_ms[lane].compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
+        let beat = owner.heartbeat.load(Ordering::Relaxed);
+        if shared.seen_heartbeat[lane].swap(beat, Ordering::Relaxed) != beat {
+            shared.stalled_polls[lane].store(0, Ordering::Relaxed);
+        } else if shared.stalled_polls[lane].fetch_add(1, Ordering::Relaxed) >= STALLED_POLLS_MAX {
+            orphan_lane(sock, shared, lane);
+        }
+    }
+    // Should the lane not be taken from it (somebody has the lock), what it holds is in reach all the same.
+    waits && shared.stalled_polls[lane].load(Ordering::Relaxed) <= STALLED_POLLS_MAX
+}
+
+/// A lane's owner has stood still for long: it loses the lane. If it comes back, it has to prove itself again.
+#[cold]
+fn orphan_lane(sock: &Sock, shared: &Shared, lane: usize) {
+    // Before anything newer, and with or without the lock: who has it may be stopped, too.
+    lanes::drain_first(shared, 1 << lane);
+    let Some(guard) = recovery::lock(sock, shared, false) else { return };
+    if shared.mode() != MULTI_LANE {
+        return;
+    }
+    shared.stalled_polls[lane].store(0, Ordering::Relaxed);
+    let owner = shared.owner[lane].load(Ordering::Relaxed) as usize;
+    let Some(member) = shared.members.get(owner.wrapping_sub(1)) else { return };
+    if recovery::has_exited(member) {
+        recovery::reap_all(sock, shared, &guard);
+        return;
+    }
+    let _change = recovery::start_change(shared, recovery::OWNERS, &guard);
+    member.receives.store(0, Ordering::Relaxed);
+    member.lane.store(-1, Ordering::Release);
+    report::record_lane(member, -1, shared.inode_of(-1));
+    if lanes::inherit(shared, lane) {
+        return;
+    }
+    lanes::steer_away(sock, shared, lane);
+    queues::distribute(shared);
+}
+
+/// Milliseconds from the clock of the kernel's ticks, which costs no system call.
+#[inline]
+pub(crate) fn now_ms() -> u32 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32)
+}

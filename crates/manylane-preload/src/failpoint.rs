@@ -1,0 +1,68 @@
+//! Points of a change at which a test has a process or a thread die. Release builds have none.
+
+/// A process or a thread dies here, if a test asks for it: the first of all that come by.
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub(crate) fn pass(_: &str) {}
+
+#[cfg(debug_assertions)]
+pub(crate) use armed::hit;
+
+/// What the environment asks for, read at start.
+#[cfg(not(debug_assertions))]
+pub(crate) fn start() {}
+
+#[cfg(debug_assertions)]
+pub(crate) use armed::start;
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crate::memory::{self, Atomics};
+
+    /// Whether somebody died already: one memory for all that is forked.
+    #[repr(C)]
+    struct Fired(AtomicU32);
+
+    // SAFETY: an atomic.
+    unsafe impl Atomics for Fired {}
+
+    struct Failpoint {
+        name: String,
+        /// Only the thread ends, without a word to anybody; else its process is killed.
+        thread_only: bool,
+        fired: &'static Fired,
+    }
+
+    static FAILPOINT: OnceLock<Failpoint> = OnceLock::new();
+
+    pub(crate) fn start() {
+        for (variable, thread) in [("MANYLANE_TEST_DIE_AT", false), ("MANYLANE_TEST_END_AT", true)] {
+            if let Ok(name) = std::env::var(variable)
+                && let Some([fired]) = memory::map::<Fired>(1, true)
+            {
+                _ = FAILPOINT.set(Failpoint { name, thread_only: thread, fired });
+            }
+        }
+    }
+
+    pub(crate) fn hit(name: &str) {
+        if let Some(point) = FAILPOINT.get()
+            && point.name == name
+            && point.fired.0.swap(1, Ordering::Relaxed) == 0
+        {
+            loop {
+                // SAFETY: the calls take numbers; the first one ends the thread, or the second one the process.
+                unsafe {
+                    if point.thread_only {
+                        libc::syscall(libc::SYS_exit, 0);
+                    }
+                    libc::kill(libc::getpid(), libc::SIGKILL);
+                    libc::pause();
+                }
+            }
+        }
+    }
+}

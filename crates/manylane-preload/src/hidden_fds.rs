@@ -1,0 +1,179 @@
+//! Descriptors of the library's own: lanes, queues on loan, copies of the program's sockets. The program does not know of them.
+//!
+//! Their numbers are where programs seldom look. The program may name one all the same (dup2(2)): lanes move then, copies are
+//! waited for, and queues stay. So that neither side takes the other's file away, a number is taken, and marked in the table,
+//! under a lock that dup2 has, too.
+
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use libc::{c_int, c_ulong};
+
+use crate::calls::call;
+use crate::lock::{self, Guard};
+use crate::sock::Sock;
+use crate::table::{self, Entry};
+use crate::{lane_socket, lease, report, thread};
+
+static FD_LOCK: AtomicU64 = AtomicU64::new(0);
+
+/// No number is taken by another thread while this is held. No other lock is waited for with it.
+pub(crate) fn lock() -> Option<Guard<'static>> {
+    lock::lock(&FD_LOCK, true)
+}
+
+/// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it.
+pub(crate) fn in_child() {
+    FD_LOCK.store(0, Ordering::Relaxed);
+}
+
+/// Hides the descriptor that `open` returns, out of the way; a negative one is an error.
+pub(crate) fn hide(open: impl FnOnce() -> c_int) -> c_int {
+    let _numbers = lock();
+    let low = open();
+    if low < 0 {
+        return low;
+    }
+    let high = dup_high(low);
+    let fd = if high < 0 { low } else { high };
+    table::set(fd, Entry::Hidden);
+    if high >= 0 {
+        call::close(low);
+    }
+    fd
+}
+
+/// Another descriptor for the same, where programs seldom look; negative if there is none left.
+fn dup_high(fd: c_int) -> c_int {
+    // Not at the very top: the kernel's table of descriptors grows with the largest number, and select(2) takes sets to be as
+    // long as that table where a program says no less. Sets of the C library's size are to remain enough.
+    call::fcntl(fd, libc::F_DUPFD_CLOEXEC, (lane_socket::fd_limit() / 2).min(libc::FD_SETSIZE as u64 / 2))
+}
+
+/// Moves a descriptor there, without hiding it yet.
+pub(crate) fn move_high(low: c_int) -> c_int {
+    let _numbers = lock();
+    let high = dup_high(low);
+    if high < 0 {
+        return low;
+    }
+    call::close(low);
+    high
+}
+
+/// Closes a descriptor of the library's own, unless the program has closed it past the library and has the number now.
+pub(crate) fn close(fd: c_int) {
+    if table::entry(fd) == Entry::Hidden {
+        call::close(fd);
+        table::replace(fd, Entry::Hidden, Entry::None);
+    }
+}
+
+static READABLE_FD: AtomicI32 = AtomicI32::new(-1);
+
+/// A descriptor that is always readable, the same for all uses; none if there is no room for one.
+pub(crate) fn readable_fd() -> Option<c_int> {
+    if let Some(fd) = readable_fd_if_open() {
+        return Some(fd);
+    }
+    let new = hide(|| call::eventfd(1, libc::EFD_CLOEXEC));
+    match READABLE_FD.compare_exchange(-1, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => (new >= 0).then_some(new),
+        Err(other) => {
+            close(new);
+            Some(other)
+        }
+    }
+}
+
+/// The same, if there has been a use of it.
+pub(crate) fn readable_fd_if_open() -> Option<c_int> {
+    Some(READABLE_FD.load(Ordering::Acquire)).filter(|fd| *fd >= 0)
+}
+
+/// The program has the number `fd` now.
+pub(crate) fn handle_lost_fd(fd: c_int) {
+    _ = READABLE_FD.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
+}
+
+/// A descriptor of our own for a socket of the program, which may close its own, and use their numbers for something else, while
+/// this is used.
+pub(crate) struct HiddenFd(c_int);
+
+impl HiddenFd {
+    pub(crate) fn dup(fd: c_int) -> Option<Self> {
+        let _numbers = lock();
+        let copy = dup_high(fd);
+        (copy >= 0).then(|| {
+            table::set(copy, Entry::Hidden);
+            Self(copy)
+        })
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.0
+    }
+}
+
+impl Drop for HiddenFd {
+    fn drop(&mut self) {
+        close(self.0);
+    }
+}
+
+/// What the program gets of a number that it wants.
+pub(crate) enum Vacated {
+    /// The number: a lane was there, and has moved.
+    Moved,
+    /// The number, with what is there: it is not worth failing the program for.
+    Overwrite,
+    /// Nothing yet: the descriptor there is in use for a moment.
+    Busy,
+    Refused,
+}
+
+/// The program wants the number of a descriptor of the library's own. With the lock.
+pub(crate) fn vacate(to: c_int) -> Vacated {
+    // Queues cannot move.
+    if lease::has_fd(to) {
+        return Vacated::Refused;
+    }
+    if report::is_report_fd(to) || READABLE_FD.load(Ordering::Relaxed) == to {
+        return Vacated::Overwrite;
+    }
+    let lanes = Sock::in_use().flat_map(|sock| sock.lane_fds().map(move |(lane, fd)| (sock, lane, fd)));
+    let Some((sock, lane, _)) = lanes.into_iter().find(|(_, _, fd)| *fd == to) else { return Vacated::Busy };
+    let new = call::fcntl(to, libc::F_DUPFD_CLOEXEC, to as c_ulong + 1);
+    if new < 0 {
+        return Vacated::Refused;
+    }
+    table::set(new, Entry::Hidden);
+    sock.set_lane_fd(lane, Some(new));
+    table::replace(to, Entry::Hidden, Entry::None);
+    Vacated::Moved
+}
+
+/// A number that is never open; a negative one is none to poll(2).
+const INVALID_FD: c_int = c_int::MAX;
+
+/// The number that the kernel is given for `fd` of a call of the program: of a descriptor that the program does not have, one
+/// that is not open, so that the call fails as it would without the library.
+#[inline]
+pub(crate) fn kernel_fd(fd: c_int) -> c_int {
+    if table::entry(fd) == Entry::Hidden { masked_fd(fd) } else { fd }
+}
+
+#[cold]
+fn masked_fd(fd: c_int) -> c_int {
+    // The child of a vfork may have put a file of its own there, which the table of the parent does not say.
+    if thread::is_own_process() { INVALID_FD } else { fd }
+}
+
+/// The UDP socket behind `fd` of a call of the program; if it is none, the number for the kernel, as of [`kernel_fd`].
+#[inline]
+pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
+    match table::entry(fd) {
+        Entry::Sock(index) => Ok(Sock::at(index)),
+        Entry::Hidden => Err(masked_fd(fd)),
+        _ => Err(fd),
+    }
+}

@@ -1,0 +1,216 @@
+//! A lane's own kernel socket: opened as the program's is, bound to the same address, in one group with it.
+//!
+//! The program's socket is bound as the program says, alone. Only when a second socket is to join it does it get
+//! SO_REUSEPORT, which the kernel checks when the second one binds (and then makes the group): until then the port is as
+//! exclusive as without us, and other programs are refused as ever (EADDRINUSE).
+
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr;
+
+use libc::{c_int, pollfd, sockaddr, sockaddr_storage, socklen_t, timespec};
+use manylane_sys::shim::Reason;
+
+use crate::calls::{self, call};
+use crate::steer;
+use crate::table::{self, Entry};
+use crate::{hidden_fds, identity, process, sockopt};
+
+/// The longest that a thread waits without looking at other lanes, in milliseconds.
+pub(crate) const WAIT_SLICE_MS: c_int = 20;
+
+/// The address that a socket is bound to, as the kernel wrote it.
+#[derive(Clone, Copy)]
+pub(crate) struct BoundAddr {
+    storage: sockaddr_storage,
+    len: socklen_t,
+}
+
+/// Where `fd` is bound to.
+pub(crate) fn bound_addr(fd: c_int) -> Option<BoundAddr> {
+    let mut storage = MaybeUninit::<sockaddr_storage>::zeroed();
+    let mut len = size_of::<sockaddr_storage>() as socklen_t;
+    if call::getsockname(fd, storage.as_mut_ptr().cast(), &raw mut len) != 0 {
+        return None;
+    }
+    // SAFETY: zeroed before, and zeroes are a value of it.
+    Some(BoundAddr { storage: unsafe { storage.assume_init() }, len })
+}
+
+/// The number of a socket, as `/proc/PID/fd` has it; 0 if it cannot be known.
+pub(crate) fn inode(fd: c_int) -> u64 {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: the kernel writes a stat where there is room for one; zeroed before, and zeroes are a value of it.
+    unsafe { if libc::fstat(fd, stat.as_mut_ptr()) == 0 { stat.assume_init().st_ino } else { 0 } }
+}
+
+impl BoundAddr {
+    pub(crate) fn addr(&self) -> Option<SocketAddr> {
+        let at = (&raw const self.storage).cast::<u8>();
+        match c_int::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: an address of this family, in storage that is as aligned and longer.
+                let v4 = unsafe { &*at.cast::<libc::sockaddr_in>() };
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some(SocketAddr::new(IpAddr::V4(ip), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { &*at.cast::<libc::sockaddr_in6>() };
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same address with another port; loopback in place of the wildcard.
+    fn unreachable_addr(&self) -> Self {
+        let mut other = *self;
+        let at = (&raw mut other.storage).cast::<u8>();
+        match c_int::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: as in addr(); `other` is ours alone.
+                let v4 = unsafe { &mut *at.cast::<libc::sockaddr_in>() };
+                v4.sin_port = 1_u16.to_be();
+                if v4.sin_addr.s_addr == 0 {
+                    v4.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+                }
+            }
+            libc::AF_INET6 => {
+                // SAFETY: as above.
+                let v6 = unsafe { &mut *at.cast::<libc::sockaddr_in6>() };
+                v6.sin6_port = 1_u16.to_be();
+                if v6.sin6_addr.s6_addr == [0; 16] {
+                    v6.sin6_addr.s6_addr = Ipv6Addr::LOCALHOST.octets();
+                }
+            }
+            _ => {}
+        }
+        other
+    }
+
+    fn as_ptr(&self) -> *const sockaddr {
+        (&raw const self.storage).cast()
+    }
+}
+
+/// Opens the socket of one more lane beside the program's `fd`; in the group, steered to by nobody's wish yet. `in_group` is called
+/// the moment it is there.
+pub(crate) fn open_lane(fd: c_int, in_group: impl FnOnce()) -> Result<c_int, Reason> {
+    let bound = bound_addr(fd).ok_or(Reason::NoSocket)?;
+    let family = c_int::from(bound.storage.ss_family);
+    let lane = hidden_fds::hide(|| call::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
+    if lane < 0 {
+        return Err(Reason::NoSocket);
+    }
+    // The calling thread may have moved since the program's socket was opened: what is sent to the address there is not for it.
+    if !is_same_netns(fd, lane) {
+        hidden_fds::close(lane);
+        return Err(Reason::Namespace);
+    }
+    sockopt::replicate(fd, lane, true);
+    sockopt::set_recv_timeout(lane, WAIT_SLICE_MS as u64 * 1000);
+    let wildcard = bound.addr().is_none_or(|addr| addr.ip().is_unspecified());
+    let mut ready = sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+        && sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1);
+    // Bound to one address of the machine, a socket gets nothing that others get, too.
+    if wildcard {
+        ready &= steer::unicast_only()
+            .is_some_and(|only| attach_filter(lane, libc::SO_ATTACH_FILTER, only.code()));
+    }
+    if ready && call::bind(lane, bound.as_ptr(), bound.len) == 0 {
+        in_group();
+        sockopt::replicate(fd, lane, false);
+        return Ok(lane);
+    }
+    hidden_fds::close(lane);
+    Err(Reason::NoSocket)
+}
+
+/// Whether two sockets are in one network namespace. A kernel before 5.14 does not say: they are, unless the process has moved.
+fn is_same_netns(one: c_int, other: c_int) -> bool {
+    match (identity::netns_cookie(one), identity::netns_cookie(other)) {
+        (Some(one), Some(other)) => one == other,
+        _ => !process::has_changed_netns(),
+    }
+}
+
+const SO_DETACH_REUSEPORT_BPF: c_int = 68;
+
+/// Before `fd` is bound: should a group ever come of it, then all that comes is this socket's, from the moment at which the
+/// group exists until somebody steers. The kernel takes steering ahead only for a socket that asks for a group and is not
+/// bound; bound without asking, the socket is as exclusive as ever. Whether it could be done.
+pub(crate) fn pre_steer(fd: c_int) -> bool {
+    let ask = |value| sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, value);
+    let done = ask(1) && attach_filter(fd, libc::SO_ATTACH_REUSEPORT_CBPF, &steer::FIRST_SOCKET);
+    // Otherwise it would be bound beside others.
+    ask(0) && done
+}
+
+/// Takes the steering off a socket that is in no group of ours (Linux 5.3): a group that the program makes is the kernel's
+/// business.
+pub(crate) fn detach_steering(fd: c_int) {
+    sockopt::set_int_option(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0);
+}
+
+/// Descriptors that the process may have.
+pub(crate) fn fd_limit() -> u64 {
+    let mut limit = MaybeUninit::<libc::rlimit>::zeroed();
+    // SAFETY: getrlimit fills the struct, which zeroes are a value of in any case.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr());
+        limit.assume_init().rlim_cur
+    }
+}
+
+/// Descriptors that the program keeps free in any case: a quarter of its limit, within these bounds.
+const FD_RESERVE_MIN: usize = 64;
+const FD_RESERVE_MAX: usize = 1024;
+
+/// How many of `wanted` descriptors can be spared: the library never has more of them than it leaves free, and leaves the reserve.
+pub(crate) fn spare_fds(wanted: usize) -> usize {
+    let limit = fd_limit().min(c_int::MAX as u64) as usize;
+    let held = table::tracked(0, u32::MAX).filter(|(_, entry)| *entry == Entry::Hidden).count();
+    let reserve = (limit / 4).clamp(FD_RESERVE_MIN, FD_RESERVE_MAX);
+    let free = count_free_fds(limit, (held + 2 * wanted).max(reserve + wanted));
+    wanted.min(free.saturating_sub(held) / 2).min(free.saturating_sub(reserve))
+}
+
+/// Numbers below `limit` that no descriptor has, counted until there are `enough`: from the top, where most of them are, by
+/// poll(2), which tells of many with one call.
+fn count_free_fds(limit: usize, enough: usize) -> usize {
+    const CHUNK_LEN: usize = 256;
+    let (mut top, mut free) = (limit, 0);
+    while top > 0 && free < enough {
+        let first = top.saturating_sub(CHUNK_LEN);
+        let mut fds: [pollfd; CHUNK_LEN] =
+            std::array::from_fn(|nth| pollfd { fd: (first + nth) as c_int, events: 0, revents: 0 });
+        let asked = &mut fds[..top - first];
+        let now = timespec { tv_sec: 0, tv_nsec: 0 };
+        if calls::ppoll_raw(asked, Some(now), ptr::null()) < 0 {
+            break;
+        }
+        free += asked.iter().filter(|at| at.revents & libc::POLLNVAL != 0).count();
+        top = first;
+    }
+    free
+}
+
+/// Attaches a classic program to a socket, as its filter or as its group's steering.
+pub(crate) fn attach_filter(fd: c_int, option: c_int, code: &[libc::sock_filter]) -> bool {
+    let program = libc::sock_fprog { len: code.len() as u16, filter: code.as_ptr().cast_mut() };
+    let len = size_of::<libc::sock_fprog>() as socklen_t;
+    call::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const program).cast(), len) == 0
+}
+
+/// Takes a lane out of the table of ports, for good: it keeps what it holds, and gets nothing more. It is connected
+/// to where nothing comes from; where no route leads there, its filter has to do.
+pub(crate) fn retire(lane: c_int) {
+    attach_filter(lane, libc::SO_ATTACH_FILTER, &steer::DROP_ALL);
+    if let Some(bound) = bound_addr(lane) {
+        let nowhere = bound.unreachable_addr();
+        call::connect(lane, nowhere.as_ptr(), nowhere.len);
+    }
+    sockopt::set_int_option(lane, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+}

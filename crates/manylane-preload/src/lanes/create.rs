@@ -1,0 +1,278 @@
+//! When a socket gets lanes: as soon as everybody who receives on it can be trusted with one, and before a fork or the loss of
+//! privileges in advance.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::c_int;
+use manylane_sys::shim::Reason;
+
+use super::owners::{assign, drain_first, is_live, remove_member_locked, steer_to};
+use super::{PROVEN_RECEIVES_MIN, dup_any, fall_back, lanes_mask, local_addr};
+use crate::lock::Guard;
+use crate::sock::{
+    BLOCKS, MAX_LANES, MULTI_LANE, Member, OBSERVING, PLAIN, SINGLE, Shared, Sock, UNBOUND, UNBOUNDED,
+    WAITS_ON,
+};
+use crate::{
+    epoll, failpoint, identity, lane_socket, lease, liveness, prefetch, queues, real, recovery, report,
+    send_batch, signals, sockopt, start,
+};
+
+/// Looks that find some thread that does not come back, before the socket is left alone.
+const ATTEMPTS_MAX: u32 = 4000;
+/// Of those, the ones that are made at each receive.
+const EAGER_ATTEMPTS_MAX: u32 = 256;
+/// Lanes that a socket gets at least when they have to be made in advance.
+const PREOPENED_LANES_MIN: usize = 4;
+
+/// Sockets that this is done for: a program with more is no server that forks its receivers.
+const PREOPENED_SOCKETS_MAX: usize = 64;
+/// Of a process's sockets, so many are bound with steering that only matters once there is a group: it costs twice what a socket
+/// costs, and who opens one for each request is not to pay that for ever.
+const PRE_STEERED_MAX: u32 = 4096;
+static PRE_STEERED_COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// Whether to look if it is time for lanes: at first always, later now and then. Of many threads that are woken for one
+/// datagram, the kernel lets those go on sleeping that come too late, so that the last one may take long to prove itself.
+#[inline]
+pub(crate) fn should_try_create(shared: &Shared, member: &Member) -> bool {
+    shared.attempts.load(Ordering::Relaxed) < EAGER_ATTEMPTS_MAX
+        || member.heartbeat.load(Ordering::Relaxed) % 32 < 2
+}
+
+/// A thread received in mode LEARN, or has no lane in mode LANED: looks whether it is time for lanes.
+#[cold]
+pub(crate) fn try_create(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    // Lanes take more of the stack than all else: another receive makes them.
+    if real::is_on_signal_stack() {
+        return;
+    }
+    let errno = real::errno();
+    let mut give_up = None;
+    if let Some(guard) = recovery::lock(sock, shared, false) {
+        match shared.mode() {
+            OBSERVING => give_up = create_lanes(sock, shared, fd, &guard),
+            MULTI_LANE => assign_new_lanes(sock, shared, fd, &guard),
+            _ => {}
+        }
+    }
+    if let Some(reason) = give_up {
+        fall_back(sock, fd, reason);
+    }
+    real::set_errno(errno);
+}
+
+/// Makes lanes if everybody can be trusted with one. The answer is why the socket has to stay plain.
+fn create_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) -> Option<Reason> {
+    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return Some(Reason::Full) };
+    let tried = shared.attempts.fetch_add(1, Ordering::Relaxed);
+    let mut ready = 0;
+    let mut blocks = false;
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    for (at, member) in shared.members.iter().enumerate().take(joined) {
+        if member.thread_id.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        if liveness::has_exited(member.liveness.load(Ordering::Acquire)) {
+            remove_member_locked(shared, fd, at, guard);
+            continue;
+        }
+        // SeqCst on both sides: either we see that it waits without a bound, or it sees that the mode has changed.
+        let state = member.state.load(Ordering::SeqCst);
+        let comes_back = member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN;
+        let kind = member.kind.load(Ordering::Relaxed);
+        blocks |= kind & BLOCKS != 0;
+        let waits_in_receive = kind == BLOCKS && state == WAITS_ON;
+        if state == UNBOUNDED || !(comes_back || waits_in_receive) {
+            if recovery::has_exited(member) {
+                remove_member_locked(shared, fd, at, guard);
+                continue;
+            }
+            return (tried > ATTEMPTS_MAX).then_some(Reason::Pattern);
+        }
+        ready += usize::from(comes_back);
+    }
+    if blocks && signals::is_mixed() {
+        return Some(Reason::Signals);
+    }
+    if ready < 2 {
+        return (tried > ATTEMPTS_MAX).then_some(Reason::Pattern);
+    }
+    let opened = open_lanes(sock, shared, fd, ready.min(limit), usize::MAX);
+    let full = opened.is_err() || ready >= limit;
+    if shared.lanes.load(Ordering::Relaxed) < 2 {
+        let late =
+            shared.forked.load(Ordering::Relaxed) != 0 && sock.pre_steered.load(Ordering::Relaxed) == 0;
+        let short = shared.lacks_fds.load(Ordering::Relaxed) != 0;
+        return Some(if late {
+            Reason::Forked
+        } else if short {
+            Reason::Full
+        } else {
+            opened.err().unwrap_or(Reason::NoSocket)
+        });
+    }
+    let _change = recovery::start_change(shared, recovery::OWNERS, guard);
+    assign(shared, fd, full);
+    failpoint::hit("lanes given");
+    // What is queued in the program's own socket is older than what any lane gets: it goes first.
+    drain_first(shared, 1);
+    failpoint::hit("first set");
+    shared.mode.store(MULTI_LANE, Ordering::Release);
+    queues::distribute(shared);
+    prefetch::count_reasons(shared, fd);
+    None
+}
+
+/// Opens at most `share` sockets until there are `wanted` with the program's own, or until one cannot be opened, or no descriptor
+/// can be spared for it. None after a fork: the other process would not have them. The error is why there are not as many now.
+fn open_lanes(sock: &Sock, shared: &Shared, fd: c_int, wanted: usize, share: usize) -> Result<(), Reason> {
+    let have = shared.lanes.load(Ordering::Relaxed) as usize;
+    if have >= wanted {
+        return Ok(());
+    }
+    if shared.forked.load(Ordering::Relaxed) != 0 || !identity::is_same_socket(sock, fd) {
+        return Err(Reason::NoSocket);
+    }
+    identity::record_port(shared);
+    let most = have + lane_socket::spare_fds(wanted.saturating_sub(have).min(share));
+    if most < wanted {
+        shared.lacks_fds.store(1, Ordering::Relaxed);
+    }
+    prefetch::map(sock);
+    send_batch::map(sock);
+    let whys = [
+        (Reason::NoPrefetchControl, sockopt::has_cmsg(fd)),
+        (Reason::NoPrefetchEdges, epoll::is_edge_triggered(sock)),
+        (Reason::NoPrefetchFull, sock.prefetches().is_none()),
+    ];
+    whys.into_iter().filter(|(_, is)| *is).for_each(|(why, _)| prefetch::disable(shared, fd, why));
+    let mut steered = have >= 2;
+    let mut why = Reason::NoSocket;
+    for lane in have..wanted.min(most).min(MAX_LANES) {
+        // At once: what comes before the group is steered may land in any of its sockets, also where nobody looks as yet.
+        let new = match lane_socket::open_lane(fd, || steered = steered || steer_to(shared, fd, 1)) {
+            Ok(new) => new,
+            Err(reason) => {
+                why = reason;
+                break;
+            }
+        };
+        shared.inode[lane].store(lane_socket::inode(new), Ordering::Relaxed);
+        sock.set_lane_fd(lane, Some(new));
+        shared.lanes.store(lane as u32 + 1, Ordering::Release);
+    }
+    if shared.lanes.load(Ordering::Relaxed) < 2 {
+        // None could be bound: nobody else may join.
+        sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+    } else if !steered {
+        // Without steering a lane cannot be left again. The new ones are bound: what they got stays in reach.
+        let all = lanes_mask(shared) & !1;
+        sock.lane_fds().for_each(|(_, lane)| lane_socket::retire(lane));
+        sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+        shared.retired.store(all, Ordering::Release);
+        shared.lanes.store(1, Ordering::Release);
+    }
+    if shared.lanes.load(Ordering::Relaxed) as usize >= wanted { Ok(()) } else { Err(why) }
+}
+
+/// Mode LANED: lanes for those who came later.
+fn assign_new_lanes(sock: &Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
+    let Some(limit) = start::settings().map(|settings| settings.lanes) else { return };
+    let owned = shared.owner.iter().filter(|owner| owner.load(Ordering::Relaxed) != 0).count();
+    let joined = shared.joined.load(Ordering::Acquire) as usize;
+    let without = shared.members.iter().take(joined).filter(|member| {
+        is_live(member)
+            && member.lane.load(Ordering::Relaxed) < 0
+            && member.receives.load(Ordering::Relaxed) >= PROVEN_RECEIVES_MIN
+    });
+    let wanted = owned + without.count();
+    let full = open_lanes(sock, shared, fd, wanted.min(limit), usize::MAX).is_err() || wanted > limit;
+    let _change = recovery::start_change(shared, recovery::OWNERS, guard);
+    assign(shared, fd, full);
+}
+
+/// A socket is about to be bound: should it get lanes, there is to be no moment in which they get what nobody looks for.
+pub(crate) fn before_bind(sock: &'static Sock, fd: c_int) {
+    let may_have = sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
+        && sock.plain_reason().is_none()
+        && start::settings().is_some_and(|settings| settings.lanes > 1);
+    if may_have
+        && sock.pre_steered.load(Ordering::Relaxed) == 0
+        && PRE_STEERED_COUNT.fetch_add(1, Ordering::Relaxed) < PRE_STEERED_MAX
+    {
+        let errno = real::errno();
+        sock.pre_steered.store(u32::from(lane_socket::pre_steer(fd)), Ordering::Release);
+        real::set_errno(errno);
+    }
+}
+
+/// A socket was bound: whether it can have lanes is known now.
+pub(crate) fn bind(sock: &'static Sock, fd: c_int) {
+    let errno = real::errno();
+    if let (Some(addr), Some(settings)) = (local_addr(fd), start::settings())
+        && settings.allows_port(addr.port())
+        && sock.shared().is_none_or(|shared| shared.mode() == UNBOUND)
+    {
+        init_shared(sock, fd, addr);
+    }
+    real::set_errno(errno);
+}
+
+fn init_shared(sock: &'static Sock, fd: c_int, addr: SocketAddr) {
+    report::count_socket();
+    let Some(shared) = sock.map_shared() else {
+        report::count_reason(Reason::Full, Some(addr));
+        return;
+    };
+    let flags = crate::calls::call::fcntl(fd, libc::F_GETFL, 0);
+    shared.nonblock.store(u32::from(flags & libc::O_NONBLOCK != 0), Ordering::Relaxed);
+    shared.timeout_us.store(sock.timeout_us.load(Ordering::Relaxed), Ordering::Relaxed);
+    shared.port.store(u32::from(addr.port()), Ordering::Relaxed);
+    shared.inode[0].store(lane_socket::inode(fd), Ordering::Relaxed);
+    shared.lanes.store(1, Ordering::Relaxed);
+    let ip = addr.ip();
+    let one_only = ip.is_multicast() || ip == std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    match sock.plain_reason().or(one_only.then_some(Reason::Address)) {
+        Some(reason) => {
+            report::count_reason(reason, Some(addr));
+            shared.mode.store(PLAIN, Ordering::Release);
+        }
+        None => shared.mode.store(SINGLE, Ordering::Release),
+    }
+}
+
+/// Before a fork, or before privileges go: sockets that may need lanes later get them now, steered to by nobody.
+pub(crate) fn preopen_lanes() {
+    let errno = real::errno();
+    let (cpus, limit) = start::settings().map_or((1, 1), |settings| (settings.cpus, settings.lanes));
+    let wanted = limit.min(cpus.max(PREOPENED_LANES_MIN));
+    let may_have = |sock: &&'static Sock| {
+        sock.shared().is_some_and(|shared| matches!(shared.mode(), SINGLE | OBSERVING | MULTI_LANE))
+    };
+    let all = || Sock::in_use().filter(may_have).take(PREOPENED_SOCKETS_MAX);
+    let count = all().count();
+    for (nth, sock) in all().enumerate() {
+        let generation = sock.generation.load(Ordering::Acquire);
+        let (Some(shared), Some(fd)) = (sock.shared(), dup_any(sock)) else { continue };
+        // Another thread may have made it plain meanwhile: then it gets none any more. Or it has closed it, and what is here now is
+        // another one.
+        if let Some(guard) = recovery::lock(sock, shared, true)
+            && may_have(&sock)
+            && sock.generation.load(Ordering::Acquire) == generation
+        {
+            let fd = fd.fd();
+            lease::acquire_early(sock, shared, fd, &guard);
+            // Who receives on it may be in a wait without a bound already, or looks at nothing but the program's own socket:
+            // not one datagram may land elsewhere.
+            if sock.pre_steered.load(Ordering::Acquire) != 0 && shared.forked.load(Ordering::Relaxed) == 0 {
+                // Each gets its part of the descriptors that there are.
+                let left = count.saturating_sub(nth).max(1);
+                let share = lane_socket::spare_fds(wanted * left) / left;
+                _ = open_lanes(sock, shared, fd, wanted, share);
+            }
+        }
+    }
+    real::set_errno(errno);
+}

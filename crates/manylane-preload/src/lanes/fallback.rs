@@ -1,0 +1,148 @@
+//! How a socket becomes a plain one: lanes leave steering, then the table of ports, and are emptied by whoever receives next.
+
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+use manylane_sys::barrier;
+use manylane_sys::shim::Reason;
+
+use super::{clear_wait_bound, dup_any, dup_preferring, lanes_mask, local_addr, set_wait_bound, steer_to};
+use crate::lock::Guard;
+use crate::sock::{BLOCKS, MULTI_LANE, OBSERVING, PLAIN, Shared, Sock, UNBOUND};
+use crate::{
+    epoll, failpoint, identity, lane_socket, lease, prefetch, queues, quiesce, real, recovery, report,
+    send_batch, single_receiver, sockopt,
+};
+
+/// The socket becomes a plain one, for good: lanes leave steering, then the table of ports, and are emptied by
+/// whoever receives next. When this returns, the program's own socket is the only one that gets anything.
+#[cold]
+pub(crate) fn fall_back(sock: &'static Sock, fd: c_int, reason: Reason) {
+    if quiesce::enter() {
+        fall_back_now(sock, fd, reason);
+        quiesce::leave();
+    }
+}
+
+fn fall_back_now(sock: &'static Sock, fd: c_int, reason: Reason) {
+    let errno = real::errno();
+    sock.mark_plain(reason);
+    let may_fall = |shared: &&Shared| !matches!(shared.mode(), UNBOUND | PLAIN);
+    if let Some(shared) = sock.shared().filter(may_fall) {
+        let generation = sock.generation.load(Ordering::Acquire);
+        // It may be a descriptor of another thread, which closes it meanwhile.
+        match dup_preferring(sock, fd) {
+            Some(kept) => fall_back_locked(sock, shared, kept.fd(), generation, reason),
+            // There is no descriptor left to keep it by.
+            None if identity::is_same_socket(sock, fd) => {
+                fall_back_locked(sock, shared, fd, generation, reason)
+            }
+            None => _ = identity::revalidate_all(sock),
+        }
+    }
+    real::set_errno(errno);
+}
+
+fn fall_back_locked(sock: &'static Sock, shared: &Shared, fd: c_int, generation: u32, reason: Reason) {
+    if let Some(guard) = recovery::lock(sock, shared, true)
+        && !matches!(shared.mode(), UNBOUND | PLAIN)
+        && sock.generation.load(Ordering::Acquire) == generation
+    {
+        let change = recovery::start_change(shared, recovery::fallback_change(reason), &guard);
+        failpoint::hit("falling");
+        report::count_reason(reason, local_addr(fd));
+        recovery::mark_counted(shared, &guard);
+        make_plain(sock, shared, fd, &guard);
+        drop(change);
+        drop(guard);
+        epoll::handle_fallback(sock);
+    }
+}
+
+/// All steps of falling back. Each may be done twice: who finishes what somebody died over does them all.
+pub(crate) fn make_plain(sock: &Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    single_receiver::disarm(sock);
+    lease::close(sock, shared);
+    let others = lanes_mask(shared) & !1;
+    if others == 0 {
+        shared.mode.store(PLAIN, Ordering::SeqCst);
+        if shared.bounded.load(Ordering::Acquire) != 0 && shared.retired.load(Ordering::Acquire) == 0 {
+            clear_wait_bound(shared, fd);
+        }
+        detach_steering(sock, fd);
+        return;
+    }
+    steer_to(shared, fd, 1);
+    failpoint::hit("steered to one");
+    // What is between steering and a queue arrives there before this returns.
+    barrier::synchronize();
+    for (_, lane) in sock.lane_fds() {
+        lane_socket::retire(lane);
+        failpoint::hit("cut off");
+    }
+    sockopt::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 0);
+    if shared.bounded.load(Ordering::Acquire) == 0 {
+        set_wait_bound(shared, fd);
+    }
+    let holds = if sock.prefetches().is_some() { prefetch::PREFETCH_BIT } else { 0 };
+    shared.retired.store(others | holds, Ordering::Release);
+    failpoint::hit("retired");
+    // Without a lane, a member takes from all of them until the mode has changed.
+    for member in &shared.members {
+        member.lane.store(-1, Ordering::Relaxed);
+        report::record_lane(member, -1, shared.inode_of(-1));
+    }
+    failpoint::hit("nobody's");
+    detach_steering(sock, fd);
+    shared.mode.store(PLAIN, Ordering::SeqCst);
+    failpoint::hit("plain");
+    send_batch::flush_all(sock, shared, fd);
+}
+
+/// A retired lane was found empty: it stays so. With the last one the socket is the kernel's alone.
+#[cold]
+pub(crate) fn mark_lane_empty(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
+    let errno = real::errno();
+    let bit = 1 << lane;
+    let mut retired = shared.retired.load(Ordering::Acquire);
+    while retired & bit != 0 {
+        if retired == bit && identity::is_same_socket(sock, fd) {
+            // Before anybody takes the socket for the kernel's: a bound of ours would be seen.
+            clear_wait_bound(shared, fd);
+        }
+        match shared.retired.compare_exchange(retired, retired & !bit, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => break,
+            Err(now) => retired = now,
+        }
+    }
+    real::set_errno(errno);
+}
+
+/// The socket's group, if it ever has one, is the program's.
+pub(crate) fn detach_steering(sock: &Sock, fd: c_int) {
+    if sock.pre_steered.swap(0, Ordering::AcqRel) != 0 {
+        let errno = real::errno();
+        lane_socket::detach_steering(fd);
+        real::set_errno(errno);
+    }
+}
+
+/// From now on nobody can tell whether a blocking receive goes on after a signal: `signals.rs`.
+#[cold]
+pub(crate) fn on_mixed_signals() {
+    for sock in Sock::in_use() {
+        let Some(shared) = sock.shared() else { continue };
+        let joined = shared.joined.load(Ordering::Acquire) as usize;
+        let blocks = shared
+            .members
+            .iter()
+            .take(joined)
+            .any(|member| member.kind.load(Ordering::Relaxed) & BLOCKS != 0);
+        if (matches!(shared.mode(), OBSERVING | MULTI_LANE) || queues::is_open(shared))
+            && blocks
+            && let Some(fd) = dup_any(sock)
+        {
+            fall_back(sock, fd.fd(), Reason::Signals);
+        }
+    }
+}

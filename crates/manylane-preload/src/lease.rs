@@ -1,0 +1,298 @@
+//! Queues of devices on loan (engine `xdp`): asked of the launcher, opened, closed, given back. `manylane_sys::lend` has the
+//! messages.
+//!
+//! ```text
+//! NONE ─ask─► LENT ─the first receiver that comes back─► OPEN ─fall back─► DRAINING ─all empty─► CLOSED
+//!   └─refused, or an option stands against it, with a reason─────────────────────────────────────► CLOSED
+//! ```
+//!
+//! - NONE, CLOSED: the socket is what it is with engine `mmsg`.
+//! - LENT: the queues are mapped, and nothing comes to them. So they are before a fork, which hands them to the child.
+//! - OPEN: frames come to the queues, and each lane has some of them (`queues.rs`).
+//! - DRAINING: nothing comes any more, for good, and what is there goes before anything else.
+//!
+//! What each process has of a loan is in memory that is never unmapped: a thread may be in it while another one closes the
+//! socket. The state is in the memory that all processes share. Only who has the socket's lock changes either.
+
+use std::ffi::c_int;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
+
+use manylane_sys::lease::{Fds, Message, QUEUES_MAX};
+use manylane_sys::next_hops::NextHops;
+use manylane_sys::shared::Shared as SharedMemory;
+use manylane_sys::shim::Reason;
+use manylane_sys::xsk::LeasedQueue;
+
+use crate::lock::Guard;
+use crate::sock::{MULTI_LANE, OBSERVING, SINGLE, Shared, Sock};
+use crate::table::{self, Entry};
+use crate::{
+    hidden_fds, identity, lane_socket, lanes, memory, prefetch, queues, real, recovery, report,
+    single_receiver, sockopt, start,
+};
+
+pub(crate) const NONE: u32 = 0;
+pub(crate) const LEASED: u32 = 1;
+pub(crate) const OPEN: u32 = 2;
+pub(crate) const DRAINING: u32 = 3;
+pub(crate) const CLOSED: u32 = 4;
+
+/// The launcher answers within milliseconds; it may have to open devices, on a machine that is busy.
+const LEASE_REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Loans that a process has in its life: what is mapped stays so.
+const LEASES_MAX: u32 = 64;
+
+static LEASE_COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A loan as this process has it.
+pub(crate) struct Lease {
+    /// Our end of it; -1 when it is closed.
+    control_fd: AtomicI32,
+    pub(crate) queues: [Option<LeasedQueue>; QUEUES_MAX],
+    pub(crate) next_hops: SharedMemory<NextHops>,
+    /// Where the socket is bound.
+    pub(crate) local: IpAddr,
+    pub(crate) port: u16,
+    /// Addresses are those of IPv6.
+    pub(crate) is_v6: bool,
+    /// Headers of what is sent.
+    pub(crate) ttl: u8,
+    pub(crate) allow_fragments: bool,
+}
+
+/// Whether there is a launcher that lends.
+pub(crate) fn is_enabled() -> bool {
+    start::settings().is_some_and(|settings| settings.lessor.is_some())
+}
+
+/// Whether a socket has no queues yet, and may get some.
+#[inline]
+pub(crate) fn is_pending(shared: &Shared) -> bool {
+    shared.lease.load(Ordering::Acquire) < OPEN && is_enabled()
+}
+
+/// A member has come back to receive: it gets queues, if there are any.
+#[cold]
+pub(crate) fn start(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    let errno = real::errno();
+    if let Some(guard) = recovery::lock(sock, shared, true)
+        && matches!(shared.mode(), SINGLE | OBSERVING | MULTI_LANE)
+    {
+        if shared.lease.load(Ordering::Acquire) == NONE {
+            acquire(sock, shared, fd, &guard);
+        }
+        if shared.lease.load(Ordering::Acquire) == LEASED {
+            open(sock, shared, &guard);
+            prefetch::count_reasons(shared, fd);
+        }
+    }
+    real::set_errno(errno);
+}
+
+/// Before a fork: what is not there now could not be reached by both processes later.
+pub(crate) fn acquire_early(sock: &'static Sock, shared: &Shared, fd: c_int, guard: &Guard<'_>) {
+    if is_enabled() && shared.lease.load(Ordering::Acquire) == NONE {
+        acquire(sock, shared, fd, guard);
+    }
+}
+
+fn reject(shared: &Shared, fd: c_int, reason: Reason) {
+    shared.lease.store(CLOSED, Ordering::Release);
+    report::count_reason(reason, lanes::local_addr(fd));
+}
+
+/// Counts one more loan; false at the limit.
+fn reserve_one() -> bool {
+    LEASE_COUNT
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < LEASES_MAX).then_some(count + 1))
+        .is_ok()
+}
+
+/// Asks for queues and maps them.
+fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) {
+    if shared.forked.load(Ordering::Relaxed) != 0 {
+        return reject(shared, fd, Reason::NoQueue);
+    }
+    if !identity::is_same_socket(sock, fd) {
+        return;
+    }
+    // A descriptor for each queue, and one to talk about them.
+    if lane_socket::spare_fds(QUEUES_MAX + 1) <= QUEUES_MAX {
+        return reject(shared, fd, Reason::Full);
+    }
+    if sockopt::needs_kernel(fd) {
+        return reject(shared, fd, Reason::Control);
+    }
+    if !reserve_one() {
+        return reject(shared, fd, Reason::Full);
+    }
+    identity::record_port(shared);
+    let asked = request(fd);
+    if asked.is_err() {
+        LEASE_COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+    match asked {
+        Ok(loan) => {
+            let count = loan.queues.iter().flatten().count();
+            let Some(loan) = place_static(loan) else { return reject(shared, fd, Reason::Full) };
+            sock.set_lease(Some(loan));
+            shared.queue_count.store(count as u32, Ordering::Relaxed);
+            queues::distribute(shared);
+            shared.lease.store(LEASED, Ordering::Release);
+        }
+        Err(err) => {
+            let refused = matches!(err.raw_os_error(), Some(libc::ENODEV | libc::ENOSPC));
+            reject(shared, fd, if refused { Reason::NoQueue } else { Reason::Lessor });
+        }
+    }
+}
+
+/// Puts a loan where it stays.
+fn place_static(loan: Lease) -> Option<&'static Lease> {
+    let words = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
+    let at = words.as_ptr().cast_mut().cast::<Lease>();
+    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and nobody else knows of it yet. The loan has no
+    // other owner afterwards.
+    unsafe {
+        at.write(loan);
+        Some(&*at)
+    }
+}
+
+#[repr(transparent)]
+struct Word(std::sync::atomic::AtomicU64);
+
+// SAFETY: an atomic.
+unsafe impl memory::Atomics for Word {}
+
+/// A descriptor where programs seldom look.
+fn move_high(fd: OwnedFd) -> OwnedFd {
+    let high = hidden_fds::move_high(fd.into_raw_fd());
+    // SAFETY: the descriptor that was just given up, or its copy: nobody else has it.
+    unsafe { OwnedFd::from_raw_fd(high) }
+}
+
+fn request(fd: c_int) -> std::io::Result<Lease> {
+    let gone = || std::io::Error::from_raw_os_error(libc::EPIPE);
+    let ticket = start::settings().and_then(|settings| settings.lessor.as_ref()).ok_or_else(gone)?;
+    let addr = lanes::local_addr(fd).ok_or_else(gone)?;
+    let end = ticket.connect(LEASE_REPLY_TIMEOUT)?;
+    // SAFETY: it is the one that the calling thread is in a call on.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    Message::Request(ticket.secret).send(end.as_fd(), &[socket])?;
+    let mut fds = Fds::default();
+    let (count, hops) = match Message::receive(end.as_fd(), &mut fds)?.ok_or_else(gone)? {
+        Message::Ack(count) => (count, fds[0].take().ok_or_else(gone)?),
+        Message::Refused(errno) => return Err(std::io::Error::from_raw_os_error(errno)),
+        _ => return Err(gone()),
+    };
+    let (ttl, may_be_cut) = sockopt::ip_header_fields(fd);
+    let mut loan = Lease {
+        control_fd: AtomicI32::new(-1),
+        queues: [const { None }; QUEUES_MAX],
+        next_hops: SharedMemory::open(hops.as_fd())?,
+        local: addr.ip().to_canonical(),
+        port: addr.port(),
+        is_v6: addr.is_ipv6(),
+        ttl,
+        allow_fragments: may_be_cut,
+    };
+    for place in loan.queues.iter_mut().take(count as usize) {
+        let mut fds = Fds::default();
+        let Some(Message::Queue(terms)) = Message::receive(end.as_fd(), &mut fds)? else {
+            return Err(gone());
+        };
+        let [Some(xsk), Some(memory), ..] = fds else { return Err(gone()) };
+        *place = Some(LeasedQueue::open(terms, move_high(xsk), memory.as_fd())?);
+    }
+    *loan.control_fd.get_mut() = move_high(end).into_raw_fd();
+    loan.fds().for_each(|fd| _ = table::set(fd, Entry::Hidden));
+    Ok(loan)
+}
+
+/// A loan that came to nothing. One that is settled is never dropped.
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // What is hidden cannot be closed, by the program or by the drops of the queues. The lender sees the end of it.
+        self.fds().for_each(|fd| _ = table::set(fd, Entry::None));
+        let end = *self.control_fd.get_mut();
+        if end >= 0 {
+            crate::calls::call::close(end);
+        }
+    }
+}
+
+impl Lease {
+    pub(crate) fn has_fd(&self, fd: c_int) -> bool {
+        self.fds().any(|at| at == fd)
+    }
+
+    /// All that are open for it.
+    fn fds(&self) -> impl Iterator<Item = c_int> {
+        let queues = self.queues.iter().flatten().map(|queue| queue.as_fd().as_raw_fd());
+        queues.chain([self.control_fd.load(Ordering::Relaxed)]).filter(|fd| *fd >= 0)
+    }
+
+    /// Says something to the lender, and whether it has done so.
+    fn send_command(&self, order: Message) -> bool {
+        let end = self.control_fd.load(Ordering::Acquire);
+        if end < 0 {
+            return false;
+        }
+        // SAFETY: hidden from the program, and closed only by `release`, under the lock that the caller has.
+        let end = unsafe { BorrowedFd::borrow_raw(end) };
+        let said = order.send(end, &[]).and_then(|()| Message::receive(end, &mut Fds::default()));
+        matches!(said, Ok(Some(Message::Ack(_))))
+    }
+}
+
+fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
+    let Some(loan) = sock.lease() else { return };
+    if !loan.send_command(Message::Open) {
+        shared.lease.store(CLOSED, Ordering::Release);
+        report::count_reason(Reason::Lessor, None);
+        return;
+    }
+    queues::distribute(shared);
+    // Who went straight through looks at queues from now on.
+    single_receiver::disarm(sock);
+    shared.lease.store(OPEN, Ordering::Release);
+    queues::report_lanes(shared);
+}
+
+/// The socket is about to be plain, or to be closed: when this returns, nothing comes to the queues any more. Under the socket's lock.
+pub(crate) fn close(sock: &Sock, shared: &Shared) {
+    if shared.lease.load(Ordering::Acquire) != OPEN {
+        return;
+    }
+    queues::flush();
+    // A launcher that is gone has taken its programs off the devices.
+    if let Some(loan) = sock.lease() {
+        loan.send_command(Message::Close);
+    }
+    shared.lease.store(DRAINING, Ordering::SeqCst);
+}
+
+/// This process closes the socket: it has no part in the loan any more. When no process has, the lender takes it back.
+pub(crate) fn release(sock: &Sock) {
+    let Some(loan) = sock.lease() else { return };
+    queues::flush();
+    sock.set_lease(None);
+    loan.fds().for_each(hidden_fds::close);
+    loan.control_fd.store(-1, Ordering::Release);
+}
+
+/// Whether this process has the loan of that number.
+#[cold]
+pub(crate) fn is_own_lease(number: u16) -> bool {
+    let has = |loan: &Lease| loan.queues.iter().flatten().any(|queue| queue.terms().lease_id == number);
+    Sock::in_use().filter_map(Sock::lease).any(has)
+}
+
+/// Whether a descriptor is one of a loan's.
+pub(crate) fn has_fd(fd: c_int) -> bool {
+    Sock::in_use().filter_map(Sock::lease).any(|loan| loan.has_fd(fd))
+}

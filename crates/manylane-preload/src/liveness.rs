@@ -1,0 +1,184 @@
+//! Who is alive. A thread shows it by a mutex that it takes once and never gives back, and that the kernel opens when the
+//! thread dies, by whatever death: a robust futex. To look costs two loads and no call.
+//!
+//! The mutexes are in a mapping that is shared with all that is forked. A thread has one of them, its *life*; others know
+//! it by a [`Token`], which fits no other thread, ever. Whoever finds the life of a token gone knows, and need not guess
+//! from what moves and what stands still: a thread that is stopped is alive.
+//!
+//! Why not otherwise: a lock on an open file is shared by a fork, and a lock of a process says nothing of threads; to
+//! watch a process by a descriptor takes one for each, a call for each look, and a number that others may have got
+//! meanwhile. The list of robust futexes belongs to the C library, one for each thread: so these are its mutexes.
+//!
+//! Without room, or where the kernel or the C library does not do this, a thread has no life, and nobody takes it for dead:
+//! what is left then is its beat (`coverage.rs`).
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use libc::{c_int, pthread_mutex_t};
+
+use crate::memory::{self, Atomics};
+
+/// Threads of a program and of all that it forks that can have a life at a time. A token has 16 bits for them.
+const SLOTS_MAX: usize = 4096;
+const _: () = assert!(SLOTS_MAX < u16::MAX as usize);
+
+/// States of a slot: its mutex was never made, is being made, can be taken.
+const UNINIT: u32 = 0;
+const INITIALIZING: u32 = 1;
+const READY: u32 = 2;
+
+/// A thread, for as long as it lives: the use of a slot, and the slot and one. 0: not known.
+pub(crate) type Token = u64;
+
+#[repr(C, align(64))]
+struct Liveness {
+    state: AtomicU32,
+    /// Changes with each thread that takes it.
+    generation: AtomicU32,
+    /// A `pthread_mutex_t`, whose first word is the futex: the thread's number, or the kernel's word that it died.
+    mutex: [AtomicU32; 12],
+}
+
+const _: () = assert!(size_of::<pthread_mutex_t>() <= size_of::<[AtomicU32; 12]>());
+const _: () = assert!(align_of::<pthread_mutex_t>() <= 8);
+
+// SAFETY: atomics; zeroes are a slot whose mutex was never made.
+unsafe impl Atomics for Liveness {}
+
+static SLOTS: AtomicPtr<Liveness> = AtomicPtr::new(ptr::null_mut());
+
+/// Maps the slots; once, at start. Without them nobody has a life.
+pub(crate) fn start() {
+    if let Some(lives) = memory::map::<Liveness>(SLOTS_MAX, true) {
+        SLOTS.store(lives.as_ptr().cast_mut(), Ordering::Release);
+    }
+}
+
+#[inline]
+fn slots() -> &'static [Liveness] {
+    let at = SLOTS.load(Ordering::Acquire);
+    if at.is_null() {
+        return &[];
+    }
+    // SAFETY: the array that start() mapped, never unmapped.
+    unsafe { std::slice::from_raw_parts(at, SLOTS_MAX) }
+}
+
+/// Whether the thread that `token` meant is known to have died.
+#[inline]
+pub(crate) fn has_exited(token: Token) -> bool {
+    let Some(life) = slots().get((token as u32).wrapping_sub(1) as usize) else { return false };
+    life.generation.load(Ordering::Acquire) != (token >> 32) as u32
+        || life.mutex[0].load(Ordering::Acquire) & libc::FUTEX_OWNER_DIED != 0
+}
+
+/// Takes a life for the calling thread, whose number is `tid`, until it ends; 0 if there is none. Signals are blocked: the
+/// C library's list of a thread's robust mutexes is being changed.
+#[cold]
+pub(crate) fn acquire(tid: u32) -> Token {
+    let lives = slots();
+    let start = tid as usize % SLOTS_MAX;
+    let in_turn = (start..SLOTS_MAX).chain(0..start);
+    for (at, life) in in_turn.filter_map(|at| Some((at, lives.get(at)?))) {
+        match life.try_lock() {
+            TryLock::Busy => {}
+            TryLock::Unsupported => return 0,
+            TryLock::Acquired => {
+                // What the word holds is the kernel's business and the C library's: only if it is as the kernel says
+                // (and the thread is one that the C library made) will there be a sign of death in it.
+                if life.mutex[0].load(Ordering::Relaxed) & libc::FUTEX_TID_MASK != tid {
+                    // SAFETY: the calling thread has just taken it.
+                    unsafe { libc::pthread_mutex_unlock(life.mutex()) };
+                    return 0;
+                }
+                let used = life.generation.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+                return u64::from(used) << 32 | (at as u64 + 1);
+            }
+        }
+    }
+    0
+}
+
+enum TryLock {
+    Acquired,
+    /// Somebody else has it.
+    Busy,
+    /// There is no such mutex here.
+    Unsupported,
+}
+
+impl Liveness {
+    fn mutex(&self) -> *mut pthread_mutex_t {
+        self.mutex.as_ptr().cast_mut().cast()
+    }
+
+    fn try_lock(&self) -> TryLock {
+        if self.state.compare_exchange(UNINIT, INITIALIZING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            if !self.init() {
+                self.state.store(UNINIT, Ordering::Release);
+                return TryLock::Unsupported;
+            }
+            self.state.store(READY, Ordering::Release);
+        }
+        // Who dies while making one takes the slot with it.
+        if self.state.load(Ordering::Acquire) != READY {
+            return TryLock::Busy;
+        }
+        // SAFETY: made once, as a robust mutex that processes share, in memory that is never unmapped.
+        match unsafe { libc::pthread_mutex_trylock(self.mutex()) } {
+            0 => TryLock::Acquired,
+            libc::EOWNERDEAD => {
+                // SAFETY: as above; the call before has taken it, and said that its owner died.
+                unsafe { libc::pthread_mutex_consistent(self.mutex()) };
+                TryLock::Acquired
+            }
+            _ => TryLock::Busy,
+        }
+    }
+
+    fn init(&self) -> bool {
+        let mut how = std::mem::MaybeUninit::uninit();
+        let all = |results: &[c_int]| results.iter().all(|result| *result == 0);
+        // SAFETY: the attributes are made before they are changed and read; the mutex is room that only the caller uses
+        // (the slot's state says so), zero, large and aligned enough (asserted above).
+        unsafe {
+            all(&[
+                libc::pthread_mutexattr_init(how.as_mut_ptr()),
+                libc::pthread_mutexattr_setpshared(how.as_mut_ptr(), libc::PTHREAD_PROCESS_SHARED),
+                libc::pthread_mutexattr_setrobust(how.as_mut_ptr(), libc::PTHREAD_MUTEX_ROBUST),
+                libc::pthread_mutex_init(self.mutex(), how.as_ptr()),
+            ])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tid() -> u32 {
+        // SAFETY: gettid(2) takes nothing and touches no memory.
+        unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+    }
+
+    #[test]
+    fn a_life_ends_with_its_thread_and_with_nothing_else() {
+        start();
+        let mine = acquire(tid());
+        assert!(mine != 0 && !has_exited(mine));
+        let other = std::thread::spawn(|| acquire(tid())).join().unwrap();
+        assert!(other != 0 && other != mine);
+        // The kernel opens it before the thread can be joined.
+        assert!(has_exited(other));
+        assert!(!has_exited(mine));
+        // Nobody is known by this.
+        assert!(!has_exited(0));
+        // What the dead had goes to others, who are not taken for them.
+        let heirs = std::thread::spawn(|| (0..SLOTS_MAX).map(|_| acquire(tid())).collect::<Vec<_>>());
+        let heirs = heirs.join().unwrap();
+        assert_eq!(heirs.iter().filter(|token| **token == 0).count(), 1, "all but the one that is alive");
+        assert!(!heirs.contains(&other) && !heirs.contains(&mine));
+        assert!(has_exited(other) && !has_exited(mine));
+    }
+}

@@ -1,0 +1,124 @@
+//! Room for what a wait asks of ppoll(2): few entries are on the stack, which may be a small one (`PTHREAD_STACK_MIN`, a handler's
+//! own); for more a thread has mappings, which it keeps until it ends. A handler that waits while its thread does takes
+//! another one. Without memory for that, a wait cannot be one for lanes.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use libc::pollfd;
+use manylane_sys::lease::QUEUES_MAX;
+
+/// Entries of the program that a wait is looked through with.
+pub(crate) const POLLFDS_MAX: usize = 1024;
+/// Of these, the ones that are on the stack.
+pub(crate) const STACK_POLLFDS_MAX: usize = 64;
+/// Mappings that a thread keeps: a select(2) takes two, and so does one of a handler.
+const CACHED_MAPPINGS_MAX: usize = 4;
+/// Entries of a mapping; those of queues are behind the program's.
+const MAPPING_POLLFDS: usize = POLLFDS_MAX + QUEUES_MAX;
+
+/// An entry that asks for nothing.
+pub(crate) const EMPTY_POLLFD: pollfd = pollfd { fd: -1, events: 0, revents: 0 };
+
+struct CachedMapping {
+    in_use: AtomicBool,
+    ptr: AtomicPtr<pollfd>,
+}
+
+thread_local! {
+    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    static CACHE: [CachedMapping; CACHED_MAPPINGS_MAX] = const {
+        [const { CachedMapping { in_use: AtomicBool::new(false), ptr: AtomicPtr::new(ptr::null_mut()) } }; CACHED_MAPPINGS_MAX]
+    };
+}
+
+/// What `with` makes of room for `count` entries of the program and those of all queues; none without memory.
+#[inline]
+pub(crate) fn with_pollfds<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Option<R> {
+    if count <= STACK_POLLFDS_MAX { Some(with_stack(with)) } else { with_mapping(count, with) }
+}
+
+/// On the stack while it is needed.
+#[inline(never)]
+fn with_stack<R>(with: impl FnOnce(&mut [pollfd]) -> R) -> R {
+    with(&mut [EMPTY_POLLFD; STACK_POLLFDS_MAX + QUEUES_MAX])
+}
+
+#[inline(never)]
+fn with_mapping<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Option<R> {
+    if count > POLLFDS_MAX {
+        return None;
+    }
+    let kept = CACHE.with(|mine| mine.iter().position(|kept| !kept.in_use.swap(true, Ordering::Relaxed)));
+    let before = kept.map_or(ptr::null_mut(), |nth| CACHE.with(|mine| mine[nth].ptr.load(Ordering::Relaxed)));
+    let at = if before.is_null() { map() } else { before };
+    if let Some(nth) = kept {
+        CACHE.with(|mine| mine[nth].ptr.store(at, Ordering::Relaxed));
+    }
+    // Not given back by `Drop`: a thread that is cancelled unwinds past it, and gives all back at its end.
+    let answer = (!at.is_null()).then(|| {
+        // SAFETY: a mapping of so many, which are plain numbers; whoever has it is the only one (it is `in_use`, or new).
+        with(unsafe { std::slice::from_raw_parts_mut(at, MAPPING_POLLFDS) })
+    });
+    match kept {
+        Some(nth) => CACHE.with(|mine| mine[nth].in_use.store(false, Ordering::Relaxed)),
+        None => unmap(at),
+    }
+    answer
+}
+
+/// The calling thread ends.
+pub(crate) fn free_cached() {
+    CACHE.with(|mine| mine.iter().for_each(|kept| unmap(kept.ptr.swap(ptr::null_mut(), Ordering::Relaxed))));
+}
+
+/// Null if there is no memory.
+fn map() -> *mut pollfd {
+    let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+    let at =
+        unsafe { libc::mmap(ptr::null_mut(), MAPPING_POLLFDS * size_of::<pollfd>(), rights, kind, -1, 0) };
+    if at == libc::MAP_FAILED { ptr::null_mut() } else { at.cast() }
+}
+
+fn unmap(at: *mut pollfd) {
+    if !at.is_null() {
+        // SAFETY: a mapping of that size from `map`, which nothing uses any more.
+        unsafe { libc::munmap(at.cast(), MAPPING_POLLFDS * size_of::<pollfd>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_within_waits_have_room_of_their_own() {
+        fn nested(depth: usize, seen: &mut Vec<usize>) {
+            let answer = with_pollfds(STACK_POLLFDS_MAX + 1, |room| {
+                assert_eq!(room.len(), MAPPING_POLLFDS);
+                seen.push(room.as_ptr() as usize);
+                if depth > 1 {
+                    nested(depth - 1, seen);
+                }
+            });
+            assert_eq!(answer, Some(()));
+        }
+        let (mut first, mut again) = (Vec::new(), Vec::new());
+        nested(CACHED_MAPPINGS_MAX + 2, &mut first);
+        nested(CACHED_MAPPINGS_MAX, &mut again);
+        assert_eq!(again, first[..CACHED_MAPPINGS_MAX], "those that are kept");
+        first.sort_unstable();
+        first.dedup();
+        assert_eq!(first.len(), CACHED_MAPPINGS_MAX + 2);
+        free_cached();
+    }
+
+    #[test]
+    fn there_is_room_for_so_many_and_no_more() {
+        assert_eq!(with_pollfds(STACK_POLLFDS_MAX, |room| room.len()), Some(STACK_POLLFDS_MAX + QUEUES_MAX));
+        assert_eq!(with_pollfds(POLLFDS_MAX, |room| room.len()), Some(MAPPING_POLLFDS));
+        assert_eq!(with_pollfds(POLLFDS_MAX + 1, |_| ()), None);
+        free_cached();
+    }
+}

@@ -1,0 +1,226 @@
+//! Threads that are in the library, and how all of them leave it for good: before the program
+//! forbids itself system calls (`seccomp.rs`).
+//!
+//! What the library does for a call of the program may take other system calls than the program's
+//! own. A thread says so in a *slot* of its own, by plain stores, before the first of these and
+//! after the last one: [`enter`], [`leave`]. The program's own call, which may wait for ever, is
+//! [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the program's own call
+//! instead, but not before the library is done with the sockets: it *parks* until then.
+//!
+//! | stage | a thread that enters | that is in | that is parked |
+//! |---|---|---|---|
+//! | AT_WORK | goes on | goes on | |
+//! | LEAVING | parks | parks as soon as it can, or leaves | stays |
+//! | ASIDE | makes the program's own call | | leaves |
+//!
+//! No barrier orders the store to the slot with the look at the stage: who changes the stage makes
+//! all CPUs pass one (`everywhere`), after which either the thread sees the stage, or its slot can
+//! be seen.
+
+use std::cell::Cell;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
+use std::time::{Duration, Instant};
+
+use libc::{c_void, timespec};
+use manylane_sys::barrier;
+
+use crate::real;
+
+const ATTACHED: u32 = 0;
+const DETACHING: u32 = 1;
+const DETACHED: u32 = 2;
+static STAGE: AtomicU32 = AtomicU32::new(ATTACHED);
+
+/// Threads of a process that can have a slot at a time; others are not waited for.
+const SLOTS_MAX: usize = 4096;
+/// Nanoseconds between two looks at the stage, or at slots.
+const POLL_INTERVAL_NS: i64 = 100_000;
+/// Longest wait for threads to leave: one that was taken out of the library by `longjmp` never
+/// does.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[repr(align(64))]
+struct Slot {
+    is_taken: AtomicU32,
+    /// Calls that its thread is in: more than one in a signal handler. Written by that thread
+    /// alone.
+    depth: AtomicU32,
+    /// It waits until the stage is ASIDE.
+    is_parked: AtomicU32,
+}
+
+static SLOTS: [Slot; SLOTS_MAX] =
+    [const { Slot { is_taken: AtomicU32::new(0), depth: AtomicU32::new(0), is_parked: AtomicU32::new(0) } };
+        SLOTS_MAX];
+/// Slots behind these were never taken.
+static TOP: AtomicU32 = AtomicU32::new(0);
+/// The thread-specific key whose destructor gives a slot back, and one; 0 before it exists.
+static TLS_KEY: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    static THREAD_SLOT: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+}
+
+/// Once, at start.
+pub(crate) fn start() {
+    let mut key = 0;
+    // SAFETY: `key` is written before it is read; the destructor is a function of ours that takes
+    // any argument.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(release_slot)) } == 0 {
+        TLS_KEY.store(key + 1, Ordering::Relaxed);
+    }
+}
+
+extern "C" fn release_slot(_: *mut c_void) {
+    if let Some(slot) = THREAD_SLOT.with(|here| here.replace(None)) {
+        // A thread that was cancelled in a wait is still in.
+        slot.depth.store(0, Ordering::Relaxed);
+        slot.is_taken.store(0, Ordering::Release);
+    }
+}
+
+/// In the child of a fork: threads of the parent are not here.
+pub(crate) fn in_child() {
+    for slot in used_slots() {
+        slot.depth.store(0, Ordering::Relaxed);
+        slot.is_parked.store(0, Ordering::Relaxed);
+        slot.is_taken.store(0, Ordering::Relaxed);
+    }
+    THREAD_SLOT.with(|here| here.set(None));
+}
+
+fn used_slots() -> impl Iterator<Item = &'static Slot> {
+    SLOTS[..TOP.load(Ordering::SeqCst) as usize]
+        .iter()
+        .filter(|slot| slot.is_taken.load(Ordering::SeqCst) != 0)
+}
+
+#[cold]
+fn alloc_slot() -> Option<&'static Slot> {
+    let key = TLS_KEY.load(Ordering::Relaxed).checked_sub(1)?;
+    let is_free =
+        |slot: &Slot| slot.is_taken.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+    let at = SLOTS.iter().position(is_free)?;
+    TOP.fetch_max(at as u32 + 1, Ordering::SeqCst);
+    let slot = &SLOTS[at];
+    // SAFETY: the key is ours; any value but null makes the destructor run when the thread ends.
+    unsafe { libc::pthread_setspecific(key, ptr::from_ref(slot).cast::<c_void>()) };
+    THREAD_SLOT.with(|here| here.set(Some(slot)));
+    Some(slot)
+}
+
+#[inline]
+fn thread_slot() -> Option<&'static Slot> {
+    THREAD_SLOT.with(Cell::get)
+}
+
+/// The calling thread may make calls of the library's own until it says [`leave`]. False: never
+/// again, and the program's own call is to be made.
+#[inline]
+pub(crate) fn enter() -> bool {
+    let Some(slot) = thread_slot().or_else(alloc_slot) else { return !is_detaching() };
+    let depth = slot.depth.load(Ordering::Relaxed);
+    slot.depth.store(depth + 1, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    // Within another call of its own it may have locks, and is waited for.
+    if !is_detaching() || depth > 0 {
+        return true;
+    }
+    park_and_leave();
+    false
+}
+
+/// The calling thread makes no more calls but the program's.
+#[inline]
+pub(crate) fn leave() {
+    if let Some(slot) = thread_slot() {
+        slot.depth.store(slot.depth.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+    }
+}
+
+/// True if threads that are in the library are to leave it, for good.
+#[inline]
+pub(crate) fn is_detaching() -> bool {
+    STAGE.load(Ordering::Relaxed) != ATTACHED
+}
+
+/// Makes the program's own call from within the library. If [`is_detaching`] after that, nothing else is
+/// to be done.
+#[inline]
+pub(crate) fn run_outside<T>(own: impl FnOnce() -> T) -> T {
+    let Some(slot) = thread_slot() else { return own() };
+    let depth = slot.depth.load(Ordering::Relaxed);
+    slot.depth.store(0, Ordering::Release);
+    let answer = own();
+    slot.depth.store(depth, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+    if is_detaching() {
+        park();
+    }
+    answer
+}
+
+/// Leaves the library for good, when that is done with the sockets: the program's own call is to
+/// be made next.
+#[cold]
+pub(crate) fn park_and_leave() {
+    park();
+    leave();
+}
+
+#[cold]
+fn park() {
+    let errno = real::errno();
+    if let Some(slot) = thread_slot() {
+        slot.is_parked.store(1, Ordering::SeqCst);
+    }
+    while STAGE.load(Ordering::SeqCst) == DETACHING {
+        sleep();
+    }
+    if let Some(slot) = thread_slot() {
+        slot.is_parked.store(0, Ordering::SeqCst);
+    }
+    real::set_errno(errno);
+}
+
+/// By the kernel's call: the C library's is one that the program sees through us.
+fn sleep() {
+    let time = timespec { tv_sec: 0, tv_nsec: POLL_INTERVAL_NS };
+    // SAFETY: the kernel reads the time, which lives through the call, and writes nothing.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, ptr::null_mut::<timespec>()) };
+}
+
+/// All are to leave but the calling thread, which is in. False if they had been told so before:
+/// then they have left when this returns.
+pub(crate) fn start_detach() -> bool {
+    if STAGE.compare_exchange(ATTACHED, DETACHING, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        barrier::fence_all_threads();
+        return true;
+    }
+    while STAGE.load(Ordering::SeqCst) == DETACHING {
+        sleep();
+    }
+    false
+}
+
+/// Waits until all other threads have left or are parked.
+pub(crate) fn wait_for_others() {
+    wait(|slot| slot.depth.load(Ordering::SeqCst) == 0 || slot.is_parked.load(Ordering::SeqCst) != 0);
+}
+
+/// All leave for good. When this returns, they make no calls but the program's.
+pub(crate) fn finish_detach() {
+    STAGE.store(DETACHED, Ordering::SeqCst);
+    wait(|slot| slot.depth.load(Ordering::SeqCst) == 0 && slot.is_parked.load(Ordering::SeqCst) == 0);
+}
+
+fn wait(has_left: impl Fn(&Slot) -> bool) {
+    let until = Instant::now() + DETACH_TIMEOUT;
+    let own = thread_slot();
+    let is_own = |slot: &Slot| own.is_some_and(|own| ptr::eq(own, slot));
+    while used_slots().any(|slot| !is_own(slot) && !has_left(slot)) && Instant::now() < until {
+        sleep();
+    }
+}

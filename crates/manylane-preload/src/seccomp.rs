@@ -1,0 +1,108 @@
+//! Standing aside: a program that forbids itself system calls (seccomp) makes no others than it
+//! would without the library.
+//!
+//! A filter that the program installs knows the program's calls, and may end the process at any
+//! other one. So before the first one goes in, and once for each process:
+//! 1. Every socket becomes a plain one (`lanes/fallback.rs`), and replies that were kept are sent.
+//! 2. All threads leave the library (`quiesce.rs`); some may come under the filter, too
+//!    (SECCOMP_FILTER_FLAG_TSYNC).
+//! 3. What is left in lanes, of which each would take calls on descriptors of the library's own,
+//!    is taken into memory (`leftovers.rs`).
+//! 4. From now on each call is the C library's own, as if the library were not there; but for
+//!    leftovers, which come first (`detached.rs`).
+//!
+//! Should the program's call fail then, its sockets stay plain all the same.
+
+use std::sync::atomic::Ordering;
+
+use libc::{MSG_DONTWAIT, c_int, c_long, c_ulong};
+use manylane_sys::shim::Reason;
+
+use crate::calls::call;
+use crate::leftovers::Leftovers;
+use crate::recv_bufs::RecvBufs;
+use crate::sock::{PLAIN, Shared, Sock, UNBOUND};
+use crate::{detached, epoll, lanes, queues, quiesce, real, recv_call, report, send_batch, start, thread};
+
+pub(crate) fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    if option == libc::PR_SET_SECCOMP {
+        let is_strict = a == c_ulong::from(libc::SECCOMP_MODE_STRICT);
+        before_seccomp(is_strict, a == c_ulong::from(libc::SECCOMP_MODE_FILTER) && b != 0);
+    }
+    call::prctl(option, a, b, c, d)
+}
+
+/// seccomp(2), which has no function in the C library.
+pub(crate) fn seccomp(operation: c_long, flags: c_long, args: c_long) {
+    let is_strict = operation == c_long::from(libc::SECCOMP_SET_MODE_STRICT) && flags == 0 && args == 0;
+    before_seccomp(is_strict, operation == c_long::from(libc::SECCOMP_SET_MODE_FILTER) && args != 0);
+}
+
+/// A filter without an address is a question of what the kernel can do.
+fn before_seccomp(is_strict: bool, is_filter: bool) {
+    // In the child of a vfork, which is to become another program, the memory is the parent's.
+    if (is_strict || is_filter) && thread::is_own_process() {
+        detach();
+    }
+}
+
+#[cold]
+fn detach() {
+    let errno = real::errno();
+    if quiesce::enter() {
+        if quiesce::start_detach() {
+            mark_all_plain();
+            start::detach();
+            quiesce::finish_detach();
+        }
+        quiesce::leave();
+    }
+    real::set_errno(errno);
+}
+
+fn mark_all_plain() {
+    let mut is_known = false;
+    for sock in Sock::in_use() {
+        is_known |= sock.shared().is_some_and(|shared| shared.mode() != UNBOUND);
+        if let Some(fd) = lanes::any_fd(sock) {
+            lanes::fall_back(sock, fd, Reason::Seccomp);
+            lanes::detach_steering(sock, fd);
+        }
+    }
+    // What is bound later is not seen: that there may be such sockets is.
+    if !is_known {
+        report::count_reason(Reason::Seccomp, None);
+    }
+    quiesce::wait_for_others();
+    send_batch::flush_at_exit(true);
+    for sock in Sock::in_use() {
+        if let (Some(shared), Some(fd)) = (sock.shared(), lanes::any_fd(sock)) {
+            collect_leftovers(sock, shared, fd);
+        }
+    }
+    epoll::detach();
+    detached::refresh();
+}
+
+/// Takes what is left in the lanes of a socket into memory. A process that has not received on it
+/// leaves that to those that have.
+fn collect_leftovers(sock: &'static Sock, shared: &Shared, fd: c_int) {
+    let is_left = || shared.retired.load(Ordering::Acquire) != 0 || queues::is_draining(shared);
+    let pid = u64::from(std::process::id());
+    let members =
+        || shared.members.iter().map(|at| at.thread_id.load(Ordering::Relaxed)).filter(|who| *who != 0);
+    let is_others = shared.forked.load(Ordering::Acquire) != 0
+        && members().next().is_some()
+        && !members().any(|who| who >> 32 == pid);
+    if shared.mode() != PLAIN || !is_left() || is_others {
+        return;
+    }
+    let Some(left) = Leftovers::new() else { return };
+    left.fill(|message| {
+        let op = |at, more| call::recvmsg(at, message, more | MSG_DONTWAIT);
+        recv_call::recv_leftover(sock, shared, fd, RecvBufs::Message(message), op)
+    });
+    if left.has_datagrams() {
+        sock.set_leftovers(left);
+    }
+}

@@ -1,0 +1,581 @@
+//! Replies of kernel sockets put together (`--batch`): answers to datagrams that were taken ahead are kept, and sent with one system
+//! call when the thread has no more of those to answer.
+//!
+//! An *outbox* belongs to a lane, beside its hold (`prefetch.rs`), in memory that is shared with all that is forked later. A reply is
+//! kept there only while the hold has more for the same thread ([`enqueue`]): so replies go out at the latest with the answer to
+//! the last datagram that was taken ahead, or when their number is reached, or before the thread does anything but receive and
+//! answer ([`flush`]): waits, sends otherwise or elsewhere, closes, sleeps, forks, ends.
+//!
+//! # Who sends
+//!
+//! The owner of the lane, in a send of its own. But whoever changes what sending means (falling back, options, `close`, the end
+//! of the process) sends what all have kept first ([`flush_all`]); and who waits on another lane looks, after each slice, whether
+//! some owner has come to neither receive nor send since the look before ([`flush_overdue`]): it computes, blocks where the library does not
+//! see it, or is dead. That is the bound in time, and no clock is read for it.
+//!
+//! `holder` is a lock of somebody's life, as in `lock.rs`: that of the dead is as good as open. Who has it writes, or sends. The
+//! kernel says of each message that it was sent (`msg_len`), in the shared memory: who finds a dead sender goes on behind the last one that was,
+//! and each leaves once.
+//!
+//! # What is never kept
+//!
+//! What could fail, as far as that can be known: anything but a plain datagram to the sender of one that was just handed out, and anything
+//! longer than what the lane has sent without an error. If one fails all the same, it is sent again by itself; if that fails, too,
+//! it is counted (`reply-failed`), the program's next send on the socket reports the error, and nothing of the socket is kept any more.
+
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::{mem, ptr};
+
+use libc::{EAGAIN, EINTR, MSG_DONTWAIT, MSG_NOSIGNAL, c_int, iovec, mmsghdr, pollfd, timespec};
+use manylane_sys::shim::Reason;
+
+use crate::frames::TxDatagram;
+use crate::lane_socket::WAIT_SLICE_MS;
+use crate::lock::{SignalMask, UNTRACKED_HOLDER};
+use crate::memory::{self, Atomics};
+use crate::prefetch::{self, PREFETCH_MAX};
+use crate::sock::{MAX_LANES, MULTI_LANE, Member, Shared, Sock};
+use crate::table::{self, Entry};
+use crate::{calls, lanes, liveness, queues, quiesce, real, report, single_receiver, start, thread};
+
+/// Longest reply that is kept: what fits a frame, and some.
+const REPLY_LEN_MAX: usize = 2048;
+/// An address of either family.
+const SOCKADDR_LEN_MAX: usize = 32;
+/// What the kernel has not written over.
+const NOT_SENT: u32 = u32::MAX;
+/// Turns that are left to somebody who writes or sends. A send that waits for room takes longer: then each goes its own way.
+const SPIN_LIMIT: u32 = 64;
+
+/// Replies of a lane that were kept.
+#[repr(C, align(64))]
+pub(crate) struct Outbox {
+    /// The life of who writes or sends; 0 if nobody does.
+    holder: AtomicU64,
+    /// Next and end (8 bits each): what is kept lies between.
+    range: AtomicU32,
+    /// Changes with each reply that is kept; what it was when somebody else looked last.
+    seq: AtomicU32,
+    seen_seq: AtomicU32,
+    /// How all that is kept is to be sent.
+    flags: AtomicI32,
+    /// The longest datagram that the lane has sent without an error.
+    sent_len_max: AtomicU32,
+    headers: UnsafeCell<[mmsghdr; PREFETCH_MAX]>,
+    iovecs: UnsafeCell<[iovec; PREFETCH_MAX]>,
+    names: UnsafeCell<[[u8; SOCKADDR_LEN_MAX]; PREFETCH_MAX]>,
+    bytes: UnsafeCell<[[u8; REPLY_LEN_MAX]; PREFETCH_MAX]>,
+}
+
+// SAFETY: what is not atomic is written and read by who is named in `holder` alone; `map` sets it up before anybody knows of it.
+unsafe impl Sync for Outbox {}
+// SAFETY: zeroes are an outbox that is empty.
+unsafe impl Atomics for Outbox {}
+
+/// Where the calling thread has kept replies.
+struct Pending {
+    /// Socket and one; 0: nowhere.
+    sock: Cell<u32>,
+    generation: Cell<u32>,
+    lane: Cell<usize>,
+    /// The program's descriptor.
+    fd: Cell<c_int>,
+    /// The thread has kept replies at least once.
+    has_queued: Cell<bool>,
+}
+
+thread_local! {
+    // Without a destructor and with a constant: neither the heap nor a registration is involved.
+    static PENDING: Pending = const {
+        Pending { sock: Cell::new(0), generation: Cell::new(0), lane: Cell::new(0), fd: Cell::new(-1), has_queued: Cell::new(false) }
+    };
+}
+
+/// Maps the outboxes of a socket that gets lanes, if it has holds. Under the socket's lock, before any fork.
+pub(crate) fn map(sock: &Sock) {
+    let Some(holds) = sock.prefetches().filter(|_| sock.outboxes().is_none()) else { return };
+    let Some(outboxes) = memory::map::<Outbox>(holds.len(), true) else { return };
+    outboxes.iter().for_each(Outbox::init);
+    sock.set_outboxes(outboxes);
+    start::start_send_batching();
+}
+
+/// A datagram that a lane's owner is about to send.
+pub(crate) struct Reply<'a> {
+    pub(crate) sock: &'static Sock,
+    pub(crate) shared: &'a Shared,
+    pub(crate) member: &'a Member,
+    pub(crate) lane: usize,
+    /// The program's descriptor.
+    pub(crate) fd: c_int,
+    /// Of the call, with what a lane's socket needs.
+    pub(crate) flags: c_int,
+}
+
+/// Keeps a reply for others that will follow, or sends it with those before it: what the program's call returns. None: it is
+/// to be sent by itself, after [`flush`].
+#[inline]
+pub(crate) fn enqueue(reply: &Reply<'_>, out: &TxDatagram) -> Option<isize> {
+    let outbox = reply.sock.outboxes()?.get(reply.lane)?;
+    let hold = prefetch::for_lane(reply.sock, reply.lane)?;
+    let at = reply.sock.index() + 1;
+    let is_pending = PENDING.with(|pending| pending.sock.get() == at && pending.lane.get() == reply.lane);
+    let len = out.len()?;
+    let may = (is_pending || hold.has_datagrams())
+        && reply.flags & !(MSG_DONTWAIT | MSG_NOSIGNAL) == 0
+        && len <= REPLY_LEN_MAX.min(outbox.sent_len_max.load(Ordering::Relaxed) as usize)
+        && reply.shared.send_batch_off.load(Ordering::Relaxed) == 0
+        && !queues::is_open(reply.shared)
+        && hold.has_delivered_from(out.name()?);
+    if !may {
+        return None;
+    }
+    if !is_pending {
+        start_batch();
+    }
+    outbox.enqueue(reply, out, len)
+}
+
+/// The calling thread is about to keep the first reply of a lane.
+fn start_batch() {
+    flush();
+    // From now on each of its calls passes by here.
+    if !PENDING.with(|pending| pending.has_queued.replace(true)) {
+        single_receiver::disarm_own();
+    }
+}
+
+/// Whether the calling thread has ever kept a reply.
+pub(crate) fn has_queued() -> bool {
+    start::is_send_batching() && PENDING.with(|pending| pending.has_queued.get())
+}
+
+/// A datagram went by the kernel alone: so long ones may be kept from now on.
+#[inline]
+pub(crate) fn record_sent_len(sock: &Sock, lane: usize, len: usize) {
+    if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
+        && outbox.sent_len_max.load(Ordering::Relaxed) < len.min(REPLY_LEN_MAX) as u32
+    {
+        outbox.sent_len_max.store(len.min(REPLY_LEN_MAX) as u32, Ordering::Relaxed);
+    }
+}
+
+/// Sends what the calling thread has kept.
+#[inline]
+pub(crate) fn flush() {
+    if start::is_send_batching() {
+        PENDING.with(|pending| {
+            if pending.sock.get() != 0 {
+                flush_now(pending);
+            }
+        });
+    }
+}
+
+/// [`flush`], unless the thread is about to get the next datagram that was taken ahead of the same lane. So a receive on any other
+/// socket has nothing to send any more, and one on this socket only before it waits on the thread's own lane, or on all of them:
+/// what it had kept has left by the time the socket became plain.
+#[inline]
+pub(crate) fn before_receive(sock: &Sock) {
+    if !start::is_send_batching() {
+        return;
+    }
+    PENDING.with(|pending| {
+        if pending.sock.get() == 0 {
+            return;
+        }
+        let has_more =
+            || prefetch::for_lane(sock, pending.lane.get()).is_some_and(prefetch::Prefetch::has_datagrams);
+        if pending.sock.get() != sock.index() + 1 || !has_more() {
+            flush_now(pending);
+        }
+    });
+}
+
+#[cold]
+fn flush_now(pending: &Pending) {
+    if quiesce::enter() {
+        flush_pending(pending);
+        quiesce::leave();
+    }
+}
+
+fn flush_pending(pending: &Pending) {
+    let index = pending.sock.replace(0) - 1;
+    let sock = Sock::at(index);
+    let errno = real::errno();
+    let fd = pending.fd.get();
+    // Who closed it has sent what was kept, and the number may mean something else by now.
+    if sock.generation.load(Ordering::Acquire) == pending.generation.get()
+        && let Some(shared) = sock.shared()
+        && let Some(outbox) = sock.outboxes().and_then(|all| all.get(pending.lane.get()))
+        && outbox.has_replies()
+        && table::entry(fd) == Entry::Sock(index)
+        && let Some(held) = outbox.lock(thread::acquired_liveness())
+    {
+        let calls = held.send(shared, send_fd(sock, shared, pending.lane.get(), fd));
+        drop(held);
+        if let Some(member) = thread::cached_member(sock, shared) {
+            report::record_send_calls(member, calls);
+        }
+    }
+    real::set_errno(errno);
+}
+
+/// What a lane sends by: once it is no lane any more, the program's own descriptor.
+fn send_fd(sock: &Sock, shared: &Shared, lane: usize, fd: c_int) -> c_int {
+    if shared.mode() == MULTI_LANE { sock.fd_of(lane, fd) } else { fd }
+}
+
+/// Sends what all threads have kept of a socket, of which `fd` is any descriptor.
+#[cold]
+pub(crate) fn flush_all(sock: &Sock, shared: &Shared, fd: c_int) {
+    let Some(outboxes) = sock.outboxes() else { return };
+    let errno = real::errno();
+    // It may be a thread that has no life as yet.
+    let quiet = SignalMask::new();
+    let mine = match thread::liveness() {
+        0 => UNTRACKED_HOLDER,
+        token => token,
+    };
+    for held in outboxes.iter().filter(|at| at.may_have_replies()).filter_map(|at| at.lock(mine)) {
+        held.send(shared, fd);
+    }
+    drop(quiet);
+    real::set_errno(errno);
+}
+
+/// The process ends, or becomes another program: all that its threads have kept goes out, and nothing is kept any more.
+#[cold]
+pub(crate) fn flush_at_exit(for_good: bool) {
+    if !start::is_send_batching() || !quiesce::enter() {
+        return;
+    }
+    if thread::is_own_process() {
+        flush_all_sockets(for_good);
+    }
+    quiesce::leave();
+}
+
+fn flush_all_sockets(for_good: bool) {
+    if for_good {
+        start::stop_send_batching();
+    }
+    for sock in Sock::in_use() {
+        if let (Some(shared), Some(_)) = (sock.shared(), sock.outboxes()) {
+            let lane = sock.lane_fds().next().map(|(_, fd)| fd);
+            if let Some(fd) = lane.filter(|_| shared.mode() == MULTI_LANE).or_else(|| lanes::any_fd(sock)) {
+                flush_all(sock, shared, fd);
+            }
+        }
+    }
+}
+
+/// The calling thread waits, or often receives: what others keep for long goes out. `fd` is the program's descriptor.
+#[inline]
+pub(crate) fn flush_overdue(sock: &Sock, shared: &Shared, fd: c_int) {
+    if start::is_send_batching()
+        && let Some(outboxes) = sock.outboxes()
+    {
+        let count = (shared.lanes.load(Ordering::Relaxed) as usize).min(MAX_LANES);
+        for (lane, outbox) in outboxes.iter().enumerate().take(count).filter(|(_, at)| at.may_have_replies())
+        {
+            flush_if_overdue(sock, shared, fd, lane, outbox);
+        }
+    }
+}
+
+#[cold]
+fn flush_if_overdue(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox: &Outbox) {
+    let turn = outbox.seq.load(Ordering::Relaxed);
+    if outbox.seen_seq.swap(turn, Ordering::Relaxed) != turn {
+        return;
+    }
+    send_outbox(sock, shared, fd, lane, outbox);
+}
+
+/// The calling thread takes from the lane of another one: what that one has answered goes out before what comes of this.
+#[inline]
+pub(crate) fn before_steal(sock: &Sock, shared: &Shared, fd: c_int, lane: usize) {
+    if let Some(outbox) = sock.outboxes().and_then(|all| all.get(lane))
+        && outbox.has_replies()
+    {
+        send_outbox(sock, shared, fd, lane, outbox);
+    }
+}
+
+#[cold]
+fn send_outbox(sock: &Sock, shared: &Shared, fd: c_int, lane: usize, outbox: &Outbox) {
+    let errno = real::errno();
+    if let Some(held) = outbox.lock(thread::acquired_liveness()) {
+        held.send(shared, send_fd(sock, shared, lane, fd));
+    }
+    real::set_errno(errno);
+}
+
+/// The error of a reply that failed after the program was told that it was sent, once.
+#[inline]
+pub(crate) fn take_reply_error(shared: &Shared) -> Option<c_int> {
+    if shared.send_batch_off.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    Some(shared.reply_error.swap(0, Ordering::Relaxed)).filter(|errno| *errno != 0)
+}
+
+impl Outbox {
+    fn init(&self) {
+        let headers = self.headers.get().cast::<mmsghdr>();
+        let pieces = self.iovecs.get().cast::<iovec>();
+        for slot in 0..PREFETCH_MAX {
+            // SAFETY: `slot` is within all of the arrays, and nobody else knows of the mapping yet. Its address is the same in
+            // all processes that have it: they are forked.
+            unsafe {
+                (*pieces.add(slot)).iov_base =
+                    self.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast();
+                let header = &mut *headers.add(slot);
+                header.msg_hdr.msg_name = self.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast();
+                header.msg_hdr.msg_iov = pieces.add(slot);
+                header.msg_hdr.msg_iovlen = 1;
+            }
+        }
+    }
+
+    /// Empties it for another socket's lane, and keeps it locked until [`reopen`](Self::reopen).
+    /// False if a thread is still writing to it or sending: then it is no other socket's.
+    pub(crate) fn reset(&self, mine: liveness::Token) -> bool {
+        let Some(held) = self.lock(mine) else { return false };
+        self.range.store(0, Ordering::Relaxed);
+        self.sent_len_max.store(0, Ordering::Relaxed);
+        mem::forget(held);
+        true
+    }
+
+    /// After [`reset`](Self::reset), once the socket's mode is that of a closed one.
+    pub(crate) fn reopen(&self) {
+        self.holder.store(0, Ordering::Release);
+    }
+
+    #[inline]
+    fn range(&self) -> (usize, usize) {
+        let ends = self.range.load(Ordering::Acquire) as usize;
+        (ends & 0xff, ends >> 8)
+    }
+
+    fn set_range(&self, next: usize, end: usize) {
+        let ends = if next < end { next | end << 8 } else { 0 };
+        self.range.store(ends as u32, Ordering::Release);
+    }
+
+    #[inline]
+    fn has_replies(&self) -> bool {
+        let (next, end) = self.range();
+        next < end
+    }
+
+    /// Whether there is something, or somebody is just writing it.
+    #[inline]
+    fn may_have_replies(&self) -> bool {
+        self.has_replies() || self.holder.load(Ordering::Acquire) != 0
+    }
+
+    /// The right to write and to send; none if somebody else has it for longer than a moment, or the calling thread itself, which a signal
+    /// handler has interrupted.
+    fn lock(&self, mine: liveness::Token) -> Option<OutboxGuard<'_>> {
+        if mine == 0 {
+            return None;
+        }
+        for turn in 0..SPIN_LIMIT {
+            let holder = self.holder.load(Ordering::Relaxed);
+            if holder == mine {
+                return None;
+            }
+            let is_free = holder == 0 || liveness::has_exited(holder);
+            if is_free
+                && self.holder.compare_exchange(holder, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                if holder != 0 {
+                    self.recover();
+                }
+                return Some(OutboxGuard(self));
+            }
+            if turn > 0 {
+                std::thread::yield_now();
+            }
+        }
+        None
+    }
+
+    /// Somebody died over it: what the kernel has sent is sent.
+    #[cold]
+    fn recover(&self) {
+        let (next, end) = self.range();
+        let sent = (next..end).take_while(|slot| self.was_sent(*slot)).count();
+        self.set_range(next + sent, end);
+    }
+
+    fn was_sent(&self, slot: usize) -> bool {
+        let header = self.headers.get().cast::<mmsghdr>().wrapping_add(slot);
+        // SAFETY: within the array; only the number is read, which the kernel wrote.
+        unsafe { (&raw const (*header).msg_len).read_volatile() != NOT_SENT }
+    }
+
+    fn enqueue(&self, reply: &Reply<'_>, out: &TxDatagram, len: usize) -> Option<isize> {
+        let held = self.lock(thread::acquired_liveness())?;
+        let flags = self.flags.load(Ordering::Relaxed);
+        if self.has_replies() && flags != reply.flags {
+            held.send(reply.shared, send_fd(reply.sock, reply.shared, reply.lane, reply.fd));
+        }
+        let (next, slot) = self.range();
+        if slot >= PREFETCH_MAX {
+            return None;
+        }
+        held.write(slot, out, len);
+        self.flags.store(reply.flags, Ordering::Relaxed);
+        self.seq.store(self.seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.set_range(next, slot + 1);
+        // Who changes one of these sends what is kept after that, under the lock: either it finds this reply, or this sees it.
+        let goes_on = reply.shared.mode.load(Ordering::SeqCst) == MULTI_LANE && start::is_send_batching();
+        let most = start::settings().map_or(1, |settings| settings.batch).min(PREFETCH_MAX);
+        let has_more =
+            prefetch::for_lane(reply.sock, reply.lane).is_some_and(prefetch::Prefetch::has_datagrams);
+        if goes_on && has_more && slot + 1 < most {
+            PENDING.with(|pending| {
+                pending.generation.set(reply.sock.generation.load(Ordering::Relaxed));
+                pending.lane.set(reply.lane);
+                pending.fd.set(reply.fd);
+                pending.sock.set(reply.sock.index() + 1);
+            });
+            report::record_batched(reply.member, len as u64);
+            return Some(len as isize);
+        }
+        PENDING.with(|pending| pending.sock.set(0));
+        let errno = real::errno();
+        let way = send_fd(reply.sock, reply.shared, reply.lane, reply.fd);
+        // Those before it; then this one, whose error is the program's own.
+        let calls = held.send_up_to(reply.shared, way, Some(slot));
+        report::record_send_calls(reply.member, calls.0);
+        if let Some(failed) = calls.1 {
+            real::set_errno(failed);
+            return Some(-1);
+        }
+        report::record_batched(reply.member, len as u64);
+        real::set_errno(errno);
+        Some(len as isize)
+    }
+}
+
+/// The right to write into an outbox, and to send what is in it.
+struct OutboxGuard<'a>(&'a Outbox);
+
+impl Drop for OutboxGuard<'_> {
+    fn drop(&mut self) {
+        self.0.holder.store(0, Ordering::Release);
+    }
+}
+
+impl OutboxGuard<'_> {
+    fn write(&self, slot: usize, out: &TxDatagram, len: usize) {
+        let name = out.name().unwrap_or_default();
+        // SAFETY: `slot` is within the arrays, which nobody else writes or reads while this is held; the caller has seen that
+        // the bytes fit.
+        unsafe {
+            let room = self.0.bytes.get().cast::<[u8; REPLY_LEN_MAX]>().add(slot).cast::<u8>();
+            out.copy(std::slice::from_raw_parts_mut(room, len));
+            let to = self.0.names.get().cast::<[u8; SOCKADDR_LEN_MAX]>().add(slot).cast::<u8>();
+            ptr::copy_nonoverlapping(name.as_ptr(), to, name.len().min(SOCKADDR_LEN_MAX));
+            (*self.0.iovecs.get().cast::<iovec>().add(slot)).iov_len = len;
+            let header = &mut *self.0.headers.get().cast::<mmsghdr>().add(slot);
+            header.msg_hdr.msg_namelen = name.len().min(SOCKADDR_LEN_MAX) as u32;
+            header.msg_len = NOT_SENT;
+        }
+    }
+
+    /// Sends all that is kept by `fd`: calls that it took.
+    fn send(&self, shared: &Shared, fd: c_int) -> u64 {
+        self.send_up_to(shared, fd, None).0
+    }
+
+    /// [`send`](Self::send), and the error of the reply at `own`, which is told and not counted.
+    fn send_up_to(&self, shared: &Shared, fd: c_int, own: Option<usize>) -> (u64, Option<c_int>) {
+        let flags = self.0.flags.load(Ordering::Relaxed);
+        let (mut next, end) = self.0.range();
+        let (mut calls, mut told) = (0, None);
+        while next < end {
+            calls += 1;
+            let mut sent = self.sendmmsg(fd, next, end - next, flags);
+            if sent <= 0 {
+                calls += 1;
+                sent = self.retry(fd, next, flags);
+            }
+            if sent <= 0 {
+                let errno = real::errno();
+                if own == Some(next) {
+                    told = Some(errno);
+                } else {
+                    record_failure(shared, fd, errno);
+                }
+                sent = 1;
+            }
+            next += sent as usize;
+            self.0.set_range(next, end);
+        }
+        (calls, told)
+    }
+
+    /// The reply at `slot` by itself. Where there was no room, after a wait for some: it is not the program's to try again.
+    fn retry(&self, fd: c_int, slot: usize, flags: c_int) -> c_int {
+        if real::errno() == EAGAIN {
+            let mut room = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+            let slice = timespec { tv_sec: 0, tv_nsec: i64::from(WAIT_SLICE_MS) * 1_000_000 };
+            calls::ppoll_raw(&mut room, Some(slice), ptr::null());
+        }
+        self.sendmmsg(fd, slot, 1, flags)
+    }
+
+    /// sendmmsg(2) itself: no thread is cancelled in it.
+    fn sendmmsg(&self, fd: c_int, slot: usize, count: usize, flags: c_int) -> c_int {
+        let headers = self.0.headers.get().cast::<mmsghdr>().wrapping_add(slot);
+        loop {
+            // SAFETY: `count` headers from `slot` on are within the array and were written; nobody else does meanwhile.
+            let sent = unsafe { libc::syscall(libc::SYS_sendmmsg, fd, headers, count, flags) } as c_int;
+            if sent >= 0 || real::errno() != EINTR {
+                return sent;
+            }
+        }
+    }
+}
+
+/// A reply is lost that the program takes for sent.
+#[cold]
+fn record_failure(shared: &Shared, fd: c_int, errno: c_int) {
+    report::count_reason(Reason::ReplyFailed, lanes::local_addr(fd));
+    _ = shared.reply_error.compare_exchange(0, errno, Ordering::Relaxed, Ordering::Relaxed);
+    shared.send_batch_off.store(1, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads without a life: never seen dead.
+    const OWN: liveness::Token = 1 << 32 | u16::MAX as u64;
+    const OTHER: liveness::Token = 2 << 32 | u16::MAX as u64;
+
+    #[test]
+    fn an_outbox_that_a_thread_has_locked_is_left_to_that_thread() {
+        let outbox = &memory::map::<Outbox>(1, true).unwrap()[0];
+        outbox.init();
+        let held = outbox.lock(OTHER).unwrap();
+        held.0.set_range(1, 3);
+        assert!(!outbox.reset(OWN));
+        assert_eq!((outbox.holder.load(Ordering::Relaxed), outbox.range()), (OTHER, (1, 3)));
+        drop(held);
+        assert!(outbox.reset(OWN));
+        assert_eq!(outbox.range(), (0, 0));
+        // A thread that still takes it for its lane's sends by itself.
+        assert!(outbox.lock(OTHER).is_none());
+        outbox.reopen();
+        assert!(outbox.lock(OTHER).is_some());
+    }
+}

@@ -1,0 +1,287 @@
+//! One receiver: what a program with a single receiving thread pays, which is next to nothing.
+//!
+//! A socket that one thread receives on has no lanes, and each of that thread's calls is the C library's own. What is left
+//! to do is to know that it is so, to say whether the thread is in a wait without a bound, and to count. [`find`] does the
+//! first by one comparison: a [`FastPath`] for each descriptor, of a socket or of an epoll instance around it, names the thread, by its
+//! thread pointer, that may go straight through. What else there is to a call is kept out of its way (`#[cold]`), so that little
+//! has to be saved around the C library's function: docs/results says what it comes to.
+//!
+//! # Why nobody is overlooked
+//!
+//! A second receiver must know whether the first one is in a wait that has no bound. The first says so in its member's
+//! state with plain stores; no barrier orders them with its look at the place. Instead the second one, once for each socket,
+//! takes the place away and then makes all CPUs pass a barrier (`everywhere`): after it the first one either has
+//! seen that the place is gone, or its state can be seen. Only then does the mode change (`thread::join`).
+//!
+//! A place is taken away ([`disarm`]) when a second thread joins, when the thread ends (another one may get its thread
+//! pointer), when the descriptor means something else, and at a fork (the child's thread has the same pointer). A socket that a
+//! fork has shared gets none: who receives on it in another process could not take it away.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
+
+use libc::c_int;
+use manylane_sys::barrier;
+
+use crate::sock::{BUSY, Member, SINGLE, Shared, Sock, UNBOUNDED};
+use crate::table::{self, Entry};
+use crate::{lanes, queues, real, report, send_batch, start};
+
+/// Descriptors below this number can have a place.
+const FAST_PATH_FD_LIMIT: usize = 1024;
+
+/// Who may go straight through with a descriptor.
+#[repr(C, align(16))]
+pub(crate) struct FastPath {
+    /// The thread pointer of the one receiver; 0 if nobody may.
+    thread: AtomicUsize,
+    /// Set before `thread`, and never taken away.
+    member: AtomicPtr<Member>,
+}
+
+impl FastPath {
+    const fn new() -> Self {
+        Self { thread: AtomicUsize::new(0), member: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+/// For each descriptor of a socket, and of which one.
+static SOCKET_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }; FAST_PATH_FD_LIMIT];
+static SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
+
+/// For each descriptor of an epoll instance whose only UDP socket has one receiver, and which one that is.
+static EPOLL_PATHS: [FastPath; FAST_PATH_FD_LIMIT] = [const { FastPath::new() }; FAST_PATH_FD_LIMIT];
+static EPOLL_SOCKETS: [AtomicPtr<Sock>; FAST_PATH_FD_LIMIT] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; FAST_PATH_FD_LIMIT];
+
+/// The place of the one UDP socket in the instance behind `epfd`, if the calling thread may go straight through to it.
+#[inline(always)]
+pub(crate) fn find_by_epoll(epfd: c_int) -> Option<&'static FastPath> {
+    EPOLL_PATHS.get(epfd as usize).filter(|place| place.is_own())
+}
+
+/// The instance behind `epfd` has `sock` in it and no other. Whether that could be noted; who says so looks again whether it still
+/// is so.
+pub(crate) fn arm_epoll(epfd: c_int, sock: &Sock) -> bool {
+    let (Some(instance), Some(place)) = (EPOLL_PATHS.get(epfd as usize), find_by_sock(sock)) else {
+        return false;
+    };
+    // One for a socket: of two instances that it is in, the last one.
+    disarm_epoll(sock);
+    instance.member.store(place.member.load(Ordering::Relaxed), Ordering::Relaxed);
+    EPOLL_SOCKETS[epfd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
+    sock.fast_path_epfd.store(epfd + 1, Ordering::SeqCst);
+    instance.thread.store(thread_pointer(), Ordering::SeqCst);
+    // Either whoever takes the place away sees this one, or we see that it is gone.
+    fence(Ordering::SeqCst);
+    if !place.is_own() {
+        disarm_epoll(sock);
+    }
+    true
+}
+
+/// The instance behind `epfd`, or what is in it, changes.
+pub(crate) fn clear_epoll(epfd: c_int) {
+    if let Some(instance) = EPOLL_PATHS.get(epfd as usize) {
+        instance.thread.store(0, Ordering::SeqCst);
+    }
+}
+
+fn disarm_epoll(sock: &Sock) {
+    let epfd = sock.fast_path_epfd.swap(0, Ordering::SeqCst) - 1;
+    if EPOLL_SOCKETS.get(epfd as usize).is_some_and(|at| ptr::eq(at.load(Ordering::SeqCst), sock)) {
+        clear_epoll(epfd);
+    }
+}
+
+/// What tells the threads of a process apart at the cost of one instruction; 0 where no such thing is known.
+#[inline(always)]
+fn thread_pointer() -> usize {
+    let pointer: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the first word of the thread's control block is its own address (ABI of thread-local storage, variant II).
+    unsafe {
+        std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the register is the thread's to read, and memory is not touched.
+    unsafe {
+        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        pointer = 0;
+    }
+    pointer
+}
+
+/// Whether [`thread_pointer`] tells threads apart here.
+const HAS_THREAD_POINTER: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+
+/// The place of `fd`, if the calling thread may go straight through.
+#[inline(always)]
+pub(crate) fn find(fd: c_int) -> Option<&'static FastPath> {
+    SOCKET_PATHS.get(fd as usize).filter(|place| place.is_own())
+}
+
+/// The place of a descriptor of `sock`, if the calling thread may go straight through.
+#[inline]
+pub(crate) fn find_by_sock(sock: &Sock) -> Option<&'static FastPath> {
+    let fd = sock.fast_path_fd.load(Ordering::Relaxed) - 1;
+    let place = find(fd)?;
+    // The number may mean another socket by now, with which the thread is alone, too.
+    ptr::eq(SOCKETS[fd as usize].load(Ordering::Relaxed), sock).then_some(place)
+}
+
+/// The calling thread, whose member this is, waits no more.
+#[inline]
+pub(crate) fn finish_wait(member: &Member) {
+    member.state.store(BUSY, Ordering::Release);
+}
+
+impl FastPath {
+    #[inline(always)]
+    pub(crate) fn is_own(&self) -> bool {
+        HAS_THREAD_POINTER && self.thread.load(Ordering::Relaxed) == thread_pointer()
+    }
+
+    /// For the thread whose place it is.
+    #[inline(always)]
+    pub(crate) fn member(&self) -> &'static Member {
+        // SAFETY: a member in a mapping that is never unmapped (sock.rs): set before `thread` is, which the caller has seen to be
+        // its own, and never null after that. It may be somebody else's by now, with whom the number is another one's.
+        unsafe { &*self.member.load(Ordering::Relaxed) }
+    }
+
+    /// The calling thread may wait from now on, without a bound; none if the place is not its own any more. What it gets is for
+    /// [`finish_wait`]: by then the place may be somebody else's.
+    #[inline(always)]
+    pub(crate) fn start_wait(&self) -> Option<&'static Member> {
+        let member = self.member();
+        member.state.store(UNBOUNDED, Ordering::Relaxed);
+        // Not to be reordered by the compiler; the CPU's part is the barrier of who takes the place away.
+        compiler_fence(Ordering::SeqCst);
+        if self.is_own() {
+            return Some(member);
+        }
+        finish_wait(member);
+        None
+    }
+
+    /// A send brought so many bytes on their way, or failed.
+    #[inline(always)]
+    pub(crate) fn count_send(&self, send: impl FnOnce() -> isize) -> isize {
+        let member = self.member();
+        let sent = send();
+        if sent >= 0
+            && let Some(slot) = report::slot_of(member)
+        {
+            report::count_sent(slot, 1, sent as u64);
+        }
+        sent
+    }
+}
+
+/// A receive of the thread whose member this is brought so many bytes.
+#[inline(always)]
+pub(crate) fn count_received(member: &Member, datagrams: u64, bytes: isize) {
+    if let Some(slot) = report::slot_of(member) {
+        report::count_received(slot, datagrams, bytes as u64);
+    }
+}
+
+/// The calling thread received on a socket in mode SINGLE: from now on it goes straight through, if it is alone and comes
+/// back.
+#[inline]
+pub(crate) fn arm(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
+    let comes_back = member.receives.load(Ordering::Relaxed) >= lanes::PROVEN_RECEIVES_MIN;
+    if comes_back && is_eligible(shared) {
+        install(sock, shared, member, fd);
+    }
+}
+
+fn is_eligible(shared: &Shared) -> bool {
+    // Who throws away what is old has to look, now and then.
+    if queues::is_open(shared) || start::is_head_drop() {
+        return false;
+    }
+    let joined = shared.joined.load(Ordering::SeqCst) as usize;
+    let members =
+        || shared.members.iter().take(joined).filter(|member| member.thread_id.load(Ordering::SeqCst) != 0);
+    shared.mode.load(Ordering::SeqCst) == SINGLE
+        && shared.forked.load(Ordering::SeqCst) == 0
+        && members().nth(1).is_none()
+}
+
+#[cold]
+fn install(sock: &'static Sock, shared: &Shared, member: &Member, fd: c_int) {
+    let Some(place) = SOCKET_PATHS.get(fd as usize) else { return };
+    // Who keeps replies of another socket has to send them first: `send_batch.rs`.
+    if !crate::thread::has_exit_hook() || send_batch::has_queued() {
+        return;
+    }
+    // One place for a socket: a program that uses two descriptors in turn goes the long way with both.
+    disarm(sock);
+    SOCKETS[fd as usize].store(ptr::from_ref(sock).cast_mut(), Ordering::Relaxed);
+    place.member.store(ptr::from_ref(member).cast_mut(), Ordering::Relaxed);
+    sock.had_fast_path.store(1, Ordering::SeqCst);
+    sock.fast_path_fd.store(fd + 1, Ordering::SeqCst);
+    place.thread.store(thread_pointer(), Ordering::SeqCst);
+    // Either whoever ends this sees the place, or we see what ended it.
+    fence(Ordering::SeqCst);
+    if !is_eligible(shared) || table::entry(fd) != Entry::Sock(sock.index()) {
+        sock.fast_path_fd.store(0, Ordering::SeqCst);
+        place.thread.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Nobody goes straight through to `sock` any more; who is on the way may still be.
+pub(crate) fn disarm(sock: &Sock) {
+    fence(Ordering::SeqCst);
+    let fd = sock.fast_path_fd.swap(0, Ordering::SeqCst);
+    if let Some(place) = SOCKET_PATHS.get((fd - 1) as usize)
+        && ptr::eq(SOCKETS[(fd - 1) as usize].load(Ordering::SeqCst), sock)
+    {
+        place.thread.store(0, Ordering::SeqCst);
+    }
+    disarm_epoll(sock);
+}
+
+/// [`disarm`], for a second receiver: after this, the state of the first one says what it does.
+#[cold]
+pub(crate) fn disarm_sync(sock: &Sock) {
+    let errno = real::errno();
+    disarm(sock);
+    // Otherwise nobody can be on the way.
+    if sock.had_fast_path.load(Ordering::SeqCst) != 0 {
+        barrier::fence_all_threads();
+    }
+    real::set_errno(errno);
+}
+
+/// `fd` means something else from now on.
+#[inline]
+pub(crate) fn disarm_fd(fd: c_int) {
+    if let Some(place) = SOCKET_PATHS.get(fd as usize) {
+        fence(Ordering::SeqCst);
+        place.thread.store(0, Ordering::SeqCst);
+        // SAFETY: null, or a slot for a socket, which is never unmapped.
+        let sock = unsafe { SOCKETS[fd as usize].load(Ordering::SeqCst).as_ref() };
+        if let Some(sock) = sock.filter(|sock| sock.fast_path_fd.load(Ordering::SeqCst) == fd + 1) {
+            disarm_epoll(sock);
+        }
+    }
+    clear_epoll(fd);
+}
+
+/// The calling thread goes straight through to nothing any more.
+#[cold]
+pub(crate) fn disarm_own() {
+    Sock::in_use().filter(|sock| find_by_sock(sock).is_some()).for_each(disarm);
+}
+
+/// Before and after a fork.
+pub(crate) fn disarm_all() {
+    Sock::in_use().for_each(disarm);
+}

@@ -1,0 +1,307 @@
+//! What is said when one process lends queues of devices to another: one message each way, some of them with descriptors.
+//!
+//! ```text
+//!   the library                                          the lender
+//!   connects, by the name in the environment ──►  looks who that is: the connection is the loan from now on
+//!   Ask: the secret in the environment, the program's UDP socket ──►  looks at the socket itself where it is bound
+//!                                     ◄── Done, memory of next hops
+//!                                     ◄── Terms and descriptors of each queue
+//!   Open, when somebody receives ──►  the port goes into the XDP programs
+//!                                     ◄── done, or why not
+//!   Close, before the socket is plain ──►  the port goes out; nothing is on its way any more
+//!                                     ◄── done
+//! ```
+//!
+//! Each of them is said once at most. Every process that a fork gave the socket to has the loan's
+//! end, too. When the last one is closed, or dead, the lender sees the end of it, and takes the
+//! queues back. The lender's end is its own: nobody who borrows can change how it waits.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::time::Duration;
+
+use crate::unix_socket;
+
+/// The variable that has the lender's [`LeaseToken`].
+pub const TOKEN_ENV_VAR: &str = "MANYLANE_LENDER";
+/// Queues that one loan has at most.
+pub const QUEUES_MAX: usize = 32;
+/// Words of a message.
+const MESSAGE_WORDS: usize = 9;
+/// First word of each: another version of the library is not understood.
+const MAGIC: u32 = 0x324e_4c4d;
+
+/// By what a program finds the lender, and the lender knows the programs that were started by it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LeaseToken {
+    name: String,
+    /// What is said with [`Message::Request`].
+    pub secret: Secret,
+}
+
+/// A number that nobody guesses.
+pub type Secret = [u32; 4];
+
+impl LeaseToken {
+    /// A new one.
+    ///
+    /// # Errors
+    /// If there are no random numbers.
+    pub fn new() -> io::Result<Self> {
+        let mut bytes = [0; 24];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Self::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// Reads what [`Display`](fmt::Display) writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (name, secret) = text.split_at_checked(16)?;
+        let is_hex = text.len() == 48 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(secret, 16).ok().filter(|_| is_hex)?;
+        let secret = [96, 64, 32, 0].map(|shift| (number >> shift) as u32);
+        Some(Self { name: format!("manylane.lend.{name}"), secret })
+    }
+
+    /// Listens for those who have it.
+    ///
+    /// # Errors
+    /// As of [`unix_socket::listen`].
+    pub fn listen(&self) -> io::Result<OwnedFd> {
+        unix_socket::listen(&self.name)
+    }
+
+    /// Connects to the lender; every operation waits for `patience` at most. Without the heap.
+    ///
+    /// # Errors
+    /// As of [`unix_socket::connect`]; `EPERM` if who listens is neither root nor the user of this
+    /// process: the lender is gone, and somebody has taken its name.
+    pub fn connect(&self, patience: Duration) -> io::Result<OwnedFd> {
+        let end = unix_socket::connect(&self.name, patience)?;
+        let uid = unix_socket::peer_cred(end.as_fd())?.uid;
+        if uid == 0 || uid == unix_socket::effective_uid() {
+            return Ok(end);
+        }
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    }
+}
+
+impl fmt::Display for LeaseToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name.rsplit('.').next().unwrap_or_default();
+        let [a, b, c, d] = self.secret;
+        write!(f, "{name}{a:08x}{b:08x}{c:08x}{d:08x}")
+    }
+}
+
+impl fmt::Debug for LeaseToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Lend queues for the socket that comes with this, to a program that has the [`LeaseToken`].
+    Request(Secret),
+    /// Frames of the bound address shall come to the queues.
+    Open,
+    /// None shall come any more.
+    Close,
+    /// It is so; of [`Request`](Self::Request): so many queues follow, and the memory of next hops is with this.
+    Ack(u32),
+    /// It is not, by this number of an error.
+    Refused(i32),
+    /// A queue, with its socket and its memory.
+    Queue(QueueParams),
+}
+
+/// What a queue that is lent is like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueParams {
+    /// Index of its device.
+    pub ifindex: u32,
+    /// Its number there.
+    pub queue: u32,
+    /// Frames of its memory.
+    pub frames: u32,
+    /// Entries of its fill and its completion ring.
+    pub umem_ring_size: u32,
+    /// Entries of the receive and of the send ring.
+    pub ring_size: u32,
+    /// Frames may come with unfinished checksums: the device is one end of a pair.
+    pub is_veth: bool,
+    /// Number of the loan, which no other loan has while this one lasts; never 0.
+    pub lease_id: u16,
+}
+
+impl Message {
+    fn encode(self) -> [u32; MESSAGE_WORDS] {
+        let mut words = [0; MESSAGE_WORDS];
+        words[0] = MAGIC;
+        match self {
+            Self::Request(secret) => {
+                words[1] = 1;
+                words[2..6].copy_from_slice(&secret);
+            }
+            Self::Open => words[1] = 2,
+            Self::Close => words[1] = 3,
+            Self::Ack(count) => (words[1], words[2]) = (4, count),
+            Self::Refused(errno) => (words[1], words[2]) = (5, errno as u32),
+            Self::Queue(terms) => {
+                let QueueParams {
+                    ifindex,
+                    queue,
+                    frames,
+                    umem_ring_size: shared_ring,
+                    ring_size: ring,
+                    is_veth: is_virtual_pair,
+                    lease_id: loan,
+                } = terms;
+                words[1] = 6;
+                words[2..].copy_from_slice(&[
+                    ifindex,
+                    queue,
+                    frames,
+                    shared_ring,
+                    ring,
+                    u32::from(is_virtual_pair),
+                    u32::from(loan),
+                ]);
+            }
+        }
+        words
+    }
+
+    fn decode(words: [u32; MESSAGE_WORDS]) -> Option<Self> {
+        let [MAGIC, kind, first, second, third, fourth, fifth, sixth, seventh] = words else { return None };
+        Some(match kind {
+            1 => Self::Request([first, second, third, fourth]),
+            2 => Self::Open,
+            3 => Self::Close,
+            4 => Self::Ack(first),
+            5 => Self::Refused(first as i32),
+            6 => Self::Queue(QueueParams {
+                ifindex: first,
+                queue: second,
+                frames: third,
+                umem_ring_size: fourth,
+                ring_size: fifth,
+                is_veth: sixth != 0,
+                lease_id: u16::try_from(seventh).ok()?,
+            }),
+            _ => return None,
+        })
+    }
+
+    /// Sends it with `fds`.
+    ///
+    /// # Errors
+    /// As of [`unix_socket::send`].
+    pub fn send(self, to: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut bytes = [0; MESSAGE_WORDS * 4];
+        for (to, word) in bytes.chunks_exact_mut(4).zip(self.encode()) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        unix_socket::send(to, &bytes, fds)
+    }
+
+    /// Receives one into `fds`, and how many descriptors came with it; none when the other end is closed. Without the heap.
+    ///
+    /// # Errors
+    /// As of [`unix_socket::recv`]; `InvalidData` for what is no message.
+    pub fn receive(from: BorrowedFd<'_>, fds: &mut Fds) -> io::Result<Option<Self>> {
+        let mut bytes = [0; MESSAGE_WORDS * 4];
+        let len = unix_socket::recv_into(from, &mut bytes, fds)?;
+        if len == 0 {
+            return Ok(None);
+        }
+        let mut words = [0; MESSAGE_WORDS];
+        for (word, from) in words.iter_mut().zip(bytes.chunks_exact(4)) {
+            *word = u32::from_ne_bytes([from[0], from[1], from[2], from[3]]);
+        }
+        let known = if len == bytes.len() { Self::decode(words) } else { None };
+        known.map(Some).ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))
+    }
+}
+
+/// Descriptors that came with a message.
+pub type Fds = [Option<OwnedFd>; unix_socket::FDS_MAX];
+
+/// Lets programs that are started inherit a descriptor, under a number that few programs look at.
+///
+/// # Errors
+/// `EMFILE`.
+pub fn dup_inheritable(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const HIGH_FD_MIN: libc::c_int = 1000;
+    for least in [HIGH_FD_MIN, 64, 3] {
+        // SAFETY: takes no pointer.
+        let raw = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD, least) };
+        if raw >= 0 {
+            // SAFETY: the descriptor is new and belongs to nobody else.
+            return Ok(unsafe { OwnedFd::from_raw_fd(raw) });
+        }
+    }
+    Err(io::Error::last_os_error())
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
+mod tests {
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let ticket = LeaseToken::new().unwrap();
+        let listener = ticket.listen().unwrap();
+        let ours = ticket.connect(Duration::from_secs(10)).unwrap();
+        (ours, unix_socket::accept(listener.as_fd()).unwrap())
+    }
+
+    #[test]
+    fn a_ticket_is_what_it_was_and_nothing_else_is_one() {
+        let ticket = LeaseToken::new().unwrap();
+        let text = ticket.to_string();
+        assert_eq!(LeaseToken::parse(&text), Some(ticket));
+        assert!(!format!("{:?}", LeaseToken::parse(&text)).contains(&text[16..24]));
+        for wrong in ["", "1000", &text[1..], &format!("{text}0"), &format!("+{}", &text[1..])] {
+            assert_eq!(LeaseToken::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(LeaseToken::parse(&format!("{}+{}", &text[..16], &text[17..])), None);
+    }
+
+    #[test]
+    fn messages_arrive_as_they_were_sent() {
+        let (ours, theirs) = pair();
+        let terms = QueueParams {
+            ifindex: 7,
+            queue: 3,
+            frames: 4096,
+            umem_ring_size: 2048,
+            ring_size: 1024,
+            is_veth: true,
+            lease_id: 65535,
+        };
+        let all = [
+            Message::Request([1, 2, 3, u32::MAX]),
+            Message::Open,
+            Message::Close,
+            Message::Ack(3),
+            Message::Refused(-1),
+            Message::Queue(terms),
+        ];
+        for message in all {
+            message.send(ours.as_fd(), &[ours.as_fd(), theirs.as_fd()]).unwrap();
+            let mut fds = Fds::default();
+            assert_eq!(Message::receive(theirs.as_fd(), &mut fds).unwrap(), Some(message));
+            assert_eq!(fds.iter().flatten().count(), 2);
+        }
+        unix_socket::send(ours.as_fd(), b"something else", &[]).unwrap();
+        assert!(Message::receive(theirs.as_fd(), &mut Fds::default()).is_err());
+        drop(ours);
+        assert_eq!(Message::receive(theirs.as_fd(), &mut Fds::default()).unwrap(), None);
+    }
+}

@@ -1,0 +1,380 @@
+//! Next hops in memory that processes share: one process writes what the kernel told it, lanes of others read it.
+//!
+//! | who | does |
+//! |---|---|
+//! | a lane | [`find`](NextHops::find)s the way from its address to a peer; what is not there it [`request`](NextHops::request)s for, and sends that datagram by its kernel socket |
+//! | the writer | takes questions ([`drain_requests`](NextHops::drain_requests)), asks the kernel, [`insert`](NextHops::insert)s and [`remove`](NextHops::remove)s; says with each [`heartbeat`](NextHops::heartbeat) that it is there |
+//!
+//! A place is two cache lines that a reader can tell to be of one piece (a sequence number, odd while it is written). A pair
+//! has eight places next to each other; when all are taken, the oldest goes. A question has one place for its pair: what
+//! finds it taken is asked for by the next datagram. Where the writer is gone the beat stands still, and nothing is believed
+//! any more.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::shared::Atomics;
+
+/// Places of the table, a power of two.
+pub const ENTRIES: usize = 8192;
+/// Places that one pair may have.
+const WAYS: usize = 8;
+/// Questions that may wait.
+const REQUESTS: usize = 256;
+
+/// A local address, which may be unspecified, and a peer. IPv4 is written as IPv6 does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddrPair([u64; 4]);
+
+impl AddrPair {
+    /// None for two families: nothing gets from one to the other.
+    #[must_use]
+    #[inline]
+    pub fn new(local: IpAddr, peer: IpAddr) -> Option<Self> {
+        if local.is_ipv4() != peer.is_ipv4() {
+            return None;
+        }
+        let [(a, b), (c, d)] = [addr_to_words(local), addr_to_words(peer)];
+        Some(Self([a, b, c, d]))
+    }
+
+    /// The local address.
+    #[must_use]
+    pub fn local(&self) -> IpAddr {
+        words_to_addr(self.0[0], self.0[1])
+    }
+
+    /// The peer.
+    #[must_use]
+    pub fn peer(&self) -> IpAddr {
+        words_to_addr(self.0[2], self.0[3])
+    }
+}
+
+#[inline]
+fn addr_to_words(ip: IpAddr) -> (u64, u64) {
+    match ip {
+        IpAddr::V4(ip) => (0, 0xffff_0000_0000 | u64::from(u32::from(ip))),
+        IpAddr::V6(ip) => {
+            let bits = u128::from(ip);
+            ((bits >> 64) as u64, bits as u64)
+        }
+    }
+}
+
+fn words_to_addr(high: u64, low: u64) -> IpAddr {
+    if high == 0 && low >> 32 == 0xffff {
+        return Ipv4Addr::from(low as u32).into();
+    }
+    Ipv6Addr::from(u128::from(high) << 64 | u128::from(low)).into()
+}
+
+/// How a frame gets to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    /// The address that it comes from.
+    pub source: IpAddr,
+    /// The device that it leaves by.
+    pub ifindex: u32,
+    /// Largest IP packet on the way.
+    pub mtu: u32,
+    /// MAC of the device.
+    pub source_mac: [u8; 6],
+    /// MAC of the peer or of the gateway to it.
+    pub mac: [u8; 6],
+}
+
+/// Odd while the place is written.
+const SEQ: usize = 0;
+const PAIR: usize = 1;
+const DEVICE: usize = 5;
+const MAC: usize = 6;
+const SOURCE_MAC: usize = 7;
+const SOURCE: usize = 8;
+/// 1 if something was sent this way since the writer looked last.
+const USED: usize = 10;
+const ENTRY_WORDS: usize = 16;
+
+#[repr(C, align(128))]
+struct Entry([AtomicU64; ENTRY_WORDS]);
+
+/// Free, being written by a lane, to be read by the writer.
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+const REQUESTED: u32 = 2;
+
+#[repr(C, align(64))]
+struct Request {
+    state: AtomicU32,
+    pair: [AtomicU64; 4],
+}
+
+/// The table and the questions.
+#[repr(C)]
+pub struct NextHops {
+    /// Milliseconds of a clock that all processes have, when the writer was here last; never 0 then.
+    heartbeat: AtomicU32,
+    pad: AtomicU32,
+    /// Peers choose their addresses; without it they cannot choose the place as well.
+    seed: AtomicU64,
+    requests: [Request; REQUESTS],
+    entries: [Entry; ENTRIES],
+}
+
+// SAFETY: atomics, and arrays and structs of them.
+unsafe impl Atomics for NextHops {}
+
+impl Entry {
+    fn load(&self, word: usize) -> u64 {
+        self.0[word].load(Ordering::Relaxed)
+    }
+
+    fn pair(&self) -> AddrPair {
+        AddrPair(std::array::from_fn(|word| self.load(PAIR + word)))
+    }
+
+    #[inline]
+    fn read(&self, pair: &AddrPair) -> Option<NextHop> {
+        // Acquire: if this is the number of a finished write, its words are seen below.
+        let before = self.0[SEQ].load(Ordering::Acquire);
+        if before & 1 == 1 || before == 0 || self.pair() != *pair {
+            return None;
+        }
+        let (device, mac, source_mac) = (self.load(DEVICE), self.load(MAC), self.load(SOURCE_MAC));
+        let source = (self.load(SOURCE), self.load(SOURCE + 1));
+        // Pairs with the fence after the odd number in `write`: if one of these words is of a later write, the load below
+        // sees that number or a later one.
+        fence(Ordering::Acquire);
+        if self.load(SEQ) != before || device == 0 {
+            return None;
+        }
+        if self.load(USED) == 0 {
+            self.0[USED].store(1, Ordering::Relaxed);
+        }
+        Some(NextHop {
+            source: words_to_addr(source.0, source.1),
+            ifindex: (device >> 32) as u32,
+            mtu: device as u32,
+            source_mac: mac_from_word(source_mac),
+            mac: mac_from_word(mac),
+        })
+    }
+
+    /// Only the writer calls this. Without a hop the place is free.
+    fn write(&self, pair: &AddrPair, hop: Option<&NextHop>) {
+        let sequence = self.load(SEQ);
+        self.0[SEQ].store(sequence.wrapping_add(1) | 1, Ordering::Relaxed);
+        // The odd number is seen by whoever sees one of the words below.
+        fence(Ordering::Release);
+        for (word, value) in pair.0.iter().enumerate() {
+            self.0[PAIR + word].store(*value, Ordering::Relaxed);
+        }
+        if let Some(hop) = hop {
+            let source = addr_to_words(hop.source);
+            self.0[DEVICE].store(u64::from(hop.ifindex) << 32 | u64::from(hop.mtu), Ordering::Relaxed);
+            self.0[MAC].store(mac_to_word(hop.mac), Ordering::Relaxed);
+            self.0[SOURCE_MAC].store(mac_to_word(hop.source_mac), Ordering::Relaxed);
+            self.0[SOURCE].store(source.0, Ordering::Relaxed);
+            self.0[SOURCE + 1].store(source.1, Ordering::Relaxed);
+        } else {
+            self.0[DEVICE].store(0, Ordering::Relaxed);
+        }
+        // Release: the words are seen by whoever sees this number.
+        self.0[SEQ].store((sequence.wrapping_add(1) | 1).wrapping_add(1), Ordering::Release);
+    }
+
+    fn is_free(&self) -> bool {
+        self.load(DEVICE) == 0
+    }
+}
+
+fn mac_from_word(word: u64) -> [u8; 6] {
+    let [a, b, c, d, e, f, _, _] = word.to_le_bytes();
+    [a, b, c, d, e, f]
+}
+
+fn mac_to_word([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+/// Milliseconds of the clock of the kernel's ticks, which costs no system call; never 0.
+#[must_use]
+pub fn now_ms() -> u32 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is ours, and written by the call; it stays zero should the clock not be there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
+    (time.tv_sec as u32).wrapping_mul(1000).wrapping_add((time.tv_nsec / 1_000_000) as u32).max(1)
+}
+
+impl NextHops {
+    /// A number that nobody outside knows; once, by the writer.
+    pub fn set_seed(&self, seed: u64) {
+        self.seed.store(seed, Ordering::Relaxed);
+    }
+
+    /// The writer is there.
+    pub fn heartbeat(&self) {
+        self.heartbeat.store(now_ms(), Ordering::Relaxed);
+    }
+
+    /// Whether the writer was there within `ms` milliseconds. Once a batch.
+    #[must_use]
+    pub fn is_alive(&self, ms: u32) -> bool {
+        let beat = self.heartbeat.load(Ordering::Relaxed);
+        beat != 0 && now_ms().wrapping_sub(beat) <= ms
+    }
+
+    fn hash(&self, pair: &AddrPair) -> u64 {
+        const SPREAD: u64 = 0x9e37_79b9_7f4a_7c55;
+        let seed = self.seed.load(Ordering::Relaxed);
+        let [a, b, c, d] = pair.0;
+        let high = a.wrapping_mul(SPREAD) ^ c ^ seed;
+        let low = b.wrapping_mul(SPREAD) ^ d ^ seed.rotate_left(32);
+        folded_multiply(folded_multiply(high, low) ^ seed, SPREAD)
+    }
+
+    fn bucket(&self, hash: u64) -> &[Entry] {
+        let first = hash as usize % (ENTRIES / WAYS) * WAYS;
+        &self.entries[first..first + WAYS]
+    }
+
+    /// The way from a local address to a peer.
+    #[must_use]
+    #[inline]
+    pub fn find(&self, pair: &AddrPair) -> Option<NextHop> {
+        self.bucket(self.hash(pair)).iter().find_map(|place| place.read(pair))
+    }
+
+    /// Asks for a pair; the answer is found later, or not.
+    #[cold]
+    pub fn request(&self, pair: &AddrPair) {
+        let question = &self.requests[(self.hash(pair) >> 32) as usize % REQUESTS];
+        // Acquire: the writer is done with the words of the question before.
+        let claimed =
+            question.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        if !claimed {
+            return;
+        }
+        for (to, word) in question.pair.iter().zip(pair.0) {
+            to.store(word, Ordering::Relaxed);
+        }
+        // Release: who sees the state sees the words.
+        question.state.store(REQUESTED, Ordering::Release);
+    }
+
+    /// Takes the questions that there are. Only the writer calls this.
+    pub fn drain_requests(&self, mut each: impl FnMut(AddrPair)) {
+        for question in &self.requests {
+            if question.state.load(Ordering::Acquire) == REQUESTED {
+                each(AddrPair(std::array::from_fn(|word| question.pair[word].load(Ordering::Relaxed))));
+                question.state.store(FREE, Ordering::Release);
+            }
+        }
+    }
+
+    /// Enters what is known of a pair. Another one that has to go for it is the answer. Only the writer calls this.
+    pub fn insert(&self, pair: &AddrPair, hop: &NextHop, turn: usize) -> Option<AddrPair> {
+        let places = self.bucket(self.hash(pair));
+        let same = places.iter().find(|place| !place.is_free() && place.pair() == *pair);
+        if let Some(place) = same.or_else(|| places.iter().find(|place| place.is_free())) {
+            place.write(pair, Some(hop));
+            return None;
+        }
+        let place = &places[turn % WAYS];
+        let gone = place.pair();
+        place.write(pair, Some(hop));
+        Some(gone)
+    }
+
+    /// Forgets a pair. Only the writer calls this.
+    pub fn remove(&self, pair: &AddrPair) {
+        let places = self.bucket(self.hash(pair));
+        if let Some(place) = places.iter().find(|place| !place.is_free() && place.pair() == *pair) {
+            place.write(pair, None);
+        }
+    }
+
+    /// Whether something was sent this way since this was asked last. Only the writer calls this.
+    pub fn test_and_clear_used(&self, pair: &AddrPair) -> bool {
+        let places = self.bucket(self.hash(pair));
+        let place = places.iter().find(|place| !place.is_free() && place.pair() == *pair);
+        place.is_some_and(|place| place.0[USED].swap(0, Ordering::Relaxed) != 0)
+    }
+}
+
+/// Both halves of a product, of which each depends on every bit of the factors.
+fn folded_multiply(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    (product >> 64) as u64 ^ product as u64
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+    use crate::shared::Shared;
+
+    fn hop(mtu: u32) -> NextHop {
+        NextHop { source: [10, 0, 0, 1].into(), ifindex: 3, mtu, source_mac: [2; 6], mac: [4; 6] }
+    }
+
+    fn pair(n: u32) -> AddrPair {
+        AddrPair::new([10, 0, 0, 1].into(), Ipv4Addr::from(0x0a01_0000 + n).into()).unwrap()
+    }
+
+    #[test]
+    fn what_one_process_enters_another_finds() {
+        let (ours, file) = Shared::<NextHops>::create(c"hops").unwrap();
+        ours.set_seed(77);
+        let theirs = Shared::<NextHops>::open(file.as_fd()).unwrap();
+        assert_eq!(theirs.find(&pair(1)), None);
+        theirs.request(&pair(1));
+        theirs.request(&pair(1));
+        let mut asked = Vec::new();
+        ours.drain_requests(|pair| asked.push(pair));
+        ours.drain_requests(|pair| asked.push(pair));
+        assert_eq!(asked, [pair(1)]);
+        assert_eq!(ours.insert(&pair(1), &hop(1500), 0), None);
+        assert!(!ours.test_and_clear_used(&pair(1)));
+        assert_eq!(theirs.find(&pair(1)), Some(hop(1500)));
+        assert!(ours.test_and_clear_used(&pair(1)) && !ours.test_and_clear_used(&pair(1)));
+        ours.insert(&pair(1), &hop(1400), 0);
+        assert_eq!(theirs.find(&pair(1)).map(|hop| hop.mtu), Some(1400));
+        ours.remove(&pair(1));
+        assert_eq!(theirs.find(&pair(1)), None);
+    }
+
+    #[test]
+    fn a_full_table_gives_up_one_for_another() {
+        let (hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
+        let mut gone = 0;
+        for n in 0..3 * ENTRIES as u32 {
+            gone += usize::from(hops.insert(&pair(n), &hop(1500), n as usize).is_some());
+            assert_eq!(hops.find(&pair(n)), Some(hop(1500)));
+        }
+        let there = (0..3 * ENTRIES as u32).filter(|n| hops.find(&pair(*n)).is_some()).count();
+        assert_eq!((there + gone, there <= ENTRIES), (3 * ENTRIES, true));
+    }
+
+    #[test]
+    fn without_its_writer_nothing_is_believed() {
+        let (hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
+        assert!(!hops.is_alive(u32::MAX));
+        hops.heartbeat();
+        assert!(hops.is_alive(60_000));
+        hops.heartbeat.store(now_ms().wrapping_sub(5000), Ordering::Relaxed);
+        assert!(!hops.is_alive(1000));
+    }
+
+    #[test]
+    fn addresses_are_what_they_were() {
+        for (local, peer) in [("0.0.0.0", "192.0.2.7"), ("::", "2001:db8::9"), ("fd00::1", "fd00::2")] {
+            let (local, peer): (IpAddr, IpAddr) = (local.parse().unwrap(), peer.parse().unwrap());
+            let pair = AddrPair::new(local, peer).unwrap();
+            assert_eq!((pair.local(), pair.peer()), (local, peer));
+        }
+        assert_eq!(AddrPair::new([0; 4].into(), IpAddr::from([0_u16; 8])), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! Programs that never have descriptors of this process but the first three.
+//!
+//! That is more than close-on-exec: a child has copies of all descriptors until its exec is over, which takes a busy machine
+//! some tenths of a second. Whatever another thread closes meanwhile stays open for so long, and the port of a socket taken.
+//! Before Linux 5.9 it has them here, too.
+//!
+//! ```text
+//! thread of the caller ─► thread with a table of its own (0, 1, 2) ─► the program
+//!                             │ its pipes are in that table only
+//!                             └► threads that read and write them, and share the table
+//! ```
+
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use crate::netns::NetNs;
+
+/// A program that was started by [`spawn_isolated`]. Its pipes are not in here, but with threads of their own.
+#[derive(Debug)]
+pub struct IsolatedChild {
+    /// The process.
+    pub process: Child,
+    /// The lines that it writes to its standard output, as they come, without their ends.
+    pub lines: Receiver<String>,
+    /// As long as this lives, its standard input has no end.
+    pub stdin_guard: StdinGuard,
+}
+
+/// See [`IsolatedChild::stdin_guard`].
+#[derive(Debug)]
+pub struct StdinGuard(#[expect(dead_code, reason = "lives: that is all")] Sender<std::convert::Infallible>);
+
+/// ThreadSanitizer knows one table of descriptors in a process. With a second one it takes what two threads open under the
+/// same number for one thing, and writes its report of that to a descriptor which is something else in this thread.
+const SINGLE_FD_TABLE: bool = cfg!(manylane_tsan);
+
+/// Does `work` in `namespace` if there is one, by a thread that has no descriptors but the first three.
+///
+/// # Safety
+/// Neither the work nor what it gives back may own a descriptor, or use one, that it has not opened itself: under that number
+/// there is nothing, or something else.
+unsafe fn run_on_isolated_thread<T: Send>(
+    namespace: Option<&NetNs>,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
+    let work = || {
+        namespace.map_or(Ok(()), NetNs::enter)?;
+        if !SINGLE_FD_TABLE {
+            let [first, last] = [3, libc::c_uint::MAX];
+            // SAFETY: takes numbers and no pointer. The thread gets a table of its own, into which only the descriptors
+            // below `first` are copied: those of the process stay open. That no value here owns one, the caller sees to.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) };
+        }
+        work()
+    };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("manylane-program".into()).spawn_scoped(scope, work)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that ran it has panicked")))
+    })
+}
+
+/// Runs `program` to its end, with `input` to read, in `namespace` if there is one, and returns what it printed. The child
+/// never has any descriptor of this process but the first three.
+///
+/// # Errors
+/// When there is no such program, no thread or no descriptor, or this process may not enter the namespace.
+pub fn run_isolated(
+    namespace: Option<&NetNs>,
+    program: &str,
+    args: &[&str],
+    input: &[u8],
+) -> io::Result<Output> {
+    let work = || {
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        if let Some(mut pipe) = child.stdin.take() {
+            // Should it end early, its own message is the better one.
+            _ = pipe.write_all(input);
+        }
+        child.wait_with_output()
+    };
+    // SAFETY: words, bytes, and the pipes that it opens, which it closes.
+    unsafe { run_on_isolated_thread(namespace, work) }
+}
+
+/// Starts `program` in `namespace` if there is one, with `variables` added to the environment, and as `user` if there is one.
+/// The child never has any descriptor of this process but the first three.
+///
+/// # Errors
+/// As for [`run_isolated`].
+pub fn spawn_isolated(
+    namespace: Option<&NetNs>,
+    program: &str,
+    args: &[&str],
+    variables: &[(&str, &str)],
+    user: Option<u32>,
+) -> io::Result<IsolatedChild> {
+    let work = || {
+        let mut command = Command::new(program);
+        command.args(args).envs(variables.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
+        let mut process = command.spawn()?;
+        let (input, output) = (process.stdin.take(), process.stdout.take());
+        let ((keep, end), (sender, lines)) = (channel(), channel());
+        // Threads that are started here share the table, and their values are dropped here.
+        let named = |name: &str| thread::Builder::new().name(name.into());
+        named("manylane-stdin").spawn(move || {
+            _ = end.recv();
+            drop(input);
+        })?;
+        named("manylane-stdout").spawn(move || {
+            let lines = output.into_iter().flat_map(|pipe| BufReader::new(pipe).lines());
+            lines.map_while(Result::ok).try_for_each(|line| sender.send(line))
+        })?;
+        Ok(IsolatedChild { process, lines, stdin_guard: StdinGuard(keep) })
+    };
+    // SAFETY: words, and the pipes that it opens, which stay in threads of that table; without them a `Child` is a number.
+    unsafe { run_on_isolated_thread(namespace, work) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the test `name` can run.
+    fn can_unshare_fds(name: &str) -> bool {
+        if SINGLE_FD_TABLE {
+            crate::skip(name, &"ThreadSanitizer knows one table of descriptors in a process");
+        }
+        !SINGLE_FD_TABLE
+    }
+
+    /// A socket that is not closed on exec, so that a copy shows after it, too, with its inode.
+    fn socket() -> (std::os::fd::OwnedFd, String) {
+        use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let inode = crate::sock::inode(socket.as_fd()).unwrap();
+        // SAFETY: takes a number; the new descriptor belongs to nobody else.
+        let copy = unsafe { OwnedFd::from_raw_fd(crate::check(libc::dup(socket.as_raw_fd())).unwrap()) };
+        (copy, format!("socket:[{inode}]"))
+    }
+
+    #[test]
+    fn a_program_that_is_run_apart_has_no_descriptor_of_ours() {
+        if !can_unshare_fds("a_program_that_is_run_apart_has_no_descriptor_of_ours") {
+            return;
+        }
+        let (_socket, ours) = socket();
+        let list = ["-c", "cat; ls -l /proc/$$/fd; echo said >&2; exit 3"];
+        let done = run_isolated(None, "sh", &list, b"read").unwrap();
+        let printed = String::from_utf8(done.stdout).unwrap();
+        assert!(
+            printed.starts_with("read") && printed.contains("pipe:") && !printed.contains(&ours),
+            "{printed}"
+        );
+        assert_eq!((done.stderr.as_slice(), done.status.code()), (b"said\n".as_slice(), Some(3)));
+        // Any other child has it, and here nothing was closed.
+        let done = Command::new("sh").args(list).stdin(Stdio::null()).output().unwrap();
+        assert!(String::from_utf8(done.stdout).unwrap().contains(&ours));
+        assert_eq!(
+            run_isolated(None, "no-such-program", &[], b"").unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+
+    #[test]
+    fn a_program_that_is_started_apart_talks_until_it_is_let_go() {
+        if !can_unshare_fds("a_program_that_is_started_apart_talks_until_it_is_let_go") {
+            return;
+        }
+        let (_socket, ours) = socket();
+        let script = "ls -l /proc/$$/fd; echo word $WORD; cat; echo over; exit 3";
+        let IsolatedChild { mut process, lines, stdin_guard: keep } =
+            spawn_isolated(None, "sh", &["-c", script], &[("WORD", "of honour")], None).unwrap();
+        let told: Vec<String> = lines.iter().take_while(|line| line != "word of honour").collect();
+        assert!(told.iter().any(|line| line.contains("pipe:")), "{told:?}");
+        assert!(!told.iter().any(|line| line.contains(&ours)), "{told:?}");
+        // It reads until then.
+        assert_eq!(lines.try_recv().ok(), None);
+        drop(keep);
+        assert_eq!(lines.iter().collect::<Vec<_>>(), ["over"]);
+        assert_eq!(process.wait().unwrap().code(), Some(3));
+        let missing = spawn_isolated(None, "no-such-program", &[], &[], None);
+        assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

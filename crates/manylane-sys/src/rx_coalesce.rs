@@ -1,0 +1,342 @@
+//! Lingering: whether a lane that has emptied its queue pauses before it asks for more.
+//!
+//! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread. Like a network
+//! card that moderates its interrupts, such a lane may pause after a batch, so that the next one is larger. Lanes
+//! pause to a common beat, so that a core wakes once for all that share it. The first datagram after silence is
+//! still handled at once; it is what comes right behind it that waits, for the pause at most.
+//!
+//! 1. Now and then a pause is tried. It is kept up while the batches after it are larger than one message.
+//! 2. After a full batch there is no pause: more is waiting. Should it turn out that nothing was (drivers hand over as many
+//!    frames at a time as a batch has), the pause that is owed follows, instead of a sleep until the next datagram.
+//! 3. Nor is there one while another queue of the lane has something that came before: whatever came during a pause is taken
+//!    before the next one.
+//! 4. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
+//!
+//! Decided from the sizes of batches alone; the clock is read once a pause. The library's lanes and those of the preload
+//! library decide alike, which is why this is here.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::{cpu, tick};
+
+/// A pause is tried after so many batches without one.
+const PROBE_BATCHES: u32 = 16;
+/// Messages that a batch after a pause must bring for the pause to be worth its own wake-up.
+const MESSAGES_MIN: usize = 2;
+/// The same on the average, where every message costs system calls of its own: two or three then save nothing.
+const AVERAGE_MESSAGES_MIN: usize = 3;
+/// What averages are counted in.
+const AVERAGE_SCALE: usize = 8;
+/// Below this a pause costs more than it saves.
+const DELAY_MIN: Duration = Duration::from_micros(25);
+/// A pause may let this share of the receive buffer fill; the rest is for bursts.
+const RCVBUF_DIVISOR: usize = 4;
+
+/// How long lanes pause where `lanes` share `cores`, if the user does not say: each core wakes about every
+/// 100 µs, however many lanes share it, but each lane at least every millisecond.
+#[must_use]
+pub fn default_delay(lanes: usize, cores: usize) -> Duration {
+    match lanes.div_ceil(cores.max(1)) {
+        0 | 1 => Duration::ZERO,
+        sharing => Duration::from_micros((100 * sharing as u64).min(1000)),
+    }
+}
+
+/// Lanes of the engine `xdp` pause for so many times what a wake-up costs: it then costs a twentieth of a core at most.
+const WAKEUP_COST_FACTOR: u32 = 20;
+/// But at least and at most so long.
+const XDP_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
+
+/// How long lanes of the engine `xdp` pause at least, if the user does not say. To take a frame costs so little that
+/// waking up for each would be most of the work, and what a wake-up costs is not the same everywhere: about a
+/// microsecond on bare metal, and ten or more in a virtual machine. So it is measured, once a process, in about a
+/// millisecond.
+#[must_use]
+pub fn xdp_delay() -> Duration {
+    static DELAY: OnceLock<Duration> = OnceLock::new();
+    *DELAY.get_or_init(|| delay_for_cost(wakeup_cost()))
+}
+
+fn delay_for_cost(cost: Duration) -> Duration {
+    let (shortest, longest) = XDP_DELAY_RANGE;
+    (cost * WAKEUP_COST_FACTOR).clamp(shortest, longest)
+}
+
+/// CPU time of one sleep and the wake-up from it.
+fn wakeup_cost() -> Duration {
+    const SLEEPS: u32 = 16;
+    let before = cpu::thread_cpu_time();
+    (0..SLEEPS).for_each(|_| tick::sleep(Duration::from_micros(50)));
+    cpu::thread_cpu_time().saturating_sub(before) / SLEEPS
+}
+
+/// The decision of one lane.
+#[derive(Clone, Copy, Debug)]
+pub struct RxCoalesce {
+    max_delay: Duration,
+    delay: Duration,
+    batch: usize,
+    /// Messages that a pause may let queue up.
+    queued_max: usize,
+    /// Messages of full batches since the last pause.
+    pending: usize,
+    active: bool,
+    since_probe: u32,
+    /// Messages of a batch on the average, in [`AVERAGE_SCALE`]; 0 before the first. None: the last batch alone decides.
+    average: Option<usize>,
+}
+
+impl RxCoalesce {
+    /// A lane that takes at most `batch` messages at once, pauses for at most `longest` (zero for never), and has
+    /// room for `room` messages in its receive buffer.
+    #[must_use]
+    pub fn new(longest: Duration, batch: usize, room: usize) -> Self {
+        let most = (room / RCVBUF_DIVISOR).max(MESSAGES_MIN);
+        Self {
+            max_delay: longest,
+            delay: longest,
+            batch,
+            queued_max: most,
+            pending: 0,
+            active: false,
+            since_probe: 0,
+            average: None,
+        }
+    }
+
+    /// Decides by the average of the last batches from now on: traffic that comes by chance brings a small one now and then.
+    #[must_use]
+    pub fn with_average(mut self) -> Self {
+        self.average = Some(0);
+        self
+    }
+
+    /// Whether the last batch was full, or another queue has something: the next receive shall not sleep, since a pause may
+    /// be due.
+    #[inline]
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        self.pending > 0
+    }
+
+    /// Whether the next [`next_delay`](Self::next_delay) may be answered by a pause.
+    #[inline]
+    #[must_use]
+    pub fn can_delay(&self) -> bool {
+        !self.max_delay.is_zero() && (self.active || self.since_probe + 1 >= PROBE_BATCHES)
+    }
+
+    /// The longest pause.
+    #[must_use]
+    pub fn max_delay(&self) -> Duration {
+        self.max_delay
+    }
+
+    /// Another longest pause, which is the next one, too.
+    pub fn set_max_delay(&mut self, longest: Duration) {
+        (self.max_delay, self.delay) = (longest, longest);
+    }
+
+    /// A receive brought `messages`, and what came meanwhile to another queue of the lane waits, too: no pause before that is
+    /// taken.
+    #[inline]
+    pub fn accumulate(&mut self, messages: usize) {
+        if !self.max_delay.is_zero() {
+            self.pending += messages;
+        }
+    }
+
+    /// What to do after a receive that brought `messages`: how long to pause, if at all.
+    #[inline]
+    pub fn next_delay(&mut self, messages: usize) -> Option<Duration> {
+        if self.max_delay.is_zero() {
+            return None;
+        }
+        if messages == self.batch {
+            self.pending += messages;
+            return None;
+        }
+        let queued = std::mem::take(&mut self.pending) + messages;
+        if self.active {
+            self.active = self.is_worthwhile(queued);
+            self.adapt(queued);
+        } else {
+            self.since_probe += 1;
+            if self.since_probe >= PROBE_BATCHES {
+                self.since_probe = 0;
+                self.active = queued > 0;
+                self.average = self.average.map(|_| 0);
+            }
+        }
+        (self.active && self.delay >= DELAY_MIN.min(self.max_delay)).then_some(self.delay)
+    }
+
+    fn is_worthwhile(&mut self, queued: usize) -> bool {
+        let Some(average) = &mut self.average else { return queued >= MESSAGES_MIN };
+        let queued = queued.min(self.queued_max);
+        *average = if *average == 0 {
+            queued * AVERAGE_SCALE
+        } else {
+            *average - *average / 4 + queued * AVERAGE_SCALE / 4
+        };
+        *average >= AVERAGE_MESSAGES_MIN * AVERAGE_SCALE
+    }
+
+    fn adapt(&mut self, queued: usize) {
+        if queued > self.queued_max {
+            self.delay /= 2;
+        } else if queued * 2 <= self.queued_max {
+            self.delay = (self.delay.max(DELAY_MIN) * 2).min(self.max_delay);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAY: Duration = Duration::from_micros(100);
+    const ROOM: usize = 10_000;
+
+    fn coalescing(room: usize) -> RxCoalesce {
+        let mut linger = RxCoalesce::new(DELAY, 64, room);
+        assert!((1..PROBE_BATCHES).all(|_| linger.next_delay(1).is_none()));
+        assert_eq!(linger.next_delay(1), Some(DELAY));
+        linger
+    }
+
+    #[test]
+    fn zero_never_pauses() {
+        let mut linger = RxCoalesce::new(Duration::ZERO, 64, ROOM);
+        assert!((0..100).all(|_| linger.next_delay(1).is_none()));
+    }
+
+    #[test]
+    fn a_pause_is_tried_now_and_then_and_kept_while_it_pays() {
+        let mut linger = coalescing(ROOM);
+        assert_eq!(linger.next_delay(5), Some(DELAY));
+        assert_eq!(linger.next_delay(2), Some(DELAY));
+        assert_eq!(linger.next_delay(1), None);
+        assert_eq!(linger.next_delay(5), None);
+    }
+
+    #[test]
+    fn there_is_no_pause_before_other_queues_had_their_turn_and_all_of_them_count() {
+        let mut linger = coalescing(ROOM);
+        (0..3).for_each(|_| linger.accumulate(1));
+        assert!(linger.is_pending());
+        // Four messages since the last pause, in batches of one.
+        assert_eq!(linger.next_delay(1), Some(DELAY));
+        assert!(!linger.is_pending());
+        assert_eq!(linger.next_delay(1), None, "one message is not worth a pause");
+        let mut never = RxCoalesce::new(Duration::ZERO, 64, ROOM);
+        never.accumulate(1);
+        assert!(!never.is_pending(), "who never pauses owes none");
+    }
+
+    #[test]
+    fn on_average_a_small_batch_ends_nothing_and_silence_does() {
+        let mut linger = RxCoalesce::new(DELAY, usize::MAX, ROOM).with_average();
+        let mut start = || {
+            while linger.next_delay(1).is_none() {}
+            linger
+        };
+        // One at a time is not worth the first pause.
+        assert_eq!(start().next_delay(1), None);
+        let mut steady = start();
+        assert!([5, 1, 4, 0, 6, 3].into_iter().all(|messages| steady.next_delay(messages) == Some(DELAY)));
+        assert!((0..4).any(|_| steady.next_delay(0).is_none()));
+        // However large a batch was, silence ends it soon.
+        let mut burst = RxCoalesce::new(DELAY, usize::MAX, 400).with_average();
+        while burst.next_delay(1).is_none() {}
+        burst.next_delay(1_000_000);
+        assert!((0..16).any(|_| burst.next_delay(0).is_none()));
+    }
+
+    #[test]
+    fn a_pause_is_announced() {
+        let mut linger = RxCoalesce::new(DELAY, 64, ROOM);
+        for messages in [1, 5, 2, 1].into_iter().cycle().take(100) {
+            let may = linger.can_delay();
+            let pause = linger.next_delay(messages);
+            assert!(may || pause.is_none());
+        }
+        let mut linger = coalescing(ROOM);
+        assert!(linger.can_delay());
+        linger.set_max_delay(2 * DELAY);
+        assert_eq!(linger.next_delay(2), Some(2 * DELAY));
+        linger.set_max_delay(Duration::ZERO);
+        assert_eq!((linger.can_delay(), linger.next_delay(2)), (false, None));
+    }
+
+    #[test]
+    fn a_lane_that_is_behind_or_idle_does_not_pause() {
+        let mut linger = coalescing(ROOM);
+        assert_eq!(linger.next_delay(64), None);
+        assert_eq!(linger.next_delay(3), Some(DELAY));
+        assert_eq!(linger.next_delay(0), None);
+        assert_eq!(linger.next_delay(3), None);
+    }
+
+    #[test]
+    fn full_batches_behind_which_there_is_nothing_are_followed_by_the_pause_they_are_owed() {
+        let mut linger = RxCoalesce::new(DELAY, 64, ROOM);
+        let mut after_full = || {
+            assert_eq!((linger.next_delay(64), linger.is_pending()), (None, true));
+            let pause = linger.next_delay(0);
+            assert!(!linger.is_pending());
+            pause
+        };
+        assert!((1..PROBE_BATCHES).all(|_| after_full().is_none()));
+        assert!((0..5).all(|_| after_full() == Some(DELAY)));
+        // Silence ends it.
+        assert_eq!(linger.next_delay(0), None);
+        let mut never = RxCoalesce::new(Duration::ZERO, 64, ROOM);
+        assert_eq!((never.next_delay(64), never.is_pending()), (None, false));
+    }
+
+    #[test]
+    fn a_pause_shrinks_while_too_much_queues_up_and_grows_back() {
+        let mut linger = coalescing(800);
+        assert_eq!(linger.next_delay(64), None);
+        assert_eq!(linger.next_delay(64), None);
+        assert_eq!(linger.next_delay(63), Some(DELAY));
+        assert_eq!((0..3).find_map(|_| linger.next_delay(64)), None);
+        assert_eq!(linger.next_delay(9), Some(DELAY / 2));
+        assert_eq!((0..3).find_map(|_| linger.next_delay(64)), None);
+        assert_eq!(linger.next_delay(9), Some(DELAY / 4));
+        assert_eq!((0..3).find_map(|_| linger.next_delay(64)), None);
+        assert_eq!(linger.next_delay(9), None);
+        assert_eq!(linger.next_delay(30), Some(DELAY / 2));
+        assert_eq!(linger.next_delay(30), Some(DELAY));
+        assert_eq!(linger.next_delay(30), Some(DELAY));
+    }
+
+    #[test]
+    fn a_small_receive_buffer_keeps_the_pause_short() {
+        let mut linger = coalescing(52);
+        assert_eq!(linger.next_delay(13), Some(DELAY));
+        assert_eq!(linger.next_delay(14), Some(DELAY / 2));
+    }
+
+    #[test]
+    fn lanes_of_frames_pause_by_what_waking_up_costs() {
+        let micros = Duration::from_micros;
+        for (cost, pause) in [(0, 50), (1, 50), (4, 80), (20, 400), (25, 500), (1000, 500)] {
+            assert_eq!(delay_for_cost(micros(cost)), micros(pause));
+        }
+        let (shortest, longest) = XDP_DELAY_RANGE;
+        assert!((shortest..=longest).contains(&xdp_delay()));
+        assert_eq!(xdp_delay(), xdp_delay());
+    }
+
+    #[test]
+    fn each_core_wakes_about_as_often_however_many_lanes_share_it() {
+        assert_eq!(default_delay(4, 4), Duration::ZERO);
+        assert_eq!(default_delay(1, 0), Duration::ZERO);
+        assert_eq!(default_delay(5, 4), Duration::from_micros(200));
+        assert_eq!(default_delay(8, 1), Duration::from_micros(800));
+        assert_eq!(default_delay(256, 2), Duration::from_millis(1));
+    }
+}

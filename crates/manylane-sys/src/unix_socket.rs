@@ -1,0 +1,400 @@
+//! Local sockets that carry messages and descriptors (`AF_UNIX`, `SOCK_SEQPACKET`, Linux 2.6.4), under names that belong
+//! to the network namespace and to no file system (abstract names).
+
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::check;
+
+/// Descriptors that one message can carry.
+pub const FDS_MAX: usize = 4;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: libc::c_int = 16;
+
+/// Who is on the other end of a connection, by the kernel's word: as it was when it connected or listened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCred {
+    /// Number of the process as this process sees it; 0 if it does not.
+    pub pid: u32,
+    /// Effective user as this process sees it.
+    pub uid: u32,
+}
+
+impl PeerCred {
+    /// Whether it is of the user `uid`, and certainly so. In a user namespace that leaves out users of the machine, those
+    /// share one number (`kernel.overflowuid`): who has that number may be anybody.
+    #[must_use]
+    pub fn is_user(&self, uid: u32) -> bool {
+        self.uid == uid && overflow_uid() != Some(uid)
+    }
+}
+
+/// The number of all users that the user namespace of this process leaves out; none if it leaves out nobody.
+fn overflow_uid() -> Option<u32> {
+    /// Where `/proc` does not tell.
+    const DEFAULT: u32 = 65534;
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    if maps_all(&read("/proc/thread-self/uid_map")) {
+        return None;
+    }
+    Some(read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(DEFAULT))
+}
+
+/// Whether a map of users (first number within, first number outside, how many) has all of them but -1, which is nobody.
+fn maps_all(map: &str) -> bool {
+    let counts = map.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok());
+    counts.fold(0, u64::saturating_add) >= u64::from(u32::MAX)
+}
+
+fn socket(flags: libc::c_int) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | flags;
+    // The kernel's call itself, here and below: the preload library stands before the C library's,
+    // and asks for queues in the midst of a call of the program.
+    // SAFETY: takes no pointer.
+    let raw = unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and belongs to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw as libc::c_int) })
+}
+
+/// The address of an abstract name.
+fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: plain integers, of which all zeroes is a value.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // The first byte stays zero: that makes the name abstract. It is not terminated; its length says where it ends.
+    if name.len() >= address.sun_path.len() {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "the name of a local socket is too long"));
+    }
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok((address, (mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as libc::socklen_t))
+}
+
+/// Listens under an abstract `name`, in the network namespace of the calling thread; [`accept`] does not wait.
+///
+/// # Errors
+/// `EADDRINUSE` if the name is taken, `EMFILE` without descriptors.
+pub fn listen(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket(libc::SOCK_NONBLOCK)?;
+    let (address, len) = address(name)?;
+    // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })?;
+    // SAFETY: takes no pointer.
+    check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
+    Ok(socket)
+}
+
+/// Takes a connection, whose operations do not wait either.
+///
+/// # Errors
+/// `WouldBlock` if there is none, `EMFILE` without descriptors.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no address is asked for.
+    let raw = check(unsafe {
+        libc::accept4(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags)
+    })?;
+    // SAFETY: the descriptor is new and belongs to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Connects to an abstract `name` in the network namespace of the calling thread. Every operation on the connection, and
+/// the connecting, waits for `patience` at most.
+///
+/// # Errors
+/// `ECONNREFUSED` if nobody listens, `WouldBlock` if it takes too long.
+pub fn connect(name: &str, patience: Duration) -> io::Result<OwnedFd> {
+    let socket = socket(0)?;
+    set_timeout(std::os::fd::AsFd::as_fd(&socket), patience)?;
+    let (address, len) = address(name)?;
+    // SAFETY: the kernel reads `len` bytes of the address, which lives across the call.
+    let done = unsafe { libc::syscall(libc::SYS_connect, socket.as_raw_fd(), &raw const address, len) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(socket) }
+}
+
+/// Bounds how long each operation on a connection waits.
+///
+/// # Errors
+/// What `setsockopt(2)` reports.
+pub fn set_timeout(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+    let limit = libc::timeval {
+        tv_sec: patience.as_secs().min(1 << 30) as libc::time_t,
+        tv_usec: libc::suseconds_t::from(patience.subsec_micros()),
+    };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let (value, len) = (&raw const limit, size_of_val(&limit) as libc::socklen_t);
+        // SAFETY: the kernel reads `len` bytes of `limit`, which lives across the call.
+        check(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, value.cast(), len) })?;
+    }
+    Ok(())
+}
+
+/// Who is on the other end (`SO_PEERCRED`).
+///
+/// # Errors
+/// What `getsockopt(2)` reports.
+pub fn peer_cred(fd: BorrowedFd<'_>) -> io::Result<PeerCred> {
+    let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of_val(&who) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into `who`, which lives across the call.
+    check(unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &raw mut len,
+        )
+    })?;
+    Ok(PeerCred { pid: u32::try_from(who.pid).unwrap_or(0), uid: who.uid })
+}
+
+/// A process that has connected, which no other one is ever taken for.
+#[derive(Debug)]
+pub struct PeerProcess {
+    /// As it was when it connected.
+    pub cred: PeerCred,
+    pidfd: OwnedFd,
+}
+
+impl PeerProcess {
+    /// Who is on the other end of a connection that was accepted.
+    ///
+    /// # Errors
+    /// `ESRCH` if it has ended, or cannot be seen from here.
+    pub fn from_socket(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        /// Of asm-generic/socket.h, since Linux 6.5.
+        const SO_PEERPIDFD: libc::c_int = 77;
+        let peer = peer_cred(fd)?;
+        let mut raw: libc::c_int = -1;
+        let mut len = size_of_val(&raw) as libc::socklen_t;
+        let to = (&raw mut raw).cast();
+        // SAFETY: the kernel writes at most `len` bytes into `raw`, which lives across the call.
+        let asked = check(unsafe {
+            libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, to, &raw mut len)
+        });
+        match asked {
+            Err(err) if err.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                // By its number, which another process could have by now: who lets a connection
+                // wait until then can have no other one taken for itself that does not connect,
+                // too.
+                // SAFETY: pidfd_open(2), since Linux 5.3, takes two numbers.
+                raw = unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) } as libc::c_int;
+                check(raw)?;
+            }
+            asked => _ = asked?,
+        }
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        Ok(Self { cred: peer, pidfd: unsafe { OwnedFd::from_raw_fd(raw) } })
+    }
+
+    /// Whether it has not ended.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        let mut end = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the kernel reads and writes one pollfd, which lives across the call.
+        unsafe { libc::poll(&raw mut end, 1, 0) == 0 }
+    }
+
+    /// Whether both are one that lives, and has not become another user.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        // A number is given to another process only after the end of the one that has it.
+        self.cred == other.cred && self.is_alive() && other.is_alive()
+    }
+}
+
+/// The effective user of this process.
+#[must_use]
+pub fn effective_uid() -> u32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Control messages as the kernel aligns them, with room for the descriptors of one message.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+// Room for the descriptors and the header of their message.
+const _: () = assert!(16 + FDS_MAX * size_of::<libc::c_int>() <= size_of::<Control>());
+
+/// Sends one message with `fds` ([`FDS_MAX`] at most), whole or not at all.
+///
+/// # Errors
+/// `EPIPE` if the other end is closed; `WouldBlock` if there is no room.
+pub fn send(fd: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if fds.len() > FDS_MAX {
+        return Err(io::Error::from(ErrorKind::InvalidInput));
+    }
+    let mut control = Control([0; 64]);
+    let mut part = libc::iovec { iov_base: message.as_ptr().cast_mut().cast(), iov_len: message.len() };
+    // SAFETY: integers and pointers that may be null: all zeroes is a value.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    if !fds.is_empty() {
+        let bytes = size_of_val(fds) as u32;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        // SAFETY: arithmetic only.
+        header.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as _;
+        // SAFETY: the buffer is aligned and has room for one message of so many descriptors (asserted above, and the
+        // number was checked), so that the first message is there, and its data lies within.
+        unsafe {
+            let first = libc::CMSG_FIRSTHDR(&raw const header);
+            (*first).cmsg_level = libc::SOL_SOCKET;
+            (*first).cmsg_type = libc::SCM_RIGHTS;
+            (*first).cmsg_len = libc::CMSG_LEN(bytes) as _;
+            let data = libc::CMSG_DATA(first).cast::<libc::c_int>();
+            for (at, fd) in fds.iter().enumerate() {
+                data.add(at).write_unaligned(fd.as_raw_fd());
+            }
+        }
+    }
+    // SAFETY: the kernel reads the message and the control buffer through the header; all live across the call, and
+    // nothing is written to through the pointer that was cast to a mutable one.
+    let sent =
+        unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Receives one message into `buffer`, and what descriptors it has; no bytes mean that the other end is closed.
+///
+/// # Errors
+/// `WouldBlock` if nothing came; `InvalidData` for a message that is longer than the buffer or has too many descriptors.
+pub fn recv(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut fds = [const { None }; FDS_MAX];
+    let len = recv_into(fd, buffer, &mut fds)?;
+    Ok((len, fds.into_iter().flatten().collect()))
+}
+
+/// As [`recv`], without the heap: descriptors go into `fds`.
+///
+/// # Errors
+/// As for [`recv`].
+pub fn recv_into(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    fds: &mut [Option<OwnedFd>; FDS_MAX],
+) -> io::Result<usize> {
+    let mut control = Control([0; 64]);
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: integers and pointers that may be null: all zeroes is a value.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = size_of::<Control>() as _;
+    // SAFETY: the kernel writes at most as much as the buffers have, which live across the call.
+    let len =
+        unsafe { libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) };
+    if len < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut places = fds.iter_mut();
+    let mut too_many = false;
+    // SAFETY: the header is the one that the kernel filled in; it wrote whole messages, whose lengths say how many
+    // descriptors follow. Each of those is new and belongs to nobody else, so that it is closed once, here or later.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(&raw const header);
+        while !message.is_null() {
+            if ((*message).cmsg_level, (*message).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let bytes = ((*message).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                let data = libc::CMSG_DATA(message).cast::<libc::c_int>();
+                for at in 0..bytes / size_of::<libc::c_int>() {
+                    let new = OwnedFd::from_raw_fd(data.add(at).read_unaligned());
+                    match places.next() {
+                        Some(place) => *place = Some(new),
+                        None => too_many = true,
+                    }
+                }
+            }
+            message = libc::CMSG_NXTHDR(&raw const header, message);
+        }
+    }
+    if too_many || header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        // Without a text: the preload library is here before a fork, where the heap is not to be touched.
+        return Err(ErrorKind::InvalidData.into());
+    }
+    Ok(len as usize)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn name() -> String {
+        format!("manylane.test.{}.{:?}", std::process::id(), std::thread::current().id())
+    }
+
+    #[test]
+    fn messages_keep_their_bounds_and_carry_descriptors() {
+        let name = name();
+        let listener = listen(&name).unwrap();
+        assert_eq!(accept(listener.as_fd()).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert_eq!(listen(&name).unwrap_err().kind(), ErrorKind::AddrInUse);
+        let client = connect(&name, Duration::from_secs(5)).unwrap();
+        let server = accept(listener.as_fd()).unwrap();
+        let mine = PeerCred { pid: std::process::id(), uid: effective_uid() };
+        assert_eq!((peer_cred(server.as_fd()).unwrap(), peer_cred(client.as_fd()).unwrap()), (mine, mine));
+        let process = PeerProcess::from_socket(server.as_fd()).unwrap();
+        assert!(process.cred == mine && process.is_alive() && process.is_same(&process));
+        send(client.as_fd(), b"one", &[]).unwrap();
+        let (mut reader, writer) = io::pipe().unwrap();
+        send(client.as_fd(), b"two", &[writer.as_fd(), writer.as_fd()]).unwrap();
+        drop(writer);
+        let mut buffer = [0; 8];
+        let (len, fds) = recv(server.as_fd(), &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.len()), (&b"one"[..], 0));
+        let (len, mut fds) = recv(server.as_fd(), &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], fds.len()), (&b"two"[..], 2));
+        assert_eq!(recv(server.as_fd(), &mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+        io::Write::write_all(&mut File::from(fds.remove(0)), b"through").unwrap();
+        drop(fds);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through");
+        send(client.as_fd(), b"longer than that", &[]).unwrap();
+        assert_eq!(recv(server.as_fd(), &mut buffer).unwrap_err().kind(), ErrorKind::InvalidData);
+        drop(client);
+        assert_eq!(recv(server.as_fd(), &mut buffer).unwrap().0, 0);
+        assert_eq!(send(server.as_fd(), b"gone", &[]).unwrap_err().kind(), ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn who_may_be_anybody_in_a_user_namespace_is_known() {
+        for (map, all) in [
+            ("         0          0 4294967295\n", true),
+            ("0 0 1000\n1000 100000 4294966295\n", true),
+            ("         0       1000          1\n", false),
+            ("0 100000 65536\n", false),
+            ("", false),
+        ] {
+            assert_eq!(maps_all(map), all, "{map}");
+        }
+        let own = effective_uid();
+        let is_certain = overflow_uid() != Some(own);
+        assert_eq!(PeerCred { pid: 1, uid: own }.is_user(own), is_certain);
+        assert!(!PeerCred { pid: 1, uid: own.wrapping_add(1) }.is_user(own));
+    }
+
+    #[test]
+    fn waiting_has_a_bound() {
+        let name = name();
+        let _listener = listen(&name).unwrap();
+        let client = connect(&name, Duration::from_millis(1)).unwrap();
+        assert_eq!(recv(client.as_fd(), &mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
+        assert!(connect(&format!("{name}.nobody"), Duration::from_secs(5)).is_err());
+        assert_eq!(listen(&"x".repeat(108)).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}

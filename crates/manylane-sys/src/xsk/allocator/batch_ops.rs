@@ -1,0 +1,125 @@
+//! What is done with the lock once a batch for each of its packets, as long as nothing about them is out of the
+//! ordinary: loops that keep their counts in registers. Anything else they leave to the same steps one by one.
+
+use libc::xdp_desc;
+
+use super::{AllocatorGuard, Inner};
+use crate::xsk::frames::{FrameState, MemberId, Packet, StateWord};
+use crate::xsk::ring::Consumer;
+
+/// Asks for the cache line at `at`.
+#[inline]
+fn prefetch_cacheline(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a hint, which reads nothing that the program could see, and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}
+
+/// Credits that come back, most of them to one member: counted up until another one's turn comes.
+#[derive(Default)]
+struct ReturnedCredits {
+    member: MemberId,
+    count: u32,
+}
+
+impl ReturnedCredits {
+    /// One more for `member`. What has to be booked first, if that was another one's.
+    #[inline]
+    fn add(&mut self, member: MemberId) -> Option<Self> {
+        if self.member == member {
+            self.count += 1;
+            return None;
+        }
+        Some(std::mem::replace(self, Self { member, count: 1 }))
+    }
+}
+
+impl AllocatorGuard<'_> {
+    /// Takes back the frames that the kernel has sent, of all members, and returns how many. A frame that a batch holds
+    /// waits for the end of the batch, since its payload may be borrowed; the others are free. What the kernel cannot
+    /// have sent is counted, and changes nothing.
+    #[inline]
+    pub(in crate::xsk) fn reap(&mut self) -> u32 {
+        let (frames, inner) = (self.frames, &mut *self.inner);
+        let Inner { completion, free, slots: accounts, granted, invalid, .. } = inner;
+        let mut book = |ReturnedCredits { member, count }: ReturnedCredits| {
+            if let Some(account) = accounts.get_mut(usize::from(member)) {
+                account.granted -= count;
+                *granted -= count;
+            }
+        };
+        let mut returned = ReturnedCredits::default();
+        // A kernel that fills the ring as fast as we empty it shall not keep us.
+        let most = completion.entries();
+        let reaped = completion.pop_while(most, |addr| {
+            let frame = frames.frame_of(addr);
+            let place = frame.map_or(StateWord::FREE, |frame| frames.state(frame));
+            match (frame, place.state()) {
+                (Some(frame), FrameState::HeldSending) => {
+                    frames.set_state(frame, StateWord::new(FrameState::HeldSent, place.member()))
+                }
+                (Some(frame), FrameState::Sending) => {
+                    frames.set_state(frame, StateWord::FREE);
+                    free.push(frame);
+                }
+                _ => {
+                    *invalid += 1;
+                    return true;
+                }
+            }
+            if let Some(others) = returned.add(place.member()) {
+                book(others);
+            }
+            true
+        });
+        book(returned);
+        completion.release();
+        reaped
+    }
+
+    /// Held to filling, for the packets of a batch that ends, as far as the kernel lacks frames: those that were not
+    /// sent, and those that were and came back. From the first other one on, or the first that the kernel need not have,
+    /// [`release_held`](Self::release_held) says what becomes of them.
+    #[inline]
+    pub(in crate::xsk) fn end_batch(&mut self, me: MemberId, batch: &[Packet]) {
+        let (frames, inner) = (self.frames, &mut *self.inner);
+        let lacking = inner.fill_target.saturating_sub(inner.filling) as usize;
+        let (frames, held) = (frames.batch_frames(), StateWord::new(FrameState::Held, me));
+        let usual = &batch[..batch.len().min(lacking)];
+        // Each frame that the kernel has to receive into was in the ring once, and each that it has received into it had taken
+        // out before it said so.
+        inner.fill.assume_pending_max(inner.filling);
+        let back = inner.fill.push_from(usual, |packet| frames.refill(packet.frame, held));
+        inner.filling += back;
+        for packet in &batch[back as usize..] {
+            self.release_held(me, packet.frame);
+        }
+    }
+
+    /// Filling to held, for as many packets as `batch` has room for, and returns how many it was. It stops before a
+    /// descriptor that is not of one whole packet, or that cannot be.
+    #[inline]
+    pub(in crate::xsk) fn hold_batch(
+        &mut self,
+        me: MemberId,
+        rx: &mut Consumer<xdp_desc>,
+        batch: &mut [Packet],
+    ) -> usize {
+        let frames = self.frames.batch_frames();
+        let held = StateWord::new(FrameState::Held, me);
+        let taken = rx.pop_into(batch, |desc, packet| {
+            let is_taken = desc.options == 0 && frames.accept_desc(&desc, held, packet);
+            if is_taken {
+                // Another core has written it: all lines of a batch are on their way before the first is looked at.
+                prefetch_cacheline(packet.start);
+            }
+            is_taken
+        });
+        self.inner.filling -= taken;
+        taken as usize
+    }
+}

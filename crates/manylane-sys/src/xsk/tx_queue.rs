@@ -1,0 +1,267 @@
+//! What a member sends with: its send ring, and what it may send without asking the pool.
+
+use std::io;
+use std::sync::Arc;
+
+use libc::xdp_desc;
+
+use super::allocator::{FrameAllocator, FrameCache};
+use super::frames::{FrameState, MemberId, Packet, StateWord};
+use super::member::{KickOutcome, RingWakeup};
+use super::ring::Producer;
+
+/// Calls that may bring nothing before a flush gives up. The first may free room in the completion ring.
+const IDLE_KICKS_MAX: u32 = 2;
+
+/// Credits and frames that one turn with the lock brings at most.
+const CREDIT_BATCH: u32 = 64;
+
+/// What the kernel is told of a packet, in the bytes before it: `struct xsk_tx_metadata` of linux/if_xdp.h, as it is
+/// since Linux 6.14. Of the checksum: it is the sum over all bytes from `start` on, to be written `offset` after that,
+/// where the sum of the pseudo header is.
+#[repr(C)]
+struct Metadata {
+    flags: u64,
+    start: u16,
+    offset: u16,
+    unused: u32,
+    launch_time: u64,
+}
+
+/// Bytes of it.
+pub(super) const METADATA_LEN: usize = size_of::<Metadata>();
+const _: () = assert!(METADATA_LEN == 24 && align_of::<Metadata>() <= 8);
+
+/// Where the checksum is that somebody has to finish: from which byte of the packet on, and how far behind that byte
+/// it is written.
+pub(super) type PartialChecksum = (u16, u16);
+
+/// What sending needs of a member.
+pub(super) struct TxQueue {
+    pub(super) allocator: Arc<FrameAllocator>,
+    pub(super) member: MemberId,
+    pub(super) tx: Producer<xdp_desc>,
+    pub(super) cache: FrameCache,
+    /// Whether the kernel finishes checksums. Then frames have room for [`Metadata`] before what is sent.
+    pub(super) has_csum_offload: bool,
+}
+
+impl TxQueue {
+    /// Of a member with batches of so many packets. `checksums` only where frames have room for metadata.
+    pub(super) fn new(
+        pool: Arc<FrameAllocator>,
+        me: MemberId,
+        tx: Producer<xdp_desc>,
+        batch: usize,
+        checksums: bool,
+    ) -> Self {
+        let supply = Vec::with_capacity(batch.max(CREDIT_BATCH as usize));
+        let purse = FrameCache { frames: supply, ..FrameCache::default() };
+        let checksums = checksums && pool.frames.tx_metadata_len() == METADATA_LEN;
+        Self { allocator: pool, member: me, tx, cache: purse, has_csum_offload: checksums }
+    }
+
+    /// Asks the pool for credits, or for frames that come with theirs.
+    #[cold]
+    fn refill(&mut self, credits: u32, frames: u32) {
+        let mut locked = self.allocator.lock();
+        locked.reap();
+        locked.fill_cache(self.member, &mut self.cache, credits, frames);
+        if credits > 0 {
+            locked.convert_to_credits(&mut self.cache);
+        }
+        self.cache.is_exhausted = self.cache.credits == 0 && self.cache.frames.is_empty();
+    }
+
+    /// Uses a credit; false if there is none to be had.
+    #[inline]
+    fn take_credit(&mut self) -> bool {
+        if self.cache.credits == 0 && !self.cache.is_exhausted {
+            self.refill(CREDIT_BATCH, 0);
+        }
+        let paid = self.cache.credits > 0;
+        self.cache.credits -= u32::from(paid);
+        paid
+    }
+
+    /// Whether the packet of the current batch was sent.
+    #[inline]
+    pub(super) fn is_sent(&self, packet: &Packet) -> bool {
+        matches!(
+            self.allocator.frames.state(packet.frame).state(),
+            FrameState::HeldSending | FrameState::HeldSent
+        )
+    }
+
+    /// Whether the packet of the current batch can be sent from where it is: it came in one frame, and was not sent.
+    #[inline]
+    pub(super) fn can_send_in_place(&self, packet: &Packet) -> bool {
+        self.allocator.frames.state(packet.frame) == StateWord::new(FrameState::Held, self.member)
+    }
+
+    /// Held to held and sending: puts the first `len` bytes of a packet of the batch into the ring. False if it cannot
+    /// be sent from where it is, or there is no room.
+    #[inline]
+    pub(super) fn send_in_place(
+        &mut self,
+        packet: &Packet,
+        len: u32,
+        checksum: Option<PartialChecksum>,
+    ) -> bool {
+        let held = self.can_send_in_place(packet);
+        let frames = &self.allocator.frames;
+        let addr = frames.addr_of(packet.start);
+        let before = addr.wrapping_sub(frames.addr(packet.frame)) as usize;
+        // The kernel skips an empty descriptor, and one without the room before it, and does not complete it: the
+        // frame would be lost.
+        if len == 0
+            || !held
+            || before < frames.tx_metadata_len()
+            || !self.can_offload_csum(checksum, addr, len)
+            || !self.take_credit()
+        {
+            return false;
+        }
+        if !self.push_desc(packet.frame, addr, len, checksum) {
+            self.cache.credits += 1;
+            return false;
+        }
+        self.allocator.frames.set_state(packet.frame, StateWord::new(FrameState::HeldSending, self.member));
+        true
+    }
+
+    /// Whether the kernel will take a packet with such a checksum: one that it refuses would block the ring.
+    #[inline]
+    fn can_offload_csum(&self, checksum: Option<PartialChecksum>, addr: u64, len: u32) -> bool {
+        checksum.is_none_or(|(start, offset)| {
+            let end = u32::from(start) + u32::from(offset) + 2;
+            self.has_csum_offload && end <= len && addr.is_multiple_of(align_of::<Metadata>() as u64)
+        })
+    }
+
+    /// Puts a packet into the ring. It is in a frame that this member holds or has taken, behind the room of the frame,
+    /// and [`can_offload_csum`](Self::can_offload_csum) is true of its checksum.
+    #[inline]
+    fn push_desc(&mut self, frame: u32, addr: u64, len: u32, checksum: Option<PartialChecksum>) -> bool {
+        let mut options = 0;
+        if let Some((start, offset)) = checksum {
+            let flags = u64::from(libc::XDP_TXMD_FLAGS_CHECKSUM);
+            let metadata = Metadata { flags, start, offset, unused: 0, launch_time: 0 };
+            let frames = &self.allocator.frames;
+            debug_assert!(addr >= frames.addr(frame) + METADATA_LEN as u64);
+            // SAFETY: the bytes are of the same frame as the packet, aligned, and in the memory of all frames (checked
+            // by the callers). The frame is ours, no ring names it yet, and of the bytes before a packet nobody has a
+            // slice.
+            unsafe { frames.base().add(addr as usize - METADATA_LEN).cast::<Metadata>().write(metadata) };
+            options = libc::XDP_TX_METADATA;
+        }
+        self.tx.push(xdp_desc { addr, len, options })
+    }
+
+    /// Supply to taken.
+    #[inline]
+    pub(super) fn alloc(&mut self) -> Option<u32> {
+        if self.cache.frames.is_empty() && !self.cache.is_exhausted {
+            self.refill(0, CREDIT_BATCH);
+        }
+        let frame = self.cache.frames.pop()?;
+        self.cache.allocated += 1;
+        self.allocator.frames.set_state(frame, StateWord::new(FrameState::Allocated, self.member));
+        Some(frame)
+    }
+
+    /// Whether this member has taken the frame.
+    #[inline]
+    pub(super) fn is_allocated(&self, frame: u32) -> bool {
+        self.allocator.frames.state(frame) == StateWord::new(FrameState::Allocated, self.member)
+    }
+
+    /// Taken to supply.
+    pub(super) fn free(&mut self, frame: u32) {
+        if !self.is_allocated(frame) {
+            return;
+        }
+        if self.cache.frames.len() == self.cache.frames.capacity() {
+            self.allocator.lock().shrink_cache(&mut self.cache);
+        }
+        self.allocator.frames.set_state(frame, StateWord::new(FrameState::Cached, self.member));
+        self.cache.frames.push(frame);
+    }
+
+    /// Bytes that a taken frame has room for, and where they begin in the memory of all frames.
+    #[inline]
+    pub(super) fn tx_area(&self, frame: u32) -> (u64, usize) {
+        let frames = &self.allocator.frames;
+        (frames.addr(frame) + frames.tx_metadata_len() as u64, frames.size() - frames.tx_metadata_len())
+    }
+
+    /// Taken to sending: puts the first `len` bytes of a frame into the ring. False if there is no room, or they
+    /// cannot be sent.
+    #[inline]
+    pub(super) fn send_allocated(
+        &mut self,
+        frame: u32,
+        len: usize,
+        checksum: Option<PartialChecksum>,
+    ) -> bool {
+        let (addr, most) = self.tx_area(frame);
+        let fits = len > 0 && len <= most && self.is_allocated(frame);
+        if !fits
+            || !self.can_offload_csum(checksum, addr, len as u32)
+            || !self.push_desc(frame, addr, len as u32, checksum)
+        {
+            return false;
+        }
+        self.allocator.frames.set_state(frame, StateWord::new(FrameState::Sending, self.member));
+        true
+    }
+
+    /// Takes back what was put into the ring since the last flush.
+    pub(super) fn abandon(&mut self) {
+        while let Some(desc) = self.tx.pop_unpublished() {
+            let Some(frame) = self.allocator.frames.frame_of(desc.addr) else { continue };
+            if self.allocator.frames.state(frame) == StateWord::new(FrameState::HeldSending, self.member) {
+                self.allocator.frames.set_state(frame, StateWord::new(FrameState::Held, self.member));
+                self.cache.credits += 1;
+            } else {
+                self.allocator.frames.set_state(frame, StateWord::new(FrameState::Allocated, self.member));
+                self.free(frame);
+            }
+        }
+    }
+
+    /// See [`Sender::flush`](super::Sender::flush).
+    pub(super) fn flush(&mut self, bell: &dyn RingWakeup) -> io::Result<usize> {
+        self.cache.is_exhausted = false;
+        self.tx.publish();
+        let mut left = self.tx.pending();
+        if left == 0 {
+            return Ok(0);
+        }
+        if bell.is_zero_copy() {
+            if bell.is_busy_polling() || self.tx.needs_wakeup().unwrap_or(true) {
+                bell.send()?;
+            }
+            return Ok(self.tx.pending() as usize);
+        }
+        // Each call takes descriptors, drops one, or does nothing, which it may do only so often.
+        let mut idle = 0;
+        for _ in 0..left + IDLE_KICKS_MAX {
+            let kick = bell.send()?;
+            let before = std::mem::replace(&mut left, self.tx.pending());
+            match kick {
+                KickOutcome::Accepted if left == before => {
+                    // A completion ring that is full holds the kernel up, whoever's completions are in it.
+                    self.allocator.lock().reap();
+                    idle += 1;
+                }
+                KickOutcome::Accepted | KickOutcome::Dropped => {}
+                KickOutcome::Down => break,
+            }
+            if left == 0 || idle == IDLE_KICKS_MAX {
+                break;
+            }
+        }
+        Ok(left as usize)
+    }
+}

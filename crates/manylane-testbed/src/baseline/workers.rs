@@ -1,0 +1,247 @@
+//! Threads that receive, and what others may see of them.
+
+use std::any::Any;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use manylane_sys::sock::{self, Buffer, Flag};
+use manylane_sys::{cpu, measure, xsk};
+
+use crate::receiver::{ReceiverOptions, RunningReceiver, Snapshot, Work};
+
+/// What one thread shows to others, on cache lines of its own: two, for processors fetch them in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct WorkerStats {
+    delivered: AtomicU64,
+    /// The thread's id, 0 before it runs and after it ended.
+    tid: AtomicI32,
+    /// CPU time when it ended.
+    final_cpu_ns: AtomicU64,
+}
+
+impl WorkerStats {
+    /// Says how many datagrams this thread has taken. One writer: a plain store, no locked instruction.
+    #[inline]
+    pub(crate) fn set_delivered(&self, delivered: u64) {
+        self.delivered.store(delivered, Ordering::Relaxed);
+    }
+
+    /// The calling thread takes the seat: its CPU time counts from now on.
+    pub(crate) fn register_thread(&self) {
+        self.tid.store(cpu::thread_id(), Ordering::Relaxed);
+    }
+
+    /// The calling thread ends.
+    pub(crate) fn unregister_thread(&self) {
+        let used = u64::try_from(cpu::thread_cpu_time().as_nanos()).unwrap_or(u64::MAX);
+        self.final_cpu_ns.store(used, Ordering::Relaxed);
+        self.tid.store(0, Ordering::Release);
+    }
+
+    pub(crate) fn delivered(&self) -> u64 {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let tid = self.tid.load(Ordering::Acquire);
+        let running = if tid == 0 { None } else { measure::thread_cpu_time_of(tid).ok() };
+        running.unwrap_or_else(|| Duration::from_nanos(self.final_cpu_ns.load(Ordering::Relaxed)))
+    }
+}
+
+/// Where datagrams come in: what is told of it, and how it is shut.
+pub(crate) enum Source {
+    /// A kernel socket, of one thread or of all.
+    Socket(Arc<UdpSocket>),
+    /// A descriptor of an AF_XDP socket.
+    Queue(OwnedFd),
+}
+
+impl Source {
+    fn dropped(&self) -> u64 {
+        match self {
+            Self::Socket(socket) => {
+                sock::queue_state(socket.as_fd()).map_or(0, |state| u64::from(state.drops))
+            }
+            Self::Queue(fd) => xsk::statistics(fd.as_fd()).map_or(0, |seen| seen.dropped()),
+        }
+    }
+
+    /// Wakes who sleeps at it. Who sleeps at a queue does not sleep for long.
+    fn wake(&self) {
+        if let Self::Socket(socket) = self {
+            sock::wake(socket.as_fd());
+        }
+    }
+}
+
+/// Threads that run the same loop, each on what it was given.
+pub(crate) struct Workers {
+    addr: SocketAddr,
+    sources: Vec<Source>,
+    stats: Arc<[WorkerStats]>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<()>>>,
+    /// What has to stay as long as they run.
+    _keep_alive: Box<dyn Any + Send>,
+}
+
+/// What a thread of the crew works with.
+pub(crate) struct WorkerCtx<'a> {
+    pub(crate) stats: &'a WorkerStats,
+    stop: &'a AtomicBool,
+}
+
+impl WorkerCtx<'_> {
+    /// Whether to stop. Asked when a receive came back empty, so that it costs nothing under load, or per batch.
+    pub(crate) fn should_stop(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+impl Workers {
+    /// Starts a thread that runs `work` for each of `shares`, what the thread works on.
+    pub(crate) fn start<S, F>(
+        options: &ReceiverOptions,
+        (addr, inlets): (SocketAddr, Vec<Source>),
+        shares: Vec<S>,
+        held: Box<dyn Any + Send>,
+        work: F,
+    ) -> Result<Box<dyn RunningReceiver>>
+    where
+        S: Send + 'static,
+        F: Fn(&WorkerCtx<'_>, S) -> Result<()> + Clone + Send + 'static,
+    {
+        let seats = shares.iter().map(|_| WorkerStats::default()).collect();
+        let mut crew = Self {
+            addr,
+            sources: inlets,
+            stats: seats,
+            stop: Arc::default(),
+            threads: Vec::new(),
+            _keep_alive: held,
+        };
+        for (index, share) in shares.into_iter().enumerate() {
+            let (seats, stop, work) = (crew.stats.clone(), crew.stop.clone(), work.clone());
+            let cpu = options.cpus.get(index % options.cpus.len().max(1)).copied();
+            let body = move || {
+                if let Some(cpu) = cpu {
+                    cpu::pin(cpu).with_context(|| format!("cannot pin a receiver to CPU {cpu}"))?;
+                }
+                let seat = &seats[index];
+                seat.register_thread();
+                let done = work(&WorkerCtx { stats: seat, stop: &stop }, share);
+                seat.unregister_thread();
+                done
+            };
+            let thread = thread::Builder::new()
+                .name(format!("receiver-{index}"))
+                .spawn(body)
+                .with_context(|| format!("cannot start receiver {index}: see `ulimit -u`"))?;
+            crew.threads.push(thread);
+        }
+        Ok(Box::new(crew))
+    }
+
+    /// Starts threads on kernel sockets: thread k on socket k, or all on the only one.
+    pub(crate) fn start_on_sockets<F>(
+        options: &ReceiverOptions,
+        sockets: Vec<UdpSocket>,
+        work: F,
+    ) -> Result<Box<dyn RunningReceiver>>
+    where
+        F: Fn(&WorkerCtx<'_>, &UdpSocket) -> Result<()> + Clone + Send + 'static,
+    {
+        let addr = sockets.first().context("a receiver needs a socket")?.local_addr()?;
+        let sockets: Vec<Arc<UdpSocket>> = sockets.into_iter().map(Arc::new).collect();
+        let shares = sockets.iter().cloned().cycle().take(options.threads).collect();
+        let inlets = sockets.into_iter().map(Source::Socket).collect();
+        Self::start(options, (addr, inlets), shares, Box::new(()), move |post, socket: Arc<UdpSocket>| {
+            work(post, &socket)
+        })
+    }
+
+    fn shutdown(&mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.sources.iter().for_each(Source::wake);
+        self.threads
+            .drain(..)
+            .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a receiver's thread panicked"))?)
+    }
+}
+
+impl RunningReceiver for Workers {
+    fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            delivered: self.stats.iter().map(WorkerStats::delivered).sum(),
+            kernel_dropped: self.sources.iter().map(Source::dropped).sum(),
+            rx_cpu: self.stats.iter().map(WorkerStats::cpu_time).sum(),
+        }
+    }
+
+    fn stop(mut self: Box<Self>) -> Result<Snapshot> {
+        self.shutdown()?;
+        Ok(self.snapshot())
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        // Whoever cares about a failed thread calls `stop`.
+        let _ = self.shutdown();
+    }
+}
+
+/// Whether the receive has to say to which address a datagram was sent, so that its answer can leave from there.
+pub(crate) fn needs_local_address(options: &ReceiverOptions) -> bool {
+    options.work == Work::Echo && options.addr.ip().is_unspecified()
+}
+
+/// Binds `count` sockets to one address: as one reuseport group when there are several.
+pub(crate) fn bind(options: &ReceiverOptions, count: usize, flags: &[Flag]) -> Result<Vec<UdpSocket>> {
+    let mut addr = options.addr;
+    let mut sockets = Vec::with_capacity(count);
+    for _ in 0..count {
+        let fd = sock::open(&addr).context("cannot open a socket")?;
+        if count > 1 {
+            sock::set_flag(fd.as_fd(), Flag::ReusePort, true).context("SO_REUSEPORT")?;
+        }
+        for &flag in flags {
+            let why = || format!("{flag:?}: see the kernel's version in KERNELS.md");
+            sock::set_flag(fd.as_fd(), flag, true).with_context(why)?;
+        }
+        if options.recv_buffer > 0 {
+            sock::set_buffer(fd.as_fd(), Buffer::Receive, options.recv_buffer).context("SO_RCVBUF")?;
+        }
+        bind_with_retry(&fd, &addr).with_context(|| format!("cannot bind {addr}"))?;
+        addr = sock::local_addr(fd.as_fd())?;
+        sockets.push(UdpSocket::from(fd));
+    }
+    Ok(sockets)
+}
+
+/// Binds, and waits a moment for an address that is in use: a child process that is being started has copies of the
+/// sockets that a receiver before has closed, until it runs its own program.
+fn bind_with_retry(fd: &OwnedFd, addr: &SocketAddr) -> io::Result<()> {
+    const BIND_TIMEOUT: Duration = Duration::from_secs(1);
+    let start = Instant::now();
+    loop {
+        match sock::bind(fd.as_fd(), addr) {
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse && start.elapsed() < BIND_TIMEOUT => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! How near two processors are to each other. What the kernel says of shared cores and caches is, in a virtual machine, what the
+//! hypervisor made up; how long a cache line takes from one to the other cannot be. `sarma` and `priambodo` ask here, so that they agree.
+
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use manylane_sys::cpu;
+
+use crate::machine;
+use crate::stats::median;
+
+/// Two threads of one core hand a line over in some 5 to 20 ns, for it stays in their first cache; from core to core it takes 40 to more than 200.
+const SAME_CORE_NS_MAX: f64 = 25.0;
+/// Hand-overs there and back that are timed together.
+const HANDOVERS_PER_SAMPLE: u64 = 200;
+
+/// Whether two processors that hand a line over in so long are threads of one core.
+pub(super) fn is_same_core(handover_ns: f64) -> bool {
+    handover_ns < SAME_CORE_NS_MAX
+}
+
+/// Processors of the same core by what the kernel says, that one among them.
+pub(super) fn thread_siblings(cpu: usize) -> Vec<usize> {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+    let mut list = machine::parse_cpu_list(fs::read_to_string(path).unwrap_or_default().trim());
+    if !list.contains(&cpu) {
+        list.push(cpu);
+    }
+    list
+}
+
+/// Nanoseconds that a line takes from one processor to the other, in the middle of so many stretches: half the time of a number
+/// that one writes, the other waits for and answers with the next one.
+pub(super) fn measure_handover(first: usize, second: usize, stretches: u64) -> Result<f64> {
+    /// A word alone on the pair of lines that processors fetch.
+    #[repr(align(128))]
+    struct PaddedWord(AtomicU64);
+    let word = PaddedWord(AtomicU64::new(0));
+    let turns = stretches * HANDOVERS_PER_SAMPLE;
+    thread::scope(|scope| {
+        let answers = scope.spawn(|| -> Result<()> {
+            let pinned = cpu::pin(second).with_context(|| format!("cannot pin a thread to CPU {second}"));
+            for turn in 0..turns {
+                spin_until(&word.0, 2 * turn + 1);
+                word.0.store(2 * turn + 2, Ordering::Release);
+            }
+            pinned
+        });
+        let asks = scope.spawn(|| -> Result<f64> {
+            // Whoever cannot be pinned plays on, for the other one waits for it.
+            let pinned = cpu::pin(first).with_context(|| format!("cannot pin a thread to CPU {first}"));
+            let mut times = Vec::with_capacity(stretches as usize);
+            for stretch in 0..stretches {
+                let start = Instant::now();
+                for turn in stretch * HANDOVERS_PER_SAMPLE..(stretch + 1) * HANDOVERS_PER_SAMPLE {
+                    word.0.store(2 * turn + 1, Ordering::Release);
+                    spin_until(&word.0, 2 * turn + 2);
+                }
+                times.push(start.elapsed().as_nanos() as f64 / (2 * HANDOVERS_PER_SAMPLE) as f64);
+            }
+            pinned?;
+            Ok(median(times))
+        });
+        answers.join().map_err(|_| anyhow!("a thread panicked"))??;
+        asks.join().map_err(|_| anyhow!("a thread panicked"))?
+    })
+}
+
+/// Waits without pause instructions, which take longer than what is measured.
+fn spin_until(word: &AtomicU64, until: u64) {
+    let mut looks = 0_u32;
+    while word.load(Ordering::Acquire) != until {
+        looks += 1;
+        // So long only if a processor was taken away: then the other thread may need this one.
+        if looks.is_multiple_of(1 << 14) {
+            thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_goes_there_and_back_also_on_one_processor() {
+        let cpus = machine::allowed_cpus();
+        let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
+        // On one processor each turn is one of the scheduler.
+        assert!(measure_handover(first, first, 1).unwrap() > 0.0);
+        assert!(measure_handover(first, last, 5).unwrap() > 0.0);
+        assert!(measure_handover(first, 5000, 1).unwrap_err().to_string().contains("CPU 5000"));
+    }
+
+    #[test]
+    fn a_processor_is_its_own_sibling() {
+        assert!(thread_siblings(0).contains(&0));
+        assert_eq!(thread_siblings(5000), [5000], "also where the kernel says nothing");
+    }
+
+    #[test]
+    fn cores_are_told_by_the_time() {
+        assert!(is_same_core(8.0) && !is_same_core(45.0));
+    }
+}

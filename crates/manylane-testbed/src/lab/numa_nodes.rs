@@ -1,0 +1,123 @@
+//! The NUMA nodes of a machine, and which of them are near to a device.
+
+use std::fs;
+use std::path::Path;
+
+use crate::machine::parse_cpu_list;
+
+/// Where the kernel tells of them.
+pub(super) const SYSFS_DIR: &str = "/sys/devices/system/node";
+
+/// A node and its processors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NumaNode {
+    pub(super) id: usize,
+    pub(super) cpus: Vec<usize>,
+}
+
+/// Those that are on line, from a folder in the form of [`SYSFS_DIR`]; empty where the kernel does not tell.
+pub(super) fn read_nodes(folder: &Path) -> Vec<NumaNode> {
+    let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let numbers = parse_cpu_list(text("online").trim());
+    let node =
+        |number| NumaNode { id: number, cpus: parse_cpu_list(text(&format!("node{number}/cpulist")).trim()) };
+    numbers.into_iter().map(node).collect()
+}
+
+/// Where receivers are bound to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NodeChoice {
+    /// The node that has the device, with those processors of it that receivers may have.
+    pub(super) local: Result<NumaNode, String>,
+    /// Another one.
+    pub(super) remote: Result<NumaNode, String>,
+}
+
+/// Picks a node at the device and one that is not. A device between two hosts of a testbed has no node of its own: its work is done where
+/// the frames are made, so that its node is the one of `device_cpu`.
+pub(super) fn choose_nodes(nodes: &[NumaNode], device_cpu: usize, receiver_cpus: &[usize]) -> NodeChoice {
+    if nodes.is_empty() {
+        let why = || Err(format!("the kernel tells of no NUMA nodes ({SYSFS_DIR}, CONFIG_NUMA)"));
+        return NodeChoice { local: why(), remote: why() };
+    }
+    let usable = |node: &NumaNode| -> Option<NumaNode> {
+        let cpus: Vec<usize> = node.cpus.iter().copied().filter(|cpu| receiver_cpus.contains(cpu)).collect();
+        (!cpus.is_empty()).then_some(NumaNode { id: node.id, cpus })
+    };
+    let is_near = |node: &&NumaNode| node.cpus.contains(&device_cpu);
+    let near = match nodes.iter().find(is_near) {
+        Some(node) => usable(node).ok_or_else(|| {
+            format!("node {}, where the device's work is done, has no processor left for receivers", node.id)
+        }),
+        None => Err(format!("CPU {device_cpu}, which does the device's work, is of no node")),
+    };
+    let far = nodes.iter().filter(|node| !is_near(node)).find_map(usable).ok_or_else(|| match nodes.len() {
+        1 => "this machine has one NUMA node: the column NUMA shows only what binding memory and threads to it costs"
+            .into(),
+        _ => "no other node has processors that receivers may have".into(),
+    });
+    NodeChoice { local: near, remote: far }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A folder as the kernel has it.
+    fn folder(files: &[(&str, &str)]) -> TempDir {
+        let folder = TempDir::new().unwrap();
+        for (file, text) in files {
+            let path = folder.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    fn node(number: usize, cpus: &[usize]) -> NumaNode {
+        NumaNode { id: number, cpus: cpus.to_vec() }
+    }
+
+    #[test]
+    fn two_nodes_are_read_and_told_apart() {
+        let two =
+            folder(&[("online", "0-1\n"), ("node0/cpulist", "0-3,8-11\n"), ("node1/cpulist", "4-7,12-15\n")]);
+        let nodes = read_nodes(two.path());
+        assert_eq!(nodes, [node(0, &[0, 1, 2, 3, 8, 9, 10, 11]), node(1, &[4, 5, 6, 7, 12, 13, 14, 15])]);
+        // The generator has the last processor, which is of node 1; receivers have some of each.
+        let choice = choose_nodes(&nodes, 15, &[0, 1, 4, 5, 14]);
+        assert_eq!(choice, NodeChoice { local: Ok(node(1, &[4, 5, 14])), remote: Ok(node(0, &[0, 1])) });
+        let choice = choose_nodes(&nodes, 0, &[4, 5]);
+        assert!(
+            choice
+                .local
+                .unwrap_err()
+                .contains("node 0, where the device's work is done, has no processor left")
+        );
+        assert_eq!(choice.remote, Ok(node(1, &[4, 5])));
+        let choice = choose_nodes(&nodes, 15, &[4]);
+        assert_eq!(choice.local, Ok(node(1, &[4])));
+        assert!(choice.remote.unwrap_err().contains("no other node has processors"));
+    }
+
+    #[test]
+    fn a_node_of_memory_alone_is_not_picked() {
+        let cxl = folder(&[("online", "0,2\n"), ("node0/cpulist", "0-1\n"), ("node2/cpulist", "\n")]);
+        let nodes = read_nodes(cxl.path());
+        assert_eq!(nodes, [node(0, &[0, 1]), node(2, &[])]);
+        let choice = choose_nodes(&nodes, 1, &[0]);
+        assert_eq!(choice.local, Ok(node(0, &[0])));
+        assert!(choice.remote.is_err());
+    }
+
+    #[test]
+    fn one_node_says_that_it_is_one_and_none_that_there_is_none() {
+        let choice = choose_nodes(&[node(0, &[0, 1])], 1, &[0]);
+        assert_eq!(choice.local, Ok(node(0, &[0])));
+        assert!(choice.remote.unwrap_err().contains("has one NUMA node"));
+        let none = choose_nodes(&read_nodes(Path::new("/nonexistent")), 1, &[0]);
+        assert!(none.local.unwrap_err().contains("CONFIG_NUMA") && none.remote.is_err());
+    }
+}

@@ -1,0 +1,269 @@
+//! What the XDP program of a device has found out about a frame on its way to a lane (`bpf/note.h`), and has written into
+//! its first four bytes: that it is a plain UDP datagram, how long it is, and what its checksums say.
+//!
+//! Those bytes were the first of the destination's address, which the program had compared with that of the device. Such
+//! an address has no group bit; a note has that bit set. So a frame that came through the program tells by itself
+//! whether there is a note on it, and no sender can forge one. A frame that came another way must not be read like this.
+
+use crate::datagram::{Checksum, Datagram, chunk};
+use crate::error::Result;
+use crate::ethernet::{self, Mac};
+use crate::{ipv4, ipv6, udp};
+
+/// There is a note: IP without tags or options, all lengths right, the checksum of IPv4 too.
+pub const HINT: u8 = 1;
+/// The bits of the number of bytes before the payload, which is [`HEADERS_LEN_V4`] or [`HEADERS_LEN_V6`].
+pub const HEADERS_LEN_MASK: u8 = 0x3e;
+/// The checksum of UDP is that of the pseudo header alone ([`Checksum::Partial`]); else it is right.
+pub const PARTIAL: u8 = 0x40;
+/// The longest UDP datagram, with its header, that gets a note.
+pub const UDP_LEN_MAX: u16 = 72;
+/// Bytes of a note: kind, one that is left as it was, and the bytes of payload in the byte order of the machine.
+pub const HINT_LEN: usize = 4;
+
+/// Bytes before the payload in a frame with a note: of IPv4, and of IPv6.
+pub const HEADERS_LEN_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEADER_LEN;
+/// See [`HEADERS_LEN_V4`].
+pub const HEADERS_LEN_V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + udp::HEADER_LEN;
+const _: () = assert!(
+    (HEADERS_LEN_V4 | HEADERS_LEN_V6) & !(HEADERS_LEN_MASK as usize) == 0
+        && HEADERS_LEN_MASK & (HINT | PARTIAL) == 0
+);
+
+/// Whether there is a note on the frame.
+#[must_use]
+#[inline]
+pub fn has_hint(frame: &[u8]) -> bool {
+    frame.first().is_some_and(|kind| kind & HINT != 0)
+}
+
+/// Makes a frame with a note what it was: one to the device with this address.
+pub fn restore(frame: &mut [u8], device: Mac) {
+    if has_hint(frame)
+        && let Some(note) = frame.first_chunk_mut::<HINT_LEN>()
+    {
+        *note = chunk(&device.0, 0);
+    }
+}
+
+/// Where the payload of a frame with a note is: what a receiver has to know of each frame. What the headers say besides is read of
+/// those that it asks about ([`Datagram::from_hint_v4`], [`Datagram::from_hint_v6`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RxHint {
+    /// Where the payload starts in the frame.
+    pub payload_offset: u16,
+    /// Bytes of payload.
+    pub len: u16,
+}
+
+/// What the note on a frame says that came through the XDP program. None if there is no note on it, or it is not as long as that
+/// says, or its checksum is unfinished and that is not `taken`: then [`Datagram::read`] finds out what it is.
+#[must_use]
+#[inline]
+pub fn parse(frame: &[u8], taken: PartialChecksum) -> Option<RxHint> {
+    let &[kind, _, low, high] = frame.first_chunk()?;
+    let (at, len) = (u16::from(kind & HEADERS_LEN_MASK), u16::from_ne_bytes([low, high]));
+    let is_taken = kind & (HINT | PARTIAL & !(taken as u8)) == HINT;
+    (is_taken && usize::from(at) + usize::from(len) <= frame.len())
+        .then_some(RxHint { payload_offset: at, len })
+}
+
+/// Whether checksums may be unfinished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PartialChecksum {
+    /// They are as wrong as any other.
+    Rejected = 0,
+    /// The frame has not been on a wire.
+    Accepted = PARTIAL,
+}
+
+impl Datagram {
+    /// As [`read`](Self::read), of a frame that came through the XDP program: what a note on it says is believed and not
+    /// found out again.
+    ///
+    /// # Errors
+    /// As for [`parse`](Self::parse).
+    #[inline]
+    pub fn read_hinted(&mut self, frame: &[u8]) -> Result<()> {
+        let noted =
+            parse(frame, PartialChecksum::Accepted).and_then(|noted| match noted.payload_offset.into() {
+                HEADERS_LEN_V4 => frame.first_chunk().and_then(Self::from_hint_v4),
+                HEADERS_LEN_V6 => frame.first_chunk().and_then(Self::from_hint_v6),
+                _ => None,
+            });
+        match noted {
+            Some(noted) => *self = noted,
+            None => return self.read(frame),
+        }
+        Ok(())
+    }
+
+    /// What the headers of a frame with a note say, if that says that they are those of IPv4; of one that [`parse`] has found, with
+    /// so many bytes before its payload. Once this is compiled into where it is called, nothing is read that nobody looks at.
+    #[must_use]
+    #[inline]
+    pub fn from_hint_v4(head: &[u8; HEADERS_LEN_V4]) -> Option<Self> {
+        let mut found = Self::default();
+        let length = found.trust(chunk(head, 0), HEADERS_LEN_V4)?;
+        found.set_headers_v4(head, length);
+        Some(found)
+    }
+
+    /// The same of IPv6.
+    #[must_use]
+    #[inline]
+    pub fn from_hint_v6(head: &[u8; HEADERS_LEN_V6]) -> Option<Self> {
+        let mut found = Self::default();
+        let length = found.trust(chunk(head, 0), HEADERS_LEN_V6)?;
+        found.set_headers_v6(head, length);
+        Some(found)
+    }
+
+    /// What a note says of the checksum, if it says that so many bytes are before the payload; the bytes of UDP.
+    #[inline]
+    fn trust(&mut self, note: [u8; HINT_LEN], head: usize) -> Option<usize> {
+        let [kind, _, low, high] = note;
+        self.checksum = if kind & PARTIAL != 0 { Checksum::Partial } else { Checksum::Valid };
+        let length = u16::from_ne_bytes([low, high]);
+        (kind & !PARTIAL == HINT | head as u8).then(|| udp::HEADER_LEN + usize::from(length))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::frame::UdpFrame;
+
+    const DEVICE: Mac = Mac([2, 4, 6, 8, 10, 12]);
+
+    /// A frame, and the same with the note that the program puts on it.
+    fn pair(payload: &[u8], v6: bool, kind: u8) -> (Vec<u8>, Vec<u8>) {
+        let (from, to): (SocketAddr, SocketAddr) = if v6 {
+            ("[fd00::1]:7".parse().unwrap(), "[fd00::2]:53".parse().unwrap())
+        } else {
+            ("10.0.0.1:7".parse().unwrap(), "10.0.0.2:53".parse().unwrap())
+        };
+        let plan = UdpFrame { payload, traffic_class: 0xb9, ..UdpFrame::new(Mac([2; 6]), DEVICE, from, to) };
+        let mut frame = vec![0; plan.len()];
+        plan.write(&mut frame).unwrap();
+        let mut noted = frame.clone();
+        noted[0] = kind | if v6 { HEADERS_LEN_V6 } else { HEADERS_LEN_V4 } as u8;
+        noted[1] = 0;
+        noted[2..4].copy_from_slice(&(payload.len() as u16).to_ne_bytes());
+        (frame, noted)
+    }
+
+    #[test]
+    fn a_note_says_what_is_found_out_without_it() {
+        for v6 in [false, true] {
+            for length in 0..=usize::from(UDP_LEN_MAX) - udp::HEADER_LEN {
+                let (frame, mut noted) = pair(&vec![0xa5; length], v6, HINT);
+                // What was in its place before must not show.
+                let mut found = Datagram::parse(&pair(b"something else", !v6, 0).0).unwrap();
+                for padding in [0, 18] {
+                    noted.resize(frame.len() + padding, 0xee);
+                    found.read_hinted(&noted).unwrap();
+                    assert_eq!(Ok(found), Datagram::parse(&frame), "{length}, v6 {v6}");
+                }
+                noted.truncate(frame.len());
+                restore(&mut noted, DEVICE);
+                assert_eq!(noted, frame);
+            }
+        }
+    }
+
+    #[test]
+    fn it_is_believed_whatever_the_checksum_is() {
+        for v6 in [false, true] {
+            for (kind, says) in [(HINT, Checksum::Valid), (HINT | PARTIAL, Checksum::Partial)] {
+                let (_, mut noted) = pair(b"payload", v6, kind);
+                *noted.last_mut().unwrap() ^= 1;
+                let mut found = Datagram::default();
+                found.read_hinted(&noted).unwrap();
+                assert_eq!(found.checksum, says);
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_note_everything_is_found_out() {
+        for v6 in [false, true] {
+            let (mut frame, _) = pair(b"payload", v6, 0);
+            let mut found = Datagram::default();
+            found.read_hinted(&frame).unwrap();
+            assert_eq!(Ok(found), Datagram::parse(&frame));
+            *frame.last_mut().unwrap() ^= 1;
+            found.read_hinted(&frame).unwrap();
+            assert_eq!(found.checksum, Checksum::Invalid);
+            let before = frame.clone();
+            restore(&mut frame, Mac([0xff; 6]));
+            assert_eq!(frame, before, "nothing to restore");
+        }
+    }
+
+    /// The program does not write such notes; who reads them does not fall over them.
+    #[test]
+    fn a_note_that_cannot_be_is_not_believed() {
+        for v6 in [false, true] {
+            let (frame, noted) = pair(b"payload", v6, HINT);
+            let as_if_none = |change: &dyn Fn(&mut [u8])| {
+                let mut noted = noted.clone();
+                change(&mut noted);
+                let mut found = Datagram::default();
+                found.read_hinted(&noted).unwrap();
+                assert_eq!(Ok(found), Datagram::parse(&frame), "v6 {v6}");
+            };
+            for length in [8_u16, 16, u16::MAX] {
+                as_if_none(&|noted| noted[2..4].copy_from_slice(&length.to_ne_bytes()));
+            }
+            let right = [HEADERS_LEN_V4 as u8, HEADERS_LEN_V6 as u8];
+            for head in (0..=HEADERS_LEN_MASK).step_by(2).filter(|&head| head != right[0] && head != right[1])
+            {
+                as_if_none(&|noted| noted[0] = HINT | head);
+            }
+            // A bit that says nothing.
+            as_if_none(&|noted| noted[0] |= 0x80);
+            for cut in 0..noted.len() {
+                assert_eq!(parse(&noted[..cut], PartialChecksum::Accepted), None);
+                assert!(Datagram::default().read_hinted(&noted[..cut]).is_err(), "{cut}, v6 {v6}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_note_says_where_the_payload_is_if_its_checksum_is_taken() {
+        for v6 in [false, true] {
+            let at = if v6 { 62 } else { 42 };
+            for (kind, refused) in
+                [(HINT, Some(RxHint { payload_offset: at, len: 7 })), (HINT | PARTIAL, None)]
+            {
+                let (frame, noted) = pair(b"payload", v6, kind);
+                assert_eq!(
+                    parse(&noted, PartialChecksum::Accepted),
+                    Some(RxHint { payload_offset: at, len: 7 })
+                );
+                assert_eq!(parse(&noted, PartialChecksum::Rejected), refused);
+                assert_eq!(
+                    (parse(&frame, PartialChecksum::Accepted), parse(&frame, PartialChecksum::Rejected)),
+                    (None, None)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn headers_are_those_of_the_version_that_the_note_says() {
+        for v6 in [false, true] {
+            let (frame, noted) = pair(b"payload", v6, HINT);
+            let read = Datagram::parse(&frame).unwrap();
+            let four = Datagram::from_hint_v4(noted.first_chunk().unwrap());
+            let six = noted.first_chunk().and_then(Datagram::from_hint_v6);
+            assert_eq!((four, six), if v6 { (None, Some(read)) } else { (Some(read), None) });
+            let four = Datagram::from_hint_v4(frame.first_chunk().unwrap());
+            assert_eq!((four, frame.first_chunk().and_then(Datagram::from_hint_v6)), (None, None), "no note");
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! The thread that lets others capture a socket: it listens, checks who asks, makes rings, posts them to the lanes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use manylane_sys::capture as rings;
+use manylane_sys::measure::Epoll;
+use manylane_sys::sock;
+use manylane_sys::unix_socket::{self, PeerCred};
+
+use super::tap::{Mailbox, Ring, Tap};
+use super::wire::{self, Description, Reply, Request};
+use crate::counters::LaneId;
+
+/// Tokens of what the thread waits for; connections count on from the last.
+const WAKE: u64 = 0;
+const LISTENER: u64 = 1;
+const FIRST_CLIENT: u64 = 2;
+
+/// Connections at a time.
+const CLIENTS_MAX: usize = 16;
+/// Names that are tried.
+const NAME_ATTEMPTS_MAX: u32 = 1024;
+/// Bytes of a question.
+const REQUEST_LEN_MAX: usize = 256;
+/// Memory for one lane.
+const BUFFER_SIZE_MIN: usize = 64 << 10;
+const BUFFER_SIZE_MAX: usize = 64 << 20;
+
+/// What a lane gets who is asked for so many bytes.
+pub(super) fn clamp_buffer_size(asked: usize) -> usize {
+    asked.clamp(BUFFER_SIZE_MIN, BUFFER_SIZE_MAX)
+}
+/// How long a message may wait for room.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often to look for rings that lanes have left: soon at first, then now and then.
+const RECLAIM_INTERVAL_MIN: Duration = Duration::from_millis(10);
+const RECLAIM_INTERVAL_MAX: Duration = Duration::from_secs(1);
+/// Every wait has a bound.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The number of the next point of this process.
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// Where a socket can be captured, as long as this value lives.
+pub(crate) struct CaptureListener {
+    shared: Arc<Shared>,
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    lanes: Mutex<Vec<(LaneId, Weak<Mailbox>)>>,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    /// The lanes that live. Those that are gone are forgotten.
+    fn lanes(&self) -> Vec<(LaneId, Arc<Mailbox>)> {
+        let mut lanes = self.lock();
+        lanes.retain(|(_, post)| post.strong_count() > 0);
+        lanes.iter().filter_map(|(lane, post)| Some((*lane, post.upgrade()?))).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(LaneId, Weak<Mailbox>)>> {
+        // Nothing that holds the lock can panic.
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CaptureListener {
+    /// Listens for those who want to capture the lanes of the socket that is bound to `address` and uses `devices`
+    /// (index and name).
+    pub(crate) fn open(address: SocketAddr, devices: Vec<(u32, String)>) -> io::Result<Self> {
+        let listener = listen()?;
+        let (wake, woken) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
+        wake.set_nonblocking(true)?;
+        let watch = Epoll::new(CLIENTS_MAX)?;
+        watch.add(&woken, WAKE)?;
+        watch.add(&listener, LISTENER)?;
+        let shared = Arc::new(Shared { lanes: Mutex::default(), stop: AtomicBool::new(false) });
+        let server = Server {
+            shared: Arc::clone(&shared),
+            address,
+            devices,
+            listener,
+            woken,
+            epoll: watch,
+            clients: Vec::new(),
+            next_token: FIRST_CLIENT,
+            active: None,
+            reclaim_interval: IDLE_TIMEOUT,
+        };
+        let thread = thread::Builder::new().name("manylane-capture".into()).spawn(move || server.run())?;
+        Ok(Self { shared, wake, thread: Some(thread) })
+    }
+
+    /// What a lane that comes needs.
+    pub(crate) fn tap(&self, lane: LaneId) -> Tap {
+        let post = Arc::new(Mailbox::default());
+        self.shared.lock().push((lane, Arc::downgrade(&post)));
+        self.wake();
+        Tap::new(post)
+    }
+
+    fn wake(&self) {
+        // A buffer that is full has woken it.
+        _ = io::Write::write(&mut &self.wake, &[0]);
+    }
+}
+
+impl Drop for CaptureListener {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            // It has panicked, which it has said, or it has ended.
+            _ = thread.join();
+        }
+    }
+}
+
+/// Listens under the first name that is free.
+fn listen() -> io::Result<OwnedFd> {
+    let pid = std::process::id();
+    for _ in 0..NAME_ATTEMPTS_MAX {
+        match unix_socket::listen(&wire::name(pid, NEXT_NUMBER.fetch_add(1, Ordering::Relaxed))) {
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AddrInUse))
+}
+
+struct Client {
+    token: u64,
+    connection: OwnedFd,
+    peer: PeerCred,
+}
+
+/// The capture that runs.
+struct Active {
+    token: u64,
+    snaplen: usize,
+    buffer: usize,
+    /// Lanes that have been offered a ring.
+    served: Vec<LaneId>,
+}
+
+struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    devices: Vec<(u32, String)>,
+    listener: OwnedFd,
+    woken: UnixStream,
+    epoll: Epoll,
+    clients: Vec<Client>,
+    next_token: u64,
+    active: Option<Active>,
+    /// When to look next for rings that lanes have left.
+    reclaim_interval: Duration,
+}
+
+impl Server {
+    fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let ready: Vec<u64> = match self.epoll.wait(self.reclaim_interval) {
+                Ok(ready) => ready.collect(),
+                Err(err) => {
+                    log::warn!("captures of {} end: {err}", self.address);
+                    break;
+                }
+            };
+            for token in ready {
+                match token {
+                    WAKE => {
+                        while matches!(io::Read::read(&mut &self.woken, &mut [0; 64]), Ok(1..)) {}
+                        self.offer_rings();
+                    }
+                    LISTENER => self.accept_clients(),
+                    client => self.handle_request(client),
+                }
+            }
+            self.reclaim_rings();
+        }
+        for (_, post) in self.shared.lanes() {
+            post.set_ring(None);
+        }
+    }
+
+    /// Unmaps rings that lanes have left.
+    fn reclaim_rings(&mut self) {
+        if self.reclaim_interval < IDLE_TIMEOUT {
+            let lanes = self.shared.lanes().into_iter();
+            // All of them, also behind one that has not looked.
+            let all = lanes.fold(true, |all, (_, post)| post.reclaim() && all);
+            self.reclaim_interval =
+                if all { IDLE_TIMEOUT } else { (self.reclaim_interval * 2).min(RECLAIM_INTERVAL_MAX) };
+        }
+    }
+
+    fn client(&self, token: u64) -> Option<&Client> {
+        self.clients.iter().find(|client| client.token == token)
+    }
+
+    /// Takes connections of those who may.
+    fn accept_clients(&mut self) {
+        for _ in 0..CLIENTS_MAX {
+            let connection = match unix_socket::accept(self.listener.as_fd()) {
+                Ok(connection) => connection,
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
+                Err(err) => {
+                    // It is still there at the next look: not at once, for want of descriptors.
+                    log::debug!("a capture could not connect: {err}");
+                    return thread::sleep(RECLAIM_INTERVAL_MIN);
+                }
+            };
+            let Ok(peer) = unix_socket::peer_cred(connection.as_fd()) else { continue };
+            let own = unix_socket::effective_uid();
+            let why = if !peer.is_user(0) && !peer.is_user(own) {
+                Some(format!("only root and the user {own} of this process may capture it"))
+            } else if self.clients.len() >= CLIENTS_MAX {
+                Some("too many others ask at the same time".into())
+            } else {
+                None
+            };
+            if let Some(why) = why {
+                // Whether it is heard is not ours to care about.
+                _ = send_reply(connection.as_fd(), &Reply::Refused(why), &[]);
+                continue;
+            }
+            let token = self.next_token;
+            self.next_token += 1;
+            if self.epoll.add(&connection, token).is_ok() {
+                self.clients.push(Client { token, connection, peer });
+            }
+        }
+    }
+
+    /// A client said something, or is gone.
+    fn handle_request(&mut self, token: u64) {
+        let Some(client) = self.client(token) else { return };
+        let mut buffer = [0; REQUEST_LEN_MAX];
+        let said = unix_socket::recv(client.connection.as_fd(), &mut buffer).map(|(len, _)| len);
+        let asked = match said {
+            Ok(len @ 1..) => Request::parse(&buffer[..len]),
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
+            _ => return self.remove_client(token),
+        };
+        let answer = match asked {
+            Ok(Request::Describe) => Reply::Description(self.describe()),
+            Ok(Request::Start { snaplen, buffer }) => return self.start(token, snaplen, buffer),
+            Err(why) => Reply::Refused(why),
+        };
+        if send_reply(client.connection.as_fd(), &answer, &[]).is_err() {
+            self.remove_client(token);
+        }
+    }
+
+    fn captured_by(&self) -> Option<u32> {
+        let active = self.active.as_ref()?;
+        self.client(active.token).map(|client| client.peer.pid)
+    }
+
+    fn describe(&self) -> Description {
+        Description {
+            address: self.address,
+            devices: self.devices.clone(),
+            lanes: self.shared.lanes().into_iter().map(|(lane, _)| lane).collect(),
+            captured_by: self.captured_by(),
+        }
+    }
+
+    fn start(&mut self, token: u64, snaplen: usize, buffer: usize) {
+        let Some(client) = self.client(token) else { return };
+        if self.active.is_some() {
+            let why = format!("process {} captures it already", self.captured_by().unwrap_or(0));
+            _ = send_reply(client.connection.as_fd(), &Reply::Refused(why), &[]);
+            return self.remove_client(token);
+        }
+        log::info!("{}: process {} captures what lanes receive and send", self.address, client.peer.pid);
+        self.active = Some(Active {
+            token,
+            snaplen: snaplen.clamp(1, rings::SNAPLEN_MAX),
+            buffer: clamp_buffer_size(buffer),
+            served: Vec::new(),
+        });
+        self.offer_rings();
+        // It has ended if something went wrong.
+        if let Some(client) = self.client(token)
+            && send_reply(client.connection.as_fd(), &Reply::Started, &[]).is_err()
+        {
+            self.remove_client(token);
+        }
+    }
+
+    /// Gives lanes that have none a ring, if there is a capture.
+    fn offer_rings(&mut self) {
+        let Some(active) = &self.active else { return };
+        let token = active.token;
+        if let Err(why) = self.try_offer_rings() {
+            log::warn!("{}: the capture ends: {why}", self.address);
+            if let Some(client) = self.client(token) {
+                _ = send_reply(client.connection.as_fd(), &Reply::Refused(why), &[]);
+            }
+            self.remove_client(token);
+        }
+    }
+
+    fn try_offer_rings(&mut self) -> Result<(), String> {
+        let Some(active) = &mut self.active else { return Ok(()) };
+        let Some(client) = self.clients.iter().find(|client| client.token == active.token) else {
+            return Ok(());
+        };
+        let devices: Vec<u32> = self.devices.iter().map(|(ifindex, _)| *ifindex).collect();
+        for (lane, post) in self.shared.lanes() {
+            if active.served.contains(&lane) {
+                continue;
+            }
+            let (producer, files) = rings::create(&devices, active.buffer)
+                .map_err(|err| format!("no memory for what lane {lane} does: {err}"))?;
+            let [data, taken] = &files;
+            send_reply(client.connection.as_fd(), &Reply::Ring(lane), &[data.as_fd(), taken.as_fd()])
+                .map_err(|err| format!("its memory cannot be passed on: {err}"))?;
+            post.set_ring(Some(Ring { producer, snaplen: active.snaplen }));
+            active.served.push(lane);
+        }
+        Ok(())
+    }
+
+    /// A client is gone, or shall go.
+    fn remove_client(&mut self, token: u64) {
+        self.clients.retain(|client| client.token != token);
+        if self.active.take_if(|active| active.token == token).is_some() {
+            log::info!("{}: the capture has ended", self.address);
+            for (_, post) in self.shared.lanes() {
+                post.set_ring(None);
+            }
+            self.reclaim_interval = RECLAIM_INTERVAL_MIN;
+        }
+    }
+}
+
+/// Says something, for which there may have to be room first.
+fn send_reply(connection: BorrowedFd<'_>, answer: &Reply, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let text = answer.to_text();
+    match unix_socket::send(connection, text.as_bytes(), files) {
+        Err(err)
+            if err.kind() == io::ErrorKind::WouldBlock && sock::wait_writable(connection, SEND_TIMEOUT) =>
+        {
+            unix_socket::send(connection, text.as_bytes(), files)
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Capture, SNAPLEN_MAX, find_targets};
+    use super::*;
+
+    /// One frame through the tap of a lane.
+    fn frame(tap: &mut Tap, bytes: &[u8]) {
+        tap.refresh();
+        tap.record_rx(3, 0, [bytes].into_iter());
+    }
+
+    fn drain(capture: &mut Capture) -> Vec<(LaneId, Vec<u8>)> {
+        let mut all = Vec::new();
+        while let Some(frame) = capture.next_frame() {
+            all.push((frame.lane, frame.bytes.to_vec()));
+        }
+        all
+    }
+
+    /// What happens within a moment, by the clock of a test.
+    fn wait_until(mut done: impl FnMut() -> bool) {
+        let start = std::time::Instant::now();
+        while !done() {
+            assert!(start.elapsed() < Duration::from_secs(30), "it does not come to that");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn lanes_may_come_and_go_before_during_and_after_a_capture() {
+        let address: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+        let point = CaptureListener::open(address, vec![(3, "eth0".into())]).unwrap();
+        let ours = || {
+            let mut found = find_targets(Some(std::process::id())).unwrap().targets;
+            found.retain(|point| point.address() == address);
+            found
+        };
+        let mut first = point.tap(LaneId(1));
+        drop(point.tap(LaneId(2)));
+        frame(&mut first, b"before");
+        assert_eq!(ours()[0].lanes(), [LaneId(1)]);
+        let mut capture = Capture::start(ours(), SNAPLEN_MAX, 0).unwrap();
+        // The only test that opens a point: there is no other one that could close meanwhile.
+        send_malformed_requests();
+        frame(&mut first, b"during");
+        assert_eq!(drain(&mut capture), [(LaneId(1), b"during".to_vec())]);
+        // One that comes is captured as soon as both sides have been told of it.
+        let mut late = point.tap(LaneId(5));
+        wait_until(|| {
+            frame(&mut late, b"late");
+            capture.wait(Duration::from_millis(1)).unwrap();
+            drain(&mut capture).contains(&(LaneId(5), b"late".to_vec()))
+        });
+        // What one has seen that goes is not lost.
+        frame(&mut first, b"last");
+        drop(first);
+        capture.wait(Duration::ZERO).unwrap();
+        assert!(drain(&mut capture).contains(&(LaneId(1), b"last".to_vec())));
+        capture.wait(Duration::ZERO).unwrap();
+        assert!(!capture.is_finished());
+        // The point ends before its lane does.
+        drop(point);
+        frame(&mut late, b"nobody sees it");
+        wait_until(|| {
+            capture.wait(Duration::from_millis(1)).unwrap();
+            capture.is_finished()
+        });
+        assert!(ours().is_empty());
+    }
+
+    /// Somebody who does not speak our language asks every point of this process.
+    fn send_malformed_requests() {
+        let listed = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap();
+        let own = wire::name(std::process::id(), 0);
+        let own = own.strip_suffix('0').unwrap();
+        for name in wire::listeners(&listed).into_iter().filter(|name| name.starts_with(own)) {
+            let connection = unix_socket::connect(name, Duration::from_secs(30)).unwrap();
+            unix_socket::send(connection.as_fd(), b"what is this?", &[]).unwrap();
+            let mut buffer = [0; 256];
+            let (len, _) = unix_socket::recv(connection.as_fd(), &mut buffer).unwrap();
+            assert!(buffer[..len].starts_with(b"refused "));
+            unix_socket::send(connection.as_fd(), &[b'x'; 1000], &[]).unwrap();
+            assert_eq!(
+                unix_socket::recv(connection.as_fd(), &mut buffer).unwrap().0,
+                0,
+                "too long to be heard"
+            );
+        }
+    }
+}

@@ -1,0 +1,549 @@
+//! A door for other processes of the same user, and root: they read counters, and see and change what is let in.
+//! `manylane top` and `manylane limit` knock at it.
+//!
+//! A door is a local socket with an abstract name, `manylane.door.PID.N`, in the network namespace of whoever opens it,
+//! and a thread that sleeps until somebody connects. One connection has one question and one answer:
+//!
+//! | asked | answered |
+//! |---|---|
+//! | `manylane.door 1 metrics` | `ok`, and the page of [`Handle::write_metrics`](crate::Handle::write_metrics) |
+//! | `manylane.door 1 guard` | `ok`, and lines: `limit LIMIT`, `allow PREFIX`, `deny PREFIX`, `denied N`, `limited N` |
+//! | `manylane.door 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` takes away those from before |
+//! | anything | `refused WHY` |
+//!
+//! Any process may give a socket any abstract name. So who asks looks who is behind the name, as the kernel knows it
+//! (`SO_PEERCRED`), before it says anything: it has to be the process of the name, and one of the same user or root's.
+//! What is behind another one is a false door: nothing is asked there and nothing told that it says.
+//!
+//! Lanes see nothing of it but that their counters are read.
+
+use std::fmt::Write as _;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fs, panic};
+
+use manylane_sys::measure::Epoll;
+use manylane_sys::netns::NetNs;
+use manylane_sys::process;
+use manylane_sys::sock;
+use manylane_sys::unix_socket::{self, PeerCred};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::filter::{Filter, Limit, Prefix, Rule};
+use crate::io::xdp::FilterHandle;
+use crate::socket::Handle;
+
+const NAME_PREFIX: &str = "manylane.door";
+const VERSION: &str = "1";
+/// Names that are tried.
+const NAME_ATTEMPTS_MAX: u32 = 1024;
+/// Bytes of a question: some thousand prefixes. More of them take more questions.
+const REQUEST_LEN_MAX: usize = 128 << 10;
+/// Bytes of a part of an answer, and of an answer.
+const CHUNK_LEN: usize = 32 << 10;
+const REPLY_LEN_MAX: usize = 16 << 20;
+/// How long the other side may take, for each part and for all of an answer.
+const IO_TIMEOUT: Duration = Duration::from_secs(2);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Every wait has a bound.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const WAKE: u64 = 0;
+const LISTENER: u64 = 1;
+
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// What makes a page of metrics.
+type Page = Box<dyn Fn() -> String + Send>;
+
+/// Where other processes can ask, as long as this value lives.
+#[derive(Debug)]
+pub struct ControlSocket {
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlSocket {
+    /// Opens the door of a socket.
+    ///
+    /// # Errors
+    /// What the system reports: no descriptors, no threads.
+    pub fn open(handle: &Handle) -> Result<Self> {
+        let own = handle.clone();
+        let page = move || {
+            let mut page = String::new();
+            // Writing to a string does not fail.
+            _ = own.write_metrics(&mut page);
+            page
+        };
+        Self::with_page(page, handle.filter().ok())
+    }
+
+    /// Opens a door to something else that has metrics, and lets in what a gate says.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn with_page(page: impl Fn() -> String + Send + 'static, gate: Option<FilterHandle>) -> Result<Self> {
+        let failed = |err| Error::system("a local socket for 'manylane top'", err);
+        let listener = listen().map_err(failed)?;
+        let (wake, woken) = UnixStream::pair().map_err(failed)?;
+        let watch = Epoll::new(2).map_err(failed)?;
+        watch.add(&woken, WAKE).map_err(failed)?;
+        watch.add(&listener, LISTENER).map_err(failed)?;
+        let page: Page = Box::new(page);
+        let work = move || serve(watch, &woken, &listener, &page, gate.as_ref());
+        let thread = thread::Builder::new().name("manylane-door".into()).spawn(work).map_err(failed)?;
+        Ok(Self { wake, thread: Some(thread) })
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        _ = self.wake.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been told on standard error.
+            _ = thread.join();
+        }
+    }
+}
+
+fn name(pid: u32, number: u32) -> String {
+    format!("{NAME_PREFIX}.{pid}.{number}")
+}
+
+/// Under the next name that is free: another process may have had our number.
+fn listen() -> io::Result<OwnedFd> {
+    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+    for _ in 0..NAME_ATTEMPTS_MAX {
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        match unix_socket::listen(&name(std::process::id(), number)) {
+            Err(err) if err.kind() == io::ErrorKind::AddrInUse => last = err,
+            other => return other,
+        }
+    }
+    Err(last)
+}
+
+/// Answers one after the other until the other end of `woken` is closed.
+fn serve(mut watch: Epoll, woken: &UnixStream, listener: &OwnedFd, page: &Page, gate: Option<&FilterHandle>) {
+    loop {
+        let Ok(ready) = watch.wait(IDLE_TIMEOUT) else { return };
+        let ready: Vec<u64> = ready.collect();
+        if ready.contains(&WAKE) {
+            _ = woken.shutdown(std::net::Shutdown::Both);
+            return;
+        }
+        if !ready.contains(&LISTENER) {
+            continue;
+        }
+        match unix_socket::accept(listener.as_fd()) {
+            // Who has gone meanwhile has.
+            Ok(connection) => _ = handle_connection(&connection, page, gate),
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => {}
+            // Out of descriptors, say: not at full speed.
+            Err(_) => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn handle_connection(connection: &OwnedFd, page: &Page, gate: Option<&FilterHandle>) -> io::Result<()> {
+    let (peer, own) = (unix_socket::peer_cred(connection.as_fd())?, unix_socket::effective_uid());
+    if !peer.is_user(0) && !peer.is_user(own) {
+        let why = format!("refused only root and the user {own} of this process may ask");
+        return unix_socket::send(connection.as_fd(), why.as_bytes(), &[]);
+    }
+    sock::wait_readable(connection.as_fd(), IO_TIMEOUT);
+    let mut question = vec![0; REQUEST_LEN_MAX];
+    let (len, _) = unix_socket::recv(connection.as_fd(), &mut question)?;
+    let answer = match std::str::from_utf8(&question[..len]).map_err(|_| "that is no text".into()) {
+        Ok(question) => handle_request(question, page, gate),
+        Err(why) => Err(why),
+    };
+    let text = answer.map_or_else(|why| format!("refused {why}"), |text| format!("ok\n{text}"));
+    let deadline = Instant::now() + IO_TIMEOUT;
+    for part in text.as_bytes().chunks(CHUNK_LEN) {
+        while let Err(err) = unix_socket::send(connection.as_fd(), part, &[]) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if err.kind() != io::ErrorKind::WouldBlock || !sock::wait_writable(connection.as_fd(), left) {
+                return Err(err);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn handle_request(
+    question: &str,
+    page: &Page,
+    gate: Option<&FilterHandle>,
+) -> std::result::Result<String, String> {
+    let mut lines = question.lines();
+    let words: Vec<&str> = lines.next().unwrap_or("").split_ascii_whitespace().collect();
+    let verb = match words.as_slice() {
+        [NAME_PREFIX, VERSION, verb] => *verb,
+        [NAME_PREFIX, ..] => return Err(format!("this process has version {VERSION} of its door")),
+        _ => return Err("that is no question".into()),
+    };
+    let gate = || gate.ok_or_else(|| "limit, allow and deny need the engine xdp".to_owned());
+    match verb {
+        "metrics" => Ok(page()),
+        "guard" => {
+            let gate = gate()?;
+            let (mut text, refused) = (describe(&gate.current()), gate.drops());
+            _ = write!(text, "denied {}\nlimited {}\n", refused.denied, refused.limited);
+            Ok(text)
+        }
+        "change" => {
+            let lines: Vec<&str> = lines.collect();
+            gate()?.change(|guard| change(guard, &lines)).map_err(|err| err.chain())?;
+            Ok(String::new())
+        }
+        _ => Err("that is no question".into()),
+    }
+}
+
+/// The lines of a guard.
+fn describe(guard: &Filter) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    for limit in guard.limits() {
+        _ = writeln!(text, "limit {limit}");
+    }
+    for (prefix, rule) in guard.rules() {
+        let verb = match rule {
+            Rule::Allow => "allow",
+            Rule::Deny => "deny",
+        };
+        _ = writeln!(text, "{verb} {prefix}");
+    }
+    text
+}
+
+/// What lines make of a guard.
+fn change(guard: &mut Filter, lines: &[&str]) -> Result<()> {
+    let mut limits: Option<Vec<Limit>> = None;
+    for line in lines {
+        let prefix = |text: &str| text.parse::<Prefix>();
+        match line.split_once(' ') {
+            Some(("limit", limit)) => limits.get_or_insert_default().push(limit.parse()?),
+            None if *line == "unlimited" => limits = Some(Vec::new()),
+            Some(("allow", text)) => guard.set_rule(prefix(text)?, Some(Rule::Allow))?,
+            Some(("deny", text)) => guard.set_rule(prefix(text)?, Some(Rule::Deny))?,
+            Some(("forget", text)) => guard.set_rule(prefix(text)?, None)?,
+            _ => return Err(Error::new(ErrorKind::Config, format!("{line:?} is no change"))),
+        }
+    }
+    limits.map_or(Ok(()), |limits| guard.set_limits(&limits))
+}
+
+/// A door of a running process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlClient {
+    name: String,
+    /// The process that has to be behind it.
+    pid: u32,
+}
+
+/// Finds the doors in the network namespace of the calling thread, or those of process `of`, wherever it is.
+///
+/// # Errors
+/// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
+/// that this process may not enter (`CAP_SYS_ADMIN`).
+pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
+    let look = || {
+        let listed = fs::read_to_string("/proc/thread-self/net/unix")
+            .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
+        let mut found: Vec<ControlClient> = listed.lines().filter_map(ControlClient::parse_line).collect();
+        // A process in a PID namespace of its own calls itself by another number; who is behind the door is looked at.
+        let own = of.and_then(inner_pid);
+        found.retain(|door| of.is_none_or(|pid| pid == door.pid || own == Some(door.pid)));
+        if let Some(pid) = of {
+            found.iter_mut().for_each(|door| door.pid = pid);
+        }
+        found.sort_by(|a, b| (a.pid, &a.name).cmp(&(b.pid, &b.name)));
+        found.dedup();
+        Ok(found)
+    };
+    of.map_or_else(look, |pid| run_in_netns(pid, look))
+}
+
+impl ControlClient {
+    /// A line of /proc/net/unix: number, references, protocol, flags, type, state, inode, path.
+    fn parse_line(line: &str) -> Option<Self> {
+        /// `__SO_ACCEPTCON`: a socket that listens.
+        const SO_ACCEPTCON: u32 = 0x10000;
+        let flags = u32::from_str_radix(line.split_ascii_whitespace().nth(3)?, 16).ok()?;
+        let name = line.rsplit(' ').next()?.strip_prefix('@').filter(|_| flags & SO_ACCEPTCON != 0)?;
+        let (pid, _) = name.strip_prefix(NAME_PREFIX)?.strip_prefix('.')?.split_once('.')?;
+        Some(Self { name: name.into(), pid: pid.parse().ok()? })
+    }
+
+    /// The process, as the name says; whether that is true is looked at with each question.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The page of metrics.
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let this user in, or if another
+    /// process is behind the door.
+    pub fn metrics(&self) -> Result<String> {
+        self.request("metrics", &[])
+    }
+
+    /// What is let in, and what was dropped: lines, as the module page has them.
+    ///
+    /// # Errors
+    /// As for [`metrics`](Self::metrics), and if it has no engine that can hold anything back.
+    pub fn filter(&self) -> Result<String> {
+        self.request("guard", &[])
+    }
+
+    /// Changes what is let in, by lines as the module page has them: all of them, or none.
+    ///
+    /// # Errors
+    /// As for [`filter`](Self::filter), and what is wrong with the lines.
+    pub fn change(&self, lines: &[String]) -> Result<()> {
+        self.request("change", lines).map(|_| ())
+    }
+
+    fn request(&self, verb: &str, lines: &[String]) -> Result<String> {
+        let mut question = format!("{NAME_PREFIX} {VERSION} {verb}");
+        for line in lines {
+            _ = write!(question, "\n{line}");
+        }
+        let failed =
+            |err| Error::with(ErrorKind::State, format!("process {} does not answer", self.pid), err);
+        let connection = match unix_socket::connect(&self.name, IO_TIMEOUT) {
+            Err(err) if err.kind() == io::ErrorKind::ConnectionRefused => {
+                run_in_netns(self.pid, || unix_socket::connect(&self.name, IO_TIMEOUT).map_err(failed))?
+            }
+            other => other.map_err(failed)?,
+        };
+        let peer = unix_socket::peer_cred(connection.as_fd()).map_err(failed)?;
+        verify_peer(peer, self.pid, unix_socket::effective_uid())
+            .map_err(|why| Error::new(ErrorKind::Permission, format!("process {}: {why}", self.pid)))?;
+        // Who is not let in has been told so before the question.
+        _ = unix_socket::send(connection.as_fd(), question.as_bytes(), &[]);
+        let heard = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT).map_err(failed)?;
+        if let Some(text) = heard.strip_prefix("ok\n") {
+            return Ok(text.into());
+        }
+        let why = heard.strip_prefix("refused ").unwrap_or("it answers something else");
+        // What another process says goes to a terminal.
+        let why: String = why.chars().filter(|c| !c.is_control()).take(400).collect();
+        let kind = if why.starts_with("only root") { ErrorKind::Permission } else { ErrorKind::Config };
+        Err(Error::new(kind, format!("process {}: {why}", self.pid)))
+    }
+}
+
+/// Whether who is behind a door, or a socket that can be captured, is the process of its name, and somebody whom `own` user
+/// may believe.
+pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Result<(), String> {
+    let behind = peer.pid;
+    if behind == 0 {
+        return Err(
+            "a process that cannot be seen from here has a socket in its name: nothing is asked there".into(),
+        );
+    }
+    if behind != pid {
+        let has_other_numbers = inner_pid(behind).is_some_and(|own| own == pid);
+        let how = match has_other_numbers {
+            true => format!(", which calls itself {pid} in a PID namespace of its own: ask for {behind}"),
+            false => format!(" of the user {}, which is not that process: nothing is asked there", peer.uid),
+        };
+        return Err(format!("the socket in its name is one of process {behind}{how}"));
+    }
+    if own != 0 && !peer.is_user(own) && !peer.is_user(0) {
+        return Err(format!("only root and the user {} of this process may ask", peer.uid));
+    }
+    Ok(())
+}
+
+/// The number by which a process calls itself, in the innermost PID namespace that it is in (`NSpid`, Linux 4.1).
+pub(crate) fn inner_pid(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// All parts of an answer, unless they have not come `until` then.
+fn recv_reply(connection: &OwnedFd, until: Instant) -> io::Result<String> {
+    let (mut text, mut part) = (Vec::new(), vec![0; CHUNK_LEN]);
+    loop {
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match unix_socket::recv(connection.as_fd(), &mut part) {
+            Ok((0, _)) => break,
+            Ok((len, _)) => text.extend(&part[..len]),
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            // It was closed with a question of ours unread. That is told once, before or after what it said.
+            Err(err) if err.kind() == io::ErrorKind::ConnectionReset => {}
+            Err(err) => return Err(err),
+        }
+        if text.len() > REPLY_LEN_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Does something in the network namespace that process `pid` is in.
+pub(crate) fn run_in_netns<T: Send>(pid: u32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    if !process::exists(pid) {
+        return Err(Error::new(ErrorKind::State, format!("there is no process {pid}")));
+    }
+    let path = format!("/proc/{pid}/ns/net");
+    let ours = fs::metadata("/proc/thread-self/ns/net")
+        .map_err(|err| Error::system(format!("looking at the network namespace of process {pid}"), err))?;
+    match fs::metadata(&path) {
+        Ok(theirs) if (theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()) => {}
+        // Who may not even look at it may still be in the same one.
+        _ => return work(),
+    }
+    let refused = |err| {
+        let message = format!(
+            "process {pid} is in another network namespace: ask as root, or from inside ('nsenter -n -t {pid}')"
+        );
+        Error::with(ErrorKind::Permission, message, err)
+    };
+    // On a thread of its own: the caller shall stay where it is. Connections stay where they were made.
+    thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            NetNs::open(&path).and_then(|namespace| namespace.enter()).map_err(refused)?;
+            work()
+        });
+        working.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own_sockets() -> Vec<ControlClient> {
+        find_control_sockets(Some(std::process::id())).unwrap()
+    }
+
+    #[test]
+    fn who_is_behind_a_door_has_to_be_whom_it_names() {
+        let me = std::process::id();
+        let peer = |pid: u32, uid| PeerCred { pid, uid };
+        for (pid, uid, own, wrong) in [
+            (me, 1000, 1000, None),
+            (me, 0, 1000, None),
+            (me, 1000, 0, None),
+            (me, 1001, 1000, Some("only root and the user 1001")),
+            (1, 0, 0, Some("is one of process 1 of the user 0, which is not that process")),
+            (1, 1001, 0, Some("is one of process 1 of the user 1001")),
+            (0, 0, 0, Some("cannot be seen from here")),
+        ] {
+            let judged = verify_peer(peer(pid, uid), me, own);
+            let is_right = match wrong {
+                None => judged.is_ok(),
+                Some(why) => judged.as_ref().is_err_and(|said| said.contains(why)),
+            };
+            assert!(is_right, "{pid} of {uid}, asked by {own}: {judged:?}");
+        }
+        assert_eq!(inner_pid(me), Some(me));
+    }
+
+    #[test]
+    fn loopback_a_false_door_is_asked_nothing() {
+        // The first process lives, and has no door.
+        let name = name(1, 900_000 + std::process::id());
+        let listener = unix_socket::listen(&name).unwrap();
+        let knock = ControlClient { name, pid: 1 };
+        let liar = thread::spawn(move || {
+            sock::wait_readable(listener.as_fd(), Duration::from_secs(20));
+            let connection = unix_socket::accept(listener.as_fd()).unwrap();
+            _ = unix_socket::send(connection.as_fd(), b"ok\nmanylane_lanes 7\n", &[]);
+            sock::wait_readable(connection.as_fd(), Duration::from_secs(20));
+            unix_socket::recv(connection.as_fd(), &mut [0; 64]).map_or(0, |(len, _)| len)
+        });
+        let err = knock.change(&["deny 0.0.0.0/0".into()]).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Permission, "{err}");
+        assert!(err.to_string().contains(&format!("one of process {}", std::process::id())), "{err}");
+        assert_eq!(liar.join().unwrap(), 0, "it was told the question");
+    }
+
+    #[test]
+    fn loopback_an_answer_without_end_is_not_heard_for_ever() {
+        let name = name(1, 800_000 + std::process::id());
+        let listener = unix_socket::listen(&name).unwrap();
+        let connection = unix_socket::connect(&name, IO_TIMEOUT).unwrap();
+        let talker = thread::spawn(move || {
+            let connection = unix_socket::accept(listener.as_fd()).unwrap();
+            // A little at a time, so that its length ends nothing.
+            while sock::wait_writable(connection.as_fd(), Duration::from_secs(20)) {
+                match unix_socket::send(connection.as_fd(), b"x", &[]) {
+                    Err(err) if err.kind() != io::ErrorKind::WouldBlock => return,
+                    _ => {}
+                }
+            }
+        });
+        let heard = recv_reply(&connection, Instant::now() + Duration::from_millis(50));
+        assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(connection);
+        talker.join().unwrap();
+    }
+
+    #[test]
+    fn loopback_a_refusal_is_heard_whenever_the_door_closes() {
+        let name = name(1, 700_000 + std::process::id());
+        let listener = unix_socket::listen(&name).unwrap();
+        // The question, unread, may come before the refusal is heard, and the end at any moment after that.
+        for _ in 0..300 {
+            let connection = unix_socket::connect(&name, IO_TIMEOUT).unwrap();
+            let theirs = unix_socket::accept(listener.as_fd()).unwrap();
+            unix_socket::send(connection.as_fd(), b"a question", &[]).unwrap();
+            unix_socket::send(theirs.as_fd(), b"refused for a reason", &[]).unwrap();
+            let closer = thread::spawn(move || drop(theirs));
+            let heard = recv_reply(&connection, Instant::now() + REPLY_TIMEOUT);
+            assert_eq!(heard.unwrap(), "refused for a reason");
+            closer.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn loopback_a_door_answers_until_it_is_closed() {
+        let long = "x".repeat(5 * CHUNK_LEN + 7);
+        let text = long.clone();
+        let gate = FilterHandle::default();
+        let door = ControlSocket::with_page(move || text.clone(), Some(gate.clone())).unwrap();
+        let [knock] = &own_sockets()[..] else { panic!("{:?}", own_sockets()) };
+        assert_eq!(knock.metrics().unwrap(), long);
+        let lines = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();
+        knock.change(&lines(&["limit 100/7", "deny 10.0.0.0/8", "allow 10.1.0.0/16"])).unwrap();
+        let shown = "limit 100/7,per=32:64\ndeny 10.0.0.0/8\nallow 10.1.0.0/16\ndenied 0\nlimited 0\n";
+        assert_eq!(knock.filter().unwrap(), shown);
+        // All or nothing.
+        for wrong in ["limit x", "forget 10.0.0.1/8", "sideways", "allow"] {
+            let err = knock.change(&lines(&["forget 10.0.0.0/8", wrong])).unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Config, "{wrong}");
+            assert_eq!(knock.filter().unwrap(), shown);
+        }
+        knock.change(&lines(&["unlimited", "forget 10.0.0.0/8", "forget 10.1.0.0/16"])).unwrap();
+        assert!(gate.current().is_empty());
+        assert!(knock.request("sideways", &[]).unwrap_err().to_string().contains("no question"));
+        let connection = unix_socket::connect(&knock.name, IO_TIMEOUT).unwrap();
+        unix_socket::send(connection.as_fd(), b"\xff\xfe", &[]).unwrap();
+        let until = Instant::now() + REPLY_TIMEOUT;
+        assert_eq!(recv_reply(&connection, until).unwrap(), "refused that is no text");
+        let knock = knock.clone();
+        drop(door);
+        assert!(own_sockets().is_empty());
+        assert_eq!(knock.metrics().unwrap_err().kind(), ErrorKind::State);
+        // One that can hold nothing back says so.
+        let door = ControlSocket::with_page(String::new, None).unwrap();
+        assert!(own_sockets()[0].filter().unwrap_err().to_string().contains("engine xdp"));
+        drop(door);
+    }
+}

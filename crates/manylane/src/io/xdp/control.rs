@@ -1,0 +1,411 @@
+//! What the XDP side of one socket is made of: its devices, and the addresses that lead to it, kept current. Which lane
+//! serves which queue is in `queues.rs`.
+//!
+//! | event | what happens |
+//! |---|---|
+//! | open | companions bind and are steered to; XSKs open and go into the map of their device; only then the ports |
+//! | addresses of the machine change | the ports of a wildcard socket follow |
+//! | a lane comes | it is given queues of those that have the most |
+//! | a lane leaves | it gives its queues to the others, with all that is in them |
+//! | a device is down | nothing comes from it until it is up; what comes over another one comes through companions |
+//! | a device goes, or becomes a part of another one | its queues are drained and closed |
+//! | a device comes (back), or has more queues | it is opened, and lanes are given its queues |
+//! | the socket ends, the process dies | ports and program go: every frame is the kernel's again |
+//!
+//! What is and what should be are compared by the thread that follows the kernel's tables, whenever it hears of a change
+//! and every few seconds: the number of queues, a device's own address, and a queue that another process has given back
+//! change without a word.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use manylane_sys::device as sys;
+use manylane_sys::xsk;
+
+use super::XdpIo;
+use super::checks;
+use super::device::{AttachMode, Device, SocketIndex};
+use super::filter::FilterHandle;
+use super::queues::State;
+use super::route::{Change, LocalState, Routes};
+use super::wakeup_flag::WakeupFlag;
+use crate::capture::listener::CaptureListener;
+use crate::capture::tap::Tap;
+use crate::config::{Config, XdpOptions};
+use crate::counters::LaneId;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Bytes of a frame of the UMEM, and what the kernel keeps free at its start (`XDP_PACKET_HEADROOM`).
+pub(super) const FRAME_SIZE: u32 = 2048;
+pub(super) const HEADROOM: u32 = 256;
+
+/// A queue of a device and the lane that it feeds: see [`Socket::xdp_queues`](crate::Socket::xdp_queues).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct XdpQueue {
+    /// Name of the device.
+    pub device: String,
+    /// Number of the queue.
+    pub queue: u32,
+    /// The lane.
+    pub lane: LaneId,
+    /// The device writes into the memory of the lane by itself.
+    pub zero_copy: bool,
+    /// Frames that came for the socket and found the RX ring full, since the queue was opened: whichever lane had it.
+    pub ring_full: u64,
+    /// Frames that came for it and were dropped for another reason: no frame to write them into, or too long for one. With
+    /// `ring_full`, what lanes count as `xsk_dropped`.
+    pub dropped: u64,
+    /// How often the fill ring had no frame when the kernel wanted one.
+    pub fill_ring_empty: u64,
+    /// Entries of the fill and the TX ring that the kernel could not use: none, unless there is a mistake in the rings.
+    pub invalid_descriptors: u64,
+}
+
+/// Which devices the bound address can be reached over: decided when the socket opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum DeviceSelection {
+    /// Those that the user named.
+    Named(Vec<String>),
+    /// Those that have the address.
+    WithAddr(IpAddr),
+    /// All that have an address.
+    All,
+}
+
+/// The XDP side of a socket.
+pub(crate) struct XdpControl {
+    bound_addr: SocketAddr,
+    only_v6: bool,
+    ecn: bool,
+    /// Most packets of a batch.
+    pub(super) batch: usize,
+    /// For how long queues work in the calls of lanes, and whether waits of lanes look at the device.
+    pub(super) busy_poll: Option<Duration>,
+    pub(super) kernel_busy_poll: Option<Duration>,
+    pub(super) options: XdpOptions,
+    routes: Arc<Routes>,
+    device_selection: DeviceSelection,
+    /// Where others can capture what lanes receive and send.
+    capture: Option<CaptureListener>,
+    /// What is let in.
+    pub(crate) filter: FilterHandle,
+    /// By what lanes hear that a companion has something; none where the kernel cannot do that.
+    pub(super) wakeup_flag: Option<WakeupFlag>,
+    state: Mutex<State>,
+}
+
+impl XdpControl {
+    /// Finds the devices and attaches the program to them. No frame is taken yet.
+    pub(crate) fn open(config: &Config, bound: SocketAddr) -> Result<Arc<Self>> {
+        let routes = Routes::start()?;
+        let kernel_looks = config.wait.busy_poll_time();
+        let mut plane = Self {
+            bound_addr: bound,
+            only_v6: config.only_v6,
+            ecn: config.ecn,
+            batch: config.batch,
+            busy_poll: kernel_looks.or(config.prefer_busy_poll.then(|| config.wait.spin_time())),
+            kernel_busy_poll: kernel_looks,
+            options: config.xdp.clone(),
+            routes,
+            device_selection: DeviceSelection::All,
+            capture: None,
+            filter: FilterHandle::new(config.xdp.filter.clone()),
+            wakeup_flag: None,
+            state: Mutex::default(),
+        };
+        plane.device_selection = plane.select_devices();
+        let why = plane.attach(&mut plane.state(), true)?;
+        if plane.state().devices.is_empty() {
+            return Err(why.unwrap_or_else(|| {
+                let ip = plane.bound_addr.ip();
+                let message =
+                    format!("no Ethernet device that is up has the address {ip}: xdp_devices() names one");
+                Error::new(ErrorKind::Unsupported, message)
+            }));
+        }
+        plane.capture = plane.open_capture();
+        let silent =
+            |err| log::debug!("engine xdp: companions are asked in turn, since they have no doorbell: {err}");
+        plane.wakeup_flag = WakeupFlag::open().map_err(silent).ok();
+        let plane = Arc::new(plane);
+        let follower: Weak<Self> = Arc::downgrade(&plane);
+        plane.routes.on_change(Box::new(move |change| {
+            if let Some(plane) = follower.upgrade() {
+                plane.handle_change(*change);
+            }
+        }));
+        Ok(plane)
+    }
+
+    fn select_devices(&self) -> DeviceSelection {
+        let bound = self.bound_addr.ip().to_canonical();
+        match &self.options.devices {
+            Some(names) => DeviceSelection::Named(names.clone()),
+            // An address of no device may be reached over any of them.
+            None if self.ethernet_devices(|ip| ip == bound).is_empty() && !bound.is_loopback() => {
+                DeviceSelection::All
+            }
+            None => DeviceSelection::WithAddr(bound),
+        }
+    }
+
+    /// Ethernet devices that are up and have an address that is `wanted`.
+    fn ethernet_devices(&self, wanted: impl Fn(IpAddr) -> bool) -> Vec<u32> {
+        let all = self.routes.local_addresses();
+        let mut found: Vec<u32> = all.iter().filter(|(_, ip)| wanted(*ip)).map(|(at, _)| *at).collect();
+        found.sort_unstable();
+        found.dedup();
+        found.retain(|&at| {
+            let name = sys::name(at).and_then(|name| sys::mac(&name).map(|_| name));
+            name.is_ok_and(|name| sys::is_up(&name).unwrap_or(false))
+        });
+        found
+    }
+
+    /// The devices that datagrams for the bound address come in on, as far as anybody can know.
+    fn candidates(&self, strict: bool) -> Result<Vec<u32>> {
+        match &self.device_selection {
+            DeviceSelection::Named(names) => {
+                let mut found = Vec::new();
+                for name in names {
+                    match manylane_sys::netns::device_index(name) {
+                        Ok(index) => found.push(index),
+                        Err(err) if strict => {
+                            let message = format!("xdp_devices: there is no device {name}");
+                            return Err(Error::with(ErrorKind::Config, message, err));
+                        }
+                        // It may come back.
+                        Err(_) => {}
+                    }
+                }
+                Ok(found)
+            }
+            DeviceSelection::WithAddr(bound) => Ok(self.ethernet_devices(|ip| ip == *bound)),
+            DeviceSelection::All => Ok(self.ethernet_devices(|_| true)),
+        }
+    }
+
+    /// Attaches to the devices that should be there and are not, and returns why the last one that failed did. If
+    /// `strict`, a device that was asked for by name has to work.
+    fn attach(&self, state: &mut State, strict: bool) -> Result<Option<Error>> {
+        let attach = if self.options.generic { AttachMode::Generic } else { AttachMode::Native };
+        let locals = self.routes.local_state();
+        let mut why = None;
+        for index in self.candidates(strict)? {
+            let is_known = state.devices.iter().any(|(device, _)| device.index == index);
+            if is_known || state.failed.contains(&index) {
+                continue;
+            }
+            // Lanes that run let go of a device that was gone and is back only if nobody waits for it under the lock.
+            let opened =
+                Device::open(index, attach, &locals, FRAME_SIZE - HEADROOM, self.options.sources, strict)
+                    .and_then(|device| self.register(device));
+            match opened {
+                Ok(device) => state.devices.push(device),
+                Err(err) if strict && matches!(self.device_selection, DeviceSelection::Named(_)) => {
+                    return Err(err);
+                }
+                // A program that is in the way goes without a word: tried again at the next turn.
+                Err(err) if !strict && err.kind() == ErrorKind::InUse => {
+                    log::debug!("engine xdp: left out for now: {}", err.chain());
+                    why = Some(err);
+                }
+                // Whoever opened the socket has dropped the privilege since: said once, and not tried again and again.
+                Err(err) if !strict && err.kind() == ErrorKind::Permission => {
+                    if !state.denied.contains(&index) {
+                        state.denied.push(index);
+                        log::warn!(
+                            "engine xdp: what comes on a device goes through the kernel: {}",
+                            err.chain()
+                        );
+                    }
+                    state.failed.push(index);
+                    why = Some(err);
+                }
+                Err(err) => {
+                    log::info!("engine xdp: left out: {}", err.chain());
+                    state.failed.push(index);
+                    why = Some(err);
+                }
+            }
+        }
+        Ok(why)
+    }
+
+    /// A number of the socket on a device, whose program lets in what the socket wants.
+    fn register(&self, device: Arc<Device>) -> Result<(Arc<Device>, SocketIndex)> {
+        let number = device.register(&self.options.vlans)?;
+        if let Err(err) = self.filter.attach(&device, number) {
+            device.unregister(number);
+            return Err(err);
+        }
+        Ok((device, number))
+    }
+
+    /// Lets others capture the lanes, unless that is off. Without it nothing is worse but that.
+    fn open_capture(&self) -> Option<CaptureListener> {
+        let about = |(device, _): &(Arc<Device>, SocketIndex)| (device.index, device.name.clone());
+        let open =
+            || CaptureListener::open(self.bound_addr, self.state().devices.iter().map(about).collect());
+        let told = |err| log::warn!("{} cannot be captured (manylane capture): {err}", self.bound_addr);
+        self.options.capture.then(|| open().map_err(told).ok()).flatten()
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that holds the lock leaves the state in a form that a later holder could not use.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lane that has no queue yet.
+    pub(crate) fn add_lane(self: &Arc<Self>, lane: LaneId) -> Result<XdpIo> {
+        let tap = self.capture.as_ref().map_or_else(Tap::default, |point| point.tap(lane));
+        let io = XdpIo::new(Arc::clone(self), lane, self.routes.reader(), tap, self.bound_addr, self.ecn)?;
+        self.state().add_lane(lane, io.mailbox());
+        Ok(io)
+    }
+
+    /// Gives the lanes that there are their queues. From here on frames for the bound address come to them.
+    pub(crate) fn start(&self) -> Result<()> {
+        let mut state = self.state();
+        let (lanes, queues) = (state.lane_count(), state.queue_count());
+        if lanes > queues && !self.options.surplus_lanes {
+            let message = format!(
+                "{lanes} lanes, but {queues} queues: lower lanes(), or let lanes without a queue be fed by the kernel (xdp_surplus_lanes(true))"
+            );
+            return Err(Error::new(ErrorKind::Config, message));
+        }
+        self.assign_queues(&mut state, true)?;
+        state.open = true;
+        self.bind_addresses(&state)
+    }
+
+    /// Something has changed, or may have.
+    fn handle_change(&self, change: Change) {
+        let mut state = self.state();
+        if !state.open {
+            return;
+        }
+        if let Change::Link { ifindex, gone, .. } = change {
+            // What failed before may work now.
+            state.failed.retain(|index| *index != ifindex);
+            // Another device may have its number by now.
+            let left = state.devices.iter().find(|(device, _)| gone && device.index == ifindex);
+            left.inspect(|(device, _)| device.set_gone());
+            state.denied.retain(|index| !gone || *index != ifindex);
+        }
+        let LocalState { masters, .. } = self.routes.local_state();
+        for (part, _) in
+            state.devices.iter().filter(|(device, _)| masters.iter().any(|(at, _)| *at == device.index))
+        {
+            log::warn!("engine xdp: {} has become a part of another device", part.name);
+            part.set_gone();
+        }
+        state.remove_gone(Device::refresh, &self.filter);
+        let attached = self.attach(&mut state, false).and_then(|_| self.assign_queues(&mut state, false));
+        state.rebalance();
+        let followed = attached.and_then(|()| self.bind_addresses(&state));
+        // Tried again at the next turn: said once.
+        let complaint = followed.err().map(|err| err.chain());
+        if let Some(what) = complaint.as_ref().filter(|what| state.last_error.as_ref() != Some(what)) {
+            log::warn!(
+                "engine xdp: the machine has changed, and XDP could not follow, so that datagrams come through the kernel: {what}"
+            );
+        }
+        state.last_error = complaint;
+    }
+
+    /// The socket ends: what its lanes close now nobody shall open again.
+    pub(crate) fn stop_updates(&self) {
+        self.state().open = false;
+    }
+
+    /// The last lane is closed: nothing of the socket stays on the devices, whoever holds a handle for its counters.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.open = false;
+        let devices = std::mem::take(&mut state.devices);
+        if state.final_counts.is_none() {
+            state.final_counts = Some(device_counts(&devices));
+        }
+        drop(state);
+        for (device, number) in &devices {
+            device.unbind(*number);
+            self.filter.detach(device, *number);
+            device.unregister(*number);
+        }
+    }
+
+    /// Makes up its mind anew soon, in the background.
+    pub(super) fn request_refresh(&self) {
+        self.routes.request_refresh();
+    }
+
+    fn bind_addresses(&self, state: &State) -> Result<()> {
+        let locals = self.routes.local_state();
+        let not_from = checks::blocked_sources(&locals);
+        for (device, number) in &state.devices {
+            let addresses = checks::steered_addrs(self.bound_addr.ip(), self.only_v6, device.index, &locals);
+            device.bind(*number, self.bound_addr.port(), &addresses, &not_from)?;
+        }
+        Ok(())
+    }
+
+    /// Frames that the kernel could not put into the rings of a lane.
+    pub(crate) fn dropped(&self, lane: LaneId) -> u64 {
+        self.state().dropped(lane)
+    }
+
+    /// Frames that the rings of one queue hold.
+    pub(crate) fn ring_capacity(&self) -> usize {
+        self.options.ring as usize
+    }
+
+    /// What the XDP programs of all devices counted, by name, with the other sockets of these devices.
+    pub(crate) fn counts(&self) -> Vec<(String, &'static str, u64)> {
+        let state = self.state();
+        state.final_counts.clone().unwrap_or_else(|| device_counts(&state.devices))
+    }
+
+    /// The queues and their lanes.
+    pub(crate) fn queues(&self) -> Vec<XdpQueue> {
+        let about = |served: &super::queues::AssignedQueue| {
+            let seen = xsk::statistics(served.xsk.as_fd()).unwrap_or_default();
+            XdpQueue {
+                device: served.device.name.clone(),
+                queue: served.queue,
+                lane: served.lane,
+                zero_copy: served.zero_copy,
+                ring_full: seen.rx_ring_full,
+                dropped: seen.rx_dropped,
+                fill_ring_empty: seen.rx_fill_ring_empty_descs,
+                invalid_descriptors: seen.rx_invalid_descs + seen.tx_invalid_descs,
+            }
+        };
+        self.state().assigned.iter().map(about).collect()
+    }
+}
+
+impl Drop for XdpControl {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn device_counts(devices: &[(Arc<Device>, SocketIndex)]) -> Vec<(String, &'static str, u64)> {
+    let names = manylane_bpf::abi::XDP_COUNTS;
+    let of = |device: &Arc<Device>| {
+        let name = device.name.clone();
+        names.into_iter().zip(device.counts()).map(move |(what, count)| (name.clone(), what, count))
+    };
+    devices.iter().flat_map(|(device, _)| of(device)).collect()
+}
+
+/// Frames that the kernel dropped at an XSK.
+pub(super) fn xsk_dropped(xsk: &std::os::fd::OwnedFd) -> u64 {
+    // A socket that is open answers.
+    xsk::statistics(xsk.as_fd()).map_or(0, |seen| seen.dropped())
+}

@@ -1,0 +1,269 @@
+//! Brings what a socket lets in ([`Filter`]) to the XDP programs of its devices, and counts what they dropped for it.
+//!
+//! | event | what happens |
+//! |---|---|
+//! | a device is taken into use | its program has the guard before an address leads to the socket |
+//! | the guard changes | all devices have the new one, or, if one cannot, the one that there was |
+//! | a device goes, the socket ends | its number lets everything in again; what was dropped stays counted |
+//!
+//! A program reads guards while they are written: it may see half of a limit from before for one datagram. Buckets of
+//! other limits are others, by their generation, so that a source that had used up much of a narrow one is not held to
+//! that by a wide one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, LpmTrie, Map, MapData, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
+use manylane_bpf::abi;
+
+use super::device::{Device, SocketIndex};
+use crate::error::{Error, Result};
+use crate::filter::{Filter, Limit, Prefix, Rule};
+
+/// Generations of limits in this process.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// What may change what a socket lets in, from any thread: of [`Handle::filter`](crate::Handle::filter), and of
+/// [`Lessor::filter`](crate::Lessor::filter) for programs that are run.
+///
+/// Frames with a UDP datagram to an address and port of the socket are dropped by the XDP program, before anything is
+/// spent on them, if the longest [`Prefix`] that their sender is in is denied; or if it is not allowed and the sender
+/// is over a [`Limit`]. What XDP does not take comes through the companion and is not held back: fragments, packets
+/// with IP options or extension headers, what was sent on this machine, and other devices.
+#[derive(Clone, Default)]
+pub struct FilterHandle {
+    shared: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    filter: Filter,
+    generation: u32,
+    devices: Vec<(Arc<Device>, SocketIndex)>,
+    /// Of devices that are gone.
+    detached_drops: FilterDrops,
+}
+
+/// Datagrams that were dropped for a [`Filter`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FilterDrops {
+    /// From a prefix that is denied.
+    pub denied: u64,
+    /// Over a limit.
+    pub limited: u64,
+}
+
+impl std::fmt::Debug for FilterHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gate").field("guard", &self.current()).finish_non_exhaustive()
+    }
+}
+
+impl FilterHandle {
+    pub(crate) fn new(guard: Filter) -> Self {
+        let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+        Self { shared: Arc::new(Mutex::new(State { filter: guard, generation, ..State::default() })) }
+    }
+
+    /// What is let in now.
+    #[must_use]
+    pub fn current(&self) -> Filter {
+        self.state().filter.clone()
+    }
+
+    /// What was dropped so far, on all devices.
+    #[must_use]
+    pub fn drops(&self) -> FilterDrops {
+        let state = self.state();
+        let mut sum = state.detached_drops;
+        for (device, number) in &state.devices {
+            sum.add(device.filters().drops(*number));
+        }
+        sum
+    }
+
+    /// These limits, two at most, instead of those there are; none for no limit. Each source has its burst anew.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for more than two; what the kernel reports.
+    pub fn set_limits(&self, limits: &[Limit]) -> Result<()> {
+        self.change(|guard| guard.set_limits(limits))
+    }
+
+    /// Lets datagrams from `prefix` in, past all limits, but for longer prefixes that are denied. Whoever can forge
+    /// an address of it gets in with it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) for too many prefixes; what the kernel reports.
+    pub fn allow(&self, prefix: Prefix) -> Result<()> {
+        self.change(|guard| guard.set_rule(prefix, Some(Rule::Allow)))
+    }
+
+    /// Drops datagrams from `prefix`, but for longer prefixes that are allowed.
+    ///
+    /// # Errors
+    /// As for [`allow`](Self::allow).
+    pub fn deny(&self, prefix: Prefix) -> Result<()> {
+        self.change(|guard| guard.set_rule(prefix, Some(Rule::Deny)))
+    }
+
+    /// Neither allows nor denies `prefix` any more.
+    ///
+    /// # Errors
+    /// What the kernel reports.
+    pub fn remove(&self, prefix: Prefix) -> Result<()> {
+        self.change(|guard| guard.set_rule(prefix, None))
+    }
+
+    /// Several changes at once: all of them, or none.
+    ///
+    /// # Errors
+    /// That of `how`; what the kernel reports.
+    pub fn change(&self, how: impl FnOnce(&mut Filter) -> Result<()>) -> Result<()> {
+        let mut state = self.state();
+        let mut wanted = state.filter.clone();
+        how(&mut wanted)?;
+        let before = state.generation;
+        if wanted.limits() != state.filter.limits() {
+            state.generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+        }
+        for at in 0..state.devices.len() {
+            let (device, number) = &state.devices[at];
+            let Err(err) = device.filters().apply(*number, &wanted, state.generation) else { continue };
+            state.generation = before;
+            for (device, number) in &state.devices[..=at] {
+                // There was room for it a moment ago.
+                _ = device.filters().apply(*number, &state.filter, before);
+            }
+            return Err(err);
+        }
+        state.filter = wanted;
+        Ok(())
+    }
+
+    /// A device has a number for the socket, to which nothing leads yet.
+    pub(super) fn attach(&self, device: &Arc<Device>, number: SocketIndex) -> Result<()> {
+        let mut state = self.state();
+        let mut guards = device.filters();
+        guards.clear(number);
+        if let Err(err) = guards.apply(number, &state.filter, state.generation) {
+            guards.clear(number);
+            return Err(err);
+        }
+        drop(guards);
+        state.devices.push((Arc::clone(device), number));
+        Ok(())
+    }
+
+    /// Nothing leads to the number any more.
+    pub(super) fn detach(&self, device: &Arc<Device>, number: SocketIndex) {
+        let mut state = self.state();
+        let is_it = |(other, at): &(Arc<Device>, SocketIndex)| Arc::ptr_eq(other, device) && *at == number;
+        let Some(at) = state.devices.iter().position(is_it) else { return };
+        state.devices.swap_remove(at);
+        let mut guards = device.filters();
+        state.detached_drops.add(guards.drops(number));
+        guards.clear(number);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that holds the lock leaves the state in a form that a later holder could not use.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FilterDrops {
+    fn add(&mut self, other: Self) {
+        self.denied += other.denied;
+        self.limited += other.limited;
+    }
+}
+
+/// The maps of one device's program.
+pub(super) struct FilterMaps {
+    name: String,
+    filters: Array<MapData, abi::FilterWords>,
+    rules: LpmTrie<MapData, abi::RuleKey, u32>,
+    drops: PerCpuArray<MapData, abi::Refused>,
+    /// What is in place, by number of the socket.
+    installed: Vec<BTreeMap<Prefix, Rule>>,
+}
+
+impl FilterMaps {
+    /// `map` takes a map of the program by its name, `wrong` explains why one cannot be used.
+    pub(super) fn new(
+        name: &str,
+        mut map: impl FnMut(&str) -> Result<Map>,
+        wrong: impl Fn(aya::maps::MapError) -> Error,
+    ) -> Result<Self> {
+        Ok(Self {
+            name: name.into(),
+            filters: Array::try_from(map("ml_guards")?).map_err(&wrong)?,
+            rules: LpmTrie::try_from(map("ml_rules")?).map_err(&wrong)?,
+            drops: PerCpuArray::try_from(map("ml_refused")?).map_err(&wrong)?,
+            installed: vec![BTreeMap::new(); abi::MAX_SOCKETS as usize],
+        })
+    }
+
+    /// Makes `guard` that of `socket`: prefixes come before the program looks for them and go after.
+    fn apply(&mut self, socket: SocketIndex, guard: &Filter, generation: u32) -> Result<()> {
+        let wrong = |name: &str, err| {
+            super::device::bpf_error(name, "what a socket lets in cannot be put in place", err)
+        };
+        let there = &mut self.installed[socket as usize];
+        let wanted: BTreeMap<Prefix, Rule> = guard.rules().collect();
+        for (prefix, rule) in &wanted {
+            if there.get(prefix) == Some(rule) {
+                continue;
+            }
+            let value = match rule {
+                Rule::Allow => abi::ALLOW,
+                Rule::Deny => abi::DENY,
+            };
+            let (bits, key) = prefix.to_abi(socket);
+            self.rules.insert(&Key::new(bits, key), value, 0).map_err(|err| wrong(&self.name, err))?;
+            there.insert(*prefix, *rule);
+        }
+        let mut limit = [abi::Limit::default(); abi::MAX_LIMITS];
+        for (place, limit) in limit.iter_mut().zip(guard.limits()) {
+            *place = limit.to_abi();
+        }
+        let words = abi::FilterEntry { rules: u32::from(!wanted.is_empty()), generation, limit }.to_words();
+        self.filters.set(socket, words, 0).map_err(|err| wrong(&self.name, err))?;
+        there.retain(|prefix, _| {
+            let stays = wanted.contains_key(prefix);
+            if !stays {
+                let (bits, key) = prefix.to_abi(socket);
+                // It was there a moment ago, and nobody else removes it.
+                _ = self.rules.remove(&Key::new(bits, key));
+            }
+            stays
+        });
+        Ok(())
+    }
+
+    /// A number that nobody has: it lets everything in, and nothing was dropped for it.
+    fn clear(&mut self, socket: SocketIndex) {
+        // Neither needs memory.
+        _ = self.apply(socket, &Filter::default(), 0);
+        if let Ok(zeroes) = nr_cpus().map(|cpus| vec![[0; 2]; cpus])
+            && let Ok(zeroes) = PerCpuValues::try_from(zeroes)
+        {
+            _ = self.drops.set(socket, zeroes, 0);
+        }
+    }
+
+    fn drops(&self, socket: SocketIndex) -> FilterDrops {
+        // A map of this size has every index; reading it can fail only for want of memory.
+        let Ok(cpus) = self.drops.get(&socket, 0) else { return FilterDrops::default() };
+        let mut sum = FilterDrops::default();
+        for [denied, limited] in cpus.iter() {
+            sum.add(FilterDrops { denied: *denied, limited: *limited });
+        }
+        sum
+    }
+}

@@ -1,0 +1,388 @@
+//! One loan: asked for, handed over, opened and closed, taken back.
+//!
+//! Nothing that a program says is believed but its wish. Where its socket is bound, and that it is
+//! the only one there, the kernel says, when a loan begins, before a port is led to it, and a few
+//! times in a second after that ([`Lessor::check_sockets`]).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use manylane_sys::bound_sockets::{self, BoundSocket};
+use manylane_sys::lease::{self, Fds, Message, QueueParams};
+use manylane_sys::xsk::LeasedQueue;
+use manylane_sys::{barrier, sock};
+
+use super::Lessor;
+use super::clients::Client;
+use super::devices::{Availability, LeasedDevice};
+use super::peers::LeaseNextHops;
+use crate::error::Result;
+use crate::io::xdp::checks;
+use crate::io::xdp::device::SocketIndex;
+
+pub(super) const ENOSPC: i32 = 28;
+pub(super) const ENODEV: i32 = 19;
+pub(super) const EPROTO: i32 = 71;
+
+/// What one socket of a program has.
+pub(super) struct Lease {
+    /// By what the locks of its queues name it.
+    pub(super) number: u16,
+    pub(super) client: Client,
+    pub(super) addr: SocketAddr,
+    cookie: u64,
+    only_v6: bool,
+    stage: Stage,
+    /// Its number on each device that it has queues of.
+    pub(super) socket_indexes: Vec<(u32, SocketIndex)>,
+    pub(super) members: Vec<Member>,
+    pub(super) next_hops: LeaseNextHops,
+}
+
+/// Each is reached once, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Leased,
+    Open,
+    Closed,
+}
+
+pub(super) struct Member {
+    pub(super) params: QueueParams,
+    xsk: OwnedFd,
+    pub(super) view: LeasedQueue,
+    /// What it had sent when this was looked at last.
+    pub(super) sent: u32,
+}
+
+impl Member {
+    pub(super) fn new(terms: QueueParams, xsk: OwnedFd, view: LeasedQueue) -> Self {
+        let sent = view.tx_produced();
+        Self { params: terms, xsk, view, sent }
+    }
+}
+
+/// What a socket can be lent.
+pub(super) struct Offer {
+    addr: SocketAddr,
+    cookie: u64,
+    only_v6: bool,
+    /// The places of devices, and queues that are ready.
+    queues: Vec<(usize, u32)>,
+    next_hops: LeaseNextHops,
+}
+
+impl Lessor {
+    /// What a socket can be lent; `WouldBlock` if there will be more in a moment, for a caller
+    /// that `waits`.
+    pub(super) fn offer(&mut self, caller: &Client, socket: &UdpSocket, waits: bool) -> io::Result<Offer> {
+        let refused = io::Error::from_raw_os_error;
+        let about = sock::socket_info(socket.as_fd())?;
+        if !about.is_udp || about.namespace != self.namespace {
+            return Err(refused(ENODEV));
+        }
+        let addr = socket.local_addr()?;
+        if let Err(why) = verify_binding(about.cookie, addr.ip(), &bound_sockets::find_by_port(addr.port())?)
+        {
+            log::warn!("no queues are lent to {addr}: {why}");
+            return Err(refused(ENODEV));
+        }
+        let all = self.routes.local_addresses();
+        let wanted = addr.ip().to_canonical();
+        let (mut is_reached, mut is_late) = (false, false);
+        let mut queues = Vec::new();
+        for (place, lent) in self.devices.iter_mut().enumerate() {
+            // A wildcard is reached over each of them, an address over those that have it.
+            let index = lent.device.index;
+            if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
+                continue;
+            }
+            is_reached = true;
+            for queue in 0..lent.device.queues() {
+                if queues.len() == lease::QUEUES_MAX {
+                    break;
+                }
+                match lent.prepare(queue, &caller.process) {
+                    Availability::Available => queues.push((place, queue)),
+                    Availability::Unavailable => {}
+                    Availability::Pending => is_late = true,
+                }
+            }
+        }
+        if is_late && waits {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if queues.is_empty() {
+            return Err(refused(if is_reached { ENOSPC } else { ENODEV }));
+        }
+        Ok(Offer {
+            addr,
+            cookie: about.cookie,
+            only_v6: about.only_v6,
+            queues,
+            next_hops: LeaseNextHops::new()?,
+        })
+    }
+
+    /// Lends what was offered, and says so.
+    pub(super) fn start(&mut self, caller: Client, offer: Offer) {
+        let Offer { addr, cookie, only_v6, queues, next_hops: hops } = offer;
+        let (numbers, members) = (Vec::new(), Vec::new());
+        let mut loan = Lease {
+            number: self.alloc_number(),
+            client: caller,
+            addr,
+            cookie,
+            only_v6,
+            stage: Stage::Leased,
+            socket_indexes: numbers,
+            members,
+            next_hops: hops,
+        };
+        for of_device in queues.chunk_by(|one, other| one.0 == other.0) {
+            self.add_queues(&mut loan, of_device);
+        }
+        let given = if loan.members.is_empty() {
+            loan.client.refuse(ENOSPC);
+            false
+        } else {
+            self.send_lease(&loan).is_ok()
+        };
+        if !given {
+            self.end(loan);
+        } else {
+            log::debug!("{} queues are lent to {addr}", loan.members.len());
+            self.leases.push(loan);
+        }
+    }
+
+    /// Gives a loan queues of one device.
+    fn add_queues(&mut self, loan: &mut Lease, queues: &[(usize, u32)]) {
+        let Some(lent) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
+        let Ok(number) = lent.device.register(&[]) else { return };
+        if let Err(err) = self.filter.attach(&lent.device, number) {
+            log::warn!("{} is not lent: {}", lent.device.name, err.chain());
+            return lent.device.unregister(number);
+        }
+        let before = loan.members.len();
+        for (_, queue) in queues {
+            match lent.add_member(*queue, number, loan.number) {
+                Ok(member) => loan.members.extend(member),
+                Err(why) => log::warn!("{} queue {queue} is not lent: {}", lent.device.name, why.chain()),
+            }
+        }
+        if loan.members.len() == before {
+            self.filter.detach(&lent.device, number);
+            lent.device.unregister(number);
+        } else {
+            loan.socket_indexes.push((lent.device.index, number));
+        }
+    }
+
+    /// Gives the program what it needs.
+    fn send_lease(&self, loan: &Lease) -> io::Result<()> {
+        let end = loan.client.connection.as_fd();
+        Message::Ack(loan.members.len() as u32).send(end, &[loan.next_hops.file()])?;
+        for Member { params: terms, xsk, .. } in &loan.members {
+            let lent = self.devices.iter().find(|lent| lent.device.index == terms.ifindex);
+            let file = lent.and_then(|lent| lent.file(terms.queue)).ok_or(io::ErrorKind::NotFound)?;
+            Message::Queue(*terms).send(end, &[xsk.as_fd(), file])?;
+        }
+        Ok(())
+    }
+
+    /// Who has a loan says something, or is gone. Whoever says what it is not the time for has it
+    /// no more.
+    pub(super) fn handle_request(&mut self, at: usize) {
+        let loan = &self.leases[at];
+        let said = match Message::receive(loan.client.connection.as_fd(), &mut Fds::default()) {
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
+            said => said.ok().flatten(),
+        };
+        let answer = match (loan.stage, said) {
+            (Stage::Leased, Some(Message::Open)) => self.open_lease(at),
+            (Stage::Open, Some(Message::Close)) => {
+                self.close_lease(at);
+                Message::Ack(0)
+            }
+            _ => return self.end_at(at),
+        };
+        // Who does not take the answer does not wait for it.
+        if answer.send(self.leases[at].client.connection.as_fd(), &[]).is_err() {
+            self.end_at(at);
+        }
+    }
+
+    fn open_lease(&mut self, at: usize) -> Message {
+        let loan = &mut self.leases[at];
+        let stands = bound_sockets::find_by_port(loan.addr.port())
+            .map_or(Err("it cannot be asked for"), |all| verify_binding(loan.cookie, loan.addr.ip(), &all));
+        loan.stage = Stage::Open;
+        let led = match stands {
+            Ok(()) => self.bind_addresses(&self.leases[at]).map_err(|err| err.chain().to_string()),
+            Err(why) => Err(why.to_owned()),
+        };
+        let Err(why) = led else { return Message::Ack(0) };
+        log::warn!("{} is not led to its queues: {why}", self.leases[at].addr);
+        self.close_lease(at);
+        Message::Refused(EPROTO)
+    }
+
+    /// Nothing comes to a loan any more, for good.
+    fn close_lease(&mut self, at: usize) {
+        self.leases[at].stage = Stage::Closed;
+        for (lent, number) in self.attached_devices(&self.leases[at]) {
+            lent.device.unbind(number);
+        }
+        // What is between the program on the device and a ring arrives there before the answer.
+        barrier::synchronize();
+    }
+
+    /// Where a loan is.
+    fn attached_devices(&self, loan: &Lease) -> impl Iterator<Item = (&LeasedDevice, SocketIndex)> {
+        loan.socket_indexes.iter().filter_map(|(index, number)| {
+            let lent = self.devices.iter().find(|lent| lent.device.index == *index)?;
+            Some((lent, *number))
+        })
+    }
+
+    /// Makes the addresses of a loan that is open lead to it. After an error some do.
+    fn bind_addresses(&self, loan: &Lease) -> Result<()> {
+        let locals = self.routes.local_state();
+        let not_from = checks::blocked_sources(&locals);
+        self.attached_devices(loan).try_for_each(|(lent, number)| {
+            let addresses = checks::steered_addrs(loan.addr.ip(), loan.only_v6, lent.device.index, &locals);
+            lent.device.bind(number, loan.addr.port(), &addresses, &not_from)
+        })
+    }
+
+    /// What has changed on the machine changes for those that are open.
+    pub(super) fn rebind_all(&self) {
+        for loan in self.leases.iter().filter(|loan| loan.stage == Stage::Open) {
+            if let Err(err) = self.bind_addresses(loan) {
+                log::warn!("the machine has changed, and XDP could not follow: {}", err.chain());
+            }
+        }
+    }
+
+    /// Ends the loans of sockets that were closed, or are not what they were.
+    pub(super) fn check_sockets(&mut self) {
+        for at in (0..self.leases.len()).rev() {
+            let Lease { addr, cookie, .. } = self.leases[at];
+            // What cannot be known now may be known the next time.
+            let Ok(all) = bound_sockets::find_by_port(addr.port()) else { continue };
+            if let Err(why) = verify_binding(cookie, addr.ip(), &all) {
+                log::debug!("{addr} has no queues any more: {why}");
+                self.end_at(at);
+            }
+        }
+    }
+
+    fn end_at(&mut self, at: usize) {
+        let loan = self.leases.swap_remove(at);
+        self.end(loan);
+    }
+
+    /// Takes a loan back: the port first, then the queues with what is in them.
+    fn end(&mut self, loan: Lease) {
+        for (lent, number) in self.attached_devices(&loan) {
+            lent.device.unbind(number);
+            for member in loan.members.iter().filter(|member| member.params.ifindex == lent.device.index) {
+                lent.device.clear_redirect(number, member.params.queue);
+            }
+            self.filter.detach(&lent.device, number);
+            lent.device.unregister(number);
+        }
+        barrier::synchronize();
+        for Member { params: terms, view, .. } in loan.members {
+            if let Some(lent) = self.devices.iter_mut().find(|lent| lent.device.index == terms.ifindex) {
+                lent.release(terms.queue, view);
+            }
+        }
+        self.reclaim();
+    }
+
+    /// Takes back what loans that have ended left in rings.
+    pub(super) fn reclaim(&mut self) {
+        let Self { devices, leases: loans, .. } = self;
+        let has_ended = |number| loans.iter().all(|loan| loan.number != number);
+        devices.iter_mut().for_each(|lent| lent.reclaim(&has_ended));
+    }
+
+    /// A number that no loan has, and none that something is to be taken back of.
+    fn alloc_number(&mut self) -> u16 {
+        loop {
+            self.last_number = self.last_number.checked_add(1).unwrap_or(1);
+            let number = self.last_number;
+            if self.leases.iter().all(|loan| loan.number != number)
+                && !self.devices.iter().any(|lent| lent.has_released(number))
+            {
+                return number;
+            }
+        }
+    }
+}
+
+/// Whether all that is sent to where a socket is bound is for that socket and its lanes; `all` are
+/// those on its port.
+fn verify_binding(cookie: u64, ip: IpAddr, all: &[BoundSocket]) -> std::result::Result<(), &'static str> {
+    let ours = all.iter().find(|bound| bound.cookie == cookie).filter(|ours| ours.ip == ip);
+    let ours = ours.ok_or("it is not bound there")?;
+    if ours.device != 0 {
+        return Err("it is bound to a device");
+    }
+    if ours.is_connected {
+        return Err("it is connected");
+    }
+    for other in all.iter().filter(|other| other.cookie != cookie && other.overlaps(ours)) {
+        if other.uid != ours.uid {
+            return Err("another user's socket is bound there");
+        }
+        // What the kernel would give to that one.
+        if other.is_connected
+            || other.device != 0
+            || other.ip != ours.ip && ours.matches(other.ip.to_canonical())
+        {
+            return Err("another socket is bound to a part of it");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(cookie: u64, ip: &str) -> BoundSocket {
+        let ip = ip.parse().unwrap();
+        BoundSocket { cookie, ip, only_v6: false, device: 0, is_connected: false, uid: 7 }
+    }
+
+    #[test]
+    fn a_socket_is_lent_queues_if_what_comes_is_its_own() {
+        let one = |ours: BoundSocket, others: &[BoundSocket]| {
+            verify_binding(1, ours.ip, &[&[ours], others].concat())
+        };
+        let (any, some) = (bound(1, "0.0.0.0"), bound(1, "10.0.0.1"));
+        let lane = |ours: BoundSocket| BoundSocket { cookie: 2, ..ours };
+        assert_eq!((one(any, &[lane(any), lane(any)]), one(some, &[lane(some)])), (Ok(()), Ok(())));
+        // Beside it, or less than it.
+        assert_eq!(one(some, &[bound(2, "10.0.0.2"), bound(3, "127.0.0.53"), bound(4, "0.0.0.0")]), Ok(()));
+        let stranger = |ip| BoundSocket { uid: 8, ..bound(2, ip) };
+        assert_eq!(one(some, &[stranger("10.0.0.2")]), Ok(()));
+        let only_v6 = BoundSocket { only_v6: true, ..bound(1, "::") };
+        assert_eq!(one(only_v6, &[stranger("0.0.0.0"), stranger("10.0.0.1")]), Ok(()));
+
+        assert!(verify_binding(1, some.ip, &[lane(some)]).is_err(), "it was closed");
+        assert!(verify_binding(1, any.ip, &[some]).is_err(), "it is bound elsewhere");
+        assert!(one(BoundSocket { device: 1, ..any }, &[]).is_err());
+        assert!(one(BoundSocket { is_connected: true, ..any }, &[]).is_err());
+        assert!(one(any, &[stranger("0.0.0.0")]).is_err());
+        assert!(one(any, &[BoundSocket { device: 3, ..stranger("0.0.0.0") }]).is_err());
+        assert!(one(bound(1, "::"), &[stranger("10.0.0.1")]).is_err());
+        assert!(one(any, &[bound(2, "10.0.0.1")]).is_err(), "the kernel gives that one its own");
+        assert!(one(some, &[BoundSocket { is_connected: true, ..lane(some) }]).is_err());
+        assert!(one(some, &[BoundSocket { device: 3, ..bound(2, "0.0.0.0") }]).is_err());
+    }
+}

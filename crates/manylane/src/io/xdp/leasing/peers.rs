@@ -1,0 +1,262 @@
+//! Next hops of the peers that the lanes of one loan send to: asked of the kernel, entered where
+//! those lanes read them. Each loan has a table of its own: what its program writes there, or asks
+//! for without need, is its own loss.
+//!
+//! Senders choose how many peers there are: a tick looks at some of them and asks the kernel a few questions, however many
+//! there are and whatever it answers.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use manylane_sys::next_hops::{self, AddrPair, NextHop, NextHops};
+use manylane_sys::shared::{self, Shared};
+
+use crate::io::xdp::route::Reader;
+
+/// A next hop that nobody used for so long is forgotten, and a question is not answered any more.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A source address is asked for again after this, whether the kernel had one or not.
+const SOURCE_REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+/// Peers that one tick looks at; all, where there are no more. The next ticks look at the others.
+const PEERS_PER_TICK_MAX: usize = 512;
+/// Source addresses that one tick asks the kernel for: enough for all peers within `SOURCE_REFRESH_INTERVAL`.
+const QUERIES_PER_TICK_MAX: usize = 32;
+
+/// The table of a loan, and what is in it.
+pub(super) struct LeaseNextHops {
+    table: Shared<NextHops>,
+    file: OwnedFd,
+    peers: Peers,
+}
+
+/// The peers that lanes send to.
+#[derive(Default)]
+struct Peers {
+    all: HashMap<[IpAddr; 2], Peer>,
+    /// In the order in which they are looked at.
+    schedule: VecDeque<[IpAddr; 2]>,
+    /// Counts what was entered: which of several has to go.
+    inserts: usize,
+}
+
+struct Peer {
+    pair: AddrPair,
+    next_hop: Option<NextHop>,
+    last_used: Instant,
+    /// The address that the kernel would send from, if any, and when it was asked.
+    source: Option<IpAddr>,
+    last_query: Option<Instant>,
+}
+
+impl LeaseNextHops {
+    pub(super) fn new() -> io::Result<Self> {
+        let (next_hops, file) = Shared::<NextHops>::create(c"manylane-hops")?;
+        next_hops.set_seed(std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0));
+        next_hops.heartbeat();
+        Ok(Self { table: next_hops, file, peers: Peers::default() })
+    }
+
+    /// Their memory, for the program.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Enters what lanes ask for, and what has changed of it.
+    pub(super) fn update(&mut self, reader: &mut Reader) {
+        let Self { table: next_hops, peers, .. } = self;
+        next_hops.heartbeat();
+        peers.tick(next_hops, Instant::now(), kernel_source, |source, remote| {
+            let next = reader.next_hop(source, remote)?;
+            let (source_mac, mac) = (next.source_mac, next.mac);
+            Some(NextHop { source, ifindex: next.ifindex, mtu: next.mtu, source_mac, mac })
+        });
+    }
+}
+
+impl Drop for LeaseNextHops {
+    fn drop(&mut self) {
+        // Who had them may keep the memory, but not at our expense.
+        shared::discard(self.file.as_fd(), size_of::<NextHops>());
+    }
+}
+
+impl Peers {
+    /// Takes questions, and looks at peers in turn. `choose` asks the kernel for the address to send from, `find` has the
+    /// way from there.
+    fn tick(
+        &mut self,
+        next_hops: &NextHops,
+        now: Instant,
+        mut choose: impl FnMut(IpAddr, IpAddr) -> Option<IpAddr>,
+        mut find: impl FnMut(IpAddr, IpAddr) -> Option<NextHop>,
+    ) {
+        let Self { all, schedule, inserts: entered } = self;
+        next_hops.drain_requests(|pair| {
+            let ends = [pair.local(), pair.peer()];
+            let is_full = all.len() >= next_hops::ENTRIES;
+            match all.entry(ends) {
+                Entry::Occupied(mut peer) => peer.get_mut().last_used = now,
+                Entry::Vacant(place) if !is_full => {
+                    place.insert(Peer {
+                        pair,
+                        next_hop: None,
+                        last_used: now,
+                        source: None,
+                        last_query: None,
+                    });
+                    schedule.push_front(ends);
+                }
+                Entry::Vacant(_) => {}
+            }
+        });
+        let mut questions = QUERIES_PER_TICK_MAX;
+        for _ in 0..schedule.len().min(PEERS_PER_TICK_MAX) {
+            let Some(ends) = schedule.pop_front() else { break };
+            let Some(peer) = all.get_mut(&ends) else { continue };
+            if next_hops.test_and_clear_used(&peer.pair) {
+                peer.last_used = now;
+            }
+            let is_kept = now.duration_since(peer.last_used) <= IDLE_TIMEOUT;
+            let source = if is_kept { peer.source(ends, now, &mut questions, &mut choose) } else { None };
+            let hop = source.and_then(|source| find(source, ends[1]));
+            match (&hop, &peer.next_hop) {
+                (Some(found), known) if known.as_ref() != Some(found) => {
+                    *entered = entered.wrapping_add(1);
+                    // One that had to go is asked for again by its next datagram.
+                    _ = next_hops.insert(&peer.pair, found, *entered);
+                }
+                (None, Some(_)) => next_hops.remove(&peer.pair),
+                _ => {}
+            }
+            peer.next_hop = hop;
+            if is_kept {
+                schedule.push_back(ends);
+            } else {
+                all.remove(&ends);
+            }
+        }
+    }
+}
+
+impl Peer {
+    /// The address to send from: the socket's own, or the kernel's choice.
+    fn source(
+        &mut self,
+        [local, remote]: [IpAddr; 2],
+        now: Instant,
+        questions: &mut usize,
+        choose: &mut impl FnMut(IpAddr, IpAddr) -> Option<IpAddr>,
+    ) -> Option<IpAddr> {
+        if !local.is_unspecified() {
+            return Some(local);
+        }
+        let is_due = self.last_query.is_none_or(|at| now.duration_since(at) >= SOURCE_REFRESH_INTERVAL);
+        if is_due && *questions > 0 {
+            *questions -= 1;
+            self.source = choose(local, remote);
+            self.last_query = Some(now);
+        }
+        self.source
+    }
+}
+
+/// The address that the kernel would send from.
+fn kernel_source(local: IpAddr, remote: IpAddr) -> Option<IpAddr> {
+    // No datagram is sent: a socket that is connected has chosen.
+    let socket = UdpSocket::bind((local, 0)).ok()?;
+    socket.connect((remote, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    const TICK: Duration = Duration::from_millis(5);
+
+    fn pair(n: u32) -> AddrPair {
+        AddrPair::new(ANY, Ipv4Addr::from(0x0a00_0000 + n).into()).unwrap()
+    }
+
+    fn next_hop(source: IpAddr) -> NextHop {
+        NextHop { source, ifindex: 7, mtu: 1500, source_mac: [2; 6], mac: [3; 6] }
+    }
+
+    #[test]
+    fn a_tick_asks_the_kernel_a_few_questions_however_many_peers_there_are() {
+        let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
+        next_hops.set_seed(0x0123_4567_89ab_cdef);
+        let mut peers = Peers::default();
+        let (mut now, mut next) = (Instant::now(), 0);
+        let mut asked = HashMap::new();
+        let mut tick = |peers: &mut Peers, now: Instant| {
+            let (mut questions, mut looks) = (0, 0);
+            let choose = |_, remote| {
+                questions += 1;
+                let before = asked.insert(remote, now);
+                // No route, which is remembered as an answer is.
+                assert!(
+                    before.is_none_or(|at| now.duration_since(at) >= SOURCE_REFRESH_INTERVAL),
+                    "{remote}"
+                );
+                None
+            };
+            peers.tick(&next_hops, now, choose, |_, _| {
+                looks += 1;
+                None
+            });
+            assert_eq!(looks, 0, "nothing is found without a source");
+            questions
+        };
+        // A flood from ever other addresses.
+        for _ in 0..1000 {
+            for _ in 0..200 {
+                next_hops.request(&pair(next));
+                next += 1;
+            }
+            let questions = tick(&mut peers, now);
+            assert!(questions <= QUERIES_PER_TICK_MAX, "{questions}");
+            now += TICK;
+        }
+        assert_eq!(peers.all.len(), next_hops::ENTRIES);
+        assert_eq!(peers.schedule.len(), next_hops::ENTRIES);
+        // All of it is forgotten.
+        now += IDLE_TIMEOUT + TICK;
+        for _ in 0..next_hops::ENTRIES / PEERS_PER_TICK_MAX {
+            assert_eq!(tick(&mut peers, now), 0);
+        }
+        assert_eq!((peers.all.len(), peers.schedule.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_entered_kept_and_forgotten() {
+        let (next_hops, _file) = Shared::<NextHops>::create(c"hops").unwrap();
+        let mut peers = Peers::default();
+        let start = Instant::now();
+        let found = |source| Some(next_hop(source));
+        let tick =
+            |peers: &mut Peers, now, source| peers.tick(&next_hops, now, |_, _| source, |at, _| found(at));
+        next_hops.request(&pair(1));
+        tick(&mut peers, start, None);
+        assert_eq!(next_hops.find(&pair(1)), None);
+        // The kernel is asked again after a while, and has a route now.
+        tick(&mut peers, start + SOURCE_REFRESH_INTERVAL - TICK, Some(OURS));
+        assert_eq!(next_hops.find(&pair(1)), None);
+        tick(&mut peers, start + SOURCE_REFRESH_INTERVAL, Some(OURS));
+        assert_eq!(next_hops.find(&pair(1)), Some(next_hop(OURS)));
+        // That counts as a use; then there is none any more.
+        tick(&mut peers, start + IDLE_TIMEOUT, Some(OURS));
+        tick(&mut peers, start + IDLE_TIMEOUT + IDLE_TIMEOUT, Some(OURS));
+        assert_eq!(peers.all.len(), 1);
+        tick(&mut peers, start + IDLE_TIMEOUT + IDLE_TIMEOUT + TICK, Some(OURS));
+        assert_eq!((peers.all.len(), next_hops.find(&pair(1))), (0, None));
+    }
+}

@@ -1,0 +1,62 @@
+//! How full the rings are that were lent.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::Lessor;
+use super::lease::{Lease, Member};
+
+/// How full the receive ring of a queue is that was lent, and what that cost so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeasedRing {
+    /// The program's socket.
+    pub socket: SocketAddr,
+    /// The device.
+    pub device: String,
+    /// The queue of it.
+    pub queue: u32,
+    /// Frames that wait for the program, and for how many there is room.
+    pub waiting: u32,
+    /// Entries of the ring.
+    pub entries: u32,
+    /// Frames that found no room.
+    pub dropped: u64,
+}
+
+/// The receive rings that are lent, as they were a moment ago (50 ms at most).
+#[derive(Clone, Debug, Default)]
+pub struct LeasedRings(Arc<Mutex<Vec<LeasedRing>>>);
+
+impl LeasedRings {
+    /// All of them.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<LeasedRing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, rings: impl Iterator<Item = LeasedRing>) {
+        let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        there.clear();
+        there.extend(rings);
+    }
+}
+
+impl Lessor {
+    /// Notes how full the rings are, for whoever asks.
+    pub(super) fn sample_rings(&self) {
+        let ring = |loan: &Lease, member: &Member| {
+            let lent = self.devices.iter().find(|lent| lent.device.index == member.params.ifindex)?;
+            Some(LeasedRing {
+                socket: loan.addr,
+                device: lent.device.name.clone(),
+                queue: member.params.queue,
+                waiting: member.view.rx_pending(),
+                entries: member.params.ring_size,
+                dropped: member.view.statistics().map_or(0, |seen| seen.rx_ring_full + seen.rx_dropped),
+            })
+        };
+        let of = |loan| move |member| ring(loan, member);
+        self.rings.replace(self.leases.iter().flat_map(|loan| loan.members.iter().filter_map(of(loan))));
+    }
+}

@@ -1,0 +1,119 @@
+//! The lender, message by message, with the test in place of a program.
+
+use std::fmt::Write as _;
+use std::net::UdpSocket;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::Duration;
+
+use manylane_sys::lease::{Fds, Message};
+use manylane_sys::netns::NetNs;
+
+use super::Lessor;
+use crate::io::xdp::route::tests::{can_make_namespaces, run, try_ip, wait_until};
+use crate::vlan::Vlan;
+
+/// A namespace with the device `near`.
+fn create_device() -> NetNs {
+    let ours = NetNs::create().unwrap();
+    let lines = "link set lo up\nlink add near type veth peer name far\n\
+        address add 10.9.0.1/24 dev near\nlink set near up\nlink set far up\n";
+    assert!(try_ip(&ours, lines));
+    ours
+}
+
+/// Asks for queues for a socket that is bound to this port: its end of the loan, and the socket.
+fn request_lease(lender: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
+    let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
+    let end = lender.lease_token.connect(Duration::from_secs(20)).unwrap();
+    Message::Request(lender.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
+    lender.accept_clients();
+    lender.handle_pending(0);
+    lender.grant_pending();
+    let Some(Message::Ack(queues)) = Message::receive(end.as_fd(), &mut Fds::default()).unwrap() else {
+        panic!("refused");
+    };
+    for _ in 0..queues {
+        let message = Message::receive(end.as_fd(), &mut Fds::default()).unwrap();
+        assert!(matches!(message, Some(Message::Queue(_))), "{message:?}");
+    }
+    (end, socket)
+}
+
+/// Whether the lender does what the holder of the loan at that place says.
+fn send_command(lender: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -> bool {
+    order.send(end.as_fd(), &[]).unwrap();
+    lender.handle_request(at);
+    match Message::receive(end.as_fd(), &mut Fds::default()).unwrap() {
+        Some(Message::Ack(0)) => true,
+        Some(Message::Refused(_)) => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Addresses that lead to the loan at that place.
+fn bound_count(lender: &Lessor, at: usize) -> usize {
+    let [(_, number)] = lender.leases[at].socket_indexes[..] else { panic!("one device") };
+    lender.devices[0].device.bound_count(number)
+}
+
+#[test]
+fn netns_no_port_leads_to_a_loan_that_is_not_open() {
+    /// Two sockets with so many addresses each are more than the map of ports has room for; so many once more are more
+    /// than that of addresses has.
+    const ADDRESSES: usize = 2500;
+    if !can_make_namespaces("netns_no_port_leads_to_a_loan_that_is_not_open") {
+        return;
+    }
+    let ours = create_device();
+    let add = |from: usize| {
+        let mut lines = String::new();
+        for n in from..from + ADDRESSES {
+            writeln!(lines, "address add 10.10.{}.{}/32 dev lo", n / 250, n % 250 + 1).unwrap();
+        }
+        assert!(try_ip(&ours, &lines));
+    };
+    add(0);
+    run(&ours, || {
+        let mut lender = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let (first, _one) = request_lease(&mut lender, 7001);
+        let (second, other) = request_lease(&mut lender, 7002);
+        assert!(send_command(&mut lender, 0, &first, Message::Open));
+        let led = bound_count(&lender, 0);
+        assert!(led > ADDRESSES, "{led}");
+        assert!(!send_command(&mut lender, 1, &second, Message::Open));
+        assert_eq!((bound_count(&lender, 0), bound_count(&lender, 1)), (led, 0));
+        // An order is given once. What the map has room for again is the next one's.
+        drop((second, other));
+        lender.handle_request(1);
+        let (second, _other) = request_lease(&mut lender, 7002);
+        assert!(send_command(&mut lender, 0, &first, Message::Close));
+        assert!(send_command(&mut lender, 1, &second, Message::Open));
+        assert_eq!((bound_count(&lender, 0), bound_count(&lender, 1)), (0, led));
+        add(ADDRESSES);
+        wait_until(|| lender.routes.local_addresses().len() > 2 * ADDRESSES);
+        assert!(send_command(&mut lender, 1, &second, Message::Close));
+        // The first one ends, and its place is the second one's.
+        drop(first);
+        lender.handle_request(0);
+        let (third, _third) = request_lease(&mut lender, 7003);
+        assert!(!send_command(&mut lender, 1, &third, Message::Open));
+        assert_eq!((bound_count(&lender, 0), bound_count(&lender, 1)), (0, 0));
+    });
+}
+
+#[test]
+fn netns_vlans_of_a_socket_that_was_refused_lead_nowhere() {
+    if !can_make_namespaces("netns_vlans_of_a_socket_that_was_refused_lead_nowhere") {
+        return;
+    }
+    run(&create_device(), || {
+        let lender = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let device = &lender.devices[0].device;
+        let vlan = |n: u16| Vlan::stacked(1 + n / 4000, 1 + n % 4000).unwrap();
+        // One more than the map has room for.
+        let many: Vec<Vlan> = (0..4097).map(vlan).collect();
+        assert!(device.register(&many).is_err());
+        let number = device.register(&many[..1]).unwrap();
+        assert_eq!(device.vlan_count(number), 1);
+    });
+}

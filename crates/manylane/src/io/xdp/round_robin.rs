@@ -1,0 +1,122 @@
+//! Whose turn it is of the queues that one lane serves.
+
+/// Full batches that a lane takes from one queue before it looks at the others.
+const FULL_BATCHES_MAX: u32 = 4;
+
+/// The turns. Queues have theirs one after the other; one that brings full batches has a few in a row.
+///
+/// They go in rounds. In one each queue has its turn, so that all of what came while the lane paused is taken before it
+/// pauses again; and no more than that, or a lane whose queues are never all empty at once would never pause.
+#[derive(Debug, Default)]
+pub(super) struct RoundRobin {
+    /// The queue whose turn it is, and how many full batches in a row it has brought.
+    next: usize,
+    full_batches: u32,
+    /// Turns of this round that are over.
+    turns_taken: usize,
+}
+
+impl RoundRobin {
+    /// The queue whose turn it is, of so many; the next turn is that of the one behind it.
+    #[inline]
+    pub(super) fn advance(&mut self, queues: usize) -> usize {
+        let at = self.next;
+        self.next = if at + 1 < queues { at + 1 } else { 0 };
+        self.turns_taken += 1;
+        at
+    }
+
+    /// The queue at `at`, which had the last turn, brought a batch. Behind a full one there is more, most of the time: then its
+    /// turn is not over yet.
+    #[inline]
+    pub(super) fn record_batch(&mut self, at: usize, is_full: bool) {
+        self.full_batches =
+            if is_full && self.full_batches < FULL_BATCHES_MAX { self.full_batches + 1 } else { 0 };
+        if self.full_batches > 0 {
+            self.next = at;
+            self.turns_taken -= 1;
+        }
+    }
+
+    /// The queues, of so many, that have yet to have a turn in this round, beginning with the next one; none in a round that has
+    /// not begun.
+    #[inline]
+    pub(super) fn remaining(&self, queues: usize) -> impl Iterator<Item = usize> + use<> {
+        let (next, count) =
+            (self.next, if self.turns_taken > 0 { queues.saturating_sub(self.turns_taken) } else { 0 });
+        (0..count)
+            .map(move |behind| if next + behind < queues { next + behind } else { next + behind - queues })
+    }
+
+    /// The round is over.
+    #[inline]
+    pub(super) fn end_round(&mut self) {
+        self.turns_taken = 0;
+    }
+
+    /// The queues are others than before.
+    pub(super) fn restart(&mut self) {
+        (self.next, self.turns_taken) = (0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remaining(turns: &RoundRobin, queues: usize) -> Vec<usize> {
+        turns.remaining(queues).collect()
+    }
+
+    #[test]
+    fn each_queue_has_one_turn_in_a_round() {
+        let mut turns = RoundRobin::default();
+        assert_eq!(remaining(&turns, 3), [], "a round begins with a turn");
+        for round in 0..3 {
+            assert_eq!(turns.advance(3), 0, "round {round}");
+            turns.record_batch(0, false);
+            assert_eq!(remaining(&turns, 3), [1, 2]);
+            assert_eq!(turns.advance(3), 1);
+            assert_eq!(remaining(&turns, 3), [2]);
+            assert_eq!(turns.advance(3), 2);
+            assert_eq!(remaining(&turns, 3), []);
+            turns.end_round();
+        }
+    }
+
+    #[test]
+    fn a_round_that_ends_early_is_gone_on_with_by_the_next_queue() {
+        let mut turns = RoundRobin::default();
+        assert_eq!(turns.advance(3), 0);
+        turns.end_round();
+        assert_eq!(turns.advance(3), 1);
+        assert_eq!(remaining(&turns, 3), [2, 0]);
+    }
+
+    #[test]
+    fn a_queue_that_brings_full_batches_stays_for_a_few() {
+        let mut turns = RoundRobin::default();
+        assert_eq!(turns.advance(2), 0);
+        turns.record_batch(0, false);
+        for _ in 0..FULL_BATCHES_MAX {
+            assert_eq!(turns.advance(2), 1);
+            turns.record_batch(1, true);
+            assert_eq!(remaining(&turns, 2), [1], "its turn goes on");
+        }
+        assert_eq!(turns.advance(2), 1);
+        turns.record_batch(1, true);
+        assert_eq!(remaining(&turns, 2), [], "the last one of its turn");
+        assert_eq!(turns.advance(2), 0);
+    }
+
+    #[test]
+    fn fewer_queues_than_before_leave_nothing_that_is_none() {
+        let mut turns = RoundRobin::default();
+        (0..3).for_each(|_| _ = turns.advance(8));
+        turns.restart();
+        assert_eq!((turns.advance(2), remaining(&turns, 2)), (0, vec![1]));
+        // Empty queues, all of them looked at again and again.
+        (0..9).for_each(|_| _ = turns.advance(2));
+        assert_eq!(remaining(&turns, 2), []);
+    }
+}

@@ -1,0 +1,586 @@
+//! What is known of the kernel's tables: devices, neighbours, addresses. No sockets and no clock.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::netlink::RouteQuery;
+use super::rtnetlink::{KernelUpdate, LinkUpdate, LocalAddr, Neighbour, Route};
+use super::table::{Entry, NeighbourKey, RouteKey, Writer};
+use super::{Change, LocalState, NextHop};
+
+/// Neighbours that are kept at most. The kernel keeps 1,024 by default (`gc_thresh3`), not counting permanent ones.
+const NEIGHBOURS_MAX: usize = 65_536;
+/// Neighbours at most that somebody waits for; who waits for more is told when the clock turns.
+const AWAITED_MAX: usize = 4096;
+
+/// Changed routes at one time for which the table is looked through.
+const ROUTE_CHANGES_MAX: usize = 32;
+
+/// What facts led to, besides the entries of the table that they changed.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// All entries are to be forgotten.
+    pub(super) flush: bool,
+    /// There may be better ways than those of the entries, which stay good until they were asked for again.
+    pub(super) revalidate: bool,
+    /// What was asked in vain, or is no longer in the table, may be asked again: a neighbour can be sent to that
+    /// somebody waits for, or routes, a device or an address have changed.
+    pub(super) requery: bool,
+    /// For those who watch.
+    pub(super) changes: Vec<Change>,
+    /// Changed routes.
+    route_changes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link {
+    ethernet: bool,
+    up: bool,
+    running: bool,
+    mac: Option<[u8; 6]>,
+    mtu: u32,
+    mtu6: u32,
+    master: Option<u32>,
+}
+
+/// A neighbour that can be sent to, and whether entries of the table may go through it.
+#[derive(Clone, Copy, Debug)]
+struct NeighbourEntry {
+    neighbour: Neighbour,
+    used: bool,
+}
+
+/// The tables of one namespace.
+#[derive(Debug, Default)]
+pub(super) struct KernelTables {
+    links: HashMap<u32, Link>,
+    neighbours: HashMap<NeighbourKey, NeighbourEntry>,
+    /// Each with the addresses that are for all of its network.
+    addresses: BTreeMap<(u32, IpAddr), [Option<Ipv4Addr>; 2]>,
+    awaited: HashSet<NeighbourKey>,
+}
+
+impl KernelTables {
+    /// What is local: the addresses that are delivered, which are those of devices that are up, and what goes with them.
+    pub(super) fn local_state(&self) -> LocalState {
+        let up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.up);
+        let there = || self.addresses.iter().filter(|((ifindex, _), _)| up(ifindex));
+        let mut masters: Vec<(u32, u32)> =
+            self.links.iter().filter_map(|(ifindex, link)| Some((*ifindex, link.master?))).collect();
+        masters.sort_unstable();
+        LocalState {
+            addresses: there().map(|(at, _)| *at).collect(),
+            broadcasts: there().flat_map(|(_, all)| all.iter().flatten()).copied().collect(),
+            masters,
+        }
+    }
+
+    /// Takes note of a fact, and changes the table as far as entries can be told apart.
+    pub(super) fn apply(&mut self, fact: KernelUpdate, table: &mut Writer, effects: &mut Effects) {
+        match fact {
+            KernelUpdate::Link(ifindex, fact) => self.apply_link(ifindex, &fact, table, effects),
+            KernelUpdate::LinkGone(ifindex) => {
+                if self.links.remove(&ifindex).is_some() {
+                    table.remove_device(ifindex);
+                    effects.requery = true;
+                    effects.changes.push(Change::Link { ifindex, up: false, gone: true });
+                }
+                // Its addresses and neighbours went before it, each with an event; this is for certainty.
+                self.neighbours.retain(|hop, _| hop.ifindex != ifindex);
+                let before = self.addresses.len();
+                self.addresses.retain(|(index, _), _| *index != ifindex);
+                if before != self.addresses.len() {
+                    effects.changes.push(Change::Addresses);
+                }
+            }
+            KernelUpdate::Neighbour(hop, neighbour) => self.apply_neighbour(hop, neighbour, table, effects),
+            KernelUpdate::Address(ifindex, LocalAddr { ip, broadcasts }, delivered) => {
+                let changed = match delivered {
+                    true => self.addresses.insert((ifindex, ip), broadcasts) != Some(broadcasts),
+                    false => self.addresses.remove(&(ifindex, ip)).is_some(),
+                };
+                // Lifetimes, which come by the same message, matter to nobody.
+                if changed {
+                    // The routes that come with an address have events of their own. With one that goes, routes go that
+                    // prefer it as a source, of which only Linux 6.6 tells.
+                    table.remove_address(ip);
+                    effects.requery = true;
+                    effects.revalidate |= !delivered;
+                    effects.changes.push(Change::Addresses);
+                }
+            }
+            KernelUpdate::Routes(prefix) => {
+                // A routing daemon may bring a million routes: then it is cheaper to ask for all peers anew.
+                effects.route_changes += 1;
+                effects.flush |= effects.route_changes > ROUTE_CHANGES_MAX;
+                if !effects.flush {
+                    table.remove_prefix(&prefix);
+                }
+                effects.requery = true;
+            }
+            KernelUpdate::AllRoutes | KernelUpdate::Malformed => effects.flush = true,
+        }
+    }
+
+    fn apply_link(&mut self, ifindex: u32, fact: &LinkUpdate, table: &mut Writer, effects: &mut Effects) {
+        let before = self.links.get(&ifindex).copied();
+        let link = Link {
+            ethernet: fact.ethernet,
+            up: fact.up,
+            running: fact.running,
+            mac: fact.mac.or(before.and_then(|link| link.mac)),
+            mtu: fact.mtu.or(before.map(|link| link.mtu)).unwrap_or(0),
+            mtu6: fact.mtu6.or(before.map(|link| link.mtu6)).unwrap_or(u32::MAX),
+            // A message without its address is one that leaves out what has not changed.
+            master: fact.master.or(before.filter(|_| fact.mac.is_none()).and_then(|link| link.master)),
+        };
+        // Devices also tell of themselves when nothing has changed that matters here.
+        if before == Some(link) {
+            return;
+        }
+        self.links.insert(ifindex, link);
+        // What leaves by another device goes on to do so, also while it is asked whether this one is a better way now: of
+        // routes that come back with a carrier nobody tells.
+        table.remove_device(ifindex);
+        effects.requery = true;
+        effects.revalidate |= link.running && before.is_none_or(|before| !before.running);
+        if before.is_none_or(|before| (before.running, before.master) != (link.running, link.master)) {
+            effects.changes.push(Change::Link { ifindex, up: link.running, gone: false });
+        }
+        // The addresses of a device that is down are not delivered.
+        let has_addresses = || self.addresses.range((ifindex, IpAddr::from([0; 4]))..).next();
+        if before.is_some_and(|before| before.up != link.up)
+            && has_addresses().is_some_and(|((index, _), _)| *index == ifindex)
+        {
+            effects.changes.push(Change::Addresses);
+        }
+    }
+
+    fn apply_neighbour(
+        &mut self,
+        hop: NeighbourKey,
+        neighbour: Option<Neighbour>,
+        table: &mut Writer,
+        effects: &mut Effects,
+    ) {
+        let before = self.neighbours.get(&hop).copied();
+        let mac = neighbour.map(|neighbour| neighbour.mac);
+        let mut used = before.is_some_and(|before| before.used);
+        // To look through the table is not much, but a network can have many neighbours that come and go.
+        if used && before.is_some_and(|before| Some(before.neighbour.mac) != mac) {
+            table.set_mac(&hop, mac);
+            used = mac.is_some();
+            if mac.is_none() {
+                self.await_neighbour(hop);
+            }
+        }
+        match neighbour {
+            Some(neighbour) => {
+                if before.is_some() || self.neighbours.len() < NEIGHBOURS_MAX {
+                    self.neighbours.insert(hop, NeighbourEntry { neighbour, used });
+                    effects.requery |= self.awaited.remove(&hop);
+                }
+            }
+            None => {
+                self.neighbours.remove(&hop);
+            }
+        }
+    }
+
+    /// How to ask the kernel about a pair; None if it cannot be asked.
+    pub(super) fn query(&self, pair: &RouteKey) -> Option<RouteQuery> {
+        let (local, peer) = (pair.local(), pair.peer());
+        let link_local = |ip| matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip));
+        if !link_local(local) && !link_local(peer) {
+            return Some(RouteQuery { local, peer, device: None });
+        }
+        // These are addresses of one device, and the local one has to say which. It may not: devices with the
+        // same MAC have the same one.
+        let mut devices = self.addresses.keys().filter(|(_, ip)| *ip == local).map(|(ifindex, _)| *ifindex);
+        let device = devices.next().filter(|_| link_local(local) && devices.next().is_none())?;
+        Some(RouteQuery { local, peer, device: Some(device) })
+    }
+
+    /// The next hop of a route to `peer`, if it is known and can be sent to. If it is only the neighbour that is
+    /// missing, it is waited for.
+    pub(super) fn resolve(
+        &mut self,
+        peer: IpAddr,
+        route: &Route,
+        epoch: u16,
+    ) -> Option<(NeighbourKey, Entry)> {
+        let hop = NeighbourKey { ifindex: route.ifindex, address: route.gateway.unwrap_or(peer) };
+        let link = self.links.get(&route.ifindex).filter(|link| link.ethernet && link.running)?;
+        let source_mac = link.mac?;
+        let Some(known) = self.neighbours.get_mut(&hop) else {
+            self.await_neighbour(hop);
+            return None;
+        };
+        known.used = true;
+        let device_mtu = if peer.is_ipv6() { link.mtu.min(link.mtu6) } else { link.mtu };
+        let mtu = route.mtu.unwrap_or(u32::MAX).min(device_mtu);
+        let next = NextHop { ifindex: route.ifindex, source_mac, mac: known.neighbour.mac, mtu };
+        Some((hop, Entry { next, epoch, stale: known.neighbour.stale }))
+    }
+
+    /// The clock has turned: everybody asks again, and who still waits is entered again.
+    pub(super) fn clear_awaited(&mut self) {
+        self.awaited.clear();
+    }
+
+    fn await_neighbour(&mut self, hop: NeighbourKey) {
+        if self.awaited.len() < AWAITED_MAX {
+            self.awaited.insert(hop);
+        }
+    }
+
+    /// Takes over what another picture of the same tables shows, and says what is different in it.
+    pub(super) fn replace(&mut self, new: KernelTables, effects: &mut Effects) {
+        let changes = &mut effects.changes;
+        for ifindex in self.links.keys().filter(|ifindex| !new.links.contains_key(ifindex)) {
+            changes.push(Change::Link { ifindex: *ifindex, up: false, gone: true });
+        }
+        for (ifindex, link) in &new.links {
+            let same = |before: &Link| (before.running, before.master) == (link.running, link.master);
+            if !self.links.get(ifindex).is_some_and(same) {
+                changes.push(Change::Link { ifindex: *ifindex, up: link.running, gone: false });
+            }
+        }
+        if self.local_state() != new.local_state() {
+            changes.push(Change::Addresses);
+        }
+        effects.flush = true;
+        *self = new;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::super::table::Prefix;
+    use super::*;
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const GATEWAY: Neighbour = Neighbour { mac: [2, 0, 0, 0, 0, 9], stale: false };
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn neighbour(ifindex: u32, address: &str) -> NeighbourKey {
+        NeighbourKey { ifindex, address: ip(address) }
+    }
+
+    fn address(ifindex: u32, text: &str, delivered: bool) -> KernelUpdate {
+        KernelUpdate::Address(ifindex, LocalAddr { ip: ip(text), broadcasts: [None; 2] }, delivered)
+    }
+
+    fn device() -> LinkUpdate {
+        LinkUpdate {
+            ethernet: true,
+            up: true,
+            running: true,
+            mac: Some(MAC),
+            mtu: Some(1500),
+            mtu6: Some(1400),
+            master: None,
+        }
+    }
+
+    struct World {
+        kernel: KernelTables,
+        table: Writer,
+    }
+
+    impl World {
+        fn new(facts: impl IntoIterator<Item = KernelUpdate>) -> Self {
+            let mut world = Self { kernel: KernelTables::default(), table: Writer::new() };
+            for fact in facts {
+                world.apply(fact);
+            }
+            world
+        }
+
+        fn apply(&mut self, fact: KernelUpdate) -> Effects {
+            let mut effects = Effects::default();
+            self.kernel.apply(fact, &mut self.table, &mut effects);
+            effects
+        }
+
+        fn resolve(&mut self, peer: &str, gateway: Option<&str>, mtu: Option<u32>) -> Option<NextHop> {
+            let route = Route { ifindex: 3, gateway: gateway.map(ip), mtu };
+            let (hop, found) = self.kernel.resolve(ip(peer), &route, 0)?;
+            let local = if ip(peer).is_ipv4() { "10.0.0.1" } else { "fd00::1" };
+            self.table.insert(&RouteKey::new(ip(local), ip(peer)).unwrap(), hop, &found);
+            Some(found.next)
+        }
+
+        fn entry(&self, peer: &str) -> Option<[u8; 6]> {
+            let local = if ip(peer).is_ipv4() { "10.0.0.1" } else { "fd00::1" };
+            let pair = RouteKey::new(ip(local), ip(peer)).unwrap();
+            let table = self.table.table();
+            table.find(&pair, table.hash(&pair)).map(|found| found.next.mac)
+        }
+    }
+
+    #[test]
+    fn a_next_hop_needs_a_running_ethernet_device_and_a_neighbour() {
+        let mut world = World::new([]);
+        assert_eq!(world.resolve("10.0.0.9", None, None), None);
+        assert!(!world.apply(KernelUpdate::Neighbour(neighbour(3, "10.0.0.9"), Some(GATEWAY))).requery);
+        for fact in [
+            LinkUpdate { ethernet: false, ..device() },
+            LinkUpdate { running: false, ..device() },
+            LinkUpdate { running: true, mac: None, ..device() },
+        ] {
+            world.kernel.links.clear();
+            world.apply(KernelUpdate::Link(3, fact));
+            assert_eq!(world.resolve("10.0.0.9", None, None), None, "{fact:?}");
+        }
+        world.apply(KernelUpdate::Link(3, device()));
+        let next = NextHop { ifindex: 3, source_mac: MAC, mac: GATEWAY.mac, mtu: 1500 };
+        assert_eq!(world.resolve("10.0.0.9", None, None), Some(next));
+        assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.9"), None), Some(next));
+        assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.8"), None), None);
+    }
+
+    /// However many neighbours there are and peers ask, what is kept of them has a bound, and goes with them.
+    #[test]
+    fn a_flood_of_neighbours_and_peers_is_bounded() {
+        let near = |at: usize| NeighbourKey {
+            ifindex: 3,
+            address: Ipv4Addr::from_bits(0x0a00_0000 + at as u32).into(),
+        };
+        let mut world = World::new([KernelUpdate::Link(3, device())]);
+        for at in 0..NEIGHBOURS_MAX + 1000 {
+            world.apply(KernelUpdate::Neighbour(near(at), Some(GATEWAY)));
+        }
+        assert_eq!(world.kernel.neighbours.len(), NEIGHBOURS_MAX);
+        let route = Route { ifindex: 3, gateway: None, mtu: None };
+        for at in 0..AWAITED_MAX + 1000 {
+            let peer = Ipv4Addr::from_bits(0x0b00_0000 + at as u32).into();
+            assert_eq!(world.kernel.resolve(peer, &route, 0), None);
+        }
+        assert_eq!(world.kernel.awaited.len(), AWAITED_MAX);
+        for at in 0..NEIGHBOURS_MAX + 1000 {
+            world.apply(KernelUpdate::Neighbour(near(at), None));
+        }
+        world.kernel.clear_awaited();
+        assert!(world.kernel.neighbours.is_empty() && world.kernel.awaited.is_empty());
+    }
+
+    #[test]
+    fn the_mtu_is_the_smallest_that_counts() {
+        let six = neighbour(3, "fe80::9");
+        let mut world = World::new([
+            KernelUpdate::Link(3, device()),
+            KernelUpdate::Neighbour(neighbour(3, "10.0.0.9"), Some(GATEWAY)),
+            KernelUpdate::Neighbour(six, Some(GATEWAY)),
+        ]);
+        let mut mtu = |peer, mtu| {
+            let gateway = if ip(peer).is_ipv4() { "10.0.0.9" } else { "fe80::9" };
+            world.resolve(peer, Some(gateway), mtu).unwrap().mtu
+        };
+        assert_eq!((mtu("192.0.2.1", None), mtu("2001:db8::1", None)), (1500, 1400));
+        assert_eq!((mtu("192.0.2.1", Some(1300)), mtu("2001:db8::1", Some(1300))), (1300, 1300));
+        assert_eq!((mtu("192.0.2.1", Some(9000)), mtu("2001:db8::1", Some(9000))), (1500, 1400));
+    }
+
+    #[test]
+    fn a_neighbour_that_was_waited_for_is_announced_once() {
+        let mut world = World::new([KernelUpdate::Link(3, device())]);
+        let gateway = neighbour(3, "10.0.0.9");
+        assert_eq!(world.resolve("192.0.2.1", Some("10.0.0.9"), None), None);
+        assert!(!world.apply(KernelUpdate::Neighbour(gateway, None)).requery);
+        assert!(!world.apply(KernelUpdate::Neighbour(neighbour(4, "10.0.0.9"), Some(GATEWAY))).requery);
+        assert!(world.apply(KernelUpdate::Neighbour(gateway, Some(GATEWAY))).requery);
+        assert!(!world.apply(KernelUpdate::Neighbour(gateway, Some(GATEWAY))).requery);
+    }
+
+    #[test]
+    fn a_neighbour_that_changes_changes_its_entries() {
+        let gateway = neighbour(3, "10.0.0.9");
+        let mut world =
+            World::new([KernelUpdate::Link(3, device()), KernelUpdate::Neighbour(gateway, Some(GATEWAY))]);
+        world.resolve("192.0.2.1", Some("10.0.0.9"), None).unwrap();
+        let other = Neighbour { mac: [2, 0, 0, 0, 0, 8], stale: true };
+        assert!(!world.apply(KernelUpdate::Neighbour(gateway, Some(other))).flush);
+        assert_eq!(world.entry("192.0.2.1"), Some(other.mac));
+        assert!(!world.apply(KernelUpdate::Neighbour(gateway, None)).requery);
+        assert_eq!(world.entry("192.0.2.1"), None);
+        assert!(
+            world.apply(KernelUpdate::Neighbour(gateway, Some(other))).requery,
+            "it is missed by those who had it"
+        );
+    }
+
+    #[test]
+    fn what_a_device_is_a_part_of_is_followed() {
+        let mut world = World::new([KernelUpdate::Link(3, device()), KernelUpdate::Link(4, device())]);
+        let up = Change::Link { ifindex: 3, up: true, gone: false };
+        let part = LinkUpdate { master: Some(4), ..device() };
+        assert_eq!(world.apply(KernelUpdate::Link(3, part)).changes, [up]);
+        assert_eq!(world.kernel.local_state().masters, [(3, 4)]);
+        // What leaves out the address leaves out this as well.
+        assert_eq!(world.apply(KernelUpdate::Link(3, LinkUpdate { mac: None, ..device() })).changes, []);
+        assert_eq!(world.kernel.local_state().masters, [(3, 4)]);
+        assert_eq!(world.apply(KernelUpdate::Link(3, device())).changes, [up]);
+        assert_eq!(world.kernel.local_state().masters, []);
+    }
+
+    #[test]
+    fn only_changes_that_matter_are_reported() {
+        let mut world = World::new([]);
+        let up = |up| Change::Link { ifindex: 3, up, gone: false };
+        let effects = world.apply(KernelUpdate::Link(3, device()));
+        assert_eq!((effects.revalidate, effects.requery, effects.changes), (true, true, vec![up(true)]));
+        let partial = LinkUpdate { mac: None, mtu: None, mtu6: None, ..device() };
+        let effects = world.apply(KernelUpdate::Link(3, partial));
+        assert_eq!((effects.revalidate, effects.requery, effects.changes), (false, false, vec![]));
+        let effects = world.apply(KernelUpdate::Link(3, LinkUpdate { mtu: Some(1400), ..device() }));
+        assert_eq!((effects.revalidate, effects.requery, effects.changes), (false, true, vec![]));
+
+        let at = |delivered| address(3, "10.0.0.1", delivered);
+        assert_eq!(world.apply(at(true)).changes, [Change::Addresses]);
+        let effects = world.apply(at(true));
+        assert_eq!((effects.requery, effects.changes), (false, vec![]));
+        assert_eq!(world.kernel.local_state().addresses, [(3, ip("10.0.0.1"))]);
+
+        let down = LinkUpdate { up: false, running: false, ..device() };
+        assert_eq!(world.apply(KernelUpdate::Link(3, down)).changes, [up(false), Change::Addresses]);
+        assert_eq!(world.kernel.local_state().addresses, []);
+        world.apply(KernelUpdate::Link(3, device()));
+        assert_eq!(world.kernel.local_state().addresses, [(3, ip("10.0.0.1"))]);
+        let gone = Change::Link { ifindex: 3, up: false, gone: true };
+        assert_eq!(world.apply(KernelUpdate::LinkGone(3)).changes, [gone, Change::Addresses]);
+        assert_eq!(world.apply(KernelUpdate::LinkGone(3)).changes, []);
+    }
+
+    #[test]
+    fn a_device_and_an_address_touch_their_own_entries_only() {
+        let mut world = World::new([
+            KernelUpdate::Link(3, device()),
+            KernelUpdate::Neighbour(neighbour(3, "10.0.0.9"), Some(GATEWAY)),
+        ]);
+        let both = ["192.0.2.1", "198.51.100.1"];
+        let enter = |world: &mut World| {
+            for peer in both {
+                world.resolve(peer, Some("10.0.0.9"), None).unwrap();
+            }
+        };
+        let entries = |world: &World| both.map(|peer| world.entry(peer).is_some());
+        enter(&mut world);
+        let down = LinkUpdate { running: false, ..device() };
+        for (fact, doubt) in [
+            (address(3, "fd00::50", true), false),
+            (address(3, "10.0.0.50", true), false),
+            (KernelUpdate::Link(4, device()), true),
+            (KernelUpdate::Link(4, LinkUpdate { mtu: Some(1400), ..device() }), false),
+            (KernelUpdate::Link(4, down), false),
+            (KernelUpdate::LinkGone(4), false),
+        ] {
+            let effects = world.apply(fact);
+            assert_eq!(
+                (effects.flush, effects.revalidate, effects.requery),
+                (false, doubt, true),
+                "{fact:?}"
+            );
+            assert_eq!(entries(&world), [true, true], "{fact:?}");
+        }
+        // A peer that is ourselves from now on, and one of our addresses on another device too.
+        assert!(!world.apply(address(3, "192.0.2.1", true)).flush);
+        assert_eq!(entries(&world), [false, true]);
+        for fact in [
+            address(5, "10.0.0.1", true),
+            KernelUpdate::Link(3, LinkUpdate { mac: Some([2, 0, 0, 0, 0, 7]), ..device() }),
+            KernelUpdate::Link(3, LinkUpdate { running: false, ..device() }),
+            KernelUpdate::LinkGone(3),
+        ] {
+            world.apply(KernelUpdate::Link(3, device()));
+            enter(&mut world);
+            let effects = world.apply(fact);
+            assert_eq!(
+                (effects.flush, effects.revalidate, effects.requery),
+                (false, false, true),
+                "{fact:?}"
+            );
+            assert_eq!(entries(&world), [false, false], "{fact:?}");
+        }
+        // One that goes may take any route along.
+        world.apply(KernelUpdate::Link(3, device()));
+        world.apply(KernelUpdate::Neighbour(neighbour(3, "10.0.0.9"), Some(GATEWAY)));
+        world.apply(address(3, "10.0.0.50", true));
+        enter(&mut world);
+        let effects = world.apply(address(3, "10.0.0.50", false));
+        assert_eq!((effects.flush, effects.revalidate, entries(&world)), (false, true, [true, true]));
+        let effects = world.apply(address(5, "10.0.0.1", false));
+        assert_eq!((effects.flush, effects.revalidate, entries(&world)), (false, true, [false, false]));
+    }
+
+    #[test]
+    fn changed_routes_touch_their_peers_only() {
+        let mut world = World::new([
+            KernelUpdate::Link(3, device()),
+            KernelUpdate::Neighbour(neighbour(3, "10.0.0.9"), Some(GATEWAY)),
+        ]);
+        for peer in ["192.0.2.1", "198.51.100.1"] {
+            world.resolve(peer, Some("10.0.0.9"), None).unwrap();
+        }
+        let changed = KernelUpdate::Routes(Prefix::new(ip("192.0.2.0"), 24));
+        let effects = world.apply(changed);
+        assert!(!effects.flush && effects.requery);
+        assert_eq!((world.entry("192.0.2.1"), world.entry("198.51.100.1")), (None, Some(GATEWAY.mac)));
+        let mut effects = Effects::default();
+        for n in 0..=ROUTE_CHANGES_MAX {
+            assert!(!effects.flush, "after {n}");
+            let World { kernel, table } = &mut world;
+            kernel.apply(KernelUpdate::Routes(Prefix::new(ip("203.0.113.0"), 24)), table, &mut effects);
+        }
+        assert!(effects.flush);
+        assert!(world.apply(KernelUpdate::AllRoutes).flush);
+        assert!(world.apply(KernelUpdate::Malformed).flush);
+    }
+
+    #[test]
+    fn addresses_of_a_link_need_one_device() {
+        let world = World::new([
+            address(3, "fe80::1", true),
+            address(3, "fe80::2", true),
+            address(4, "fe80::2", true),
+            address(4, "fd00::1", true),
+        ]);
+        let device = |local, peer| {
+            let pair = RouteKey::new(ip(local), ip(peer)).unwrap();
+            world.kernel.query(&pair).map(|question| question.device)
+        };
+        assert_eq!(device("fe80::1", "fe80::9"), Some(Some(3)));
+        assert_eq!(device("fe80::1", "2001:db8::9"), Some(Some(3)));
+        assert_eq!(device("fe80::2", "fe80::9"), None);
+        assert_eq!(device("fe80::3", "fe80::9"), None);
+        assert_eq!(device("fd00::1", "fe80::9"), None);
+        assert_eq!(device("fd00::1", "2001:db8::9"), Some(None));
+    }
+
+    #[test]
+    fn a_new_picture_tells_what_is_different() {
+        let mut old = World::new([
+            KernelUpdate::Link(1, device()),
+            KernelUpdate::Link(2, device()),
+            KernelUpdate::Link(3, device()),
+            address(3, "10.0.0.1", true),
+        ]);
+        let new = World::new([
+            KernelUpdate::Link(2, LinkUpdate { running: false, ..device() }),
+            KernelUpdate::Link(3, device()),
+            address(3, "10.0.0.2", true),
+        ]);
+        let mut effects = Effects::default();
+        old.kernel.replace(new.kernel, &mut effects);
+        let gone = Change::Link { ifindex: 1, up: false, gone: true };
+        let down = Change::Link { ifindex: 2, up: false, gone: false };
+        assert!(effects.flush);
+        assert_eq!(effects.changes, [gone, down, Change::Addresses]);
+        assert_eq!(old.kernel.local_state().addresses, [(3, ip("10.0.0.2"))]);
+    }
+}

@@ -1,0 +1,187 @@
+//! Who has a port: for the error that says it is in use. Read from `/proc`, as far as that is readable.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
+
+use manylane_sys::udp_table::Entry;
+
+/// The tables of bound UDP sockets, of the network namespace of the calling thread.
+const UDP_TABLES: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
+
+/// How long a socket is waited for that the kernel is about to close. It was seen to take up to 100 ms, and beside threads that
+/// keep all processors busy up to 3 s.
+const UNBIND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long what somebody had who has ended may stay taken: a port, a queue, a device's place for a program.
+pub(crate) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often a table is read for who is in the way: the kernel leaves entries out of one that changes meanwhile.
+const SCAN_ATTEMPTS_MAX: u32 = 5;
+
+/// Who has a socket open.
+#[derive(Debug, PartialEq)]
+enum Owner {
+    /// By its id and its command.
+    Process(u32, String),
+    /// No process, as far as this one's `/proc` goes: one that has ended had it, or it belongs to another container.
+    NoProcess,
+    /// A process whose files this one may not see, or nobody.
+    Unknown,
+}
+
+/// What keeps an address from being bound.
+#[derive(Debug, Default)]
+pub(crate) struct PortOwner {
+    /// Process, command and user, as far as they can be seen.
+    pub(crate) description: Option<String>,
+    /// It ends by itself, as far as can be seen: sockets of a process that was killed, which the kernel closes one by one. AF_XDP sockets
+    /// take it some 10 ms, and the port comes after them.
+    pub(crate) is_exiting: bool,
+}
+
+/// Who holds a UDP port that conflicts with `addr`.
+pub(crate) fn find_owner(addr: &SocketAddr, only_v6: bool) -> PortOwner {
+    if !Path::new(UDP_TABLES[0]).exists() {
+        return PortOwner::default();
+    }
+    let look = |_| entries().filter(|entry| conflicts(&entry.local, addr, only_v6)).collect::<Vec<_>>();
+    let entries = (0..SCAN_ATTEMPTS_MAX).map(look).find(|found| !found.is_empty()).unwrap_or_default();
+    let owners: Vec<Owner> = entries.iter().map(|entry| socket_owner(entry.inode)).collect();
+    // The very same address explains most.
+    let at = entries.iter().position(|entry| entry.local == *addr).unwrap_or(0);
+    let who = entries.get(at).map(|entry| describe(entry, &owners[at]));
+    PortOwner { description: who, is_exiting: owners.iter().all(|owner| *owner == Owner::NoProcess) }
+}
+
+/// A socket that is bound to exactly this address and is none of `ours` (inodes), if one can be seen.
+pub(crate) fn find_foreign(addr: &SocketAddr, ours: &[u64]) -> Option<String> {
+    let table = fs::read_to_string(UDP_TABLES[usize::from(addr.is_ipv6())]).ok()?;
+    // The kernel prints a table that changes meanwhile: an entry may be missing, or be there twice.
+    let same = |entry: &Entry| entry.local.ip() == addr.ip() && entry.local.port() == addr.port();
+    let found =
+        table.lines().filter_map(Entry::parse).find(|entry| same(entry) && !ours.contains(&entry.inode))?;
+    Some(describe(&found, &socket_owner(found.inode)))
+}
+
+/// Waits until none of these sockets (inodes) is bound any more, as far as can be seen; false if that takes too long.
+pub(crate) fn wait_unbound(sockets: &[u64]) -> bool {
+    let start = Instant::now();
+    while entries().any(|entry| sockets.contains(&entry.inode)) {
+        if start.elapsed() > UNBIND_TIMEOUT {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+fn entries() -> impl Iterator<Item = Entry> {
+    let tables = UDP_TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
+    tables.flat_map(|table| table.lines().filter_map(Entry::parse).collect::<Vec<_>>())
+}
+
+/// Who has a socket: process, command and user, as far as they can be seen.
+fn describe(entry: &Entry, owner: &Owner) -> String {
+    match owner {
+        Owner::Process(pid, command) => format!("process {pid} ({command}) of user {}", entry.uid),
+        Owner::NoProcess => {
+            format!("a socket of user {} that no process has which can be seen here", entry.uid)
+        }
+        Owner::Unknown => format!("a process of user {} that this one may not see", entry.uid),
+    }
+}
+
+/// Whether the kernel would refuse `wanted` because of a socket that is bound to `held`.
+fn conflicts(held: &SocketAddr, wanted: &SocketAddr, only_v6: bool) -> bool {
+    let clash = match (held.ip(), wanted.ip()) {
+        (IpAddr::V4(_), IpAddr::V6(ip)) => match ip.to_ipv4_mapped() {
+            Some(ip) => IpAddr::V4(ip) == held.ip() || held.ip().is_unspecified(),
+            None => ip.is_unspecified() && !only_v6,
+        },
+        // Whether the other's wildcard takes IPv4 as well is not in the table; it does by default.
+        (IpAddr::V6(ip), IpAddr::V4(_)) => ip.is_unspecified(),
+        (one, two) => one == two || one.is_unspecified() || two.is_unspecified(),
+    };
+    held.port() == wanted.port() && clash
+}
+
+/// A process that has one of these sockets (inodes) open, if one can be seen.
+pub(crate) fn find_process(sockets: &[u64]) -> Option<String> {
+    sockets.iter().find_map(|inode| match socket_owner(*inode) {
+        Owner::Process(pid, command) => Some(format!("process {pid} ({command})")),
+        Owner::NoProcess | Owner::Unknown => None,
+    })
+}
+
+/// Who has the socket with this inode open.
+fn socket_owner(inode: u64) -> Owner {
+    let wanted = format!("socket:[{inode}]");
+    let Ok(processes) = fs::read_dir("/proc") else { return Owner::Unknown };
+    let mut others = Owner::NoProcess;
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let files = match fs::read_dir(process.path().join("fd")) {
+            Ok(files) => files,
+            Err(err) => {
+                // One that has ended meanwhile has nothing.
+                if err.kind() == io::ErrorKind::PermissionDenied {
+                    others = Owner::Unknown;
+                }
+                continue;
+            }
+        };
+        let has = |file: fs::DirEntry| {
+            fs::read_link(file.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str())
+        };
+        if files.flatten().any(has) {
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return Owner::Process(pid, name.trim().to_owned());
+        }
+    }
+    others
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn finds_this_process() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let addr = socket.local_addr().unwrap();
+        let PortOwner { description: who, is_exiting: is_leaving } = find_owner(&addr, false);
+        let found = who.unwrap();
+        assert!(!is_leaving);
+        assert!(found.starts_with(&format!("process {} (", std::process::id())), "{found}");
+        let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), addr.port());
+        assert!(find_owner(&any, false).description.is_some());
+        let inode = manylane_sys::sock::inode(std::os::fd::AsFd::as_fd(&socket)).unwrap();
+        assert_eq!(find_foreign(&addr, &[inode]), None);
+        assert!(find_foreign(&addr, &[inode + 1]).is_some());
+        drop(socket);
+        let PortOwner { description: who, is_exiting: is_leaving } = find_owner(&addr, false);
+        assert!(who.is_none() && is_leaving, "it is gone already");
+        assert_eq!(find_foreign(&addr, &[]), None);
+    }
+
+    #[test]
+    fn conflicts_are_the_kernels() {
+        let clash = |held: &str, wanted: &str, only_v6| {
+            conflicts(&held.parse().unwrap(), &wanted.parse().unwrap(), only_v6)
+        };
+        assert!(clash("0.0.0.0:5", "127.0.0.1:5", false));
+        assert!(clash("127.0.0.1:5", "[::]:5", false));
+        assert!(clash("[::]:5", "127.0.0.1:5", false));
+        assert!(clash("127.0.0.1:5", "[::ffff:127.0.0.1]:5", false));
+        assert!(!clash("127.0.0.1:5", "[::]:5", true));
+        assert!(!clash("0.0.0.0:5", "[::1]:5", false));
+        assert!(!clash("127.0.0.1:5", "127.0.0.2:5", false));
+        assert!(!clash("127.0.0.1:5", "127.0.0.1:6", false));
+    }
+}

@@ -1,0 +1,327 @@
+//! The decision under a clock of the tests' own: a lane that does as it says, and requests at known times.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What the lane of the tests takes to handle a batch, in nanoseconds, and by how much its sleeps end late.
+const WORK: u64 = 5_000;
+const WAKE_LATENCIES: [u64; 3] = [4_000, 12_000, 28_000];
+/// How long a lane that serves sleeps at most.
+const IDLE_SLEEP_MAX: u64 = 20_000_000;
+
+/// What a lane did.
+#[derive(Debug, Default)]
+struct Outcome {
+    handled: usize,
+    /// Came while it was looking.
+    polled: usize,
+    spin_time: u64,
+    sleeps: u64,
+    /// What it kept a processor for: work, looks, and sleeps. One that a timer ends costs as long as it ends late.
+    cpu_time: u64,
+    /// Until when it ran.
+    elapsed: u64,
+}
+
+/// A lane, and the clock.
+struct Lane {
+    pacer: WaitGovernor,
+    now: u64,
+    wake_latency: u64,
+}
+
+impl Lane {
+    fn new(late: u64) -> Self {
+        Self { pacer: WaitGovernor::new(WaitPolicy::Adaptive), now: 0, wake_latency: late }
+    }
+
+    /// Sleeps until `next`, for so long at most; whether it has come.
+    fn sleep(&mut self, next: u64, most: u64, did: &mut Outcome) -> bool {
+        did.sleeps += 1;
+        let woken = next <= self.now + most;
+        did.cpu_time += if woken { self.wake_latency / 3 } else { self.wake_latency };
+        self.now = if woken { self.now.max(next) } else { self.now + most } + self.wake_latency;
+        woken
+    }
+
+    /// Has the lane wait for requests at these times from now, and then for nothing until `end`.
+    fn run(&mut self, requests: impl IntoIterator<Item = u64>, end: u64) -> Outcome {
+        let (mut did, start) = (Outcome::default(), self.now);
+        let time = Duration::from_nanos;
+        let mut requests = requests.into_iter().map(|at| start + at).peekable();
+        while self.now < start + end {
+            // A batch is all that is there.
+            let before = did.handled;
+            if self.pacer.can_spin() {
+                while requests.next_if(|&at| at <= self.now).is_some() {
+                    did.handled += 1;
+                }
+                if did.handled > before {
+                    self.now += WORK;
+                    continue;
+                }
+            }
+            let next = requests.peek().copied().unwrap_or(u64::MAX);
+            let met = if self.pacer.can_spin() {
+                self.wait(next, &mut did)
+            } else {
+                self.sleep(next, IDLE_SLEEP_MAX, &mut did).then_some(Arrival::Woken)
+            };
+            let Some(met) = met else {
+                self.pacer.record_timeout();
+                continue;
+            };
+            while requests.next_if(|&at| at <= self.now).is_some() {
+                did.handled += 1;
+            }
+            self.pacer.record_arrival(time(self.now), met);
+            self.now += WORK;
+        }
+        did.elapsed = self.now - start;
+        did.cpu_time += did.spin_time + did.handled as u64 * WORK;
+        did
+    }
+
+    /// Does in a wait for `next` as the plan says.
+    fn wait(&mut self, next: u64, did: &mut Outcome) -> Option<Arrival> {
+        let begin = self.now;
+        let plan = self.pacer.plan(Duration::from_nanos(begin));
+        let (rest, until) = (plan.sleep_until.as_nanos() as u64, plan.spin_until.as_nanos() as u64);
+        assert!(rest <= until && until - rest <= SPIN_NANOS_MAX + WAKE_LATENCY_MAX, "{plan:?}");
+        if rest > 0 {
+            if self.sleep(next, rest, did) {
+                return Some(Arrival::Woken);
+            }
+            self.pacer.record_wake_latency(Duration::from_nanos(self.now - begin - rest));
+        }
+        if rest > 0 && next <= self.now {
+            // It came before the end of the rest.
+            return Some(Arrival::Woken);
+        }
+        let found = next <= (begin + until).max(self.now);
+        if until > rest {
+            let to = if found { next } else { begin + until }.max(self.now);
+            did.spin_time += to - self.now;
+            did.polled += usize::from(found);
+            self.now = to;
+            if found {
+                return Some(Arrival::Polled);
+            }
+        }
+        self.sleep(next, IDLE_SLEEP_MAX, did).then_some(Arrival::Woken)
+    }
+}
+
+fn every(nanos: u64, count: usize) -> impl Iterator<Item = u64> {
+    (1..=count as u64).map(move |number| number * nanos)
+}
+
+/// Moments that a memoryless source makes, from a generator of random numbers.
+fn poisson(mean: f64, count: usize) -> Vec<u64> {
+    let (mut state, mut at) = (88_172_645_463_325_252_u64, 0.0);
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let share = ((state >> 11) as f64 + 1.0) / (1_u64 << 53) as f64;
+        at -= mean * share.ln();
+        at as u64
+    };
+    (0..count).map(next).collect()
+}
+
+#[test]
+fn an_idle_lane_does_not_look() {
+    const MINUTE: u64 = 60_000_000_000;
+    for late in WAKE_LATENCIES {
+        let did = Lane::new(late).run([], MINUTE);
+        assert!(did.spin_time == 0 && did.sleeps <= MINUTE / IDLE_SLEEP_MAX, "{did:?}");
+        // Nor does one that was busy before: it looks once, for a stretch at most.
+        let mut lane = Lane::new(late);
+        let busy = lane.run(every(10_000, 10_000), 100_000_000);
+        assert!(busy.polled > 9_000, "{busy:?}");
+        let did = lane.run([], MINUTE);
+        assert!(did.spin_time <= SPIN_NANOS_MAX && did.sleeps <= MINUTE / IDLE_SLEEP_MAX + 2, "{did:?}");
+        // Its looks and wake-ups, at a generous 20 µs, are together far less than a hundredth of a core.
+        assert!((did.spin_time + did.sleeps * 20_000) * 100 < did.elapsed, "{did:?}");
+    }
+}
+
+// A lane that is woken later than the next request comes has them in pairs and more, and cannot know: it goes on to sleep, unless
+// it looked before.
+#[test]
+fn requests_close_together_are_looked_for() {
+    for late in &WAKE_LATENCIES[..2] {
+        for gap in [7_000, 10_000, 25_000] {
+            let did = Lane::new(*late).run(every(gap, 10_000), 10_000 * gap);
+            assert!(did.handled >= 9_990 && did.polled >= 9_700, "every {gap} ns, {late} late: {did:?}");
+        }
+    }
+}
+
+#[test]
+fn requests_at_even_distances_are_rested_for() {
+    for late in WAKE_LATENCIES {
+        for gap in [50_000, 100_000, 1_000_000, 10_000_000] {
+            let did = Lane::new(late).run(every(gap, 10_000), 10_000 * gap);
+            let told = format!("every {gap} ns, {late} late: {did:?}");
+            assert!(
+                did.handled >= 9_990 && did.spin_time * 5 < did.elapsed && did.cpu_time * 2 < did.elapsed,
+                "{told}"
+            );
+            // Where rests cost what they save, it sleeps.
+            let rests = late + WORK < gap / 2;
+            if rests { assert!(did.polled > 9_800, "{told}") } else { assert!(did.polled < 1_000, "{told}") }
+        }
+    }
+}
+
+/// Requests in bursts: so many, so far apart, every so often.
+fn in_bursts(count: u64, apart: u64, every: u64, bursts: u64) -> impl Iterator<Item = u64> {
+    (1..=bursts).flat_map(move |burst| (0..count).map(move |number| burst * every + number * apart))
+}
+
+// 20,000 requests per second, however they follow each other: a lane that looked all the time would keep a processor busy.
+#[test]
+fn it_keeps_less_than_half_a_core_where_looking_would_take_a_whole_one() {
+    const LENGTH: u64 = 500_000_000;
+    for late in WAKE_LATENCIES {
+        let even = Lane::new(late).run(every(50_000, 9_999), LENGTH);
+        let chance = Lane::new(late).run(poisson(50e3, 9_999), LENGTH);
+        let bursts = Lane::new(late).run(in_bursts(8, 4_000, 400_000, 1_249), LENGTH);
+        assert_eq!((even.handled, bursts.handled), (9_999, 9_992), "{late} late: {even:?} {bursts:?}");
+        for (did, kind) in [(even, "even"), (chance, "by chance"), (bursts, "in bursts")] {
+            assert!(did.cpu_time * 100 < did.elapsed * 45, "{kind}, {late} late: {did:?}");
+            assert!(
+                did.sleeps <= did.handled as u64 + LENGTH / IDLE_SLEEP_MAX,
+                "{kind}, {late} late: {did:?}"
+            );
+        }
+    }
+}
+
+// As in a ping-pong, where the next request comes when the last one is answered: a client that stumbles now and then is not made to
+// wait for a sleeper, too.
+#[test]
+fn a_short_stumble_is_looked_through() {
+    let requests: Vec<u64> = (1..=10_000).map(|number| number * 13_000 + number / 80 * 40_000).collect();
+    for late in &WAKE_LATENCIES[..2] {
+        let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
+        // It has to know gaps first, and to have saved something, and then never sleeps.
+        assert_eq!(did.handled, 10_000, "{late} late: {did:?}");
+        assert!(did.sleeps <= 16 && did.polled >= 9_960, "{late} late: {did:?}");
+    }
+}
+
+#[test]
+fn two_long_stumbles_cost_a_sleep_each_and_no_more() {
+    // Two in a row, every 400 requests; the first before anything could be saved up.
+    let stumbles = |number: u64| (number + 390) / 400 + (number + 387) / 400;
+    let requests: Vec<u64> =
+        (1..=10_000).map(|number| number * 13_000 + stumbles(number) * 500_000).collect();
+    for late in &WAKE_LATENCIES[..2] {
+        let did = Lane::new(*late).run(requests.clone(), requests[9_999]);
+        assert_eq!(did.handled, 10_000, "{late} late: {did:?}");
+        assert!(did.sleeps <= 50 + 16, "{late} late: {did:?}");
+    }
+}
+
+#[test]
+fn a_machine_that_is_slow_for_a_while_is_rested_on_again() {
+    let mut lane = Lane::new(28_000);
+    let slow = lane.run(every(50_000, 10_000), 500_000_000);
+    lane.wake_latency = 4_000;
+    // It takes a while to find out, since it has no rests to learn from.
+    lane.run(every(50_000, 5_000), 250_000_000);
+    let quick = lane.run(every(50_000, 10_000), 500_000_000);
+    assert!(slow.polled < 1_000 && quick.polled > 9_800, "{slow:?} {quick:?}");
+    assert!(slow.cpu_time * 2 < slow.elapsed && quick.cpu_time * 2 < quick.elapsed, "{slow:?} {quick:?}");
+}
+
+#[test]
+fn what_cannot_be_foreseen_is_slept_for() {
+    for late in WAKE_LATENCIES {
+        for mean in [100e3, 1e6] {
+            let requests = poisson(mean, 10_000);
+            let end = *requests.last().unwrap();
+            let did = Lane::new(late).run(requests, end);
+            assert!(did.spin_time * 20 < did.elapsed, "{mean} ns, {late} late: {did:?}");
+        }
+        // Close together it pays all the same.
+        let requests = poisson(8e3, 10_000);
+        let end = *requests.last().unwrap();
+        let did = Lane::new(late).run(requests, end);
+        assert!(did.sleeps < 1_500, "{late} late: {did:?}");
+    }
+}
+
+#[test]
+fn it_takes_a_change_in_its_stride() {
+    for late in &WAKE_LATENCIES[..2] {
+        let mut lane = Lane::new(*late);
+        let before = lane.run(every(10_000, 1_000), 10_000_000);
+        let after = lane.run(every(50_000, 1_000), 50_000_000);
+        let again = lane.run(every(10_000, 1_000), 10_000_000);
+        assert!(before.polled > 750 && again.polled > 900, "{late} late: {before:?} {again:?}");
+        assert!(after.spin_time * 3 < after.elapsed && after.polled > 900, "{late} late: {after:?}");
+    }
+}
+
+#[test]
+fn who_was_late_once_is_not_late_for_ever() {
+    // Each thousandth comes when nobody could know.
+    let requests =
+        (1..=10_000_u64).map(|number| number * 50_000 - if number % 1_000 == 0 { 25_000 } else { 0 });
+    for late in &WAKE_LATENCIES[..2] {
+        let did = Lane::new(*late).run(requests.clone(), 500_000_000);
+        assert!(did.polled > 9_700, "{late} late: {did:?}");
+    }
+}
+
+#[test]
+fn the_other_policies_do_as_they_are_told() {
+    let micros = Duration::from_micros;
+    let mut spin = WaitGovernor::new(WaitPolicy::Spin(micros(70)));
+    for now in [0, 10, 100_000] {
+        assert!(spin.can_spin() && !spin.is_adaptive());
+        assert_eq!(spin.plan(micros(now)), Plan { sleep_until: Duration::ZERO, spin_until: micros(70) });
+        spin.record_arrival(micros(now), Arrival::Woken);
+        spin.record_timeout();
+    }
+    for policy in [WaitPolicy::Sleep, WaitPolicy::BusyPoll(micros(50))] {
+        assert!(!WaitGovernor::new(policy).can_spin());
+    }
+}
+
+proptest! {
+    /// Whatever comes: everything is handled, and looking costs no more for each batch than a stretch.
+    #[test]
+    fn looking_is_bounded_by_what_comes(
+        gaps in prop::collection::vec(0_u64..2_000_000, 0..500),
+        late in 0_u64..60_000,
+    ) {
+        let requests: Vec<u64> = gaps.iter().scan(0, |at, gap| { *at += gap; Some(*at) }).collect();
+        let end = requests.last().copied().unwrap_or(0) + 5 * IDLE_SLEEP_MAX;
+        let did = Lane::new(late).run(requests.clone(), end);
+        prop_assert_eq!(did.handled, requests.len());
+        prop_assert!(did.spin_time <= (SPIN_NANOS_MAX + WAKE_LATENCY_MAX) * (requests.len() as u64 + 1), "{:?}", did);
+        prop_assert!(did.sleeps <= end / IDLE_SLEEP_MAX + 2 * requests.len() as u64 + 2, "{:?}", did);
+    }
+
+    /// A plan is made at any time of any history without a fault, and what it would have cost is within what pays.
+    #[test]
+    fn any_history_makes_a_plan(
+        times in prop::collection::vec((any::<u64>(), any::<bool>()), 0..40),
+        late in prop::collection::vec(any::<u64>(), 0..20),
+        now in any::<u64>(),
+    ) {
+        let mut pacer = WaitGovernor::new(WaitPolicy::Adaptive);
+        late.iter().for_each(|&by| pacer.record_wake_latency(Duration::from_nanos(by)));
+        for &(time, awake) in &times {
+            pacer.record_arrival(Duration::from_nanos(time), if awake { Arrival::Polled } else { Arrival::Woken });
+        }
+        let Plan { sleep_until, spin_until } = pacer.plan(Duration::from_nanos(now));
+        prop_assert!(sleep_until <= spin_until && spin_until - sleep_until <= Duration::from_nanos(SPIN_NANOS_MAX + WAKE_LATENCY_MAX));
+    }
+}

@@ -1,0 +1,41 @@
+//! A server with one lane that is at work, for as long as a test wants it.
+
+use std::sync::mpsc;
+
+use manylane::{Batch, LaneId, Outbox, Socket};
+
+use crate::{Serving, TEST_TIMEOUT};
+
+/// A server of which one lane stays in its first call until it is released, and what all its lanes handle.
+pub struct SlowServer<T> {
+    /// The server.
+    pub serving: Serving,
+    /// The slow lane is in its closure.
+    pub entered: mpsc::Receiver<()>,
+    /// Ends the wait of the slow lane, when dropped.
+    pub release: mpsc::Sender<()>,
+    /// Lane and `look` of each datagram, when it has been handled.
+    pub handled: mpsc::Receiver<(LaneId, T)>,
+}
+
+impl<T: Send + 'static> SlowServer<T> {
+    /// Serves `socket`, whose lane `slow` is slow.
+    pub fn start(socket: Socket, slow: LaneId, look: fn(&[u8]) -> T) -> Self {
+        let (enter, entered) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let (tell, handled) = mpsc::channel();
+        let mut released = Some(released);
+        let serving = Serving::start_with(socket, move |info| {
+            let (enter, tell) = (enter.clone(), tell.clone());
+            let mut gate = if info.id == slow { released.take() } else { None };
+            move |batch: Batch<'_>, _: &mut Outbox<'_>| {
+                if let Some(gate) = gate.take() {
+                    enter.send(()).unwrap();
+                    let _ = gate.recv_timeout(TEST_TIMEOUT);
+                }
+                batch.for_each(|datagram| tell.send((info.id, look(datagram.payload()))).unwrap());
+            }
+        });
+        Self { serving, entered, release, handled }
+    }
+}
