@@ -1,8 +1,8 @@
 //! What the tests of the functional suite share: the variants that every test runs on, a driver for lanes by
 //! hand, a server in a thread, clients.
 //!
-//! Everything that waits does so for an event, with [`TEST_TIMEOUT`] as the bound against hanging; no test depends on
-//! how long something takes.
+//! Everything that waits does so for an event, with [`TEST_TIMEOUT`] as the bound against hanging;
+//! no test depends on how long something takes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a helper of tests fails as a test does")]
 

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Writes a result. When the reader has gone, the error is one that [`is_broken_pipe`] knows: the program
-/// ends, and has not failed.
+/// Writes a result. When the reader has gone, the error is one that [`is_broken_pipe`] knows: the
+/// program ends, and has not failed.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")

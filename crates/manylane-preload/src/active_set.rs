@@ -1,22 +1,29 @@
-//! Who rests: where threads share processors, one for each processor is steered to.
+//! The active set: where threads share processors, only as many lanes as processors are steered to.
 //!
-//! Lanes multiply wake-ups: four threads on one processor are woken four times for what one that is awake takes in its stride.
-//! So a socket steers to no more lanes than there are processors for their owners to run on. Who owns one of the other lanes
-//! rests: nothing comes for it, and it waits as ever, in slices (`wait.rs`). Whatever waits in a lane whose owner is away is
-//! within its reach as before (`coverage.rs`): after a slice at most it helps, and goes on with it while there is more.
+//! Lanes multiply wake-ups: four threads on one processor are woken four times for what one that is
+//! awake takes in its stride. So a socket steers to no more lanes than there are processors for
+//! their owners to run on. Who owns one of the other lanes rests: nothing comes for it, and it
+//! waits as ever, in slices (`wait.rs`). Whatever waits in a lane whose owner is away is within its
+//! reach as before (`coverage.rs`): after a slice at most it helps, and goes on with it while there
+//! is more.
 //!
-//! A thread that sleeps in its work (for a disk, for another server, for a lock) leaves its processor to others, and these are to
-//! be there: that is why programs have more threads than processors. So rest begins only when the work was seen not to do that,
-//! and ends when it does:
-//! 1. Of some of the datagrams that a thread receives, the kernel is asked how often the thread has slept, and how long it has
-//!    run, when it has received and when it next asks for more ([`before_work`], [`after_work`]).
-//! 2. [`CLEAN_SAMPLES_MIN`] of these in a row in which nobody slept, or ran for long: rest begins. Each one that is not like that asks for one more.
-//! 3. One in nine on the average in which somebody did: rest ends, and begins anew only after 16 times as many.
+//! A thread that sleeps in its work (for a disk, for another server, for a lock) leaves its
+//! processor to others, and these are to be there: that is why programs have more threads than
+//! processors. So rest begins only when the work was seen not to do that, and ends when it does:
+//! 1. Of some of the datagrams that a thread receives, the kernel is asked how often the thread has
+//!    slept, and how long it has run, when it has received and when it next asks for more
+//!    ([`before_work`], [`after_work`]).
+//! 2. [`CLEAN_SAMPLES_MIN`] of these in a row in which nobody slept, or ran for long: rest begins.
+//!    Each one that is not like that asks for one more.
+//! 3. One in nine on the average in which somebody did: rest ends, and begins anew only after 16
+//!    times as many.
 //!
-//! Who is awake changes once in [`LOOKS`] slices, some half a second: each thread has its turn, as it would have without lanes.
+//! Who is awake changes once in [`LOOKS`] slices, some half a second: each thread has its turn, as
+//! it would have without lanes.
 //!
-//! Processors are those of the threads' affinity masks, which are looked at whenever lanes change hands, and at each such
-//! turn; and no more than a quota of the control group that was there at the start. With queues of devices (engine `xdp`) nobody rests.
+//! Processors are those of the threads' affinity masks, which are looked at whenever lanes change
+//! hands, and at each such turn; and no more than a quota of the control group that was there at
+//! the start. With queues of devices (engine `xdp`) nobody rests.
 
 use std::sync::atomic::Ordering;
 
@@ -64,8 +71,9 @@ pub(crate) fn active_lanes(shared: &Shared, owned: u64) -> u64 {
     if next == LIMITED { some } else { owned }
 }
 
-/// Whether datagrams may be taken ahead of lanes, and replies put together: where that was not asked for, only while threads rest,
-/// since a thread that sleeps in its work would keep answers for as long.
+/// Whether datagrams may be taken ahead of lanes, and replies put together: where that was not
+/// asked for, only while threads rest, since a thread that sleeps in its work would keep answers
+/// for as long.
 #[inline]
 pub(crate) fn can_prefetch(shared: &Shared) -> bool {
     shared.active_state.load(Ordering::Relaxed) == LIMITED
@@ -82,8 +90,8 @@ fn limit_to_cpus(shared: &Shared, owned: u64) -> u64 {
     one_lane_per_cpu(owned, shared.first_active.load(Ordering::Relaxed), quota, mask).unwrap_or(owned)
 }
 
-/// A lane more for as long as the processors of its owner and of those before it are more than these lanes. None where the
-/// `mask` of one is not known. `first` says which one is the first.
+/// A lane more for as long as the processors of its owner and of those before it are more than
+/// these lanes. None where the `mask` of one is not known. `first` says which one is the first.
 fn one_lane_per_cpu(
     owned: u64,
     first: u32,

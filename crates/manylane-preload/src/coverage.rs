@@ -9,10 +9,12 @@
 //! So whoever the kernel's one socket would have given the datagram to gets it: at once if it asks, within a slice if it
 //! sleeps. Who is never without datagrams of its own looks, too, once in some receives.
 //!
-//! An owner that is dead is known to be (`liveness.rs`): the first look at its lane takes it out of steering, and what it holds
-//! goes before anything newer (`recovery.rs`). One that is stopped is marked as waiting and does not return: its beat does not
-//! change, and after some looks (`STALLED_POLLS_MAX`, a slice apart) its lane counts as uncovered and is taken from it, until it
-//! comes back and proves itself again. No queue is closed before it is empty, and none while the program has the socket.
+//! An owner that is dead is known to be (`liveness.rs`): the first look at its lane takes it out of
+//! steering, and what it holds goes before anything newer (`recovery.rs`). One that is stopped is
+//! marked as waiting and does not return: its beat does not change, and after some looks
+//! (`STALLED_POLLS_MAX`, a slice apart) its lane counts as uncovered and is taken from it, until it
+//! comes back and proves itself again. No queue is closed before it is empty, and none while the
+//! program has the socket.
 
 use std::sync::atomic::Ordering;
 

@@ -62,8 +62,9 @@ pub(crate) fn handle_untracked_close(fd: c_int, entry: Entry) {
     }
 }
 
-/// Before `fd` is closed, or its number comes to mean something else: no other thread is telling an epoll instance of it
-/// (`epoll::move_to_lane`) while this is held, nor finds it in the table after it has changed there.
+/// Before `fd` is closed, or its number comes to mean something else: no other thread is telling an
+/// epoll instance of it (`epoll::move_to_lane`) while this is held, nor finds it in the table after
+/// it has changed there.
 fn lock_entry(fd: c_int) -> Option<Guard<'static>> {
     match table::entry(fd) {
         Entry::Sock(index) => {

@@ -1,5 +1,5 @@
-//! From a frame to a datagram, which `recv_bufs.rs` hands out, and back: what a call sends is in [`TxDatagram`]. No system call, no memory
-//! of its own.
+//! From a frame to a datagram, which `recv_bufs.rs` hands out, and back: what a call sends is in
+//! [`TxDatagram`]. No system call, no memory of its own.
 
 use std::mem::size_of;
 use std::net::{IpAddr, SocketAddr};

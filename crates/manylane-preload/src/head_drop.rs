@@ -1,11 +1,12 @@
 //! Under overload the newest wins, for who asked for it (`--overload newest`): of a kernel socket's queue that is more than half
 //! full, the oldest datagrams are thrown away, down to a quarter of it. `queues.rs` does the same with rings.
 //!
-//! How full a queue is says the memory that the kernel books for it (`SO_MEMINFO`), a system call: a thread makes it for one
-//! receive in [`CHECK_INTERVAL`]. What is thrown away is received into the program's own buffers, each over the one before, so that the
-//! program gets the last one, and never nothing. The kernel may book up to a quarter of the buffer for what was taken just before:
-//! that is reckoned off, at the least that it can be; and where others have emptied the queue meanwhile, what was received last is
-//! the newest that there is.
+//! How full a queue is says the memory that the kernel books for it (`SO_MEMINFO`), a system call:
+//! a thread makes it for one receive in [`CHECK_INTERVAL`]. What is thrown away is received into
+//! the program's own buffers, each over the one before, so that the program gets the last one, and
+//! never nothing. The kernel may book up to a quarter of the buffer for what was taken just before:
+//! that is reckoned off, at the least that it can be; and where others have emptied the queue
+//! meanwhile, what was received last is the newest that there is.
 //!
 //! | what | stays |
 //! |---|---|

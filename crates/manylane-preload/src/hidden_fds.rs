@@ -168,7 +168,8 @@ fn masked_fd(fd: c_int) -> c_int {
     if thread::is_own_process() { INVALID_FD } else { fd }
 }
 
-/// The UDP socket behind `fd` of a call of the program; if it is none, the number for the kernel, as of [`kernel_fd`].
+/// The UDP socket behind `fd` of a call of the program; if it is none, the number for the kernel,
+/// as of [`kernel_fd`].
 #[inline]
 pub(crate) fn sock(fd: c_int) -> Result<&'static Sock, c_int> {
     match table::entry(fd) {

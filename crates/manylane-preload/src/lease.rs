@@ -242,7 +242,8 @@ impl Lease {
         if end < 0 {
             return false;
         }
-        // SAFETY: hidden from the program, and closed only by `release`, under the lock that the caller has.
+        // SAFETY: hidden from the program, and closed only by `release`, under the lock that the
+        // caller has.
         let end = unsafe { BorrowedFd::borrow_raw(end) };
         let said = order.send(end, &[]).and_then(|()| Message::receive(end, &mut Fds::default()));
         matches!(said, Ok(Some(Message::Ack(_))))

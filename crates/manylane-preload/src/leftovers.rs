@@ -2,8 +2,8 @@
 //! to hand them out takes no call.
 //!
 //! The memory is shared with all that is forked later, and never given back: a datagram is taken
-//! once, by whichever process. One behind the other, each is a [`RecordHeader`], the sender's address, the
-//! payload, and control messages.
+//! once, by whichever process. One behind the other, each is a [`RecordHeader`], the sender's
+//! address, the payload, and control messages.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;

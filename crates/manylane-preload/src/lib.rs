@@ -27,7 +27,7 @@
 //! | `lanes/` | when lanes are made, who owns which, how a socket falls back |
 //! | `active_set.rs` | threads beyond the processors rest: their lanes are not steered to |
 //! | `coverage.rs` | which lanes others must look at: why nothing is out of reach |
-//! | `liveness.rs`, `recovery.rs`, `failpoint.rs` | who is alive; what the living do for the dead; where tests have somebody die |
+//! | `liveness.rs`, `recovery.rs`, `failpoint.rs` | which threads are alive; cleaning up after one that died; where tests kill a thread |
 //! | `lane_socket.rs`, `hidden_fds.rs`, `sockopt.rs`, `steer.rs` | a lane's kernel socket, its number, its options, its steering |
 //! | `lease.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
 //! | `quiesce.rs`, `seccomp.rs`, `leftovers.rs`, `detached.rs` | standing aside before a seccomp filter |

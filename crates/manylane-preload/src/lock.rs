@@ -1,9 +1,10 @@
 //! The lock around what changes modes and lanes. Never taken to receive or to send on a lane.
 //!
-//! Signals are blocked while it is held, so that no handler of the same thread can meet it taken; a thread elsewhere
-//! holds it for some system calls at most. It holds the life (`liveness.rs`) of who has it: a lock of the dead is as good as
-//! open, and what they had begun is finished by the next one (`recovery.rs`). A holder that is stopped may come back: who wants
-//! the lock gives up after a while, and the socket stays as it is.
+//! Signals are blocked while it is held, so that no handler of the same thread can meet it taken; a
+//! thread elsewhere holds it for a few system calls at most. Its value is the holder's liveness
+//! token (`liveness.rs`): the lock of a thread that died counts as free, and the next holder
+//! finishes the change that was begun (`recovery.rs`). A holder that is stopped may resume: a
+//! thread that wants the lock gives up after a while, and the socket stays as it is.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};

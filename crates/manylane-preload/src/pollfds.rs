@@ -1,6 +1,7 @@
-//! Room for what a wait asks of ppoll(2): few entries are on the stack, which may be a small one (`PTHREAD_STACK_MIN`, a handler's
-//! own); for more a thread has mappings, which it keeps until it ends. A handler that waits while its thread does takes
-//! another one. Without memory for that, a wait cannot be one for lanes.
+//! Room for what a wait asks of ppoll(2): few entries are on the stack, which may be a small one
+//! (`PTHREAD_STACK_MIN`, a handler's own); for more a thread has mappings, which it keeps until it
+//! ends. A handler that waits while its thread does takes another one. Without memory for that, a
+//! wait cannot be one for lanes.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -32,7 +33,8 @@ thread_local! {
     };
 }
 
-/// What `with` makes of room for `count` entries of the program and those of all queues; none without memory.
+/// What `with` makes of room for `count` entries of the program and those of all queues; none
+/// without memory.
 #[inline]
 pub(crate) fn with_pollfds<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Option<R> {
     if count <= STACK_POLLFDS_MAX { Some(with_stack(with)) } else { with_mapping(count, with) }
@@ -55,9 +57,11 @@ fn with_mapping<R>(count: usize, with: impl FnOnce(&mut [pollfd]) -> R) -> Optio
     if let Some(nth) = kept {
         CACHE.with(|mine| mine[nth].ptr.store(at, Ordering::Relaxed));
     }
-    // Not given back by `Drop`: a thread that is cancelled unwinds past it, and gives all back at its end.
+    // Not given back by `Drop`: a thread that is cancelled unwinds past it, and gives all back at
+    // its end.
     let answer = (!at.is_null()).then(|| {
-        // SAFETY: a mapping of so many, which are plain numbers; whoever has it is the only one (it is `in_use`, or new).
+        // SAFETY: the mapping holds `MAPPING_POLLFDS` entries of plain integers, and this thread is
+        // its only user: it is marked `in_use`, or new.
         with(unsafe { std::slice::from_raw_parts_mut(at, MAPPING_POLLFDS) })
     });
     match kept {

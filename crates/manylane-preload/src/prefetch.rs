@@ -1,38 +1,46 @@
 //! Datagrams taken ahead (`--batch`): with one system call a thread takes what its lane's socket has, and its calls get it one
 //! by one.
 //!
-//! A *hold* is the front of a lane's queue, in memory that is shared with all that is forked later: whoever may take from the
-//! lane's kernel socket looks here first (`recv_call.rs`), and whoever asks whether the lane has something asks here, too
-//! (`readiness.rs`, `wait.rs`, `epoll/`, `options.rs`). So what is held is in reach of exactly those who could have had it from the
-//! kernel: at once for its owner and who asks, within a slice for who sleeps while the owner is away (`coverage.rs`).
+//! A *prefetch* is the front of a lane's queue, in memory that is shared with all processes forked
+//! later. A receive on the lane's kernel socket reads it first (`recv_call.rs`), and a readiness
+//! check includes it (`readiness.rs`, `wait.rs`, `epoll/`, `options.rs`). So prefetched datagrams
+//! can be received by exactly those threads that could have received them from the kernel: at once
+//! by the owner and by a thread that polls, within a slice by one that sleeps while the owner is
+//! away (`coverage.rs`).
 //!
 //! # Who fills, who takes
 //!
-//! Only the owner of a lane fills its hold, in a receive of its own, when the hold is empty, without waiting: so nothing is
-//! taken that nobody came for, and the order in the lane stays. Anybody takes. One word says all:
+//! Only the owner of a lane fills its prefetch, in a receive of its own, when the prefetch is
+//! empty, without waiting: so nothing is taken that nobody came for, and the order in the lane
+//! stays. Anybody takes. One word says all:
 //!
 //! ```text
 //!  EMPTY ──owner: FILLING, recvmmsg(2)──► next..end ──each taker: next + 1, a claim; copies; gives the claim back──► EMPTY
 //! ```
 //!
-//! - A taker that has a claim is copying: the hold is not filled again before all claims are back. One that dies over it takes
-//!   one datagram along, as it would have out of the kernel, and the hold stays empty: the lane goes on one by one.
-//! - Who dies filling loses nothing: the kernel says of each message that it is there (`msg_len`), in the shared memory, and
-//!   the next one who looks finishes the change (`recover`). The same does a signal handler that interrupted the
-//!   filling thread, which is where signals arrive: at the end of the system call.
+//! - A taker that has a claim is copying: the prefetch is not filled again before all claims are
+//!   back. One that dies over it takes one datagram along, as it would have out of the kernel, and
+//!   the prefetch stays empty: the lane goes on one by one.
+//! - Who dies filling loses nothing: the kernel says of each message that it is there (`msg_len`),
+//!   in the shared memory, and the next one who looks finishes the change (`recover`). The same
+//!   does a signal handler that interrupted the filling thread, which is where signals arrive: at
+//!   the end of the system call.
 //! - Somebody else's FILLING lasts for a system call that does not wait. Who meets it lets the other one go on for some turns,
 //!   then goes by the kernel. (One that is stopped right there keeps what it took until it goes on or dies.)
-//! - Falling back: the mode changes first, then holds are emptied before anything else. A filler looks at the mode after it
-//!   has said FILLING, so that either it sees the fall, or the fall sees that the hold is not idle (`is_idle`).
+//! - Falling back: the mode changes first, then prefetches are emptied before anything else. A
+//!   filler looks at the mode after it has said FILLING, so that either it sees the fall, or the
+//!   fall sees that the prefetch is not idle (`is_idle`).
 //!
 //! # What stays one by one
 //!
-//! What could be seen: sockets with options that bring control messages, lanes that several threads share, entries of epoll that
-//! tell of edges (the kernel drops one when its queue is empty), a socket with queues (engine `xdp`); receives of
-//! the error queue, and `recvmmsg`, which is a batch of its own. And what would not pay: see [`Prefetch::should_fill`].
+//! What could be seen: sockets with options that bring control messages, lanes that several threads
+//! share, entries of epoll that tell of edges (the kernel drops one when its queue is empty), a
+//! socket with queues (engine `xdp`); receives of the error queue, and `recvmmsg`, which is a batch
+//! of its own. And what would not pay: see [`Prefetch::should_fill`].
 //!
-//! Bounds: [`PREFETCH_MAX`] datagrams for each lane, beside its receive buffer. Memory is touched as datagrams need it: 2 KiB for each,
-//! up to 64 KiB for long ones. No memory, or more than [`MAPPINGS_MAX`] sockets in the life of a process: one by one.
+//! Bounds: [`PREFETCH_MAX`] datagrams for each lane, beside its receive buffer. Memory is touched
+//! as datagrams need it: 2 KiB for each, up to 64 KiB for long ones. No memory, or more than
+//! [`MAPPINGS_MAX`] sockets in the life of a process: one by one.
 
 use std::cell::UnsafeCell;
 use std::ptr;
@@ -48,9 +56,9 @@ use crate::settings::Settings;
 use crate::sock::{MAX_LANES, MULTI_LANE, Member, PLAIN, Shared, Sock};
 use crate::{lanes, liveness, queues, real, report, start, thread};
 
-/// Datagrams that a hold has at most.
+/// Datagrams that a prefetch has at most.
 pub(crate) const PREFETCH_MAX: usize = 32;
-/// Sockets of a process that get holds: what is mapped stays so.
+/// Sockets of a process that get prefetches: what is mapped stays so.
 const MAPPINGS_MAX: u32 = 64;
 static MAPPED: AtomicU32 = AtomicU32::new(0);
 
@@ -91,12 +99,13 @@ pub(crate) struct Prefetch {
 
 // SAFETY: what is not atomic is written by who says FILLING, and read by who has a claim: `word` keeps them apart.
 unsafe impl Sync for Prefetch {}
-// SAFETY: zeroes are a hold that is empty, with headers that point nowhere; `map` sets them before anybody knows of it.
+// SAFETY: zeroes are a prefetch that is empty, with headers that point nowhere; `map` sets them
+// before anybody knows of it.
 unsafe impl Atomics for Prefetch {}
 
 /// What a fill came to.
 pub(crate) enum FillResult {
-    /// There is something in the hold.
+    /// There is something in the prefetch.
     Ready,
     /// The kernel has nothing.
     Empty,
@@ -106,15 +115,16 @@ pub(crate) enum FillResult {
     Skipped,
 }
 
-/// Maps the holds of a socket that gets lanes, if batches are asked for. Under the socket's lock, before any fork.
+/// Maps the prefetches of a socket that gets lanes, if batches are asked for. Under the socket's
+/// lock, before any fork.
 pub(crate) fn map(sock: &Sock) {
     let Some(settings) = start::settings().filter(|settings| settings.batch > 1) else { return };
     if sock.prefetches().is_some() || MAPPED.fetch_add(1, Ordering::Relaxed) >= MAPPINGS_MAX {
         return;
     }
-    let Some(holds) = memory::map::<Prefetch>(settings.lanes.min(MAX_LANES), true) else { return };
-    holds.iter().for_each(Prefetch::init);
-    sock.set_prefetches(holds);
+    let Some(prefetches) = memory::map::<Prefetch>(settings.lanes.min(MAX_LANES), true) else { return };
+    prefetches.iter().for_each(Prefetch::init);
+    sock.set_prefetches(prefetches);
 }
 
 /// From now on nothing is taken ahead of the socket's lanes.
@@ -148,7 +158,7 @@ fn reason_bit(why: Reason) -> u32 {
     1 << why as u32
 }
 
-/// The hold of a lane; none where everything is one by one.
+/// The prefetch of a lane; none where everything is one by one.
 #[inline]
 pub(crate) fn for_lane(sock: &Sock, lane: usize) -> Option<&'static Prefetch> {
     sock.prefetches()?.get(lane)
@@ -157,8 +167,11 @@ pub(crate) fn for_lane(sock: &Sock, lane: usize) -> Option<&'static Prefetch> {
 /// A bit for each lane of `mask` of which something is held.
 #[inline]
 pub(crate) fn ready_lanes(sock: &Sock, mask: u64) -> u64 {
-    let Some(holds) = sock.prefetches() else { return 0 };
-    let held = holds.iter().enumerate().filter(|(lane, hold)| mask & 1 << lane != 0 && hold.has_datagrams());
+    let Some(prefetches) = sock.prefetches() else { return 0 };
+    let held = prefetches
+        .iter()
+        .enumerate()
+        .filter(|(lane, prefetch)| mask & 1 << lane != 0 && prefetch.has_datagrams());
     held.fold(0, |all, (lane, _)| all | 1 << lane)
 }
 
@@ -167,17 +180,18 @@ pub(crate) fn has_leftovers(sock: &Sock, shared: &Shared, fd: c_int) -> bool {
     if shared.mode() != PLAIN || shared.retired.load(Ordering::Acquire) & PREFETCH_BIT == 0 {
         return false;
     }
-    let holds = sock.prefetches().unwrap_or_default();
-    if holds.iter().any(Prefetch::has_datagrams) {
+    let prefetches = sock.prefetches().unwrap_or_default();
+    if prefetches.iter().any(Prefetch::has_datagrams) {
         return true;
     }
-    if holds.iter().all(Prefetch::is_idle) {
+    if prefetches.iter().all(Prefetch::is_idle) {
         lanes::mark_lane_empty(sock, shared, fd, 0);
     }
     false
 }
 
-/// Among the lanes that are retired, the bit of the first, which never is: there are holds that may have something.
+/// Among the lanes that are retired, the bit of the first, which never is: there are prefetches
+/// that may have something.
 pub(crate) const PREFETCH_BIT: u64 = 1;
 
 /// What a socket that became plain still holds.
@@ -190,14 +204,14 @@ pub(crate) fn drain(sock: &Sock, shared: &Shared, fd: c_int, flags: c_int, into:
         .prefetches()?
         .iter()
         .enumerate()
-        .find_map(|(lane, hold)| hold.recv(flags, into).map(|answer| (lane, answer)))?;
+        .find_map(|(lane, prefetch)| prefetch.recv(flags, into).map(|answer| (lane, answer)))?;
     if flags & MSG_PEEK != 0 {
         thread::set_peeked(sock, lane);
     }
     Some(answer)
 }
 
-/// Bytes of the datagram that comes next out of the holds of `mask`, and its lane.
+/// Bytes of the datagram that comes next out of the prefetches of `mask`, and its lane.
 pub(crate) fn next_len(sock: &Sock, mask: u64) -> Option<(usize, usize)> {
     let lane = ready_lanes(sock, mask).trailing_zeros() as usize;
     Some((for_lane(sock, lane)?.next_len()?, lane))
@@ -515,39 +529,39 @@ mod tests {
     use super::*;
 
     fn prefetch() -> &'static Prefetch {
-        let hold = &memory::map::<Prefetch>(1, true).unwrap()[0];
-        hold.init();
-        hold
+        let prefetch = &memory::map::<Prefetch>(1, true).unwrap()[0];
+        prefetch.init();
+        prefetch
     }
 
     #[test]
     fn a_hold_that_is_being_filled_or_read_is_left_to_that() {
-        let hold = prefetch();
-        hold.filler.store(thread::holder_token(), Ordering::Relaxed);
+        let prefetch = prefetch();
+        prefetch.filler.store(thread::holder_token(), Ordering::Relaxed);
         let filling = GENERATION | FILLING;
-        hold.state.store(filling, Ordering::Relaxed);
-        assert!(!hold.reset(thread::holder_token()));
-        assert_eq!(hold.state.load(Ordering::Relaxed), filling);
-        hold.filler.store(0, Ordering::Relaxed);
+        prefetch.state.store(filling, Ordering::Relaxed);
+        assert!(!prefetch.reset(thread::holder_token()));
+        assert_eq!(prefetch.state.load(Ordering::Relaxed), filling);
+        prefetch.filler.store(0, Ordering::Relaxed);
         let claimed = GENERATION | CLAIM | 1 << END_SHIFT | 1;
-        hold.state.store(claimed, Ordering::Relaxed);
-        assert!(!hold.reset(thread::holder_token()));
-        assert_eq!(hold.state.load(Ordering::Relaxed), claimed);
+        prefetch.state.store(claimed, Ordering::Relaxed);
+        assert!(!prefetch.reset(thread::holder_token()));
+        assert_eq!(prefetch.state.load(Ordering::Relaxed), claimed);
     }
 
     #[test]
     fn what_was_begun_before_a_hold_was_emptied_is_not_finished() {
-        let hold = prefetch();
+        let prefetch = prefetch();
         // The filler has died.
         let filling = GENERATION | FILLING;
-        hold.state.store(filling, Ordering::Relaxed);
-        assert!(hold.reset(thread::holder_token()));
-        hold.publish(filling, 3);
-        assert!(hold.is_idle());
-        assert_ne!(hold.filler.load(Ordering::Relaxed), 0);
-        hold.reopen();
-        assert_eq!(hold.filler.load(Ordering::Relaxed), 0);
+        prefetch.state.store(filling, Ordering::Relaxed);
+        assert!(prefetch.reset(thread::holder_token()));
+        prefetch.publish(filling, 3);
+        assert!(prefetch.is_idle());
+        assert_ne!(prefetch.filler.load(Ordering::Relaxed), 0);
+        prefetch.reopen();
+        assert_eq!(prefetch.filler.load(Ordering::Relaxed), 0);
         // The next fill is another one.
-        assert_ne!((hold.state.load(Ordering::Relaxed) + GENERATION) | FILLING, filling);
+        assert_ne!((prefetch.state.load(Ordering::Relaxed) + GENERATION) | FILLING, filling);
     }
 }

@@ -7,13 +7,14 @@
 //!
 //! | stage | who | when it is full or missing |
 //! |---|---|---|
-//! | a frame in the RX ring | whoever takes from the lane: queues first, the companion each [`KERNEL_RECV_INTERVAL`]th time and when they are empty | ring full: the kernel counts it |
+//! | a frame in the RX ring | any receive on the lane: queues first, the companion every [`KERNEL_RECV_INTERVAL`]th time and when they are empty | ring full: the kernel counts it |
 //! | judged | broken ones are passed over, as the kernel drops them | |
 //! | in the program's buffers | copied under the queue's lock; the frame goes back at once | |
 //! | a reply | written into a free frame of a queue of the next hop's device | no next hop, no frame, longer than the MTU, control messages, flags: by the companion |
 //! | the kernel told ([`flush`]) | at once; while more waits to be received, together with the replies to that | the launcher looks every few milliseconds, too |
 //!
-//! Which queues a lane has changes under the socket's lock ([`distribute`]), as lanes come and go; what is in a queue goes along.
+//! Which queues a lane has changes under the socket's lock ([`distribute`]), as lanes come and go;
+//! what is in a queue goes along.
 
 use std::cell::Cell;
 use std::ffi::c_int;

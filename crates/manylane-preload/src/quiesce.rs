@@ -4,8 +4,9 @@
 //! What the library does for a call of the program may take other system calls than the program's
 //! own. A thread says so in a *slot* of its own, by plain stores, before the first of these and
 //! after the last one: [`enter`], [`leave`]. The program's own call, which may wait for ever, is
-//! [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the program's own call
-//! instead, but not before the library is done with the sockets: it *parks* until then.
+//! [`run_outside`]. A thread that finds that all are to leave ([`is_detaching`]) makes the
+//! program's own call instead, but not before the library is done with the sockets: it *parks*
+//! until then.
 //!
 //! | stage | a thread that enters | that is in | that is parked |
 //! |---|---|---|---|
@@ -146,8 +147,8 @@ pub(crate) fn is_detaching() -> bool {
     STAGE.load(Ordering::Relaxed) != ATTACHED
 }
 
-/// Makes the program's own call from within the library. If [`is_detaching`] after that, nothing else is
-/// to be done.
+/// Makes the program's own call from within the library. If [`is_detaching`] after that, nothing
+/// else is to be done.
 #[inline]
 pub(crate) fn run_outside<T>(own: impl FnOnce() -> T) -> T {
     let Some(slot) = thread_slot() else { return own() };

@@ -1,7 +1,7 @@
 //! Receiving: the program's calls become one operation, done on the caller's own lane first.
 //!
-//! One function, [`slow_path`], decides where; each call of the C library says how. With one receiving thread it is the
-//! program's own call on the program's own socket.
+//! One function, [`slow_path`], decides where; each call of the C library says how. With one
+//! receiving thread it is the program's own call on the program's own socket.
 
 use std::cell::Cell;
 use std::hint::black_box;

@@ -1,8 +1,9 @@
 //! What the living do for the dead: their lanes are emptied and given away, and what they were changing is finished.
 //!
-//! Who changes modes or owners has the lock, and writes down what it is at before it begins ([`start_change`]). A lock of the dead is
-//! taken over like an open one, by the first that wants it or looks ([`recover`]). Who then finds a change written down that
-//! is not its own finishes it, whatever step it was left at ([`lock`]); should it die over that, too, the next one does:
+//! Who changes modes or owners has the lock, and writes down what it is at before it begins
+//! ([`start_change`]). A lock of the dead is taken over like an open one, by the first that wants
+//! it or looks ([`recover`]). Who then finds a change written down that is not its own finishes it,
+//! whatever step it was left at ([`lock`]); should it die over that, too, the next one does:
 //!
 //! | change | left at | finished by |
 //! |---|---|---|

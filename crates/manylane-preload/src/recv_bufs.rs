@@ -1,7 +1,7 @@
 //! Into the program's buffers: a datagram that the library has, handed out as the kernel's socket would have done it.
 //!
-//! What a call wants is in [`RecvBufs`]; a [`DatagramRef`] goes into it as `recvfrom(2)` and its kin say: as much as there is room for,
-//! the sender's address, `MSG_TRUNC`.
+//! What a call wants is in [`RecvBufs`]; a [`DatagramRef`] goes into it as `recvfrom(2)` and its
+//! kin say: as much as there is room for, the sender's address, `MSG_TRUNC`.
 
 use std::ptr;
 

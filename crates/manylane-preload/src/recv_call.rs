@@ -1,8 +1,9 @@
 //! In which order a receive looks at lanes, and what it waits for: one call of the program as an operation on its own lane first.
 //!
-//! [`RecvCall::run`] goes by the mode of the socket: its own kernel socket while there are no lanes; with lanes, what was peeked at,
-//! what is older than the lanes, the caller's own lane, the others' (the order that keeps flows in theirs); after a fall, what
-//! the lanes still hold, then the kernel socket for good.
+//! [`RecvCall::run`] goes by the mode of the socket: its own kernel socket while there are no
+//! lanes; with lanes, what was peeked at, what is older than the lanes, the caller's own lane, the
+//! others' (the order that keeps flows in theirs); after a fall, what the lanes still hold, then
+//! the kernel socket for good.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -315,7 +316,8 @@ impl<Op: Fn(c_int, c_int) -> isize> RecvCall<'_, Op> {
         }
     }
 
-    /// A pause before a wait on the caller's own lane, if one pays: see `rx_coalesce.rs`. What it brought, if it brought anything.
+    /// A pause before a wait on the caller's own lane, if one pays: see `rx_coalesce.rs`. What it
+    /// brought, if it brought anything.
     fn rx_coalesce(&self, own: usize, until: &mut Option<Instant>) -> Option<isize> {
         self.start_timeout(until);
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));

@@ -1,21 +1,26 @@
-//! The pause before a sleep: a thread with a lane that finds nothing waits a moment for more than one datagram.
+//! The pause before a sleep: a thread with a lane that finds nothing waits a moment for more than
+//! one datagram.
 //!
-//! A sleep with its wake-up costs many times what a datagram costs, and lanes multiply them: each wakes a thread of its own
-//! for its own datagrams. So a thread that has emptied its lane may rest for a fraction of a millisecond, in which
-//! nothing wakes it, before it goes to sleep as the program asked. Whether that pays is decided as the library's own lanes
-//! decide it (`manylane_sys::coalesce`), from the datagrams between one sleep and the next; and by what a datagram costs either way
-//! here: a timer is dear on one machine, and a wake-up on another. The first pauses and sleeps of a process are measured; what
-//! each brings is counted. A pause that costs more for each datagram than a sleep does is given up, and tried now and then.
+//! A sleep with its wake-up costs many times what a datagram costs, and lanes multiply them: each
+//! wakes a thread of its own for its own datagrams. So a thread that has emptied its lane may rest
+//! for a fraction of a millisecond, in which nothing wakes it, before it goes to sleep as the
+//! program asked. Whether that pays is decided as the library's own lanes decide it
+//! (`manylane_sys::coalesce`), from the datagrams between one sleep and the next; and by what a
+//! datagram costs either way here: a timer is dear on one machine, and a wake-up on another. The
+//! first pauses and sleeps of a process are measured; what each brings is counted. A pause that
+//! costs more for each datagram than a sleep does is given up, and tried now and then.
 //!
 //! [`before_sleep`] is the whole of it, for poll, select, epoll and blocking receives alike:
-//! 1. Only while a socket has lanes and more than one receiver ([`can_coalesce`]); a program with one receiver never pauses. Only
-//!    in a wait that may last longer than the pause.
+//! 1. Only while a socket has lanes and more than one receiver ([`can_coalesce`]); a program with
+//!    one receiver never pauses. Only in a wait that may last longer than the pause.
 //! 2. Only if there is nothing to return at once: the caller looks first.
-//! 3. The pause ends at a common beat, so that lanes that share a core wake it once; a signal ends it as it would have
-//!    ended the wait. After it the caller waits as before, for what is left of its time.
+//! 3. The pause ends at a common beat, so that lanes that share a core wake it once; a signal ends
+//!    it as it would have ended the wait. After it the caller waits as before, for what is left of
+//!    its time.
 //!
-//! While it rests, a thread counts as waiting on its lane: what comes is its own. How long a pause is follows from what a
-//! wake-up costs here (`--linger` overrules both), which the first pauses of a process measure.
+//! While it rests, a thread counts as waiting on its lane: what comes is its own. How long a pause
+//! is follows from what a wake-up costs here (`--linger` overrules both), which the first pauses of
+//! a process measure.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,9 +33,10 @@ use manylane_sys::{cpu, tick};
 use crate::sock::{MULTI_LANE, Shared};
 use crate::{queues, start};
 
-/// A pause lasts for so many times what it costs the thread that pauses: at most half a percent of a core goes into pauses. The
-/// interrupt and the scheduler, which nobody counts here, cost several times as much, and so does the system call by
-/// system call of a program that takes one datagram at a time: pauses that bring two or three datagrams save nothing.
+/// A pause lasts for so many times what it costs the thread that pauses: at most half a percent of
+/// a core goes into pauses. The interrupt and the scheduler, which nobody counts here, cost several
+/// times as much, and so does the system call by system call of a program that takes one datagram
+/// at a time: pauses that bring two or three datagrams save nothing.
 const DELAY_COST_FACTOR: u32 = 200;
 const DELAY_MIN: Duration = Duration::from_micros(50);
 const DELAY_MAX: Duration = Duration::from_micros(500);
@@ -44,7 +50,8 @@ const PROBE_INTERVAL: u32 = 64;
 /// What averages are counted in.
 const AVERAGE_SCALE: u64 = 8;
 
-/// Nanoseconds that the first pauses and the first sleeps cost this process, and how many of them were measured.
+/// Nanoseconds that the first pauses and the first sleeps cost this process, and how many of them
+/// were measured.
 struct Cost {
     nanos: AtomicU64,
     samples: AtomicU32,
@@ -137,8 +144,8 @@ impl ThreadCoalesce {
     }
 }
 
-/// Whether `one` way of waiting costs less for a datagram than the `other`: what it costs each time, and what it brings. One of
-/// which it is not known what it brings does.
+/// Whether `one` way of waiting costs less for a datagram than the `other`: what it costs each
+/// time, and what it brings. One of which it is not known what it brings does.
 fn is_cheaper(one: (u64, u64), other: (u64, u64)) -> bool {
     one.1 == 0 || other.1 == 0 || one.0.saturating_mul(other.1) < other.0.saturating_mul(one.1)
 }
@@ -153,10 +160,12 @@ fn max_delay() -> Duration {
     })
 }
 
-/// The calling thread is about to sleep in a wait that lasts for `left` at most. The answer is what `look` saw, which then is
-/// what the wait ends with, or what ended the pause; none: the wait goes on as if nothing had been.
+/// The calling thread is about to sleep in a wait that lasts for `left` at most. The answer is what
+/// `look` saw, which then is what the wait ends with, or what ended the pause; none: the wait goes
+/// on as if nothing had been.
 ///
-/// `lane` is the descriptor whose receive buffer bounds what may queue up in a pause; `rest` sleeps for the time it is given.
+/// `lane` is the descriptor whose receive buffer bounds what may queue up in a pause; `rest` sleeps
+/// for the time it is given.
 pub(crate) fn before_sleep<T>(
     lane: c_int,
     left: Option<Duration>,

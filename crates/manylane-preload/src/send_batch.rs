@@ -1,17 +1,19 @@
 //! Replies of kernel sockets put together (`--batch`): answers to datagrams that were taken ahead are kept, and sent with one system
 //! call when the thread has no more of those to answer.
 //!
-//! An *outbox* belongs to a lane, beside its hold (`prefetch.rs`), in memory that is shared with all that is forked later. A reply is
-//! kept there only while the hold has more for the same thread ([`enqueue`]): so replies go out at the latest with the answer to
-//! the last datagram that was taken ahead, or when their number is reached, or before the thread does anything but receive and
+//! An *outbox* belongs to a lane, beside its hold (`prefetch.rs`), in memory that is shared with
+//! all that is forked later. A reply is kept there only while the hold has more for the same thread
+//! ([`enqueue`]): so replies go out at the latest with the answer to the last datagram that was
+//! taken ahead, or when their number is reached, or before the thread does anything but receive and
 //! answer ([`flush`]): waits, sends otherwise or elsewhere, closes, sleeps, forks, ends.
 //!
 //! # Who sends
 //!
-//! The owner of the lane, in a send of its own. But whoever changes what sending means (falling back, options, `close`, the end
-//! of the process) sends what all have kept first ([`flush_all`]); and who waits on another lane looks, after each slice, whether
-//! some owner has come to neither receive nor send since the look before ([`flush_overdue`]): it computes, blocks where the library does not
-//! see it, or is dead. That is the bound in time, and no clock is read for it.
+//! The owner of the lane, in a send of its own. But whoever changes what sending means (falling
+//! back, options, `close`, the end of the process) sends what all have kept first ([`flush_all`]);
+//! and who waits on another lane looks, after each slice, whether some owner has come to neither
+//! receive nor send since the look before ([`flush_overdue`]): it computes, blocks where the
+//! library does not see it, or is dead. That is the bound in time, and no clock is read for it.
 //!
 //! `holder` is a lock of somebody's life, as in `lock.rs`: that of the dead is as good as open. Who has it writes, or sends. The
 //! kernel says of each message that it was sent (`msg_len`), in the shared memory: who finds a dead sender goes on behind the last one that was,

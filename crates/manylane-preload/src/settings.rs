@@ -46,7 +46,8 @@ pub(crate) struct Settings {
     pub(crate) rx_coalesce: Option<Duration>,
     /// Datagrams that one call takes from the kernel, and replies that one sends; 1: none ahead.
     pub(crate) batch: usize,
-    /// That only where threads rest, and their work was seen not to sleep: nobody asked for a number (`active_set.rs`).
+    /// That only where threads rest, and their work was seen not to sleep: nobody asked for a
+    /// number (`active_set.rs`).
     pub(crate) batch_when_limited: bool,
     /// Replies that go into rings before the kernel is told.
     pub(crate) tx_frame_batch: u32,

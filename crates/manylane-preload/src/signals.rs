@@ -2,10 +2,12 @@
 //! never one with a timeout, which ours have: so it is known here how the program's handlers were installed. With some
 //! of each kind nobody could tell which one ran, and blocking receivers get no lanes.
 //!
-//! Our waits are renewed: a handler that ran between two of them would interrupt none. So a thread that waits in turns blocks
-//! signals before the first one ([`DeferredSignals::defer`]), waits with the mask that the program has ([`DeferredSignals::wait_mask`]), as ppoll(2) and
-//! its kin are made for, and has its own mask back at the end ([`DeferredSignals::release`]). Without handlers nothing of it is done, and
-//! who seldom has to wait looks first ([`DeferredSignals::poll_before_wait`]).
+//! Our waits are renewed: a handler that ran between two of them would interrupt none. So a thread
+//! that waits in turns blocks signals before the first one ([`DeferredSignals::defer`]), waits with
+//! the mask that the program has ([`DeferredSignals::wait_mask`]), as ppoll(2) and its kin are made
+//! for, and has its own mask back at the end ([`DeferredSignals::release`]). Without handlers
+//! nothing of it is done, and who seldom has to wait looks first
+//! ([`DeferredSignals::poll_before_wait`]).
 
 use std::cell::{Cell, UnsafeCell};
 use std::mem::MaybeUninit;

@@ -78,7 +78,8 @@ pub(crate) struct Member {
     pub(crate) receives_since_check: AtomicU32,
     /// Tells whether its thread is alive: `liveness.rs`; 0 while that is not known.
     pub(crate) liveness: AtomicU64,
-    /// A datagram that it works on is looked at: how often it had slept, and how many microseconds it had run, before (`active_set.rs`).
+    /// A datagram that it works on is looked at: how often it had slept, and how many microseconds
+    /// it had run, before (`active_set.rs`).
     pub(crate) is_sampled: AtomicU32,
     pub(crate) sampled_switches: AtomicU32,
     pub(crate) sampled_cpu_micros: AtomicU32,
@@ -94,7 +95,8 @@ pub(crate) struct Shared {
     pub(crate) mode: AtomicU32,
     /// Guards what changes modes and lanes: `lock.rs`.
     pub(crate) lock: AtomicU64,
-    /// The change that who has the lock is at; who finds one that is not its own finishes it: `recovery.rs`.
+    /// The change that the holder of the lock is making; the next holder finishes one that was left
+    /// unfinished: `recovery.rs`.
     pub(crate) change: AtomicU32,
     /// The program made it non-blocking.
     pub(crate) nonblock: AtomicU32,
@@ -244,13 +246,15 @@ pub(crate) struct Sock {
     plain_reason: AtomicU32,
     /// The program's own receive timeout in microseconds, set before it was bound.
     pub(crate) timeout_us: AtomicU64,
-    /// The descriptor with which its one receiver goes straight through, and one; 0 if none: `single_receiver.rs`.
+    /// The descriptor with which its one receiver goes straight through, and one; 0 if none:
+    /// `single_receiver.rs`.
     pub(crate) fast_path_fd: AtomicI32,
     /// The descriptor of an epoll instance that does so, and one; 0 if none.
     pub(crate) fast_path_epfd: AtomicI32,
     /// There was such a descriptor.
     pub(crate) had_fast_path: AtomicU32,
-    /// Should a group come of it, all that comes is its own until somebody steers: `open::pre_steer`.
+    /// Should a group come of it, all that comes is its own until somebody steers:
+    /// `open::pre_steer`.
     pub(crate) pre_steered: AtomicU32,
     /// It was put into an epoll instance.
     pub(crate) in_epoll: AtomicU32,
@@ -334,8 +338,8 @@ impl Sock {
         FORKS.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will open it. What slots that are
-    /// not in use keep for the next socket is the parent's.
+    /// In the child of a fork: what threads of the parent had locked is a copy, and nobody will
+    /// open it. What slots that are not in use keep for the next socket is the parent's.
     pub(crate) fn in_child() {
         for sock in Self::all() {
             match sock.used.load(Ordering::Relaxed) {
@@ -404,7 +408,8 @@ impl Sock {
     /// It is not to have lanes, for a reason; the first one counts.
     pub(crate) fn mark_plain(&self, reason: Reason) {
         _ = self.plain_reason.compare_exchange(0, reason as u32 + 1, Ordering::Relaxed, Ordering::Relaxed);
-        // As in `plain_reason`: either the thread that forks sees the shared socket, or the one that binds sees this.
+        // As in `plain_reason`: either the thread that forks sees the shared socket, or the one
+        // that binds sees this.
         fence(Ordering::SeqCst);
     }
 
@@ -434,7 +439,8 @@ impl Sock {
             return None;
         }
         let count = start::settings().map_or(0, |settings| settings.lanes.min(MAX_LANES));
-        // SAFETY: what `set_prefetches` was given: as many as there may be lanes, in a mapping that is never unmapped.
+        // SAFETY: what `set_prefetches` was given: as many as there may be lanes, in a mapping that
+        // is never unmapped.
         Some(unsafe { std::slice::from_raw_parts(at, count) })
     }
 

@@ -566,7 +566,8 @@ fn poll_loop(
     }
 }
 
-/// A pause before a wait, if one pays: see `rx_coalesce.rs`. Descriptors that are none of our sockets end it.
+/// A pause before a wait, if one pays: see `rx_coalesce.rs`. Descriptors that are none of our
+/// sockets end it.
 fn rx_coalesce(
     fds: &[pollfd],
     copy: &mut [pollfd],

@@ -24,8 +24,8 @@ pub fn grace_period() -> io::Result<()> {
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
 const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 
-/// Makes [`fence_all_threads`] fast, if the kernel can. In a process with one thread it costs next to nothing; with several, as
-/// long as a grace period.
+/// Makes [`fence_all_threads`] fast, if the kernel can. In a process with one thread it costs next
+/// to nothing; with several, as long as a grace period.
 pub fn register() {
     // SAFETY: membarrier(2) takes plain integers and touches no memory of ours.
     unsafe { libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) };

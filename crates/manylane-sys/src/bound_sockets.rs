@@ -14,7 +14,8 @@ const MESSAGE_LEN: usize = 72;
 /// A UDP socket of some process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundSocket {
-    /// What it alone has, for as long as the machine runs ([`sock::SocketInfo`](crate::sock::SocketInfo)).
+    /// What it alone has, for as long as the machine runs
+    /// ([`sock::SocketInfo`](crate::sock::SocketInfo)).
     pub cookie: u64,
     /// The address that it is bound to.
     pub ip: IpAddr,

@@ -112,7 +112,8 @@ pub enum Message {
     Open,
     /// None shall come any more.
     Close,
-    /// It is so; of [`Request`](Self::Request): so many queues follow, and the memory of next hops is with this.
+    /// It is so; of [`Request`](Self::Request): so many queues follow, and the memory of next hops
+    /// is with this.
     Ack(u32),
     /// It is not, by this number of an error.
     Refused(i32),

@@ -1,9 +1,9 @@
 //! System calls of Manylane behind safe types.
 //!
-//! All `unsafe` of the project but the preload library's is in this crate. The rule for what is here: memory
-//! that the kernel reads or writes becomes a checked view once, at the edge; what leaves the crate is slices,
-//! addresses and numbers. Nothing here decides anything, but for [`rx_coalesce`], which two libraries share: policy, counters and
-//! fallbacks are theirs.
+//! All `unsafe` of the project but the preload library's is in this crate. The rule for what is
+//! here: memory that the kernel reads or writes becomes a checked view once, at the edge; what
+//! leaves the crate is slices, addresses and numbers. Nothing here decides anything, but for
+//! [`rx_coalesce`], which two libraries share: policy, counters and fallbacks are theirs.
 //!
 //! | module | holds |
 //! |---|---|

@@ -87,7 +87,8 @@ pub struct Epoll {
     events: Vec<libc::epoll_event>,
 }
 
-/// Adds sockets to a [`Epoll`] that another thread waits with; one that waits already sees them, too.
+/// Adds sockets to a [`Epoll`] that another thread waits with; one that waits already sees them,
+/// too.
 #[derive(Debug)]
 pub struct EpollHandle(OwnedFd);
 
@@ -177,7 +178,8 @@ impl Epoll {
     /// [`busy_poll`](crate::busy_poll).
     ///
     /// # Errors
-    /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above [`BUDGET`](crate::busy_poll::BUDGET) without CAP_NET_ADMIN.
+    /// `ENOTTY` before Linux 6.9; `EPERM` for a `budget` above [`BUDGET`](crate::busy_poll::BUDGET)
+    /// without CAP_NET_ADMIN.
     pub fn busy_poll(&self, time: Duration, budget: u16) -> io::Result<()> {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         crate::busy_poll::set_epoll(self.epoll.as_fd(), micros, budget)

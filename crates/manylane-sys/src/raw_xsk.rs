@@ -78,7 +78,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: base and length are those of the mmap in `map_ring`, and the pointers go with this value.
+        // SAFETY: base and length are those of the mmap in `map_ring`, and the pointers go with
+        // this value.
         unsafe { libc::munmap(self.base, self.len) };
     }
 }

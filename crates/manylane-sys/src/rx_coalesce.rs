@@ -1,19 +1,22 @@
 //! Lingering: whether a lane that has emptied its queue pauses before it asks for more.
 //!
-//! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread. Like a network
-//! card that moderates its interrupts, such a lane may pause after a batch, so that the next one is larger. Lanes
-//! pause to a common beat, so that a core wakes once for all that share it. The first datagram after silence is
-//! still handled at once; it is what comes right behind it that waits, for the pause at most.
+//! Lanes that share a core pay for their number with wake-ups: each datagram wakes another thread.
+//! Like a network card that moderates its interrupts, such a lane may pause after a batch, so that
+//! the next one is larger. Lanes pause to a common beat, so that a core wakes once for all that
+//! share it. The first datagram after silence is still handled at once; it is what comes right
+//! behind it that waits, for the pause at most.
 //!
-//! 1. Now and then a pause is tried. It is kept up while the batches after it are larger than one message.
-//! 2. After a full batch there is no pause: more is waiting. Should it turn out that nothing was (drivers hand over as many
-//!    frames at a time as a batch has), the pause that is owed follows, instead of a sleep until the next datagram.
-//! 3. Nor is there one while another queue of the lane has something that came before: whatever came during a pause is taken
-//!    before the next one.
+//! 1. Now and then a pause is tried. It is kept up while the batches after it are larger than one
+//!    message.
+//! 2. After a full batch there is no pause: more is waiting. Should it turn out that nothing was
+//!    (drivers hand over as many frames at a time as a batch has), the pause that is owed follows,
+//!    instead of a sleep until the next datagram.
+//! 3. Nor is there one while another queue of the lane has something that came before: whatever
+//!    came during a pause is taken before the next one.
 //! 4. What fills more of the receive buffer than is safe halves the pause; little doubles it again.
 //!
-//! Decided from the sizes of batches alone; the clock is read once a pause. The library's lanes and those of the preload
-//! library decide alike, which is why this is here.
+//! Decided from the sizes of batches alone; the clock is read once a pause. The library's lanes and
+//! those of the preload library decide alike, which is why this is here.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -24,7 +27,8 @@ use crate::{cpu, tick};
 const PROBE_BATCHES: u32 = 16;
 /// Messages that a batch after a pause must bring for the pause to be worth its own wake-up.
 const MESSAGES_MIN: usize = 2;
-/// The same on the average, where every message costs system calls of its own: two or three then save nothing.
+/// The same on the average, where every message costs system calls of its own: two or three then
+/// save nothing.
 const AVERAGE_MESSAGES_MIN: usize = 3;
 /// What averages are counted in.
 const AVERAGE_SCALE: usize = 8;
@@ -33,8 +37,8 @@ const DELAY_MIN: Duration = Duration::from_micros(25);
 /// A pause may let this share of the receive buffer fill; the rest is for bursts.
 const RCVBUF_DIVISOR: usize = 4;
 
-/// How long lanes pause where `lanes` share `cores`, if the user does not say: each core wakes about every
-/// 100 µs, however many lanes share it, but each lane at least every millisecond.
+/// How long lanes pause where `lanes` share `cores`, if the user does not say: each core wakes
+/// about every 100 µs, however many lanes share it, but each lane at least every millisecond.
 #[must_use]
 pub fn default_delay(lanes: usize, cores: usize) -> Duration {
     match lanes.div_ceil(cores.max(1)) {
@@ -43,15 +47,16 @@ pub fn default_delay(lanes: usize, cores: usize) -> Duration {
     }
 }
 
-/// Lanes of the engine `xdp` pause for so many times what a wake-up costs: it then costs a twentieth of a core at most.
+/// Lanes of the engine `xdp` pause for so many times what a wake-up costs: it then costs a
+/// twentieth of a core at most.
 const WAKEUP_COST_FACTOR: u32 = 20;
 /// But at least and at most so long.
 const XDP_DELAY_RANGE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_micros(500));
 
-/// How long lanes of the engine `xdp` pause at least, if the user does not say. To take a frame costs so little that
-/// waking up for each would be most of the work, and what a wake-up costs is not the same everywhere: about a
-/// microsecond on bare metal, and ten or more in a virtual machine. So it is measured, once a process, in about a
-/// millisecond.
+/// How long lanes of the engine `xdp` pause at least, if the user does not say. To take a frame
+/// costs so little that waking up for each would be most of the work, and what a wake-up costs is
+/// not the same everywhere: about a microsecond on bare metal, and ten or more in a virtual
+/// machine. So it is measured, once a process, in about a millisecond.
 #[must_use]
 pub fn xdp_delay() -> Duration {
     static DELAY: OnceLock<Duration> = OnceLock::new();
@@ -83,13 +88,14 @@ pub struct RxCoalesce {
     pending: usize,
     active: bool,
     since_probe: u32,
-    /// Messages of a batch on the average, in [`AVERAGE_SCALE`]; 0 before the first. None: the last batch alone decides.
+    /// Messages of a batch on the average, in [`AVERAGE_SCALE`]; 0 before the first. None: the last
+    /// batch alone decides.
     average: Option<usize>,
 }
 
 impl RxCoalesce {
-    /// A lane that takes at most `batch` messages at once, pauses for at most `longest` (zero for never), and has
-    /// room for `room` messages in its receive buffer.
+    /// A lane that takes at most `batch` messages at once, pauses for at most `longest` (zero for
+    /// never), and has room for `room` messages in its receive buffer.
     #[must_use]
     pub fn new(longest: Duration, batch: usize, room: usize) -> Self {
         let most = (room / RCVBUF_DIVISOR).max(MESSAGES_MIN);
@@ -105,15 +111,16 @@ impl RxCoalesce {
         }
     }
 
-    /// Decides by the average of the last batches from now on: traffic that comes by chance brings a small one now and then.
+    /// Decides by the average of the last batches from now on: traffic that comes by chance brings
+    /// a small one now and then.
     #[must_use]
     pub fn with_average(mut self) -> Self {
         self.average = Some(0);
         self
     }
 
-    /// Whether the last batch was full, or another queue has something: the next receive shall not sleep, since a pause may
-    /// be due.
+    /// Whether the last batch was full, or another queue has something: the next receive shall not
+    /// sleep, since a pause may be due.
     #[inline]
     #[must_use]
     pub fn is_pending(&self) -> bool {
@@ -138,8 +145,8 @@ impl RxCoalesce {
         (self.max_delay, self.delay) = (longest, longest);
     }
 
-    /// A receive brought `messages`, and what came meanwhile to another queue of the lane waits, too: no pause before that is
-    /// taken.
+    /// A receive brought `messages`, and what came meanwhile to another queue of the lane waits,
+    /// too: no pause before that is taken.
     #[inline]
     pub fn accumulate(&mut self, messages: usize) {
         if !self.max_delay.is_zero() {

@@ -36,8 +36,8 @@ pub fn sealed_memfd(name: &CStr, bytes: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Gives up what is in a file that [`sealed_memfd()`] made here, also for who still has it mapped: from
-/// now on it is of zeroes, and takes memory of those who write to it.
+/// Gives up what is in a file that [`sealed_memfd()`] made here, also for who still has it mapped:
+/// from now on it is of zeroes, and takes memory of those who write to it.
 pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // Where it cannot be, the memory stays as long as somebody has it.
@@ -51,7 +51,8 @@ pub fn discard(fd: BorrowedFd<'_>, bytes: usize) {
 pub struct SharedMapping(FileMapping);
 
 impl SharedMapping {
-    /// Maps all of `fd`, which [`sealed_memfd()`] made in whatever process, and which has to have `len` bytes.
+    /// Maps all of `fd`, which [`sealed_memfd()`] made in whatever process, and which has to have
+    /// `len` bytes.
     ///
     /// # Errors
     /// `InvalidData` if it has not, or could become shorter; what `mmap(2)` reports.

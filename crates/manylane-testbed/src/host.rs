@@ -196,9 +196,9 @@ impl Host {
         self.ip_batch(&lines)
     }
 
-    /// Waits until this end of a link carries frames, and its IPv6 addresses can be used ([`wait_for_addrs`](Self::wait_for_addrs)): a
-    /// neighbour's first question to an address that is tentative still is not answered, and its second comes a
-    /// second later.
+    /// Waits until this end of a link carries frames, and its IPv6 addresses can be used
+    /// ([`wait_for_addrs`](Self::wait_for_addrs)): a neighbour's first question to an address that
+    /// is tentative still is not answered, and its second comes a second later.
     ///
     /// # Errors
     /// When it does not within a few seconds: the other end is down.

@@ -3,8 +3,8 @@
 //! For a receiver that gets whole frames (AF_XDP). What it refuses, a kernel would drop as well; what is no plain
 //! UDP datagram (fragments, options, extension headers) does not belong here.
 //!
-//! The common frame has no tags, no options and no lie in it: it is read in one go (`parse_fast`). Every other
-//! one is read layer by layer, as the rest of this crate does it, with the same result.
+//! The common frame has no tags, no options and no lie in it: it is read in one go (`parse_fast`).
+//! Every other one is read layer by layer, as the rest of this crate does it, with the same result.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

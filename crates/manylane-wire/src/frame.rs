@@ -207,8 +207,8 @@ impl UdpFrame<'_> {
         udp::write_header(datagram, self.source, self.destination, self.payload)
     }
 
-    /// As [`write_headers`](Self::write_headers), but leaves the checksum of UDP to a device: where it is to start adding,
-    /// and where, counted from there, the result belongs.
+    /// As [`write_headers`](Self::write_headers), but leaves the checksum of UDP to a device: where
+    /// it is to start adding, and where, counted from there, the result belongs.
     ///
     /// # Errors
     /// As for [`write`](Self::write).

@@ -12,9 +12,11 @@ use crate::{ipv4, ipv6, udp};
 
 /// There is a note: IP without tags or options, all lengths right, the checksum of IPv4 too.
 pub const HINT: u8 = 1;
-/// The bits of the number of bytes before the payload, which is [`HEADERS_LEN_V4`] or [`HEADERS_LEN_V6`].
+/// The bits of the number of bytes before the payload, which is [`HEADERS_LEN_V4`] or
+/// [`HEADERS_LEN_V6`].
 pub const HEADERS_LEN_MASK: u8 = 0x3e;
-/// The checksum of UDP is that of the pseudo header alone ([`Checksum::Partial`]); else it is right.
+/// The checksum of UDP is that of the pseudo header alone ([`Checksum::Partial`]); else it is
+/// right.
 pub const PARTIAL: u8 = 0x40;
 /// The longest UDP datagram, with its header, that gets a note.
 pub const UDP_LEN_MAX: u16 = 72;
@@ -99,8 +101,9 @@ impl Datagram {
         Ok(())
     }
 
-    /// What the headers of a frame with a note say, if that says that they are those of IPv4; of one that [`parse`] has found, with
-    /// so many bytes before its payload. Once this is compiled into where it is called, nothing is read that nobody looks at.
+    /// What the headers of a frame with a note say, if that says that they are those of IPv4; of
+    /// one that [`parse`] has found, with so many bytes before its payload. Once this is compiled
+    /// into where it is called, nothing is read that nobody looks at.
     #[must_use]
     #[inline]
     pub fn from_hint_v4(head: &[u8; HEADERS_LEN_V4]) -> Option<Self> {

@@ -7,8 +7,9 @@
 //!       fill a queue ─► CPU clock ─► engine uring empties it ─► CPU clock
 //! ```
 //!
-//! `mmsg` works everywhere and cannot run dry, so it is in the right unless `uring` is clearly better: by [`MARGIN_PERCENT`] in the
-//! median, and in three laps of four. What stands in the way of a race decides for `mmsg`, too.
+//! `mmsg` works everywhere and cannot run dry, so it is in the right unless `uring` is clearly
+//! better: by [`MARGIN_PERCENT`] in the median, and in three laps of four. What stands in the way
+//! of a race decides for `mmsg`, too.
 //!
 //! It is run by a thread of its own, which then ends ([`uring::run_in_thread`]).
 

@@ -260,7 +260,8 @@ impl Builder {
         self
     }
 
-    /// Whether the oldest data wins or the newest when more comes than a lane gets done. Default: [`DropPolicy::Tail`].
+    /// Whether the oldest data wins or the newest when more comes than a lane gets done. Default:
+    /// [`DropPolicy::Tail`].
     pub fn drop_policy(&mut self, overload: DropPolicy) -> &mut Self {
         self.drop_policy = overload;
         self
@@ -293,11 +294,12 @@ impl Builder {
         self
     }
 
-    /// Engine `uring`: buffers that each lane has to begin with, each for a [datagram](Self::datagram_size), or for a train
-    /// with GRO. Whenever they turn out to be too few ([`LaneCounters::uring_no_buffers`](crate::LaneCounters::uring_no_buffers)) there
-    /// will be twice as many, up to the default. Default: 64 more than a [batch](Self::batch) has, and no number above that
-    /// counts. The ring has the next power of two of it: 128 with the defaults. Memory is used as far as it is written to: with
-    /// GRO, 64 KiB each at most.
+    /// Engine `uring`: buffers that each lane has to begin with, each for a
+    /// [datagram](Self::datagram_size), or for a train with GRO. Whenever they turn out to be too
+    /// few ([`LaneCounters::uring_no_buffers`](crate::LaneCounters::uring_no_buffers)) there will
+    /// be twice as many, up to the default. Default: 64 more than a [batch](Self::batch) has, and
+    /// no number above that counts. The ring has the next power of two of it: 128 with the
+    /// defaults. Memory is used as far as it is written to: with GRO, 64 KiB each at most.
     pub fn uring_buffers(&mut self, buffers: usize) -> &mut Self {
         self.uring_buffers = Some(buffers);
         self
@@ -362,9 +364,10 @@ impl Builder {
         self
     }
 
-    /// Engine `xdp`: one more limit on what each source may send, up to two, such as one for addresses and one for
-    /// prefixes. What is above it is dropped by the XDP program, and counted. [`Handle::filter`](crate::Handle::filter) changes
-    /// limits and prefixes while the socket is open.
+    /// Engine `xdp`: one more limit on what each source may send, up to two, such as one for
+    /// addresses and one for prefixes. What is above it is dropped by the XDP program, and counted.
+    /// [`Handle::filter`](crate::Handle::filter) changes limits and prefixes while the socket is
+    /// open.
     pub fn limit(&mut self, limit: Limit) -> &mut Self {
         self.limits.push(limit);
         self
@@ -390,7 +393,8 @@ impl Builder {
         self
     }
 
-    /// The pause of [`rx_coalesce`](Self::rx_coalesce) that so many lanes on so many cores have by default.
+    /// The pause of [`rx_coalesce`](Self::rx_coalesce) that so many lanes on so many cores have by
+    /// default.
     #[must_use]
     pub fn default_rx_coalesce(lanes: usize, cores: usize) -> Duration {
         rx_coalesce::default_delay(lanes, cores)

@@ -330,8 +330,9 @@ pub struct Counters {
     pub steered_short: u64,
     /// Messages that eBPF left to the kernel's choice because the table named no open lane.
     pub steered_by_kernel: u64,
-    /// Datagrams to the socket that the XDP program dropped before they got to a lane: see [`FilterHandle`](crate::FilterHandle). What was
-    /// sent to the socket is these and what [arrived](LaneCounters::arrived) at its lanes.
+    /// Datagrams to the socket that the XDP program dropped before they got to a lane: see
+    /// [`FilterHandle`](crate::FilterHandle). What was sent to the socket is these and what
+    /// [arrived](LaneCounters::arrived) at its lanes.
     pub filter_drops: crate::FilterDrops,
 }
 

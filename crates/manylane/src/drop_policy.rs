@@ -12,9 +12,11 @@ pub enum DropPolicy {
     /// What comes, while the queue is full: what is queued is handled in its order, however old it is by then.
     #[default]
     Tail,
-    /// What is queued, when it is more than half of what the queue can hold: it is thrown away unread, up to the newest, and
-    /// counted in [`LaneCounters::dropped_stale`](crate::LaneCounters::dropped_stale). A lane looks at its queue after each full batch;
-    /// for kernel sockets that is one more system call. Before Linux 4.12 these are never found to be full.
+    /// What is queued, when it is more than half of what the queue can hold: it is thrown away
+    /// unread, up to the newest, and counted in
+    /// [`LaneCounters::dropped_stale`](crate::LaneCounters::dropped_stale). A lane looks at its
+    /// queue after each full batch; for kernel sockets that is one more system call. Before Linux
+    /// 4.12 these are never found to be full.
     Head,
 }
 

@@ -16,13 +16,14 @@
 //! }
 //! ```
 //!
-//! The modules, in the order in which a datagram meets them: `config` (options, checked once), `probe` and `calibrate` (what the
-//! machine can do, and does best), `placement` (which core), `steer` (which lane), `lane`, `wait` (what it does
-//! while there is nothing), `io` (the engine), `batch` (what was
-//! received), the application, `outbox` (what is sent), `counters`. `socket` and `serve` hold them together. Beside the
-//! path are [`capture`] (seeing what lanes of the engine `xdp` receive and send), `metrics` (counters as text, and served by
-//! HTTP when asked for), [`control`]
-//! (other processes that ask for them) and `filter` (limits and prefixes, which `io::xdp` enforces).
+//! The modules, in the order in which a datagram meets them: `config` (options, checked once),
+//! `probe` and `calibrate` (what the machine can do, and does best), `placement` (which core),
+//! `steer` (which lane), `lane`, `wait` (what it does while there is nothing), `io` (the engine),
+//! `batch` (what was received), the application, `outbox` (what is sent), `counters`. `socket` and
+//! `serve` hold them together. Beside the path are [`capture`] (seeing what lanes of the engine
+//! `xdp` receive and send), `metrics` (counters as text, and served by HTTP when asked for),
+//! [`control`] (other processes that ask for them) and `filter` (limits and prefixes, which
+//! `io::xdp` enforces).
 
 mod batch;
 mod calibrate;

@@ -106,7 +106,8 @@ fn frames(file: &ReportFile) -> (u64, u64) {
         .fold((0, 0), |sum, at| (sum.0 + at.rx_frames.load(Relaxed), sum.1 + at.tx_frames.load(Relaxed)))
 }
 
-/// What a report has to say of a server that was asked so much, of which `left` datagrams could not be frames.
+/// What a report has to say of a server that was asked so much, of which `left` datagrams could not
+/// be frames.
 fn check(report: &Report, asked: u64, by_kernel: u64) {
     assert_eq!(report.sum("received"), asked, "{report:?}");
     // The last answer of a receiver may be here before it is counted there, and the server ends then.

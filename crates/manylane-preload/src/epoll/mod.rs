@@ -78,7 +78,8 @@ pub(crate) struct Epoll {
     count: AtomicU32,
     /// Items behind these were never used.
     top: AtomicU32,
-    /// The descriptor by which its one receiver goes straight through, and one: `single_receiver.rs`.
+    /// The descriptor by which its one receiver goes straight through, and one:
+    /// `single_receiver.rs`.
     fast_path_fd: AtomicI32,
     /// It is waited for as a descriptor: 0, [`NESTED`], [`NESTED_DRAINED`].
     nested: AtomicU32,

@@ -411,7 +411,8 @@ fn wait_with_leftovers(
     told.count
 }
 
-/// A pause before a wait, if one pays: see `rx_coalesce.rs`. Other descriptors of the instance are not looked at meanwhile.
+/// A pause before a wait, if one pays: see `rx_coalesce.rs`. Other descriptors of the instance are
+/// not looked at meanwhile.
 fn rx_coalesce(
     epoll: &Epoll,
     until: Deadline,
@@ -482,7 +483,8 @@ impl Events {
     /// The event of an entry.
     fn find(&mut self, item: &Item) -> Option<&mut epoll_event> {
         let data = item.data.load(Ordering::Relaxed);
-        // SAFETY: the program's array of `capacity` events, of which `count` are filled; an event may be at any address.
+        // SAFETY: the program's array of `capacity` events, of which `count` are filled; an event
+        // may be at any address.
         let told = (0..self.count as usize).map(|nth| unsafe { &mut *self.ptr.wrapping_add(nth) });
         told.into_iter().find(|event| { event.u64 } == data)
     }

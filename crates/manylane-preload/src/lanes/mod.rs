@@ -7,8 +7,8 @@
 //!
 //! # How a change survives who makes it
 //!
-//! Every change is made under the lock, and written down before it is begun: [`recovery`]. What order its steps have is what
-//! makes it possible to finish it from the middle.
+//! Every change is made under the lock, and written down before it is begun: [`recovery`]. What
+//! order its steps have is what makes it possible to finish it from the middle.
 //!
 //! | file | what it decides |
 //! |---|---|

@@ -9,7 +9,8 @@ use crate::lock::Guard;
 use crate::sock::{MAX_LANES, MULTI_LANE, Member, Shared, Sock};
 use crate::{active_set, failpoint, lane_socket, liveness, prefetch, queues, recovery, report, start, steer};
 
-/// Receives out of lanes that are emptied first, for each change of steering: more than a receive buffer of 32 MiB holds.
+/// Receives out of lanes that are emptied first, for each change of steering: more than a receive
+/// buffer of 32 MiB holds.
 const DRAIN_FIRST_RECEIVES_MAX: u32 = 1 << 16;
 
 /// Steers to the lanes whose bits are set.
@@ -166,8 +167,8 @@ fn steer_away_locked(shared: &Shared, fd: c_int, lane: usize) {
     resteer(shared, fd, active_lanes(shared) & !lane, shared.steered.load(Ordering::Relaxed) | lane);
 }
 
-/// Steers to `lanes`. Flows change lanes by that: what is queued in the `older` ones goes before what comes for these flows from
-/// now on.
+/// Steers to `lanes`. Flows change lanes by that: what is queued in the `older` ones goes before
+/// what comes for these flows from now on.
 fn resteer(shared: &Shared, fd: c_int, lanes: u64, older: u64) {
     drain_first(shared, older);
     steer_to(shared, fd, lanes);
@@ -181,8 +182,9 @@ pub(crate) fn drain_first(shared: &Shared, lanes: u64) {
     shared.drain_first.fetch_or(lanes, Ordering::AcqRel);
 }
 
-/// A receive out of a lane that is emptied first. One that a flood comes for may never be seen empty: it must not keep
-/// everybody from the other lanes for ever, so its owner goes on with it alone.
+/// A receive out of a lane that is emptied first. One that a flood comes for may never be seen
+/// empty: it must not keep everybody from the other lanes for ever, so its owner goes on with it
+/// alone.
 #[cold]
 pub(crate) fn count_drained(shared: &Shared) {
     if shared.drain_first_left.fetch_sub(1, Ordering::Relaxed) == 1 {

@@ -142,8 +142,8 @@ struct Staged {
 }
 
 impl<M: AsRef<[AtomicU64]>> Producer<M> {
-    /// The producer of a new ring, in `data`: zeroes, as many as [`ring_words`] these devices says. What the other side
-    /// writes is the first word of `consumer_counter`.
+    /// The producer of a new ring, in `data`: zeroes, as many as [`ring_words`] these devices says.
+    /// What the other side writes is the first word of `consumer_counter`.
     pub(super) fn new(data: M, taken_by_other: M, devices: &[u32]) -> Self {
         let devices = devices[..devices.len().min(DEVICES_MAX)].to_vec();
         let header = header_words(devices.len());
@@ -169,13 +169,14 @@ impl<M: AsRef<[AtomicU64]>> Producer<M> {
         }
     }
 
-    /// Puts a frame in, of which `bytes` are kept ([`SNAPLEN_MAX`] at most), or counts it as dropped.
+    /// Puts a frame in, of which `bytes` are kept ([`SNAPLEN_MAX`] at most), or counts it as
+    /// dropped.
     pub fn record(&mut self, head: &RecordHeader, bytes: &[u8]) {
         self.stage(head, bytes);
         self.commit(true);
     }
 
-    /// Writes a frame that nobody sees before it is [settled](Self::commit).
+    /// Writes a frame that the consumer cannot see until it is [committed](Self::commit).
     pub fn stage(&mut self, head: &RecordHeader, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(SNAPLEN_MAX)];
         let needed = (RECORD_HEADER_WORDS + bytes.len().div_ceil(8)) as u64;

@@ -283,8 +283,9 @@ impl<'a> SendBatch<'a> {
         }
         self.ring.write_headers();
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `write_headers` has set the headers to point at names, control messages and vectors of this ring; the
-        // vectors point into the arena or into payloads that outlive `'a`, and so this call.
+        // SAFETY: `write_headers` has set the headers to point at names, control messages and
+        // vectors of this ring; the vectors point into the arena or into payloads that outlive
+        // `'a`, and so this call.
         let sent = unsafe {
             libc::sendmmsg(fd.as_raw_fd(), self.ring.headers.ptr_at(from), left as libc::c_uint, flags as _)
         };

@@ -18,7 +18,8 @@ use std::thread;
 
 use crate::netns::NetNs;
 
-/// A program that was started by [`spawn_isolated`]. Its pipes are not in here, but with threads of their own.
+/// A program that was started by [`spawn_isolated`]. Its pipes are not in here, but with threads of
+/// their own.
 #[derive(Debug)]
 pub struct IsolatedChild {
     /// The process.

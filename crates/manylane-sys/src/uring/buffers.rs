@@ -25,8 +25,8 @@ use crate::map::Mapping;
 /// Most buffers of one ring (`io_register_pbuf_ring`).
 pub(super) const BUFFERS_MAX: usize = 1 << 15;
 
-/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it ([`MessageHeader`], and with
-/// control messages three lines more) then starts a line of its own.
+/// Where a buffer starts within its first cache line: the payload behind what the kernel says of it
+/// ([`MessageHeader`], and with control messages three lines more) then starts a line of its own.
 const LEADING_PAD: usize = 16;
 /// Large buffers start at odd multiples of a cache line apart, as those of the message ring.
 const STAGGER: usize = 192;
@@ -132,7 +132,8 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// The kernel has filled buffer `id`, the caller's until [`release`](Self::release); false if that cannot be.
+    /// The kernel has filled buffer `id`, the caller's until [`release`](Self::release); false if
+    /// that cannot be.
     #[inline]
     pub(super) fn consume(&mut self, id: u16) -> bool {
         self.ownership.consume(id)
@@ -160,9 +161,9 @@ impl Buffers {
     /// What the kernel says of the message in buffer `id`, which was taken.
     #[inline]
     pub(super) fn header(&self, id: u16) -> &MessageHeader {
-        // SAFETY: the buffer lies inside the mapping, which started zeroed, at a multiple of 16; all values of its bytes are a
-        // head. The kernel writes to it only while it owns it: from `release`, which takes what this borrows, to the
-        // completion by which it was taken.
+        // SAFETY: the buffer lies inside the mapping, which started zeroed, at a multiple of 16;
+        // all values of its bytes are a head. The kernel writes to it only while it owns it: from
+        // `release`, which takes what this borrows, to the completion by which it was taken.
         unsafe { &*self.ptr_at(id).cast() }
     }
 

@@ -7,9 +7,9 @@
 //!            The receive has ended, for whatever reason: the same call arms it anew
 //! ```
 //!
-//! The thread that receives first becomes the ring's owner; the kernel refuses any other. A thread that comes later gets
-//! another ring, after what the first one has taken was handed out ([`UringRecv::replace_ring`]). Larger buffers, or more of
-//! them, come the same way.
+//! The thread that receives first becomes the ring's owner; the kernel refuses any other. A thread
+//! that comes later gets another ring, after what the first one has taken was handed out
+//! ([`UringRecv::replace_ring`]). Larger buffers, or more of them, come the same way.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -114,9 +114,10 @@ pub struct UringRecv {
 unsafe impl Send for UringRecv {}
 
 impl AsFd for UringRecv {
-    /// Readable while there is something that was taken out of the socket and not handed out yet. Of what waits in the socket
-    /// the socket tells: the kernel does not wake whoever waits for the ring for work that it has put off
-    /// (`io_req_local_work_add`). Another descriptor once another ring [took over](UringRecv::ring_replacements).
+    /// Readable while there is something that was taken out of the socket and not handed out yet.
+    /// Of what waits in the socket the socket tells: the kernel does not wake whoever waits for the
+    /// ring for work that it has put off (`io_req_local_work_add`). Another descriptor once another
+    /// ring [took over](UringRecv::ring_replacements).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.current.ring.as_fd()
     }

@@ -4,8 +4,8 @@
 //!
 //! | place | whose it is | who moves it on |
 //! |---|---|---|
-//! | free, filling, sending, held and sending, held and done | the pool's, the kernel's | whoever has the lock of the [`FrameAllocator`](super::allocator::FrameAllocator) |
-//! | held, in supply, taken | one member's | that member, without the lock |
+//! | free, filling, sending, held and sending, held and done | the allocator's, the kernel's | the holder of the lock of the [`FrameAllocator`](super::allocator::FrameAllocator) |
+//! | held, cached, allocated | one member's | that member, without the lock |
 //!
 //! (A held frame that was not sent also becomes free under the lock, at the end of the batch, by its member.) So no
 //! two threads ever write one place at a time, and a frame is never in two hands: what the slices handed out elsewhere

@@ -36,7 +36,8 @@ const LOCK_YIELDS_MAX: u32 = 200;
 /// Looks before it is given up: the holder is stopped, or waits for its turn on a busy machine.
 const HOLDER_CHECKS_MAX: u32 = 20;
 
-/// Bytes of a frame before what is sent, which the kernel reads as what it is told of the packet (`METADATA_LEN`).
+/// Bytes of a frame before what is sent, which the kernel reads as what it is told of the packet
+/// (`METADATA_LEN`).
 const TX_HEADROOM: usize = 64;
 const _: () = assert!(TX_HEADROOM >= METADATA_LEN);
 
@@ -127,8 +128,9 @@ impl LeasedQueue {
     }
 
     pub(super) fn control(&self) -> &Control {
-        // SAFETY: the memory is as long as `memory_size` says, which is that of all frames, a multiple of a page, and of
-        // one Control behind them; it stays mapped as long as `self`, and a Control is made of atomics.
+        // SAFETY: the memory is as long as `memory_size` says, which is that of all frames, a
+        // multiple of a page, and of one Control behind them; it stays mapped as long as `self`,
+        // and a Control is made of atomics.
         unsafe {
             &*self.memory.as_ptr().add(self.terms.frames as usize * FRAME_SIZE as usize).cast::<Control>()
         }
@@ -281,9 +283,10 @@ impl<'a> QueueGuard<'a> {
             let frames = self.queue.terms.frames as usize * FRAME_SIZE as usize;
             if addr < frames && len <= room && desc.options == 0 {
                 self.rx.cancel(1);
-                // SAFETY: the bytes are within one frame of the memory (just checked), which stays mapped as long as the
-                // queue is borrowed. The kernel has written them before it put the descriptor in, and writes to the frame
-                // again only after `pop` has given it back, which needs this slice to be gone. Any bytes are values.
+                // SAFETY: the bytes are within one frame of the memory (just checked), which stays
+                // mapped as long as the queue is borrowed. The kernel has written them before it
+                // put the descriptor in, and writes to the frame again only after `pop` has given
+                // it back, which needs this slice to be gone. Any bytes are values.
                 return Some(unsafe {
                     std::slice::from_raw_parts(self.queue.memory.as_ptr().add(addr), len)
                 });
@@ -331,14 +334,16 @@ impl<'a> QueueGuard<'a> {
         }
     }
 
-    /// Has `write` fill a free frame and say how long it became, and puts it into the send ring. False, and nothing is sent, if
-    /// it says nothing, or if there is no frame or no room. The kernel has to be [told](LeasedQueue::kick).
+    /// Has `write` fill a free frame and say how long it became, and puts it into the send ring.
+    /// False, and nothing is sent, if it says nothing, or if there is no frame or no room. The
+    /// kernel has to be [told](LeasedQueue::kick).
     #[inline]
     pub fn send(&mut self, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let Some(frame) = self.alloc_frame() else { return false };
         let addr = frame as usize * FRAME_SIZE as usize + TX_HEADROOM;
-        // SAFETY: a free frame is in no ring, and who has the lock is the only one with a way to it: the slice is the only
-        // one, and ends before the frame goes anywhere. `alloc_frame` has checked that it lies in the memory.
+        // SAFETY: a free frame is in no ring, and who has the lock is the only one with a way to
+        // it: the slice is the only one, and ends before the frame goes anywhere. `alloc_frame` has
+        // checked that it lies in the memory.
         let room = unsafe {
             std::slice::from_raw_parts_mut(
                 self.queue.memory.as_ptr().add(addr),

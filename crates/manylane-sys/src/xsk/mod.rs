@@ -128,9 +128,10 @@ pub struct QueueOptions {
     /// How packets get from the device into the frames.
     pub mode: Mode,
     /// Whether packets that are longer than a frame are taken, too (Linux 6.6, `XDP_USE_SG`): see
-    /// [`Queue::has_multi_buffer`] for whether they are. Costs 1 MiB of address space for each member, and with
-    /// [`Mode::Auto`] copying where a driver copies nothing but only packets of one frame. The XDP program has to be
-    /// loaded for packets in fragments (`BPF_F_XDP_HAS_FRAGS`) where the device makes such.
+    /// [`Queue::has_multi_buffer`] for whether they are. Costs 1 MiB of address space for each
+    /// member, and with [`Mode::Auto`] copying where a driver copies nothing but only packets of
+    /// one frame. The XDP program has to be loaded for packets in fragments (`BPF_F_XDP_HAS_FRAGS`)
+    /// where the device makes such.
     pub multi_buffer: bool,
 }
 

@@ -88,12 +88,13 @@ impl Step {
 ///
 /// Owned by one thread at a time. The descriptor ([`AsFd`]) is readable when packets wait.
 ///
-/// Several can be members of one device queue ([`join`](Self::join)), each in a thread of its own. One that is dropped
-/// sends what it has queued, and gives everything else back to the others. The kernel knows nothing of that, so take
-/// it out of every XSKMAP first, and wait until no packet is on its way to it: what comes after the drop has begun is
-/// lost together with its frame, which stays in [`FrameCounts::filling`] until the last member is gone. A duplicate of the
-/// descriptor keeps the socket open. And of a device that sends by itself (zero-copy), frames that it had not taken
-/// stay in [`FrameCounts::sending`] until it has sent them.
+/// Several can be members of one device queue ([`join`](Self::join)), each in a thread of its own.
+/// One that is dropped sends what it has queued, and gives everything else back to the others. The
+/// kernel knows nothing of that, so take it out of every XSKMAP first, and wait until no packet is
+/// on its way to it: what comes after the drop has begun is lost together with its frame, which
+/// stays in [`FrameCounts::filling`] until the last member is gone. A duplicate of the descriptor
+/// keeps the socket open. And of a device that sends by itself (zero-copy), frames that it had not
+/// taken stay in [`FrameCounts::sending`] until it has sent them.
 pub struct Queue {
     // Dropped from the top: first the descriptor, then the rings and their maps, with which the socket closes; then the
     // pool, if it has no other member. (The kernel has all the memory pinned, so that the order is for tidiness.)
@@ -320,9 +321,10 @@ impl Queue {
         self.socket.is_zero_copy()
     }
 
-    /// Whether packets that are longer than a frame are taken. Such a packet is put together in a buffer, and its
-    /// frames are free at once: it cannot be sent from where it is ([`Sender::is_multi_buffer`]), and is at most 64 KiB
-    /// long. What does not fit the buffer comes with the next batch.
+    /// Whether packets that are longer than a frame are taken. Such a packet is put together in a
+    /// buffer, and its frames are free at once: it cannot be sent from where it is
+    /// ([`Sender::is_multi_buffer`]), and is at most 64 KiB long. What does not fit the buffer
+    /// comes with the next batch.
     #[must_use]
     pub fn has_multi_buffer(&self) -> bool {
         self.allocator.multi_buffer

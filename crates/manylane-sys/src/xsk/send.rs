@@ -1,12 +1,13 @@
 //! The two views of a batch: its payloads, to be read, and the way out, where headers are rewritten in place.
 //!
-//! Both live as long as `'a`, a mutable borrow of the queue, so that no batch begins or ends and no packet's
-//! `at` changes meanwhile. Why they do not meet in memory: of a packet of the batch, payloads are the bytes from
-//! `at` on and are only read, here and by a device that sends them; [`header_mut`](Sender::header_mut) is the
-//! bytes before `at`. Those are also read in the view of payloads, by value ([`PacketRef::header`]), but not once somebody
-//! could write to them: both views know behind which packet nobody has had a slice that could be written to. Fresh
-//! frames are in no batch: a frame of a batch, of whichever member, is not free, and so not taken, before the batch
-//! ends; and a frame is lent by the member alone that has taken it.
+//! Both live as long as `'a`, a mutable borrow of the queue, so that no batch begins or ends and no
+//! packet's `at` changes meanwhile. Why they do not meet in memory: of a packet of the batch,
+//! payloads are the bytes from `at` on and are only read, here and by a device that sends them;
+//! [`header_mut`](Sender::header_mut) is the bytes before `at`. Those are also read in the view of
+//! payloads, by value ([`PacketRef::header`]), but not once somebody could write to them: both
+//! views know behind which packet nobody has had a slice that could be written to. Fresh frames are
+//! in no batch: a frame of a batch, of whichever member, is not free, and so not taken, before the
+//! batch ends; and a frame is lent by the member alone that has taken it.
 
 use std::cell::Cell;
 use std::io;
@@ -129,8 +130,8 @@ impl<'a> Sender<'a> {
         unsafe { slice::from_raw_parts_mut(packet.start, packet.payload_offset as usize) }
     }
 
-    /// The header of packet `i` if the packet can be sent from where it is ([`send_in_place`](Self::send_in_place)): if it was
-    /// not sent before, and came in one frame.
+    /// The header of packet `i` if the packet can be sent from where it is
+    /// ([`send_in_place`](Self::send_in_place)): if it was not sent before, and came in one frame.
     ///
     /// # Panics
     /// If the batch has no such packet.
@@ -168,8 +169,8 @@ impl<'a> Sender<'a> {
         self.payloads.payload(i)
     }
 
-    /// What [`send_in_place`](Self::send_in_place) would send: the header of packet `i` and the first `payload_len` bytes of
-    /// its payload.
+    /// What [`send_in_place`](Self::send_in_place) would send: the header of packet `i` and the
+    /// first `payload_len` bytes of its payload.
     ///
     /// # Panics
     /// If the batch has no such packet, or its payload is shorter.
@@ -231,9 +232,10 @@ impl<'a> Sender<'a> {
         self.tx_queue.send_in_place(packet, packet.payload_offset + payload_len as u32, None)
     }
 
-    /// As [`send_in_place`](Self::send_in_place), for a packet whose checksum the device finishes, or the kernel in its place:
-    /// that of all bytes from byte `csum_start` of the packet on, written `csum_offset` bytes behind that one. The sum
-    /// of the pseudo header has to be there already. Also false where that is not offered
+    /// As [`send_in_place`](Self::send_in_place), for a packet whose checksum the device finishes,
+    /// or the kernel in its place: that of all bytes from byte `csum_start` of the packet on,
+    /// written `csum_offset` bytes behind that one. The sum of the pseudo header has to be there
+    /// already. Also false where that is not offered
     /// ([`Queue::has_csum_offload`](super::Queue::has_csum_offload)) or does not lie in the packet.
     ///
     /// # Panics

@@ -84,9 +84,10 @@ impl Socket {
         let fill = Map::new(self, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, ring, size_of::<u64>())?;
         let completion =
             Map::new(self, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, tx_ring, size_of::<u64>())?;
-        // SAFETY: each map is made with the offsets and the number of entries of its ring, and entries of the size
-        // of the type: both rings carry addresses. `FrameAllocator` keeps the maps as long as the rings, and each ring gets the
-        // one producer or consumer that is ours to be.
+        // SAFETY: each map is made with the offsets and the number of entries of its ring, and
+        // entries of the size of the type: both rings carry addresses. `FrameAllocator` keeps the
+        // maps as long as the rings, and each ring gets the one producer or consumer that is ours
+        // to be.
         let rings = unsafe {
             UmemRings {
                 fill: Producer::new(fill.ring_memory(&offsets.fr, flags, ring)),

@@ -10,15 +10,16 @@ use super::frames::{FrameState, MemberId, Packet, StateWord};
 use super::member::{KickOutcome, RingWakeup};
 use super::ring::Producer;
 
-/// Calls that may bring nothing before a flush gives up. The first may free room in the completion ring.
+/// Calls that may bring nothing before a flush gives up. The first may free room in the completion
+/// ring.
 const IDLE_KICKS_MAX: u32 = 2;
 
 /// Credits and frames that one turn with the lock brings at most.
 const CREDIT_BATCH: u32 = 64;
 
-/// What the kernel is told of a packet, in the bytes before it: `struct xsk_tx_metadata` of linux/if_xdp.h, as it is
-/// since Linux 6.14. Of the checksum: it is the sum over all bytes from `start` on, to be written `offset` after that,
-/// where the sum of the pseudo header is.
+/// What the kernel is told of a packet, in the bytes before it: `struct xsk_tx_metadata` of
+/// linux/if_xdp.h, as it is since Linux 6.14. Of the checksum: it is the sum over all bytes from
+/// `start` on, to be written `offset` after that, where the sum of the pseudo header is.
 #[repr(C)]
 struct Metadata {
     flags: u64,
@@ -32,8 +33,8 @@ struct Metadata {
 pub(super) const METADATA_LEN: usize = size_of::<Metadata>();
 const _: () = assert!(METADATA_LEN == 24 && align_of::<Metadata>() <= 8);
 
-/// Where the checksum is that somebody has to finish: from which byte of the packet on, and how far behind that byte
-/// it is written.
+/// Where the checksum is that somebody has to finish: from which byte of the packet on, and how far
+/// behind that byte it is written.
 pub(super) type PartialChecksum = (u16, u16);
 
 /// What sending needs of a member.
@@ -42,12 +43,14 @@ pub(super) struct TxQueue {
     pub(super) member: MemberId,
     pub(super) tx: Producer<xdp_desc>,
     pub(super) cache: FrameCache,
-    /// Whether the kernel finishes checksums. Then frames have room for [`Metadata`] before what is sent.
+    /// Whether the kernel finishes checksums. Then frames have room for [`Metadata`] before what is
+    /// sent.
     pub(super) has_csum_offload: bool,
 }
 
 impl TxQueue {
-    /// Of a member with batches of so many packets. `checksums` only where frames have room for metadata.
+    /// Of a member with batches of so many packets. `checksums` only where frames have room for
+    /// metadata.
     pub(super) fn new(
         pool: Arc<FrameAllocator>,
         me: MemberId,
@@ -93,14 +96,15 @@ impl TxQueue {
         )
     }
 
-    /// Whether the packet of the current batch can be sent from where it is: it came in one frame, and was not sent.
+    /// Whether the packet of the current batch can be sent from where it is: it came in one frame,
+    /// and was not sent.
     #[inline]
     pub(super) fn can_send_in_place(&self, packet: &Packet) -> bool {
         self.allocator.frames.state(packet.frame) == StateWord::new(FrameState::Held, self.member)
     }
 
-    /// Held to held and sending: puts the first `len` bytes of a packet of the batch into the ring. False if it cannot
-    /// be sent from where it is, or there is no room.
+    /// Held to held and sending: puts the first `len` bytes of a packet of the batch into the ring.
+    /// False if it cannot be sent from where it is, or there is no room.
     #[inline]
     pub(super) fn send_in_place(
         &mut self,
@@ -112,8 +116,8 @@ impl TxQueue {
         let frames = &self.allocator.frames;
         let addr = frames.addr_of(packet.start);
         let before = addr.wrapping_sub(frames.addr(packet.frame)) as usize;
-        // The kernel skips an empty descriptor, and one without the room before it, and does not complete it: the
-        // frame would be lost.
+        // The kernel skips an empty descriptor, and one without the room before it, and does not
+        // complete it: the frame would be lost.
         if len == 0
             || !held
             || before < frames.tx_metadata_len()
@@ -130,7 +134,8 @@ impl TxQueue {
         true
     }
 
-    /// Whether the kernel will take a packet with such a checksum: one that it refuses would block the ring.
+    /// Whether the kernel will take a packet with such a checksum: one that it refuses would block
+    /// the ring.
     #[inline]
     fn can_offload_csum(&self, checksum: Option<PartialChecksum>, addr: u64, len: u32) -> bool {
         checksum.is_none_or(|(start, offset)| {
@@ -139,8 +144,9 @@ impl TxQueue {
         })
     }
 
-    /// Puts a packet into the ring. It is in a frame that this member holds or has taken, behind the room of the frame,
-    /// and [`can_offload_csum`](Self::can_offload_csum) is true of its checksum.
+    /// Puts a packet into the ring. It is in a frame that this member holds or has taken, behind
+    /// the room of the frame, and [`can_offload_csum`](Self::can_offload_csum) is true of its
+    /// checksum.
     #[inline]
     fn push_desc(&mut self, frame: u32, addr: u64, len: u32, checksum: Option<PartialChecksum>) -> bool {
         let mut options = 0;
@@ -149,9 +155,9 @@ impl TxQueue {
             let metadata = Metadata { flags, start, offset, unused: 0, launch_time: 0 };
             let frames = &self.allocator.frames;
             debug_assert!(addr >= frames.addr(frame) + METADATA_LEN as u64);
-            // SAFETY: the bytes are of the same frame as the packet, aligned, and in the memory of all frames (checked
-            // by the callers). The frame is ours, no ring names it yet, and of the bytes before a packet nobody has a
-            // slice.
+            // SAFETY: the bytes are of the same frame as the packet, aligned, and in the memory of
+            // all frames (checked by the callers). The frame is ours, no ring names it yet, and of
+            // the bytes before a packet nobody has a slice.
             unsafe { frames.base().add(addr as usize - METADATA_LEN).cast::<Metadata>().write(metadata) };
             options = libc::XDP_TX_METADATA;
         }
@@ -195,8 +201,8 @@ impl TxQueue {
         (frames.addr(frame) + frames.tx_metadata_len() as u64, frames.size() - frames.tx_metadata_len())
     }
 
-    /// Taken to sending: puts the first `len` bytes of a frame into the ring. False if there is no room, or they
-    /// cannot be sent.
+    /// Taken to sending: puts the first `len` bytes of a frame into the ring. False if there is no
+    /// room, or they cannot be sent.
     #[inline]
     pub(super) fn send_allocated(
         &mut self,
@@ -251,7 +257,8 @@ impl TxQueue {
             let before = std::mem::replace(&mut left, self.tx.pending());
             match kick {
                 KickOutcome::Accepted if left == before => {
-                    // A completion ring that is full holds the kernel up, whoever's completions are in it.
+                    // A completion ring that is full holds the kernel up, whoever's completions are
+                    // in it.
                     self.allocator.lock().reap();
                     idle += 1;
                 }

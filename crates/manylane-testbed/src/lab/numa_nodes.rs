@@ -15,7 +15,8 @@ pub(super) struct NumaNode {
     pub(super) cpus: Vec<usize>,
 }
 
-/// Those that are on line, from a folder in the form of [`SYSFS_DIR`]; empty where the kernel does not tell.
+/// Those that are on line, from a folder in the form of [`SYSFS_DIR`]; empty where the kernel does
+/// not tell.
 pub(super) fn read_nodes(folder: &Path) -> Vec<NumaNode> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
     let numbers = parse_cpu_list(text("online").trim());

@@ -47,7 +47,8 @@ const LAST: usize = 5;
 const LATE: usize = 6;
 const NEXT: usize = 7;
 
-/// `struct ml_way`: index of the device, sum of the checksum, and from `HEADER_OFFSET` on the headers.
+/// `struct ml_way`: index of the device, sum of the checksum, and from `HEADER_OFFSET` on the
+/// headers.
 type LinkTemplate = [u8; 72];
 const HEADER_OFFSET: usize = 8;
 /// The most of them.

@@ -1,8 +1,8 @@
 //! Answers to generated requests, counted where the requests came from, and dropped there at once: neither a queue
 //! that overflows nor a client that is late makes an answer look lost, and the server hears of no closed port.
 //!
-//! Between hosts a program on the sender's device counts and drops ([`CountHook`]); over loopback the sender's sockets refuse everything, which the
-//! kernel counts.
+//! Between hosts a program on the sender's device counts and drops ([`CountHook`]); over loopback
+//! the sender's sockets refuse everything, which the kernel counts.
 
 use std::fmt;
 use std::str::FromStr;

@@ -240,9 +240,10 @@ impl Source {
 }
 
 impl Capture {
-    /// Starts to capture `targets`, with the first `snaplen` bytes of each frame ([`SNAPLEN_MAX`] at most) and `buffer` bytes
-    /// of memory for each lane, which the process of the lane pays for (64 KiB to 64 MiB, rounded up to a power of
-    /// two). When this returns, every batch that a lane begins is captured.
+    /// Starts to capture `targets`, with the first `snaplen` bytes of each frame ([`SNAPLEN_MAX`]
+    /// at most) and `buffer` bytes of memory for each lane, which the process of the lane pays for
+    /// (64 KiB to 64 MiB, rounded up to a power of two). When this returns, every batch that a lane
+    /// begins is captured.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] or [`ErrorKind::State`] with the reason of the other side; what the system reports.

@@ -3,11 +3,14 @@
 //! `adaptive` keeps the last sixteen gaps between two batches that were waited for, and asks when a lane has found nothing:
 //!
 //! 1. From when on is the next batch due? One gap may be shorter than all others: machines stumble.
-//! 2. The lane would *rest*, asleep, so that it is awake a little before, and look from then on. If there is no time for a rest,
-//!    it would look at once. Until when would that have cost least of the last sixteen, if each that a look misses costs a sleep
-//!    and a wake-up on top ([`WAKEUP_COST_NANOS`])? So a few long gaps among short ones keep nobody from looking for the others.
-//! 3. If to sleep at once would have cost less than that, the lane sleeps. A rest has to pay, too: with the batch before it, the
-//!    timer and the look behind it, it may keep the processor for five twelfths of the gap at most ([`SLEEP_COST_SHARE_MAX`]).
+//! 2. The lane would *rest*, asleep, so that it is awake a little before, and look from then on. If
+//!    there is no time for a rest, it would look at once. Until when would that have cost least of
+//!    the last sixteen, if each that a look misses costs a sleep and a wake-up on top
+//!    ([`WAKEUP_COST_NANOS`])? So a few long gaps among short ones keep nobody from looking for the
+//!    others.
+//! 3. If to sleep at once would have cost less than that, the lane sleeps. A rest has to pay, too:
+//!    with the batch before it, the timer and the look behind it, it may keep the processor for
+//!    five twelfths of the gap at most ([`SLEEP_COST_SHARE_MAX`]).
 //! 4. What is late in spite of that is looked for a while longer: in *overtime*, which is saved up, a sixteenth of the time.
 //!
 //! So a lane whose requests come within microseconds of each other looks all the time, one whose requests come at even
@@ -56,8 +59,8 @@ const SLEEP_COST_SHARE_MAX: (u64, u64) = (5, 12);
 /// After so many gaps it is looked at them anew.
 const RESORT_INTERVAL: usize = 4;
 
-/// What to do in a wait, counted from its beginning: sleep until `rest` unless something comes, look until `spin_until`, and
-/// then sleep.
+/// What to do in a wait, counted from its beginning: sleep until `rest` unless something comes,
+/// look until `spin_until`, and then sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) sleep_until: Duration,

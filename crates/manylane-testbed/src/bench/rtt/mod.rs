@@ -4,8 +4,9 @@
 //! for each placement, round, contender (in turn):  start it ─► warm up ─► each mode: a stretch of requests ─► stop it
 //! ```
 //!
-//! A contender is a receiver and how it waits. The modes are a closed ping-pong (the next request when the answer is there),
-//! open loops at fixed rates ([`generator`]), and nothing at all, which tells what an idle server costs.
+//! A contender is a receiver and how it waits. The modes are a closed ping-pong (the next request
+//! when the answer is there), open loops at fixed rates ([`generator`]), and nothing at all, which
+//! tells what an idle server costs.
 
 pub mod generator;
 pub mod placement;

@@ -1,5 +1,6 @@
-//! Table 2's question: which locks a hot path meets. The paper counted locks taken in a changed kernel; a stock kernel tells of
-//! locks that somebody waits for, and one with CONFIG_LOCK_STAT how many were taken.
+//! Table 2's question: which locks a hot path meets. The paper counted locks taken in a changed
+//! kernel; a stock kernel tells of locks that somebody waits for, and one with CONFIG_LOCK_STAT how
+//! many were taken.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;

@@ -1,4 +1,5 @@
-//! Brings what a socket lets in ([`Filter`]) to the XDP programs of its devices, and counts what they dropped for it.
+//! Brings what a socket lets in ([`Filter`]) to the XDP programs of its devices, and counts what
+//! they dropped for it.
 //!
 //! | event | what happens |
 //! |---|---|
@@ -26,8 +27,9 @@ use crate::filter::{Filter, Limit, Prefix, Rule};
 /// Generations of limits in this process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
-/// What may change what a socket lets in, from any thread: of [`Handle::filter`](crate::Handle::filter), and of
-/// [`Lessor::filter`](crate::Lessor::filter) for programs that are run.
+/// What may change what a socket lets in, from any thread: of
+/// [`Handle::filter`](crate::Handle::filter), and of [`Lessor::filter`](crate::Lessor::filter) for
+/// programs that are run.
 ///
 /// Frames with a UDP datagram to an address and port of the socket are dropped by the XDP program, before anything is
 /// spent on them, if the longest [`Prefix`] that their sender is in is denied; or if it is not allowed and the sender

@@ -286,8 +286,9 @@ impl XdpIo {
         }
     }
 
-    /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is where payloads are
-    /// cut off. With [`DropPolicy::Head`] it is the last batch of a queue that was more than half full.
+    /// Takes a batch from the queue whose turn it is and that has something; `datagram_size` is
+    /// where payloads are cut off. With [`DropPolicy::Head`] it is the last batch of a queue that
+    /// was more than half full.
     pub(crate) fn receive(
         &mut self,
         most: usize,

@@ -1,7 +1,7 @@
 //! Which lane serves which queue of which device: every queue has one lane, and no lane has two more than another.
 //!
-//! The list is kept under the lock of the [`XdpControl`]; queues themselves belong to their lanes, and go from one to the
-//! other by mailbox ([`Mailbox`]).
+//! The list is kept under the lock of the [`XdpControl`]; queues themselves belong to their lanes,
+//! and go from one to the other by mailbox ([`Mailbox`]).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -3,10 +3,12 @@
 /// Full batches that a lane takes from one queue before it looks at the others.
 const FULL_BATCHES_MAX: u32 = 4;
 
-/// The turns. Queues have theirs one after the other; one that brings full batches has a few in a row.
+/// The turns. Queues have theirs one after the other; one that brings full batches has a few in a
+/// row.
 ///
-/// They go in rounds. In one each queue has its turn, so that all of what came while the lane paused is taken before it
-/// pauses again; and no more than that, or a lane whose queues are never all empty at once would never pause.
+/// They go in rounds. In one each queue has its turn, so that all of what came while the lane
+/// paused is taken before it pauses again; and no more than that, or a lane whose queues are never
+/// all empty at once would never pause.
 #[derive(Debug, Default)]
 pub(super) struct RoundRobin {
     /// The queue whose turn it is, and how many full batches in a row it has brought.
@@ -26,8 +28,8 @@ impl RoundRobin {
         at
     }
 
-    /// The queue at `at`, which had the last turn, brought a batch. Behind a full one there is more, most of the time: then its
-    /// turn is not over yet.
+    /// The queue at `at`, which had the last turn, brought a batch. Behind a full one there is
+    /// more, most of the time: then its turn is not over yet.
     #[inline]
     pub(super) fn record_batch(&mut self, at: usize, is_full: bool) {
         self.full_batches =
@@ -38,8 +40,8 @@ impl RoundRobin {
         }
     }
 
-    /// The queues, of so many, that have yet to have a turn in this round, beginning with the next one; none in a round that has
-    /// not begun.
+    /// The queues, of so many, that have yet to have a turn in this round, beginning with the next
+    /// one; none in a round that has not begun.
     #[inline]
     pub(super) fn remaining(&self, queues: usize) -> impl Iterator<Item = usize> + use<> {
         let (next, count) =

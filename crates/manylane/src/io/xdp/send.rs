@@ -6,8 +6,9 @@
 //! 3. Headers; the checksum of UDP by the device if that can and the payload is long, else in software.
 //! 4. Into the TX ring; the kernel is told once a batch.
 //!
-//! The usual reply goes where the one before it went, and from where its request came: then 1 is a comparison, and 3
-//! writes the headers of the request the other way round ([`XdpSender::try_reply_in_place`]). The bytes are the same.
+//! The usual reply goes where the one before it went, and from where its request came: then 1 is a
+//! comparison, and 3 writes the headers of the request the other way round
+//! ([`XdpSender::try_reply_in_place`]). The bytes are the same.
 //!
 //! Whatever does not work out is left to the companion, untouched.
 

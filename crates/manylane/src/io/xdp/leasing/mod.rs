@@ -132,7 +132,8 @@ impl Lessor {
     }
 
     /// By what programs ask: for the environment of those that are started, in
-    /// [`TOKEN_ENV_VAR`](manylane_sys::lease::TOKEN_ENV_VAR). Who reads it, and is of a user who may, is lent queues.
+    /// [`TOKEN_ENV_VAR`](manylane_sys::lease::TOKEN_ENV_VAR). Who reads it, and is of a user who
+    /// may, is lent queues.
     #[must_use]
     pub fn lease_token(&self) -> String {
         self.lease_token.to_string()

@@ -23,7 +23,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const SOURCE_REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Peers that one tick looks at; all, where there are no more. The next ticks look at the others.
 const PEERS_PER_TICK_MAX: usize = 512;
-/// Source addresses that one tick asks the kernel for: enough for all peers within `SOURCE_REFRESH_INTERVAL`.
+/// Source addresses that one tick asks the kernel for: enough for all peers within
+/// `SOURCE_REFRESH_INTERVAL`.
 const QUERIES_PER_TICK_MAX: usize = 32;
 
 /// The table of a loan, and what is in it.

@@ -1,20 +1,22 @@
 //! Where a reply leaves: device, MAC addresses and MTU, as the kernel decides them.
 //!
-//! A lane looks up its local address and the peer in a table ([`table`]) that one background thread ([`worker`])
-//! keeps. What is not there it asks for, without waiting ([`queries`]), and the reply meanwhile takes an ordinary
-//! socket, which also makes the kernel look for a neighbour that it does not know. The thread asks the kernel
-//! ([`netlink`]) for a route from the one address to the other, so that rules, weights and metrics are the
-//! kernel's business, and joins it with the device and the neighbour that it knows of ([`kernel_tables`]) from what the
-//! kernel tells ([`rtnetlink`]).
+//! A lane looks up its local address and the peer in a table ([`table`]) that one background thread
+//! ([`worker`]) keeps. What is not there it asks for, without waiting ([`queries`]), and the reply
+//! meanwhile takes an ordinary socket, which also makes the kernel look for a neighbour that it
+//! does not know. The thread asks the kernel ([`netlink`]) for a route from the one address to the
+//! other, so that rules, weights and metrics are the kernel's business, and joins it with the
+//! device and the neighbour that it knows of ([`kernel_tables`]) from what the kernel tells
+//! ([`rtnetlink`]).
 //!
-//! The table is kept current by the kernel's events: a neighbour that changes or goes changes its entries at once,
-//! a changed route those of its peers, a changed device those that leave by it, a changed address those with that
-//! address. A device that begins to carry frames may be a better way for any peer, and an address that goes may take
-//! routes along: then the entries stay in force until they were asked for again. Everything else that may matter
-//! empties the table. Where events were lost, all is read anew. Two things have no event. What the kernel learns of a path's MTU is seen because entries
-//! in use are asked for again every [`REFRESH_INTERVAL`]. And a neighbour that was last heard of long ago (stale) is
-//! only looked for again by a kernel that sends to it, so that one datagram per lane, entry and turn then takes the
-//! ordinary socket.
+//! The table is kept current by the kernel's events: a neighbour that changes or goes changes its
+//! entries at once, a changed route those of its peers, a changed device those that leave by it, a
+//! changed address those with that address. A device that begins to carry frames may be a better
+//! way for any peer, and an address that goes may take routes along: then the entries stay in force
+//! until they were asked for again. Everything else that may matter empties the table. Where events
+//! were lost, all is read anew. Two things have no event. What the kernel learns of a path's MTU is
+//! seen because entries in use are asked for again every [`REFRESH_INTERVAL`]. And a neighbour that
+//! was last heard of long ago (stale) is only looked for again by a kernel that sends to it, so
+//! that one datagram per lane, entry and turn then takes the ordinary socket.
 //!
 //! What the kernel would do to a packet after its route is chosen is not done to what a lane sends: netfilter,
 //! traffic control, IPsec. Rules that look at ports or marks are not asked about either.

@@ -210,8 +210,9 @@ impl QuerySocket {
         Err(io::Error::other("a dump of the kernel's tables did not come to its end"))
     }
 
-    /// Asks for routes, at most [`QUERIES_MAX`] in one go, and hands the index of each question that has one to
-    /// `each`, with the route. Any other way out of the kernel's decision is no route.
+    /// Asks for routes, at most [`QUERIES_MAX`] in one go, and hands the index of each question
+    /// that has one to `each`, with the route. Any other way out of the kernel's decision is no
+    /// route.
     pub(super) fn routes<'a>(
         &mut self,
         questions: impl Iterator<Item = &'a RouteQuery>,
