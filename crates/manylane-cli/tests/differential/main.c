@@ -9,14 +9,18 @@
 #include "differential.h"
 
 #include <errno.h>
+#include <net/if.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -297,6 +301,27 @@ static void play_alone(void)
 	munmap(all, sizeof(*all));
 }
 
+/*
+ * Other processes like this one run at the same time, and the kernel gives the
+ * port that one has closed to another: a datagram that was sent to the first
+ * would then reach the second. Each has a network of its own where that is
+ * permitted.
+ */
+static void leave_network(void)
+{
+	struct ifreq loopback = { .ifr_name = "lo", .ifr_flags = IFF_UP };
+	int fd;
+
+	if (unshare(CLONE_NEWNET))
+		return;
+	fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &loopback)) {
+		perror("lo");
+		exit(1);
+	}
+	close(fd);
+}
+
 int main(void)
 {
 	struct rlimit limit = { 1024, 1024 };
@@ -307,6 +332,7 @@ int main(void)
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	setrlimit(RLIMIT_NOFILE, &limit);
 	signal(SIGPIPE, SIG_IGN);
+	leave_network();
 	while (getline(&line, &size, stdin) >= 0) {
 		if (!strcmp(line, "end\n")) {
 			play_alone();
