@@ -107,7 +107,7 @@ struct ml_limit {
 };
 
 /* What one socket lets in. All zeroes: everything. */
-struct ml_guard {
+struct ml_filter {
 	__u32 rules;	  /* whether it has prefixes */
 	__u32 generation; /* of its limits: those before had other buckets */
 	struct ml_limit limit[ML_LIMITS]; /* the widest first */
@@ -139,7 +139,7 @@ struct ml_source {
 };
 
 /* What of a socket's was dropped, per CPU. */
-struct ml_refused {
+struct ml_filter_drops {
 	__u64 denied;
 	__u64 limited;
 };
@@ -168,21 +168,21 @@ enum ml_xdp_count {
  * read, and where its payload is. No frame that comes from a device to its own
  * address begins with the first bit set.
  */
-struct ml_note {
-	__u8 kind;   /* enum ml_note_kind */
+struct ml_rx_hint {
+	__u8 kind;   /* enum ml_rx_hint_kind */
 	__u8 rest;   /* as it was */
 	__u16 bytes; /* of payload, in the machine's byte order */
 };
 /* The longest UDP datagram, with its header, of which something is said. */
-#define ML_NOTE_MOST 72
+#define ML_RX_HINT_UDP_MAX 72
 
-enum ml_note_kind {
-	ML_NOTE = 1, /* IP without tags or options, all lengths right */
-	/* Bytes before the payload: numbers with the bits of ML_NOTE_HEAD. */
-	ML_NOTE_IP4 = 42,
-	ML_NOTE_IP6 = 62,
-	ML_NOTE_HEAD = 62,
-	ML_NOTE_UNFINISHED = 64, /* the checksum is that of the pseudo header */
+enum ml_rx_hint_kind {
+	ML_RX_HINT = 1, /* IP without tags or options, all lengths right */
+	/* Bytes before the payload: numbers with the bits of ML_RX_HINT_HEADERS_MASK. */
+	ML_RX_HINT_V4 = 42,
+	ML_RX_HINT_V6 = 62,
+	ML_RX_HINT_HEADERS_MASK = 62,
+	ML_RX_HINT_PARTIAL = 64, /* the checksum is that of the pseudo header */
 };
 
 #ifdef __bpf__
@@ -199,15 +199,15 @@ ML_ASSERT(sizeof(struct ml_device) == 12);
 ML_ASSERT(offsetof(struct ml_device, longest) == 8);
 ML_ASSERT(sizeof(struct ml_limit) == 48);
 ML_ASSERT(offsetof(struct ml_limit, mask) == 16);
-ML_ASSERT(sizeof(struct ml_guard) == 8 + 48 * ML_LIMITS);
-ML_ASSERT(offsetof(struct ml_guard, limit) == 8);
+ML_ASSERT(sizeof(struct ml_filter) == 8 + 48 * ML_LIMITS);
+ML_ASSERT(offsetof(struct ml_filter, limit) == 8);
 ML_ASSERT(sizeof(struct ml_rule) == 24);
 ML_ASSERT(offsetof(struct ml_rule, ip) == 8);
 ML_ASSERT(sizeof(struct ml_source) == 24);
 ML_ASSERT(offsetof(struct ml_source, ip) == 8);
-ML_ASSERT(sizeof(struct ml_refused) == 16);
-ML_ASSERT(sizeof(struct ml_note) == 4);
-ML_ASSERT(offsetof(struct ml_note, bytes) == 2);
+ML_ASSERT(sizeof(struct ml_filter_drops) == 16);
+ML_ASSERT(sizeof(struct ml_rx_hint) == 4);
+ML_ASSERT(offsetof(struct ml_rx_hint, bytes) == 2);
 #endif
 
 #endif /* MANYLANE_ABI_H */

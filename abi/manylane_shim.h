@@ -61,14 +61,14 @@ enum mls_reason_id {
 	/* Engine xdp: the socket has its lanes, and no queues. */
 	MLS_NO_QUEUE = 17, /* no device has its address, or a queue to spare */
 	MLS_CONTROL = 18,  /* options that only the kernel's socket honours */
-	MLS_LENDER = 19,   /* the launcher lent none */
+	MLS_NO_LEASE = 19, /* the launcher leased none */
 	MLS_FORKED = 20,   /* forked before there were lanes */
 	/* With --batch: the socket has its lanes, and each call takes one datagram. */
-	MLS_ONE_CONTROL = 21,  /* control messages come with each */
-	MLS_ONE_EDGES = 22,    /* EPOLLET */
-	MLS_ONE_SHARED = 23,   /* lanes that several threads have */
-	MLS_ONE_QUEUES = 24,   /* engine xdp */
-	MLS_ONE_FULL = 25,     /* no memory, or too many sockets */
+	MLS_NO_PREFETCH_CONTROL = 21, /* control messages come with each */
+	MLS_NO_PREFETCH_EDGES = 22,   /* EPOLLET */
+	MLS_NO_PREFETCH_SHARED = 23,  /* lanes that several threads have */
+	MLS_NO_PREFETCH_QUEUES = 24,  /* engine xdp */
+	MLS_NO_PREFETCH_FULL = 25,    /* no memory, or too many sockets */
 	MLS_REPLY_FAILED = 26, /* one that was kept to be sent with others */
 	MLS_REASONS_USED = 30,
 };
@@ -106,11 +106,11 @@ struct mls_receiver {
 	__u64 tx_datagrams;
 	__u64 tx_bytes;
 	__u64 tx_batches;
-	__u64 helped;	 /* of rx_datagrams, from a lane that was not its own */
+	__u64 rx_stolen; /* of rx_datagrams, from a lane that was not its own */
 	__u64 rx_frames; /* of rx_datagrams, by engine xdp */
 	__u64 tx_frames;
 	__u64 inode; /* of the kernel socket of its lane; 0 if not known */
-	__u64 overtaken; /* thrown away by --overload newest; none of rx_datagrams */
+	__u64 dropped_stale; /* thrown away by --drop head; none of rx_datagrams */
 };
 
 struct mls_reason {
@@ -137,7 +137,7 @@ MLS_ASSERT(offsetof(struct mls_reason, last_addr) == 16);
 MLS_ASSERT(sizeof(struct mls_receiver) == 128);
 MLS_ASSERT(offsetof(struct mls_receiver, addr) == 16);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_datagrams) == 40);
-MLS_ASSERT(offsetof(struct mls_receiver, helped) == 88);
+MLS_ASSERT(offsetof(struct mls_receiver, rx_stolen) == 88);
 MLS_ASSERT(offsetof(struct mls_receiver, rx_frames) == 96);
 MLS_ASSERT(offsetof(struct mls_receiver, inode) == 112);
 MLS_ASSERT(offsetof(struct mls_report, receiver) == 64 + 64 * MLS_REASONS);

@@ -4,9 +4,9 @@
  * address go to the XSK of their queue, everything else to the kernel.
  *
  * It decides from headers alone, and drops nothing but what a socket said that
- * it does not want (guard.h). What it does not understand is the kernel's: the
+ * it does not want (filter.h). What it does not understand is the kernel's: the
  * companion socket of the lane gets it from there. Of what goes to a lane it
- * says whether lengths and checksums are right (note.h); the lane verifies what
+ * says whether lengths and checksums are right (rx_hint.h); the lane verifies what
  * nothing was said of, and counts what is wrong.
  */
 #include <linux/bpf.h>
@@ -19,8 +19,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "manylane_abi.h"
-#include "guard.h"
-#include "note.h"
+#include "filter.h"
+#include "rx_hint.h"
 
 /* Set where one frame may be a train: see is_train. */
 const volatile __u8 ml_trains;
@@ -278,7 +278,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	if (reason)
 		return pass(reason);
 	/* 5: what its socket does not want goes no further. */
-	reason = guard(socket, type == bpf_htons(ETH_P_IPV6), &from);
+	reason = check_filter(socket, type == bpf_htons(ETH_P_IPV6), &from);
 	if (reason)
 		return verdict(reason, XDP_DROP);
 	if (is_train(&from, &to.addr, udp))
@@ -292,7 +292,7 @@ static __always_inline int take(struct xdp_md *ctx, __u64 length)
 	    bpf_redirect_map(&ml_xsks, index, XDP_PASS) != XDP_REDIRECT)
 		return pass(ML_XDP_NO_LANE);
 	/* 9: what the lane need not find out itself. */
-	ml_note(ctx);
+	ml_write_rx_hint(ctx);
 	return verdict(ML_XDP_REDIRECTED, XDP_REDIRECT);
 }
 

@@ -79,7 +79,7 @@ pub struct Limit {
     pub mask: [[u8; 16]; 2],
 }
 
-/// What one socket lets in (`struct ml_guard`).
+/// What one socket lets in (`struct ml_filter`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct FilterEntry {
@@ -117,7 +117,7 @@ impl FilterEntry {
 
 /// The data of a rule's key (`struct ml_rule` behind its number of bits): socket, family, zeroes, address.
 pub type RuleKey = [u8; 20];
-/// What of a socket's was dropped (`struct ml_refused`): denied, limited.
+/// What of a socket's was dropped (`struct ml_filter_drops`): denied, limited.
 pub type Refused = [u64; 2];
 
 const _: () = assert!(size_of::<Limit>() == 48);
@@ -126,7 +126,7 @@ const _: () = assert!(size_of::<FilterEntry>() == 8 + 48 * MAX_LIMITS);
 const _: () = assert!(offset_of!(FilterEntry, limit) == 8);
 const _: () = assert!(size_of::<FilterWords>() == size_of::<FilterEntry>());
 
-/// What the XDP program says of a frame (`enum ml_note_kind`): that it says something; how many bytes of it are before the
+/// What the XDP program says of a frame (`enum ml_rx_hint_kind`): that it says something; how many bytes of it are before the
 /// payload, by which IPv4 is told from IPv6; that its checksum is unfinished.
 pub const RX_HINT: u8 = 1;
 /// See [`RX_HINT`].
@@ -137,7 +137,7 @@ pub const RX_HINT_V6: u8 = 62;
 pub const RX_HINT_HEADERS_MASK: u8 = 62;
 /// See [`RX_HINT`].
 pub const RX_HINT_PARTIAL: u8 = 64;
-/// Bytes of a note (`struct ml_note`).
+/// Bytes of a note (`struct ml_rx_hint`).
 pub const RX_HINT_LEN: usize = 4;
 /// The longest UDP datagram, with its header, of which something is said.
 pub const RX_HINT_UDP_MAX: u16 = 72;

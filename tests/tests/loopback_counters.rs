@@ -29,7 +29,7 @@ fn counts(c: &LaneCounters) -> [u64; 29] {
         c.sent_bytes,
         c.send_calls,
         c.gso_messages,
-        c.lost_full,
+        c.lost_sndbuf_full,
         c.lost_no_buffers,
         c.lost_unreachable,
         c.lost_too_large,

@@ -101,7 +101,11 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         assert!(done.sent > 0 && done.sent < 100, "IPv6 {ipv6}: {done:?}");
         assert_eq!(done.sent + done.lost, 100);
         let full = total(&hands);
-        assert_eq!((full.offered, full.sent, full.lost_full), (100, done.sent, done.lost), "IPv6 {ipv6}");
+        assert_eq!(
+            (full.offered, full.sent, full.lost_sndbuf_full),
+            (100, done.sent, done.lost),
+            "IPv6 {ipv6}"
+        );
         assert_eq!((full.lost(), full.send_calls), (done.lost, 1 + done.lost), "IPv6 {ipv6}: {full:?}");
         let taken: usize = sizes[..done.sent as usize].iter().sum();
         assert_eq!(full.sent_bytes, taken as u64);
@@ -110,7 +114,7 @@ fn netns_a_send_buffer_that_stays_full_is_counted_exactly() {
         assert_eq!(offer(&mut hands, client.addr(), &non_gso_sizes(7)), Flushed { sent: 0, lost: 7 });
         assert_eq!(offer(&mut hands, client.addr(), &[90; 20]), Flushed { sent: 0, lost: 20 });
         let still = total(&hands);
-        assert_eq!((still.offered, still.sent, still.lost_full), (127, done.sent, done.lost + 27));
+        assert_eq!((still.offered, still.sent, still.lost_sndbuf_full), (127, done.sent, done.lost + 27));
         assert_eq!((still.lost(), still.gso_messages, still.gso_fallbacks), (done.lost + 27, 0, 0));
         assert_eq!(still.send_calls - full.send_calls, 7 + 1);
 
@@ -221,8 +225,8 @@ fn netns_a_stop_does_not_wait_for_a_full_send_buffer_again_and_again() {
     (0..COUNT as usize).for_each(|at| client.send(&[1; 200][..100 + at % 64]));
     wait_until(|| b.device_counters(0).unwrap().rx_packets - before >= COUNT, &serving.handle);
     let total = serving.stop().unwrap().total();
-    assert_eq!((total.offered, total.sent + total.lost_full), (total.delivered, total.delivered));
-    assert_eq!((total.lost(), total.lost_full > 0), (total.lost_full, true), "{total:?}");
+    assert_eq!((total.offered, total.sent + total.lost_sndbuf_full), (total.delivered, total.delivered));
+    assert_eq!((total.lost(), total.lost_sndbuf_full > 0), (total.lost_sndbuf_full, true), "{total:?}");
 }
 
 /// What ICMP tells of one peer costs no other peer a datagram, in either direction, also where the application has asked

@@ -169,36 +169,36 @@ fn netns_xdp_limits_change_while_lanes_serve() {
     let Some(testbed) = two_queues("netns_xdp_limits_change_while_lanes_serve") else { return };
     let (a, b) = (testbed.host(0), testbed.host(1));
     let serving = sink(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder)));
-    let gate = serving.handle.filter().unwrap();
+    let filter = serving.handle.filter().unwrap();
     let crowd = SpoofingSender::new(a, b, serving.addr, &serving.handle);
     assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
-    gate.set_limits(&[limit("0.001/4")]).unwrap();
+    filter.set_limits(&[limit("0.001/4")]).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [4, 0, 6]);
     // The same limit anew is no other one: its buckets are as they were.
-    gate.set_limits(&[limit("0.001/4")]).unwrap();
+    filter.set_limits(&[limit("0.001/4")]).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 0, 10]);
     // Another one starts afresh, and knows nothing of the debt to the one before.
-    gate.set_limits(&[limit("0.002/7")]).unwrap();
+    filter.set_limits(&[limit("0.002/7")]).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [7, 0, 3]);
-    gate.deny(prefix("10.7.0.0/24")).unwrap();
-    gate.allow(prefix("10.7.0.1")).unwrap();
+    filter.deny(prefix("10.7.0.0/24")).unwrap();
+    filter.allow(prefix("10.7.0.1")).unwrap();
     assert_eq!(crowd.send_times("10.7.0.2", 10), [0, 10, 0]);
     assert_eq!(crowd.send_times("10.7.0.1", 10), [10, 0, 0]);
-    gate.deny(prefix("10.7.0.1")).unwrap();
+    filter.deny(prefix("10.7.0.1")).unwrap();
     assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
-    gate.remove(prefix("10.7.0.0/24")).unwrap();
+    filter.remove(prefix("10.7.0.0/24")).unwrap();
     assert_eq!(crowd.send_times("10.7.0.2", 10), [7, 0, 3]);
-    let before = gate.current();
-    gate.set_limits(&[limit("1"), limit("2"), limit("3")]).unwrap_err();
-    let several = gate.change(|guard| {
-        guard.set_rule(prefix("10.7.0.1"), None)?;
-        guard.set_limits(&[limit("1"), limit("2"), limit("3")])
+    let before = filter.current();
+    filter.set_limits(&[limit("1"), limit("2"), limit("3")]).unwrap_err();
+    let several = filter.change(|filter| {
+        filter.set_rule(prefix("10.7.0.1"), None)?;
+        filter.set_limits(&[limit("1"), limit("2"), limit("3")])
     });
-    assert!(several.is_err() && gate.current() == before);
+    assert!(several.is_err() && filter.current() == before);
     assert_eq!(crowd.send_times("10.7.0.1", 10), [0, 10, 0]);
-    gate.remove(prefix("10.7.0.1")).unwrap();
-    gate.set_limits(&[]).unwrap();
-    assert!(gate.current().is_empty());
+    filter.remove(prefix("10.7.0.1")).unwrap();
+    filter.set_limits(&[]).unwrap();
+    assert!(filter.current().is_empty());
     assert_eq!(crowd.send_times("10.7.0.1", 100), [100, 0, 0]);
 }
 
@@ -232,9 +232,9 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     let two = echo(b, open(b, b.ip4(0).into(), |builder| _ = with_xdp(builder).xdp_sockets(2)));
     let (to_one, to_two) = (client(a, a.ip4(0).into(), one.addr), client(a, a.ip4(0).into(), two.addr));
     let near = b.run(|| Client::between(SocketAddr::new(b.ip4(0).into(), 0), one.addr));
-    let gate = one.handle.filter().unwrap();
-    gate.deny(prefix("0.0.0.0/0")).unwrap();
-    gate.set_limits(&[limit("0.001/1")]).unwrap();
+    let filter = one.handle.filter().unwrap();
+    filter.deny(prefix("0.0.0.0/0")).unwrap();
+    filter.set_limits(&[limit("0.001/1")]).unwrap();
     for _ in 0..10 {
         to_one.send(b"denied");
         to_two.ping();
@@ -247,9 +247,9 @@ fn netns_xdp_limits_are_those_of_one_socket() {
     assert!(to_one.is_idle());
     assert_eq!(two.handle.counters().filter_drops, manylane::FilterDrops::default());
     // Each has its own word on the same prefix: what the second one lets in past its limit, the first one still denies.
-    let gate = two.handle.filter().unwrap();
-    gate.allow(prefix("0.0.0.0/0")).unwrap();
-    gate.set_limits(&[limit("0.001/1")]).unwrap();
+    let filter = two.handle.filter().unwrap();
+    filter.allow(prefix("0.0.0.0/0")).unwrap();
+    filter.set_limits(&[limit("0.001/1")]).unwrap();
     to_one.send(b"denied");
     wait_until(|| one.handle.counters().filter_drops.denied == 11, &one.handle);
     for _ in 0..3 {

@@ -154,18 +154,18 @@ bond() { # MODE: a bond of two veth devices, with a bond of the same kind at the
   soon ip netns exec far ping -c 1 -W 1 10.1.0.1
 
   refused "bond0 is made of other devices (part0, part1)" 10.1.0.1:7 --engine xdp
-  refused "part0 is a part of bond0" 10.1.0.1:7 --engine xdp --xdp-device part0
+  refused "part0 is a part of bond0" 10.1.0.1:7 --engine xdp --interface part0
   # Not by default either: a server's devices are chosen by the same rule.
   status=0
-  manylane run --engine xdp --interfaces bond0 -- server 7 block 2 10.1.0.1 0 >/tmp/refused 2>&1 || status=$?
+  manylane run --engine xdp --interface bond0 -- server 7 block 2 10.1.0.1 0 >/tmp/refused 2>&1 || status=$?
   cat /tmp/refused
   is status $status 125
   grep -qF "bond0 is made of other devices" /tmp/refused
 
-  serve 10.1.0.1:7 --engine xdp --xdp-generic --xdp-device bond0
+  serve 10.1.0.1:7 --engine xdp --xdp-generic --interface bond0
   is answered "$(far 10.1.0.1:7 200)" "200 200 0 0"
   stop
-  counted by_xdp=200 delivered=200
+  counted delivered_by_xdp=200 delivered=200
   no_losses
 }
 
@@ -178,8 +178,8 @@ part_of() { # KIND OPTION...
   ip link set p0 master upper0
   ip link set upper0 up
   ip link set p0 up
-  refused "p0 is a part of upper0" 0.0.0.0:7 --engine xdp --xdp-device p0
-  refused "upper0" 0.0.0.0:7 --engine xdp --xdp-device upper0
+  refused "p0 is a part of upper0" 0.0.0.0:7 --engine xdp --interface p0
+  refused "upper0" 0.0.0.0:7 --engine xdp --interface upper0
 }
 
 # A device that becomes a part of a VRF under a socket of none: the kernel would not take its datagrams either.
@@ -189,13 +189,13 @@ into_a_vrf() {
   ip -n far address add 10.2.0.2/24 dev p0
   ip link add upper0 type vrf table 10
   ip link set upper0 up
-  serve 10.2.0.1:7 --engine xdp --xdp-device p0
+  serve 10.2.0.1:7 --engine xdp --interface p0
   is answered "$(far 10.2.0.1:7 100)" "100 100 0 0"
   ip link set p0 master upper0
   soon left_alone p0
   is "answered in the VRF" "$(far 10.2.0.1:7 50)" "50 0 0 0"
   stop
-  counted by_xdp=100 delivered=100
+  counted delivered_by_xdp=100 delivered=100
   no_losses
 }
 left_alone() { ! ip link show dev "$1" | grep -q xdp; }
@@ -211,15 +211,15 @@ vlan() {
   refused "p0.5: its driver takes no XDP program" 10.3.0.1:7 --engine xdp
   # The tag in the frame: the VLAN's device gets it, or who names the VLAN.
   ip netns exec far ethtool -K p0 txvlan off >/dev/null
-  serve 10.3.0.1:7 --engine xdp --xdp-device p0
+  serve 10.3.0.1:7 --engine xdp --interface p0
   is answered "$(far 10.3.0.1:7 100)" "100 100 0 0"
   stop
-  counted by_xdp=0 delivered=100
+  counted delivered_by_xdp=0 delivered=100
   no_losses
-  serve 10.3.0.1:7 --engine xdp --xdp-device p0 --xdp-vlan 5
+  serve 10.3.0.1:7 --engine xdp --interface p0 --xdp-vlan 5
   is "answered with the tag" "$(far 10.3.0.1:7 100)" "100 100 0 0"
   stop
-  counted by_xdp=100 delivered=100
+  counted delivered_by_xdp=100 delivered=100
   no_losses
 }
 
@@ -227,12 +227,12 @@ tags_taken_off() {
   ip address add 10.4.0.1/24 dev eth2
   ip link set eth2 up
   is rxvlan "$(ethtool -k eth2 | sed -n 's/^rx-vlan-offload: //p')" on
-  refused "its driver takes VLAN tags off" 10.4.0.1:7 --engine xdp --xdp-generic --xdp-device eth2 --xdp-vlan 5
-  serve 10.4.0.1:7 --engine xdp --xdp-generic --xdp-device eth2
+  refused "its driver takes VLAN tags off" 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2 --xdp-vlan 5
+  serve 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2
   stop
   grep -q "its driver takes VLAN tags off" /tmp/echo.err
   ethtool -K eth2 rxvlan off
-  serve 10.4.0.1:7 --engine xdp --xdp-generic --xdp-device eth2 --xdp-vlan 5
+  serve 10.4.0.1:7 --engine xdp --xdp-generic --interface eth2 --xdp-vlan 5
   stop
   is "lines on standard error" "$(grep -c "VLAN tags off" /tmp/echo.err)" 0
 }
@@ -250,7 +250,7 @@ virtio() { # QUEUES LEFT
   stop
   counted delivered=2500 sent=2500
   no_losses
-  if [ "$2" -eq 0 ]; then counted by_xdp=2500; else grep "left to the kernel" /tmp/echo.err; fi
+  if [ "$2" -eq 0 ]; then counted delivered_by_xdp=2500; else grep "left to the kernel" /tmp/echo.err; fi
   is "queues with frames for lanes" "$(ethtool -S eth0 | grep -cE 'rx_?(queue_)?[0-9]+_xdp_redirects: [1-9]')" "$1"
   is "unfinished by the host afterwards" "$(host unfinished tap0)" on
 }
@@ -261,7 +261,7 @@ virtio_generic() {
   is "unfinished by the host" "$(host unfinished tap0)" on
   is answered "$(from_host 10.77.0.2:7 500 echo)" "500 500 0 0"
   stop
-  counted by_xdp=0 delivered=500
+  counted delivered_by_xdp=0 delivered=500
   no_losses
 }
 
@@ -286,10 +286,10 @@ summed() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" /tmp/run.json | awk '{ sum += 
 
 virtio_without_offloads() {
   refused "ctrl_guest_offloads" 10.77.1.2:7 --engine xdp
-  serve 10.77.1.2:7 --xdp-device eth1
+  serve 10.77.1.2:7 --interface eth1
   is answered "$(from_host 10.77.1.2:7 500 echo)" "500 500 0 0"
   stop
-  counted by_xdp=0 delivered=500
+  counted delivered_by_xdp=0 delivered=500
   no_losses
 }
 

@@ -92,9 +92,9 @@ fn rx(args: &RxArgs, work: Work, director: &mut Bar) -> Result<()> {
     let duration = args.duration.unwrap_or(if args.quick { QUICK_SAMPLE_DURATION } else { SAMPLE_DURATION });
     let most = args.threads.iter().max().and_then(|most| u32::try_from(*most).ok());
     let queues = args.queues.or(most).unwrap_or(1).min(QUEUES_MAX);
-    let must = args.place.testbed || args.interfaces > 1 || args.queues.is_some();
+    let must = args.place.testbed || args.links > 1 || args.queues.is_some();
     let mut setup = make_setup(&args.place, &args.common, must, |cpus| {
-        Setup::testbed_with_queues(cpus, args.interfaces, queues)
+        Setup::testbed_with_queues(cpus, args.links, queues)
     })?;
     setup.set_count_hook(args.answers);
     let has_device = !setup.device_names().is_empty();
@@ -323,7 +323,7 @@ fn options(
         flows: args.flows.unwrap_or(DEFAULT_FLOWS),
         batch: args.batch,
         recv_buffer: args.recv_buffer.unwrap_or_else(bench::default_recv_buffer),
-        rx_coalesce: args.linger.map(Duration::from_micros),
+        rx_coalesce: args.rx_usecs.map(Duration::from_micros),
         steering: args.steering,
         quick: false,
         command: command_line(),

@@ -1,5 +1,6 @@
 //! `manylane echo`: every datagram goes back to where it came from.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &EchoArgs) -> Result<()> {
         metrics::serve(metrics::bind(at)?, page)?;
     }
     // Without it nothing is worse but that nobody sees it.
-    let _door =
+    let _control =
         ControlSocket::open(&socket.handle()).map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     let handle = socket.handle();
     let served = AtomicBool::new(false);
@@ -65,12 +66,12 @@ fn open(args: &EchoArgs) -> Result<Socket> {
     builder
         .engine(args.engine)
         .steering(args.steering)
-        .steering_backend(args.steering_by)
+        .steering_backend(args.steering_backend)
         .placement(args.placement.clone())
         .batch(args.batch)
         .gso(args.gso.is_on())
         .stealing(args.stealing)
-        .drop_policy(args.overload)
+        .drop_policy(args.drop)
         .ecn(args.ecn)
         .only_v6(args.only_v6)
         .reuse_port(args.reuse_port)
@@ -79,22 +80,22 @@ fn open(args: &EchoArgs) -> Result<Socket> {
     if let Some(micros) = args.busy_poll {
         builder.busy_poll(Duration::from_micros(micros));
     }
-    for limit in &args.guard.limit {
+    for limit in &args.filter.limit {
         builder.limit(*limit);
     }
-    for prefix in &args.guard.allow {
+    for prefix in &args.filter.allow {
         builder.allow(*prefix);
     }
-    for prefix in &args.guard.deny {
+    for prefix in &args.filter.deny {
         builder.deny(*prefix);
     }
     for vlan in &args.xdp_vlan {
         builder.xdp_vlan(*vlan);
     }
-    if !args.xdp_device.is_empty() {
-        builder.xdp_devices(args.xdp_device.clone());
+    if !args.interface.is_empty() {
+        builder.xdp_devices(args.interface.clone());
     }
-    if let Some(micros) = args.linger {
+    if let Some(micros) = args.rx_usecs {
         builder.rx_coalesce(Duration::from_micros(micros));
     }
     if let Some(gro) = args.gro {
@@ -207,14 +208,14 @@ struct Settings {
     /// Queues of devices that feed lanes past the kernel's stack, as `device:queue`.
     xdp_queues: Vec<String>,
     steering: String,
-    steering_by: String,
+    steering_backend: String,
     steering_why: Option<String>,
     placement: String,
     batch: usize,
     gro: bool,
     gso: bool,
     stealing: bool,
-    overload: String,
+    drop: String,
     busy_poll_us: u64,
     /// How lanes wait, and why it is not what was asked for.
     wait: String,
@@ -241,21 +242,21 @@ impl Settings {
             engine_choice: socket.choice().map(|choice| choice.reason.clone()),
             xdp_queues: socket.xdp_queues().iter().map(|at| format!("{}:{}", at.device, at.queue)).collect(),
             steering: steering.policy.to_string(),
-            steering_by: steering.backend.to_string(),
+            steering_backend: steering.backend.to_string(),
             steering_why: steering.reason,
             placement: args.placement.to_string(),
             batch: args.batch,
             gro: can.gro,
             gso: can.gso,
             stealing: args.stealing,
-            overload: args.overload.to_string(),
+            drop: args.drop.to_string(),
             busy_poll_us: args.busy_poll.unwrap_or(0),
             wait: waiting.policy.to_string(),
             wait_why: waiting.reason,
             recv_buffer: args.recv_buffer,
-            limits: args.guard.limit.iter().map(ToString::to_string).collect(),
-            allow: args.guard.allow.iter().map(ToString::to_string).collect(),
-            deny: args.guard.deny.iter().map(ToString::to_string).collect(),
+            limits: args.filter.limit.iter().map(ToString::to_string).collect(),
+            allow: args.filter.allow.iter().map(ToString::to_string).collect(),
+            deny: args.filter.deny.iter().map(ToString::to_string).collect(),
             seconds: 0.0,
         }
     }
@@ -272,7 +273,7 @@ impl Settings {
             self.lanes,
             self.engine,
             self.steering,
-            self.steering_by,
+            self.steering_backend,
             because(&self.steering_why),
             self.placement,
             self.wait,
@@ -281,90 +282,20 @@ impl Settings {
     }
 }
 
-/// The counters of one lane, of all that were closed (`closed`), or of everything (`total`): what was refused never got to
-/// a lane, and is in the last alone.
+/// The counters of one lane, of the lanes that were closed (`closed`), or of the socket (`total`): only the last has
+/// `denied` and `limited`, because datagrams that the filter drops reach no lane.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
     lane: String,
-    arrived: u64,
     denied: u64,
     limited: u64,
-    delivered: u64,
-    delivered_bytes: u64,
-    kernel_dropped: u64,
-    overtaken: u64,
-    discarded: u64,
-    truncated: u64,
-    batches: u64,
-    messages: u64,
-    trains: u64,
-    stolen: u64,
-    recv_errors: u64,
-    steered: Option<u64>,
-    offered: u64,
-    sent: u64,
-    sent_bytes: u64,
-    send_calls: u64,
-    lost: u64,
-    lost_full: u64,
-    lost_no_buffers: u64,
-    lost_unreachable: u64,
-    lost_too_large: u64,
-    lost_denied: u64,
-    lost_other: u64,
-    abandoned: u64,
-    by_xdp: u64,
-    bad_checksum: u64,
-    malformed: u64,
-    xsk_dropped: u64,
-    sent_by_xdp: u64,
-    uring_short: u64,
-    uring_fallbacks: u64,
-    sleeps: u64,
-    looks: u64,
+    #[serde(flatten)]
+    counters: BTreeMap<&'static str, Option<u64>>,
 }
 
 impl Row {
     fn new(lane: String, counters: &LaneCounters) -> Self {
-        Self {
-            lane,
-            arrived: counters.arrived(),
-            denied: 0,
-            limited: 0,
-            delivered: counters.delivered,
-            delivered_bytes: counters.delivered_bytes,
-            kernel_dropped: counters.kernel_dropped,
-            overtaken: counters.dropped_stale,
-            discarded: counters.discarded,
-            truncated: counters.truncated,
-            batches: counters.batches,
-            messages: counters.messages,
-            trains: counters.gro_messages,
-            stolen: counters.stolen,
-            recv_errors: counters.recv_errors,
-            steered: counters.steered,
-            offered: counters.offered,
-            sent: counters.sent,
-            sent_bytes: counters.sent_bytes,
-            send_calls: counters.send_calls,
-            lost: counters.lost(),
-            lost_full: counters.lost_full,
-            lost_no_buffers: counters.lost_no_buffers,
-            lost_unreachable: counters.lost_unreachable,
-            lost_too_large: counters.lost_too_large,
-            lost_denied: counters.lost_denied,
-            lost_other: counters.lost_other,
-            abandoned: counters.abandoned,
-            by_xdp: counters.delivered_by_xdp,
-            bad_checksum: counters.bad_checksum,
-            malformed: counters.malformed,
-            xsk_dropped: counters.xsk_dropped,
-            sent_by_xdp: counters.sent_by_xdp,
-            uring_short: counters.uring_no_buffers,
-            uring_fallbacks: counters.uring_fallbacks,
-            sleeps: counters.sleeps,
-            looks: counters.empty_polls,
-        }
+        Self { lane, denied: 0, limited: 0, counters: counters.named().into_iter().collect() }
     }
 }
 
@@ -374,8 +305,10 @@ fn rows(counters: &Counters) -> Vec<Row> {
         rows.push(Row::new("closed".into(), &counters.closed));
     }
     let FilterDrops { denied, limited, .. } = counters.filter_drops;
-    let total = Row::new("total".into(), &counters.total());
-    rows.push(Row { arrived: total.arrived + denied + limited, denied, limited, ..total });
+    let all = counters.total();
+    let mut total = Row { denied, limited, ..Row::new("total".into(), &all) };
+    total.counters.insert("arrived", Some(all.arrived() + denied + limited));
+    rows.push(total);
     rows
 }
 

@@ -1,4 +1,4 @@
-//! `manylane limit`: what a running process lets in, shown and changed through its door.
+//! `manylane limit`: what a running process lets in, shown and changed through its control socket.
 
 use anyhow::{Context, Result, bail};
 use manylane::control::{self, ControlClient};
@@ -11,17 +11,17 @@ use crate::output;
 /// Changes what there is to be changed; says what is in force.
 pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     let pid = args.pid;
-    let doors = control::find_control_sockets(Some(pid))?;
-    if doors.is_empty() {
+    let sockets = control::find_control_sockets(Some(pid))?;
+    if sockets.is_empty() {
         bail!(
-            "process {pid} has no door: 'manylane echo' and the launcher 'manylane run' have one, and programs that open one by the library"
+            "process {pid} has no control socket: 'manylane echo' and the launcher 'manylane run' have one, and programs that open one by the library"
         );
     }
     // A process may have sockets with other engines beside the one that is meant.
     let (mut guarded, mut why) = (Vec::new(), None);
-    for knock in &doors {
-        match knock.filter() {
-            Ok(_) => guarded.push(knock),
+    for client in &sockets {
+        match client.filter() {
+            Ok(_) => guarded.push(client),
             Err(err) => why = Some(err),
         }
     }
@@ -30,8 +30,8 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     }
     let changes = changes(args);
     if !changes.is_empty() {
-        for knock in &guarded {
-            knock.change(&changes).context("nothing was changed there")?;
+        for client in &guarded {
+            client.change(&changes).context("nothing was changed there")?;
         }
     }
     let rows = guarded.into_iter().map(Row::fetch).collect::<Result<Vec<_>>>()?;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &LimitArgs) -> Result<()> {
     output::print(&text)
 }
 
-/// As a door hears them.
+/// As a control socket hears them.
 fn changes(args: &LimitArgs) -> Vec<String> {
     let mut lines: Vec<String> = args.limit.iter().map(|limit| format!("limit {limit}")).collect();
     if args.unlimited {
@@ -61,7 +61,7 @@ struct Settings {
     pid: u32,
 }
 
-/// What a door lets in.
+/// What a control socket lets in.
 #[derive(Debug, Default, Serialize)]
 struct Row {
     pid: u32,
@@ -73,9 +73,9 @@ struct Row {
 }
 
 impl Row {
-    fn fetch(knock: &ControlClient) -> Result<Self> {
-        let mut row = Self { pid: knock.pid(), ..Self::default() };
-        for line in knock.filter()?.lines() {
+    fn fetch(client: &ControlClient) -> Result<Self> {
+        let mut row = Self { pid: client.pid(), ..Self::default() };
+        for line in client.filter()?.lines() {
             match line.split_once(' ') {
                 Some(("limit", limit)) => row.limits.push(limit.into()),
                 Some(("allow", prefix)) => row.allow.push(prefix.into()),

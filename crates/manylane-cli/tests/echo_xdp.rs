@@ -39,7 +39,7 @@ fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
     let addr = format!("{}:0", b.ip4(0));
     let mut command = b.command(PROGRAM).unwrap();
     // Engine auto, which takes xdp on a device that is named.
-    command.args(["echo", &addr, "--lanes", "2", "--xdp-device", b.device(0), "--json", "--stats", "0"]);
+    command.args(["echo", &addr, "--lanes", "2", "--interface", b.device(0), "--json", "--stats", "0"]);
     command.args(["--xdp-vlan", "5", "--xdp-vlan", "100.5", "--busy-poll", "100"]);
     // Each reply is to be a frame of its own, those that leave through the kernel, too.
     command.args(["--gso", "off"]);
@@ -83,7 +83,7 @@ fn netns_echo_takes_frames_of_the_vlans_that_it_is_given() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let served: Value = serde_json::from_str(&text).unwrap();
     let total = served["rows"].as_array().unwrap().iter().find(|row| row["lane"] == "total").unwrap();
-    for name in ["arrived", "by_xdp", "delivered", "sent"] {
+    for name in ["arrived", "delivered_by_xdp", "delivered", "sent"] {
         assert_eq!(total[name], 3 * EACH, "{name} of {total}");
     }
 }

@@ -55,7 +55,7 @@ impl Running {
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = lines.next().unwrap().unwrap();
-        // The door opens a moment later.
+        // The control socket opens a moment later.
         let addr = first.strip_prefix("listening on ").unwrap_or_else(|| panic!("{first}")).to_owned();
         thread::spawn(move || lines.for_each(drop));
         let running = Self { child, addr };
@@ -183,7 +183,7 @@ fn loopback_who_may_be_anybody_is_not_let_in() {
     let mut said = String::new();
     wait_until(|| {
         said = run_err(None, &["limit", &running.pid()], 1);
-        !said.contains("has no door")
+        !said.contains("has no control socket")
     });
     assert!(said.contains("only root and the user"), "{said}");
 }
@@ -211,11 +211,11 @@ fn netns_xdp_top_shows_the_rings_of_a_lane_of_the_library() {
     let testbed = Testbed::new(&Layout { ipv6: false, queues: 1, ..Layout::default() }).unwrap();
     let (a, b) = (testbed.host(0), testbed.host(1));
     let addr = format!("{}:4713", b.ip4(0));
-    let (mut lanes, handle, _door) = b.run(|| {
+    let (mut lanes, handle, _control) = b.run(|| {
         let mut builder = Builder::new(addr.as_str()).unwrap();
         let socket = builder.engine(Engine::Xdp).lanes(1).batch(8).xdp_ring(64).open().unwrap();
-        let (handle, door) = (socket.handle(), ControlSocket::open(&socket.handle()).unwrap());
-        (socket.into_lanes(), handle, door)
+        let (handle, control) = (socket.handle(), ControlSocket::open(&socket.handle()).unwrap());
+        (socket.into_lanes(), handle, control)
     });
     let look = || document(Some(b), &["top", "--json", "--interval", "50ms"])["rows"].clone();
     let told = |received: u64, waiting: u64| {
@@ -342,7 +342,7 @@ fn netns_xdp_limits_of_programs_that_are_run() {
         "run",
         "--engine",
         "xdp",
-        "--interfaces",
+        "--interface",
         b.device(0),
         "--quiet",
         "--deny",
@@ -399,10 +399,10 @@ fn netns_xdp_devices_that_nobody_names_are_left_alone() {
         let output = run(&[]);
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(125), "{text}");
-        assert!(text.contains("(--interfaces)") && text.contains(why), "{text}");
+        assert!(text.contains("(--interface)") && text.contains(why), "{text}");
     };
     refused("link0: it is an end of a veth pair");
-    assert!(run(&["--interfaces", b.device(0)]).status.success());
+    assert!(run(&["--interface", b.device(0)]).status.success());
     // Another kind of Ethernet device, if this kernel has one that is easily made.
     let made =
         b.ip_batch("link add card0 type ifb\nlink set dev card0 up\naddress add 169.254.7.7/16 dev card0\n");

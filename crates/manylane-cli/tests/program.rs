@@ -177,7 +177,7 @@ fn loopback_the_generator_sends_exactly_what_was_asked_for() {
 
 #[test]
 fn loopback_lanes_that_poll_and_an_engine_that_is_not_to_be_had() {
-    let words = ["--lanes", "2", "--busy-poll", "200", "--xdp-device", "nosuch0", "--xdp-vlan", "5"];
+    let words = ["--lanes", "2", "--busy-poll", "200", "--interface", "nosuch0", "--xdp-vlan", "5"];
     let echo = Echo::start(&[&words[..], &["--xdp-vlan", "100.5"]].concat());
     assert!(echo.how.starts_with("2 lanes, engine ") && echo.how.contains(" (not xdp: "), "{}", echo.how);
     assert!(echo.how.contains("there is no device nosuch0"), "{}", echo.how);
@@ -232,8 +232,8 @@ fn usage_errors_say_what_was_meant() {
         (&["bench", "rx", "--testbed", "--loopback"], "--loopback"),
         (&["bench", "chrun"], "churn"),
         (&["bench", "flap", "--events", "lunch"], "sender-link"),
-        (&["bench", "echo", "--interfaces", "0"], "1 to 16"),
-        (&["bench", "rx", "--interfaces", "2", "--loopback"], "--loopback"),
+        (&["bench", "echo", "--links", "0"], "1 to 16"),
+        (&["bench", "rx", "--links", "2", "--loopback"], "--loopback"),
         (&["bench", "rx", "--queues", "2", "--loopback"], "--loopback"),
         (&["bench", "echo", "--queues", "0"], "1..=64"),
     ] {
@@ -484,9 +484,12 @@ fn loopback_lanes_wait_as_they_are_told_and_say_how() {
         let served = echo.end("TERM");
         assert_eq!((&total(&served)["delivered"], &served["settings"]["wait"]), (&200.into(), &wait.into()));
         assert!(total(&served)["sleeps"].as_u64().unwrap() > 0);
-        let looks = total(&served)["looks"].as_u64().unwrap();
+        let empty_polls = total(&served)["empty_polls"].as_u64().unwrap();
         // What pays, the machine decides.
-        assert!(wait == "adaptive" || (looks > 0) == wait.starts_with("spin"), "{wait}: {looks} looks");
+        assert!(
+            wait == "adaptive" || (empty_polls > 0) == wait.starts_with("spin"),
+            "{wait}: {empty_polls} empty polls"
+        );
     }
 }
 

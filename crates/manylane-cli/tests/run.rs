@@ -139,10 +139,21 @@ fn what_cannot_be_started_is_told_with_the_codes_of_shells() {
 #[test]
 fn standard_streams_and_the_environment_are_the_program_s() {
     let mut command = Command::new(PROGRAM);
-    command
-        .args(["run", "--lanes", "3", "--ports", "53", "--batch", "1", "--linger", "70", "--engine", "mmsg"]);
+    command.args([
+        "run",
+        "--lanes",
+        "3",
+        "--ports",
+        "53",
+        "--batch",
+        "1",
+        "--rx-usecs",
+        "70",
+        "--engine",
+        "mmsg",
+    ]);
     command.args(["--steering", "key 0:8", "--", "sh", "-c"]).arg(
-        r#"echo "$LD_PRELOAD|$MANYLANE_LANES|$MANYLANE_PORTS|$MANYLANE_BATCH|$MANYLANE_LINGER|$MANYLANE_ENGINE|$MANYLANE_STEERING|$0|$1"
+        r#"echo "$LD_PRELOAD|$MANYLANE_LANES|$MANYLANE_PORTS|$MANYLANE_BATCH|$MANYLANE_RX_USECS|$MANYLANE_ENGINE|$MANYLANE_STEERING|$0|$1"
         cat; echo problem >&2"#,
     );
     command.args(["zero", "--one"]).env("LD_PRELOAD", "/usr/lib/x/users.so");
@@ -484,14 +495,13 @@ fn secure_execution_is_told() {
 }
 
 #[test]
-fn the_newest_can_win_where_there_may_be_lanes() {
-    let newest =
-        |lanes| run(&["--lanes", lanes, "--overload", "newest", "--", "sh", "-c", "echo $MANYLANE_OVERLOAD"]);
-    assert_eq!(stdout(&newest("2")), "newest\n");
-    let refused = newest("1");
+fn head_drop_needs_lanes() {
+    let head = |lanes| run(&["--lanes", lanes, "--drop", "head", "--", "sh", "-c", "echo $MANYLANE_DROP"]);
+    assert_eq!(stdout(&head("2")), "head\n");
+    let refused = head("1");
     assert_eq!(refused.status.code(), Some(125));
-    assert!(stderr(&refused).contains("--overload newest needs --lanes 2 or more"), "{}", stderr(&refused));
-    assert_eq!(run(&["--overload", "latest", "--", "true"]).status.code(), Some(2));
+    assert!(stderr(&refused).contains("--drop head needs --lanes 2 or more"), "{}", stderr(&refused));
+    assert_eq!(run(&["--drop", "newest", "--", "true"]).status.code(), Some(2));
 }
 
 /// A socket that is bound, and closed by its number, as libuv closes; a file then has its descriptor.

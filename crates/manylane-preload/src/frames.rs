@@ -152,17 +152,17 @@ impl TxDatagram {
         len: usize,
         peer: SocketAddr,
         hop: &NextHop,
-        loan: &Lease,
+        lease: &Lease,
         id: u16,
     ) -> Option<usize> {
-        let source = SocketAddr::new(hop.source, loan.port);
+        let source = SocketAddr::new(hop.source, lease.port);
         let plan =
-            UdpFrame { ttl: loan.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
+            UdpFrame { ttl: lease.ttl, ..UdpFrame::new(Mac(hop.source_mac), Mac(hop.mac), source, peer) };
         let (head, rest) = room.split_at_mut_checked(plan.len())?;
         let payload = rest.get_mut(..len)?;
         self.copy(payload);
         UdpFrame { payload: &*payload, ..plan }.write_headers(head).ok()?;
-        if loan.allow_fragments && peer.is_ipv4() {
+        if lease.allow_fragments && peer.is_ipv4() {
             allow_fragments(head, id);
         }
         Some(head.len() + len)

@@ -1,4 +1,4 @@
-//! Under overload the newest wins, for who asked for it (`--overload newest`): of a kernel socket's queue that is more than half
+//! Under overload the newest wins, for who asked for it (`--drop head`): of a kernel socket's queue that is more than half
 //! full, the oldest datagrams are thrown away, down to a quarter of it. `queues.rs` does the same with rings.
 //!
 //! How full a queue is says the memory that the kernel books for it (`SO_MEMINFO`), a system call:

@@ -1,4 +1,4 @@
-//! Descriptors of the library's own: lanes, queues on loan, copies of the program's sockets. The program does not know of them.
+//! Descriptors of the library's own: lanes, queues on lease, copies of the program's sockets. The program does not know of them.
 //!
 //! Their numbers are where programs seldom look. The program may name one all the same (dup2(2)): lanes move then, copies are
 //! waited for, and queues stay. So that neither side takes the other's file away, a number is taken, and marked in the table,

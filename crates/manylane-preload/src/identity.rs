@@ -4,7 +4,7 @@
 //! else. The kernel's cookie of a socket, which no other socket ever has, tells. It costs a system call, so that it is asked for
 //! off the path of a datagram: before an option, a copy, an epoll instance or a lane is made of a socket, when a thread receives
 //! on it for the first time, when a call says that there is no such socket, and after each slice of a wait. What is found to be
-//! closed is closed here, too: its lanes, and its loan.
+//! closed is closed here, too: its lanes, and its lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

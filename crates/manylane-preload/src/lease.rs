@@ -1,4 +1,4 @@
-//! Queues of devices on loan (engine `xdp`): asked of the launcher, opened, closed, given back. `manylane_sys::lend` has the
+//! Queues of devices on lease (engine `xdp`): asked of the launcher, opened, closed, given back. `manylane_sys::lease` has the
 //! messages.
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //! - OPEN: frames come to the queues, and each lane has some of them (`queues.rs`).
 //! - DRAINING: nothing comes any more, for good, and what is there goes before anything else.
 //!
-//! What each process has of a loan is in memory that is never unmapped: a thread may be in it while another one closes the
+//! What each process has of a lease is in memory that is never unmapped: a thread may be in it while another one closes the
 //! socket. The state is in the memory that all processes share. Only who has the socket's lock changes either.
 
 use std::ffi::c_int;
@@ -42,12 +42,12 @@ pub(crate) const CLOSED: u32 = 4;
 
 /// The launcher answers within milliseconds; it may have to open devices, on a machine that is busy.
 const LEASE_REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Loans that a process has in its life: what is mapped stays so.
+/// Leases that a process has in its life: what is mapped stays so.
 const LEASES_MAX: u32 = 64;
 
 static LEASE_COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A loan as this process has it.
+/// A lease as this process has it.
 pub(crate) struct Lease {
     /// Our end of it; -1 when it is closed.
     control_fd: AtomicI32,
@@ -63,7 +63,7 @@ pub(crate) struct Lease {
     pub(crate) allow_fragments: bool,
 }
 
-/// Whether there is a launcher that lends.
+/// Whether there is a launcher that leases.
 pub(crate) fn is_enabled() -> bool {
     start::settings().is_some_and(|settings| settings.lessor.is_some())
 }
@@ -104,7 +104,7 @@ fn reject(shared: &Shared, fd: c_int, reason: Reason) {
     report::count_reason(reason, lanes::local_addr(fd));
 }
 
-/// Counts one more loan; false at the limit.
+/// Counts one more lease; false at the limit.
 fn reserve_one() -> bool {
     LEASE_COUNT
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < LEASES_MAX).then_some(count + 1))
@@ -135,29 +135,29 @@ fn acquire(sock: &'static Sock, shared: &Shared, fd: c_int, _guard: &Guard<'_>) 
         LEASE_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
     match asked {
-        Ok(loan) => {
-            let count = loan.queues.iter().flatten().count();
-            let Some(loan) = place_static(loan) else { return reject(shared, fd, Reason::Full) };
-            sock.set_lease(Some(loan));
+        Ok(lease) => {
+            let count = lease.queues.iter().flatten().count();
+            let Some(lease) = place_static(lease) else { return reject(shared, fd, Reason::Full) };
+            sock.set_lease(Some(lease));
             shared.queue_count.store(count as u32, Ordering::Relaxed);
             queues::distribute(shared);
             shared.lease.store(LEASED, Ordering::Release);
         }
         Err(err) => {
             let refused = matches!(err.raw_os_error(), Some(libc::ENODEV | libc::ENOSPC));
-            reject(shared, fd, if refused { Reason::NoQueue } else { Reason::Lessor });
+            reject(shared, fd, if refused { Reason::NoQueue } else { Reason::NoLease });
         }
     }
 }
 
-/// Puts a loan where it stays.
-fn place_static(loan: Lease) -> Option<&'static Lease> {
+/// Puts a lease where it stays.
+fn place_static(lease: Lease) -> Option<&'static Lease> {
     let words = memory::map::<Word>(size_of::<Lease>().div_ceil(size_of::<Word>()), false)?;
     let at = words.as_ptr().cast_mut().cast::<Lease>();
-    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and nobody else knows of it yet. The loan has no
+    // SAFETY: the mapping is as long, aligned to a page, never unmapped, and nobody else knows of it yet. The lease has no
     // other owner afterwards.
     unsafe {
-        at.write(loan);
+        at.write(lease);
         Some(&*at)
     }
 }
@@ -190,7 +190,7 @@ fn request(fd: c_int) -> std::io::Result<Lease> {
         _ => return Err(gone()),
     };
     let (ttl, may_be_cut) = sockopt::ip_header_fields(fd);
-    let mut loan = Lease {
+    let mut lease = Lease {
         control_fd: AtomicI32::new(-1),
         queues: [const { None }; QUEUES_MAX],
         next_hops: SharedMemory::open(hops.as_fd())?,
@@ -200,7 +200,7 @@ fn request(fd: c_int) -> std::io::Result<Lease> {
         ttl,
         allow_fragments: may_be_cut,
     };
-    for place in loan.queues.iter_mut().take(count as usize) {
+    for place in lease.queues.iter_mut().take(count as usize) {
         let mut fds = Fds::default();
         let Some(Message::Queue(terms)) = Message::receive(end.as_fd(), &mut fds)? else {
             return Err(gone());
@@ -208,15 +208,15 @@ fn request(fd: c_int) -> std::io::Result<Lease> {
         let [Some(xsk), Some(memory), ..] = fds else { return Err(gone()) };
         *place = Some(LeasedQueue::open(terms, move_high(xsk), memory.as_fd())?);
     }
-    *loan.control_fd.get_mut() = move_high(end).into_raw_fd();
-    loan.fds().for_each(|fd| _ = table::set(fd, Entry::Hidden));
-    Ok(loan)
+    *lease.control_fd.get_mut() = move_high(end).into_raw_fd();
+    lease.fds().for_each(|fd| _ = table::set(fd, Entry::Hidden));
+    Ok(lease)
 }
 
-/// A loan that came to nothing. One that is settled is never dropped.
+/// A lease that came to nothing. One that is settled is never dropped.
 impl Drop for Lease {
     fn drop(&mut self) {
-        // What is hidden cannot be closed, by the program or by the drops of the queues. The lender sees the end of it.
+        // What is hidden cannot be closed, by the program or by the drops of the queues. The lessor sees the end of it.
         self.fds().for_each(|fd| _ = table::set(fd, Entry::None));
         let end = *self.control_fd.get_mut();
         if end >= 0 {
@@ -236,7 +236,7 @@ impl Lease {
         queues.chain([self.control_fd.load(Ordering::Relaxed)]).filter(|fd| *fd >= 0)
     }
 
-    /// Says something to the lender, and whether it has done so.
+    /// Says something to the lessor, and whether it has done so.
     fn send_command(&self, order: Message) -> bool {
         let end = self.control_fd.load(Ordering::Acquire);
         if end < 0 {
@@ -251,10 +251,10 @@ impl Lease {
 }
 
 fn open(sock: &'static Sock, shared: &Shared, _guard: &Guard<'_>) {
-    let Some(loan) = sock.lease() else { return };
-    if !loan.send_command(Message::Open) {
+    let Some(lease) = sock.lease() else { return };
+    if !lease.send_command(Message::Open) {
         shared.lease.store(CLOSED, Ordering::Release);
-        report::count_reason(Reason::Lessor, None);
+        report::count_reason(Reason::NoLease, None);
         return;
     }
     queues::distribute(shared);
@@ -271,29 +271,29 @@ pub(crate) fn close(sock: &Sock, shared: &Shared) {
     }
     queues::flush();
     // A launcher that is gone has taken its programs off the devices.
-    if let Some(loan) = sock.lease() {
-        loan.send_command(Message::Close);
+    if let Some(lease) = sock.lease() {
+        lease.send_command(Message::Close);
     }
     shared.lease.store(DRAINING, Ordering::SeqCst);
 }
 
-/// This process closes the socket: it has no part in the loan any more. When no process has, the lender takes it back.
+/// This process closes the socket: it has no part in the lease any more. When no process has, the lessor takes it back.
 pub(crate) fn release(sock: &Sock) {
-    let Some(loan) = sock.lease() else { return };
+    let Some(lease) = sock.lease() else { return };
     queues::flush();
     sock.set_lease(None);
-    loan.fds().for_each(hidden_fds::close);
-    loan.control_fd.store(-1, Ordering::Release);
+    lease.fds().for_each(hidden_fds::close);
+    lease.control_fd.store(-1, Ordering::Release);
 }
 
-/// Whether this process has the loan of that number.
+/// Whether this process has the lease of that number.
 #[cold]
 pub(crate) fn is_own_lease(number: u16) -> bool {
-    let has = |loan: &Lease| loan.queues.iter().flatten().any(|queue| queue.terms().lease_id == number);
+    let has = |lease: &Lease| lease.queues.iter().flatten().any(|queue| queue.terms().lease_id == number);
     Sock::in_use().filter_map(Sock::lease).any(has)
 }
 
-/// Whether a descriptor is one of a loan's.
+/// Whether a descriptor is one of a lease's.
 pub(crate) fn has_fd(fd: c_int) -> bool {
-    Sock::in_use().filter_map(Sock::lease).any(|loan| loan.has_fd(fd))
+    Sock::in_use().filter_map(Sock::lease).any(|lease| lease.has_fd(fd))
 }

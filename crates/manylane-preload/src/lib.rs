@@ -20,7 +20,7 @@
 //! | `wait.rs`, `select.rs`, `epoll/`, `pollfds.rs` | waiting: for which lane, and how long at most; room for what is waited for |
 //! | `single_receiver.rs` | a program with one receiver goes straight through |
 //! | `prefetch.rs`, `recv_bufs.rs` | datagrams taken ahead, many with one call; into the program's buffers |
-//! | `head_drop.rs` | under overload, the newest wins (`--overload newest`) |
+//! | `head_drop.rs` | under overload, the newest wins (`--drop head`) |
 //! | `rx_coalesce.rs` | the pause before a sleep, for more than one datagram |
 //! | `send.rs`, `send_batch.rs` | sending: from which lane; replies that are sent together |
 //! | `sock.rs`, `thread.rs`, `memory.rs`, `lock.rs` | a socket and its members; the calling thread; memory; the lock of changes |
@@ -29,7 +29,7 @@
 //! | `coverage.rs` | which lanes others must look at: why nothing is out of reach |
 //! | `liveness.rs`, `recovery.rs`, `failpoint.rs` | which threads are alive; cleaning up after one that died; where tests kill a thread |
 //! | `lane_socket.rs`, `hidden_fds.rs`, `sockopt.rs`, `steer.rs` | a lane's kernel socket, its number, its options, its steering |
-//! | `lease.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher lends; which lane has which; from frames to the program's buffers and back |
+//! | `lease.rs`, `queues.rs`, `frames.rs` | engine `xdp`: queues of devices that the launcher leases; which lane has which; from frames to the program's buffers and back |
 //! | `quiesce.rs`, `seccomp.rs`, `leftovers.rs`, `detached.rs` | standing aside before a seccomp filter |
 //! | `report.rs` | what the launcher reads |
 

@@ -42,7 +42,7 @@ const HEARTBEAT_TIMEOUT_MS: u32 = 2000;
 const BAD_FRAMES_MAX: u32 = 256;
 
 struct Pending {
-    /// Queues of the loan at `loan` that hold what the kernel was not told of.
+    /// Queues of the lease at `lease` that hold what the kernel was not told of.
     mask: Cell<u32>,
     count: Cell<u32>,
     lease: Cell<*const Lease>,
@@ -76,8 +76,8 @@ fn lane_queues<'a>(
     mask: u64,
 ) -> impl Iterator<Item = (usize, &'static LeasedQueue)> + 'a {
     let live = matches!(shared.lease.load(Ordering::Acquire), OPEN | DRAINING);
-    let loan = if live { sock.lease() } else { None };
-    let all = loan.map_or(&[][..], |loan| &loan.queues);
+    let lease = if live { sock.lease() } else { None };
+    let all = lease.map_or(&[][..], |lease| &lease.queues);
     all.iter().enumerate().filter_map(move |(number, queue)| {
         let lane = shared.queue_lane[number].load(Ordering::Relaxed) as usize % MAX_LANES;
         queue.as_ref().filter(|_| mask & 1 << lane != 0).map(|queue| (number, queue))
@@ -134,12 +134,12 @@ pub(crate) fn receive(
     flags: c_int,
     into: &RecvBufs,
 ) -> Option<isize> {
-    let loan = sock.lease()?;
+    let lease = sock.lease()?;
     lane_queues(sock, shared, 1 << lane).find_map(|(number, queue)| {
         if start::is_head_drop() && flags & libc::MSG_PEEK == 0 {
             drop_stale(sock, shared, queue);
         }
-        if queue.has_received() { recv_from(sock, loan, lane, number, queue, flags, into) } else { None }
+        if queue.has_received() { recv_from(sock, lease, lane, number, queue, flags, into) } else { None }
     })
 }
 
@@ -162,7 +162,7 @@ fn drop_stale(sock: &'static Sock, shared: &Shared, queue: &'static LeasedQueue)
 /// Takes from one queue.
 fn recv_from(
     sock: &'static Sock,
-    loan: &Lease,
+    lease: &Lease,
     lane: usize,
     number: usize,
     queue: &'static LeasedQueue,
@@ -178,7 +178,7 @@ fn recv_from(
         let Some(frame) = held.peek() else { break };
         match frames::verify(frame, queue.terms().is_veth) {
             Some((peer, payload)) => {
-                let (name, len) = frames::sockaddr_bytes(peer, loan.is_v6);
+                let (name, len) = frames::sockaddr_bytes(peer, lease.is_v6);
                 let parcel = DatagramRef { name: &name[..len], payload: [payload, &[]] };
                 answer = into.write(done, &parcel, flags);
                 if peeks {
@@ -220,9 +220,9 @@ pub(crate) fn receive_peeked(
     into: &RecvBufs,
 ) -> Option<isize> {
     let (lane, number) = (peeked & 0xff, (peeked >> 8).checked_sub(1)?);
-    let loan = sock.lease()?;
-    let queue = loan.queues.get(number)?.as_ref()?;
-    recv_from(sock, loan, lane, number, queue, flags, into)
+    let lease = sock.lease()?;
+    let queue = lease.queues.get(number)?.as_ref()?;
+    recv_from(sock, lease, lane, number, queue, flags, into)
 }
 
 /// Bytes of the datagram that a receive from the lane would bring, and remembers it for that receive.
@@ -248,9 +248,9 @@ pub(crate) fn next_len(sock: &'static Sock, shared: &Shared, mask: u64) -> Optio
 /// What is left in the queues of a socket that is plain; none once there is nothing.
 #[cold]
 pub(crate) fn drain(sock: &'static Sock, shared: &Shared, flags: c_int, into: &RecvBufs) -> Option<isize> {
-    let loan = sock.lease()?;
+    let lease = sock.lease()?;
     let found = lane_queues(sock, shared, u64::MAX)
-        .find_map(|(number, queue)| recv_from(sock, loan, 0, number, queue, flags, into));
+        .find_map(|(number, queue)| recv_from(sock, lease, 0, number, queue, flags, into));
     if found.is_none() && !has_leftovers(sock, shared) {
         _ = shared.lease.compare_exchange(DRAINING, CLOSED, Ordering::AcqRel, Ordering::Relaxed);
     }
@@ -269,14 +269,14 @@ pub(crate) fn send(
     if flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 {
         return flush_for_kernel();
     }
-    let Some(loan) = sock.lease() else { return flush_for_kernel() };
+    let Some(lease) = sock.lease() else { return flush_for_kernel() };
     let lane = usize::try_from(member.lane.load(Ordering::Acquire)).unwrap_or(0);
-    let sent = out.len().zip(out.peer(loan.is_v6)).and_then(|(len, peer)| {
+    let sent = out.len().zip(out.peer(lease.is_v6)).and_then(|(len, peer)| {
         // A wildcard of IPv6 is one of IPv4, too.
-        let any = loan.local.is_unspecified() && peer.is_ipv4();
-        let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { loan.local };
+        let any = lease.local.is_unspecified() && peer.is_ipv4();
+        let local = if any { Ipv4Addr::UNSPECIFIED.into() } else { lease.local };
         let pair = AddrPair::new(local, peer.ip())?;
-        let hop = next_hop(loan, &pair)?;
+        let hop = next_hop(lease, &pair)?;
         let head = if peer.is_ipv4() { 28 } else { 48 };
         if len + head > hop.mtu as usize {
             return None;
@@ -284,12 +284,12 @@ pub(crate) fn send(
         let id = PENDING.with(|pending| pending.ip_id.replace(pending.ip_id.get().wrapping_add(1)));
         let all = lane_queues(sock, shared, 1 << lane).chain(lane_queues(sock, shared, u64::MAX));
         let (number, queue) = all.into_iter().find(|(_, queue)| queue.terms().ifindex == hop.ifindex)?;
-        let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, peer, &hop, loan, id));
+        let sent = lock_queue(queue)?.send(|room| out.write_frame(room, len, peer, &hop, lease, id));
         sent.then_some((len, number))
     });
     let Some((len, number)) = sent else { return flush_for_kernel() };
     report::record_frames(member, 0, 1);
-    mark_pending(loan, number);
+    mark_pending(lease, number);
     // While more waits, the program comes back for it, and its replies go together.
     let waits = lane_queues(sock, shared, 1 << lane).any(|(_, queue)| queue.has_received());
     let most = start::settings().map_or(1, |settings| settings.tx_frame_batch);
@@ -306,23 +306,23 @@ fn flush_for_kernel() -> Option<isize> {
     None
 }
 
-fn next_hop(loan: &Lease, pair: &AddrPair) -> Option<NextHop> {
-    if !loan.next_hops.is_alive(HEARTBEAT_TIMEOUT_MS) {
+fn next_hop(lease: &Lease, pair: &AddrPair) -> Option<NextHop> {
+    if !lease.next_hops.is_alive(HEARTBEAT_TIMEOUT_MS) {
         return None;
     }
-    let found = loan.next_hops.find(pair);
+    let found = lease.next_hops.find(pair);
     if found.is_none() {
-        loan.next_hops.request(pair);
+        lease.next_hops.request(pair);
     }
     found
 }
 
 /// Remembers that the kernel is to be told of a queue.
-fn mark_pending(loan: &Lease, number: usize) {
+fn mark_pending(lease: &Lease, number: usize) {
     PENDING.with(|pending| {
-        if !ptr::eq(pending.lease.get(), loan) {
+        if !ptr::eq(pending.lease.get(), lease) {
             flush();
-            pending.lease.set(loan);
+            pending.lease.set(lease);
         }
         pending.mask.set(pending.mask.get() | 1 << number);
         pending.count.set(pending.count.get() + 1);
@@ -351,9 +351,9 @@ fn flush_pending(pending: &Pending) {
     let errno = real::errno();
     let mask = pending.mask.replace(0);
     pending.count.set(0);
-    // SAFETY: null, or a loan, which is never unmapped.
-    if let Some(loan) = unsafe { pending.lease.get().as_ref() } {
-        let queues = loan.queues.iter().enumerate().filter(|(number, _)| mask & 1 << number != 0);
+    // SAFETY: null, or a lease, which is never unmapped.
+    if let Some(lease) = unsafe { pending.lease.get().as_ref() } {
+        let queues = lease.queues.iter().enumerate().filter(|(number, _)| mask & 1 << number != 0);
         queues.filter_map(|(_, queue)| queue.as_ref()).for_each(LeasedQueue::kick);
     }
     real::set_errno(errno);

@@ -19,7 +19,7 @@
 //!    its time.
 //!
 //! While it rests, a thread counts as waiting on its lane: what comes is its own. How long a pause
-//! is follows from what a wake-up costs here (`--linger` overrules both), which the first pauses of
+//! is follows from what a wake-up costs here (`--rx-usecs` overrules both), which the first pauses of
 //! a process measure.
 
 use std::cell::Cell;
@@ -152,8 +152,8 @@ fn is_cheaper(one: (u64, u64), other: (u64, u64)) -> bool {
 
 /// How long a pause is now; zero if there are none.
 fn max_delay() -> Duration {
-    if let Some(linger) = start::settings().and_then(|settings| settings.rx_coalesce) {
-        return linger;
+    if let Some(coalesce) = start::settings().and_then(|settings| settings.rx_coalesce) {
+        return coalesce;
     }
     DELAY_COST.average().map_or(DELAY_INITIAL, |cost| {
         (Duration::from_nanos(cost) * DELAY_COST_FACTOR).clamp(DELAY_MIN, DELAY_MAX)
@@ -173,21 +173,21 @@ pub(crate) fn before_sleep<T>(
     rest: impl FnOnce(timespec) -> Option<T>,
 ) -> Option<T> {
     THREAD_COALESCE.with(|pace| {
-        let mut linger = pace.coalesce.get().unwrap_or_else(|| {
+        let mut coalesce = pace.coalesce.get().unwrap_or_else(|| {
             RxCoalesce::new(max_delay(), usize::MAX, rcvbuf_messages(lane)).with_average()
         });
         // What no pause could be made of costs no look.
-        let may = linger.can_delay() && left.is_none_or(|left| left > linger.max_delay());
+        let may = coalesce.can_delay() && left.is_none_or(|left| left > coalesce.max_delay());
         if may && let Some(found) = look() {
             return Some(found);
         }
         let taken = pace.received.take();
         pace.add_sample(taken);
-        let pause = linger.next_delay(taken);
-        if pause.is_some() && linger.max_delay() != max_delay() {
-            linger.set_max_delay(max_delay());
+        let pause = coalesce.next_delay(taken);
+        if pause.is_some() && coalesce.max_delay() != max_delay() {
+            coalesce.set_max_delay(max_delay());
         }
-        pace.coalesce.set(Some(linger));
+        pace.coalesce.set(Some(coalesce));
         let is_asked_for = start::settings().is_some_and(|settings| settings.rx_coalesce.is_some());
         let pause = pause.filter(|_| may && (is_asked_for || pace.is_worthwhile()));
         pace.was_delayed.set(pause.is_some());
@@ -196,7 +196,7 @@ pub(crate) fn before_sleep<T>(
             pace.sleep_start.set(to_be_measured.then(cpu::thread_cpu_time));
             return None;
         };
-        let pause = pause.min(linger.max_delay());
+        let pause = pause.min(coalesce.max_delay());
         measure_cost(|| {
             let left = tick::remaining(pause);
             rest(timespec { tv_sec: 0, tv_nsec: i64::from(left.subsec_nanos()) })

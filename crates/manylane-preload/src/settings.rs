@@ -4,13 +4,13 @@
 //! | variable | value | default |
 //! |---|---|---|
 //! | `MANYLANE_ENGINE` | `auto`, `mmsg`, `xdp` | `auto`, which is `mmsg` |
-//! | `MANYLANE_LENDER` | descriptor of the launcher that lends queues, for `xdp` | none |
+//! | `MANYLANE_LEASE_SOCKET` | descriptor of the launcher that leases queues, for `xdp` | none |
 //! | `MANYLANE_STEERING` | `flow`, `cpu`, `random`; `round-robin` and `least-loaded` mean `random` here | `flow` |
 //! | `MANYLANE_LANES` | most lanes of a socket, 1 (none but its own) to 64 | four for each CPU |
 //! | `MANYLANE_PORTS` | ports and ranges: `53,5000-5010` | all |
 //! | `MANYLANE_BATCH` | datagrams that one system call takes behind the program's back, and replies that one sends, 1 (none) to 32 | 32 where threads rest (`active_set.rs`), else 1; replies by frames 16 |
-//! | `MANYLANE_OVERLOAD` | `oldest`, or `newest`: what waits in a queue that is more than half full is thrown away | `oldest` |
-//! | `MANYLANE_LINGER` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
+//! | `MANYLANE_DROP` | `tail`, or `head`: drop queued datagrams once the queue is more than half full | `tail` |
+//! | `MANYLANE_RX_USECS` | microseconds that a thread with a lane pauses before it sleeps, where that pays; 0 for never; 20000 at most | 200 times what a pause costs here: 50 to 500 |
 //! | `MANYLANE_REPORT` | path of the report, which the launcher makes: its last part is the descriptor that is inherited | no report |
 
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub(crate) struct Settings {
     pub(crate) batch_when_limited: bool,
     /// Replies that go into rings before the kernel is told.
     pub(crate) tx_frame_batch: u32,
-    /// Under overload, what is old is thrown away.
+    /// Head drop: a queue that is more than half full loses its oldest datagrams.
     pub(crate) head_drop: bool,
     pub(crate) report: Option<PathBuf>,
     /// Processors that a control group leaves the program, rounded up; none: no fewer than it may run on.
@@ -88,11 +88,11 @@ impl Settings {
                 complain(name, &value, known);
             }
         };
-        let mut lender = var(TOKEN_ENV_VAR).and_then(|text| LeaseToken::parse(&text));
+        let mut lessor = var(TOKEN_ENV_VAR).and_then(|text| LeaseToken::parse(&text));
         take("MANYLANE_ENGINE", "auto, mmsg, or xdp by 'manylane run'", &mut |text| match text {
             "auto" | "mmsg" => Some(()),
             "xdp" => {
-                settings.lessor = Some(lender.take()?);
+                settings.lessor = Some(lessor.take()?);
                 Some(())
             }
             _ => None,
@@ -110,15 +110,15 @@ impl Settings {
             settings.ports = parse_port_ranges(text)?;
             Some(())
         });
-        take("MANYLANE_OVERLOAD", "oldest, newest", &mut |text| {
+        take("MANYLANE_DROP", "tail or head", &mut |text| {
             settings.head_drop = match text {
-                "oldest" => false,
-                "newest" => true,
+                "tail" => false,
+                "head" => true,
                 _ => return None,
             };
             Some(())
         });
-        take("MANYLANE_LINGER", "microseconds from 0 to 20000", &mut |text| {
+        take("MANYLANE_RX_USECS", "microseconds from 0 to 20000", &mut |text| {
             let pause = text.parse().ok().filter(|pause| *pause <= COALESCE_USECS_MAX)?;
             settings.rx_coalesce = Some(Duration::from_micros(pause));
             Some(())
@@ -182,15 +182,15 @@ mod tests {
             ("MANYLANE_STEERING", "rr"),
             ("MANYLANE_BATCH", "33"),
             ("MANYLANE_ENGINE", "dpdk"),
-            ("MANYLANE_LINGER", "20001"),
-            ("MANYLANE_OVERLOAD", "latest"),
+            ("MANYLANE_RX_USECS", "20001"),
+            ("MANYLANE_DROP", "latest"),
         ];
         let (settings, wrong) = read(&vars);
         assert_eq!(wrong.len(), vars.len());
         assert!(settings.allows_port(9) && settings.lanes == 8 && settings.rx_coalesce.is_none());
         assert_eq!((settings.batch, settings.head_drop), (BATCH_DEFAULT, false));
-        assert!(read(&[("MANYLANE_OVERLOAD", "newest")]).0.head_drop);
-        assert_eq!(read(&[("MANYLANE_LINGER", "0")]).0.rx_coalesce, Some(Duration::ZERO));
+        assert!(read(&[("MANYLANE_DROP", "head")]).0.head_drop);
+        assert_eq!(read(&[("MANYLANE_RX_USECS", "0")]).0.rx_coalesce, Some(Duration::ZERO));
         assert_eq!(
             (settings.tx_frame_batch, read(&[]).0.tx_frame_batch),
             (TX_FRAME_BATCH_DEFAULT, TX_FRAME_BATCH_DEFAULT)

@@ -426,8 +426,8 @@ impl Sock {
         unsafe { self.lease.load(Ordering::Acquire).as_ref() }
     }
 
-    pub(crate) fn set_lease(&self, loan: Option<&'static Lease>) {
-        let at = loan.map_or(ptr::null_mut(), |loan| ptr::from_ref(loan).cast_mut());
+    pub(crate) fn set_lease(&self, lease: Option<&'static Lease>) {
+        let at = lease.map_or(ptr::null_mut(), |lease| ptr::from_ref(lease).cast_mut());
         self.lease.store(at, Ordering::Release);
     }
 

@@ -7,7 +7,8 @@ mod support;
 
 use support::{Outcome, build, run_native, run_preloaded};
 
-const VARS: [(&str, &str); 3] = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
+const VARS: [(&str, &str); 3] =
+    [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_RX_USECS", "0")];
 
 fn assert_same_output(program: &str, args: &[&str]) -> Outcome {
     let program = build(program);

@@ -14,8 +14,9 @@ fn assert_falls_back(way: &str, reason: Reason) {
     let args = [way, &SOCKETS.to_string()];
     let expected = format!("{SOCKETS} sockets fell\n");
     assert_eq!(run_native(&program, &args).output, expected, "{way} without the library");
-    for linger in ["0", ""] {
-        let with = run_preloaded(&program, &args, &[("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", linger)]);
+    for rx_usecs in ["0", ""] {
+        let with =
+            run_preloaded(&program, &args, &[("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", rx_usecs)]);
         assert_eq!(with.output, expected, "{way} with the library");
         assert_eq!((with.reasons(), with.count(reason)), (vec![reason.name()], SOCKETS), "{way}");
     }

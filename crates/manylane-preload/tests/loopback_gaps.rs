@@ -7,15 +7,15 @@ mod support;
 
 use support::{build, build_library, library, run_preloaded};
 
-fn run_between(pattern: &str, linger: &str) -> support::Outcome {
+fn run_between(pattern: &str, rx_usecs: &str) -> support::Outcome {
     let both = format!("{}:{}", library().display(), build_library("gap").display());
-    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", linger), ("LD_PRELOAD", &both)];
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", rx_usecs), ("LD_PRELOAD", &both)];
     run_preloaded(&build("gaps"), &[pattern], &vars)
 }
 
-fn interrupt(pattern: &str, linger: &str) {
-    let with = run_between(pattern, linger);
-    assert_eq!(with.output, "interrupted 12 of 12\n", "{pattern}, pauses {linger}");
+fn interrupt(pattern: &str, rx_usecs: &str) {
+    let with = run_between(pattern, rx_usecs);
+    assert_eq!(with.output, "interrupted 12 of 12\n", "{pattern}, pauses {rx_usecs}");
     assert_eq!(with.reasons(), [""; 0], "{pattern}");
 }
 

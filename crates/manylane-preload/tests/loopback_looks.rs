@@ -10,7 +10,7 @@ use support::{build, run_native, run_preloaded};
 fn assert_replies_flushed(case: &str) {
     let program = build("looks");
     let without = run_native(&program, &[case]);
-    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_RX_USECS", "0")];
     let with = run_preloaded(&program, &[case], &vars);
     assert_eq!(with.output, without.output, "{case}");
     assert_eq!(with.reasons(), [""; 0], "{case}");

@@ -10,7 +10,7 @@ use support::{build, run_native, run_preloaded};
 const WAYS: [&str; 5] = ["poll", "ppoll", "select", "pselect", "epoll"];
 const VARS: [&[(&str, &str)]; 3] = [
     &[("MANYLANE_LANES", "8")],
-    &[("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", "0")],
+    &[("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", "0")],
     &[("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32")],
 ];
 

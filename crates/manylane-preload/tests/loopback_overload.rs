@@ -7,10 +7,10 @@ mod support;
 
 use support::{Outcome, build, run_native, run_preloaded};
 
-const HEAD_DROP: (&str, &str) = ("MANYLANE_OVERLOAD", "newest");
+const HEAD_DROP: (&str, &str) = ("MANYLANE_DROP", "head");
 
 fn run_head_drop(case: &str) -> Outcome {
-    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", "0"), HEAD_DROP];
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", "0"), HEAD_DROP];
     run_preloaded(&build("overload"), &[case], &vars)
 }
 
@@ -48,7 +48,7 @@ fn loopback_the_oldest_wins_unless_it_is_said() {
     for case in ["recvfrom", "recvmmsg"] {
         let without = run_native(&program, &[case]);
         assert!(number(&without, "dropped") > 0, "{}", without.output);
-        for vars in [&[][..], &[("MANYLANE_OVERLOAD", "oldest")]] {
+        for vars in [&[][..], &[("MANYLANE_DROP", "tail")]] {
             let with = run_preloaded(&program, &[case], vars);
             assert_eq!((&with.output, with.dropped_stale()), (&without.output, 0));
         }
@@ -58,7 +58,7 @@ fn loopback_the_oldest_wins_unless_it_is_said() {
 /// Each of two threads throws away what is old of its own lane, and nothing of the other's.
 #[test]
 fn loopback_each_lane_has_its_newest() {
-    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", "0"), ("MANYLANE_BATCH", "1"), HEAD_DROP];
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", "0"), ("MANYLANE_BATCH", "1"), HEAD_DROP];
     let with = run_preloaded(&build("overloads"), &[], &vars);
     let said = &with.output;
     let mut missed = 0;

@@ -93,7 +93,7 @@ fn loopback_receivers_of_many_messages_get_lanes() {
 #[test]
 fn loopback_pauses_lose_nothing() {
     for pattern in ["block", "level", "edge", "poll", "select", "fork", "messages"] {
-        let with = run_both_with(pattern, 4, &[("MANYLANE_LINGER", "1000")]);
+        let with = run_both_with(pattern, 4, &[("MANYLANE_RX_USECS", "1000")]);
         assert_eq!(with.reasons(), [""; 0], "{pattern}");
         // A thread that is slow to start may find that others had all there was.
         assert!((2..=4).contains(&with.lanes()), "{pattern}: {} lanes", with.lanes());

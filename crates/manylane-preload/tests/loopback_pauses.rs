@@ -16,7 +16,7 @@ const PATTERNS: [&str; 4] = ["block", "poll", "select", "epoll"];
 fn loopback_threads_with_lanes_pause_before_they_sleep() {
     let program = build("pauses");
     for pattern in PATTERNS {
-        let with = run_preloaded(&program, &[pattern, "3", ROUNDS_MAX], &[("MANYLANE_LINGER", "20000")]);
+        let with = run_preloaded(&program, &[pattern, "3", ROUNDS_MAX], &[("MANYLANE_RX_USECS", "20000")]);
         assert_eq!(with.output, "received all, pauses yes\n", "{pattern}");
     }
     // As long as suits the machine.
@@ -33,9 +33,9 @@ fn loopback_nobody_pauses_alone_or_unasked() {
             "received all, pauses no\n",
             "{pattern}"
         );
-        let never = run_preloaded(&program, &[pattern, "3", ROUNDS_FEW], &[("MANYLANE_LINGER", "0")]);
+        let never = run_preloaded(&program, &[pattern, "3", ROUNDS_FEW], &[("MANYLANE_RX_USECS", "0")]);
         assert_eq!(never.output, "received all, pauses no\n", "{pattern}");
-        let alone = run_preloaded(&program, &[pattern, "1", ROUNDS_FEW], &[("MANYLANE_LINGER", "20000")]);
+        let alone = run_preloaded(&program, &[pattern, "1", ROUNDS_FEW], &[("MANYLANE_RX_USECS", "20000")]);
         assert_eq!((alone.output.as_str(), alone.lanes()), ("received all, pauses no\n", 0), "{pattern}");
     }
 }

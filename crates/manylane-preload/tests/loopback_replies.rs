@@ -12,7 +12,7 @@ use support::{Outcome, build, run_native, run_preloaded};
 fn replies(case: &str, batch: &str) -> Outcome {
     let program = build("replies");
     let without = run_native(&program, &[case]);
-    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_LINGER", "0")];
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_RX_USECS", "0")];
     let with = run_preloaded(&program, &[case], &vars);
     assert_eq!(with.output, without.output, "{case}");
     let (sent, calls) = with.sent();
@@ -102,7 +102,7 @@ fn netns_a_reply_that_fails_is_told_with_the_next_one() {
         return;
     }
     let program = build("replies");
-    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_LINGER", "0")];
+    let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", "32"), ("MANYLANE_RX_USECS", "0")];
     let with = run_preloaded(&program, &["error"], &vars);
     assert_eq!(with.output, "then Network is unreachable\nthen sent\n");
     assert!(with.count(Reason::ReplyFailed) > 0);

@@ -12,8 +12,9 @@ fn loopback_lanes_whose_owners_are_away_hide_nothing() {
     let without = run_native(&program, &[]);
     assert!(!without.output.contains(": no"), "{}", without.output);
     // Pauses as they come, none, and long ones.
-    for (steering, linger) in [("flow", ""), ("random", "0"), ("cpu", "20000")] {
-        let vars = [("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8"), ("MANYLANE_LINGER", linger)];
+    for (steering, rx_usecs) in [("flow", ""), ("random", "0"), ("cpu", "20000")] {
+        let vars =
+            [("MANYLANE_STEERING", steering), ("MANYLANE_LANES", "8"), ("MANYLANE_RX_USECS", rx_usecs)];
         let with = run_preloaded(&program, &[], &vars);
         assert_eq!(with.output, without.output, "{steering}");
         // Until errors were asked for, there were lanes: the main thread took from those of others.
@@ -39,7 +40,7 @@ fn loopback_odd_arguments_are_answered_as_without_lanes() {
     let program = build("arguments");
     for (batch, args) in [("1", &["unmapped"][..]), ("32", &[])] {
         let without = run_native(&program, args);
-        let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_LINGER", "0")];
+        let vars = [("MANYLANE_LANES", "8"), ("MANYLANE_BATCH", batch), ("MANYLANE_RX_USECS", "0")];
         let with = run_preloaded(&program, args, &vars);
         assert_eq!(with.output, without.output, "batch {batch}");
         assert_eq!(with.reasons(), ["reuseport"], "batch {batch}");

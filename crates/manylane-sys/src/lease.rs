@@ -1,8 +1,8 @@
-//! What is said when one process lends queues of devices to another: one message each way, some of them with descriptors.
+//! What is said when one process leases queues of devices to another: one message each way, some of them with descriptors.
 //!
 //! ```text
-//!   the library                                          the lender
-//!   connects, by the name in the environment ──►  looks who that is: the connection is the loan from now on
+//!   the library                                          the lessor
+//!   connects, by the name in the environment ──►  looks who that is: the connection is the lease from now on
 //!   Ask: the secret in the environment, the program's UDP socket ──►  looks at the socket itself where it is bound
 //!                                     ◄── Done, memory of next hops
 //!                                     ◄── Terms and descriptors of each queue
@@ -12,9 +12,9 @@
 //!                                     ◄── done
 //! ```
 //!
-//! Each of them is said once at most. Every process that a fork gave the socket to has the loan's
-//! end, too. When the last one is closed, or dead, the lender sees the end of it, and takes the
-//! queues back. The lender's end is its own: nobody who borrows can change how it waits.
+//! Each of them is said once at most. Every process that a fork gave the socket to has the lease's
+//! end, too. When the last one is closed, or dead, the lessor sees the end of it, and takes the
+//! queues back. The lessor's end is its own: nobody who borrows can change how it waits.
 
 use std::fmt;
 use std::fs::File;
@@ -24,16 +24,16 @@ use std::time::Duration;
 
 use crate::unix_socket;
 
-/// The variable that has the lender's [`LeaseToken`].
-pub const TOKEN_ENV_VAR: &str = "MANYLANE_LENDER";
-/// Queues that one loan has at most.
+/// The variable that has the lessor's [`LeaseToken`].
+pub const TOKEN_ENV_VAR: &str = "MANYLANE_LEASE_SOCKET";
+/// Queues that one lease has at most.
 pub const QUEUES_MAX: usize = 32;
 /// Words of a message.
 const MESSAGE_WORDS: usize = 9;
 /// First word of each: another version of the library is not understood.
 const MAGIC: u32 = 0x324e_4c4d;
 
-/// By what a program finds the lender, and the lender knows the programs that were started by it.
+/// By what a program finds the lessor, and the lessor knows the programs that were started by it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LeaseToken {
     name: String,
@@ -63,7 +63,7 @@ impl LeaseToken {
         let is_hex = text.len() == 48 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u128::from_str_radix(secret, 16).ok().filter(|_| is_hex)?;
         let secret = [96, 64, 32, 0].map(|shift| (number >> shift) as u32);
-        Some(Self { name: format!("manylane.lend.{name}"), secret })
+        Some(Self { name: format!("manylane.lease.{name}"), secret })
     }
 
     /// Listens for those who have it.
@@ -74,11 +74,11 @@ impl LeaseToken {
         unix_socket::listen(&self.name)
     }
 
-    /// Connects to the lender; every operation waits for `patience` at most. Without the heap.
+    /// Connects to the lessor; every operation waits for `patience` at most. Without the heap.
     ///
     /// # Errors
     /// As of [`unix_socket::connect`]; `EPERM` if who listens is neither root nor the user of this
-    /// process: the lender is gone, and somebody has taken its name.
+    /// process: the lessor is gone, and somebody has taken its name.
     pub fn connect(&self, patience: Duration) -> io::Result<OwnedFd> {
         let end = unix_socket::connect(&self.name, patience)?;
         let uid = unix_socket::peer_cred(end.as_fd())?.uid;
@@ -121,7 +121,7 @@ pub enum Message {
     Queue(QueueParams),
 }
 
-/// What a queue that is lent is like.
+/// What a queue that is leased is like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueParams {
     /// Index of its device.
@@ -136,7 +136,7 @@ pub struct QueueParams {
     pub ring_size: u32,
     /// Frames may come with unfinished checksums: the device is one end of a pair.
     pub is_veth: bool,
-    /// Number of the loan, which no other loan has while this one lasts; never 0.
+    /// Number of the lease, which no other lease has while this one lasts; never 0.
     pub lease_id: u16,
 }
 
@@ -161,7 +161,7 @@ impl Message {
                     umem_ring_size: shared_ring,
                     ring_size: ring,
                     is_veth: is_virtual_pair,
-                    lease_id: loan,
+                    lease_id: lease,
                 } = terms;
                 words[1] = 6;
                 words[2..].copy_from_slice(&[
@@ -171,7 +171,7 @@ impl Message {
                     shared_ring,
                     ring,
                     u32::from(is_virtual_pair),
-                    u32::from(loan),
+                    u32::from(lease),
                 ]);
             }
         }

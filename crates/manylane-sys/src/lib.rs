@@ -33,7 +33,7 @@
 //! | [`seccomp`] | forbidding system calls, for tests |
 //! | [`xsk`] | queues of a device in user space: AF_XDP sockets, their rings and frames |
 //! | [`capture`] | rings of frames in memory that another process looks at |
-//! | [`lease`] | what is said of queues that one process lends others |
+//! | [`lease`] | what is said of queues that one process leases others |
 //! | [`next_hops`] | next hops in memory that processes share |
 //! | [`shared`] | memory that processes share |
 //! | [`unix_socket`] | local sockets that carry messages and descriptors |

@@ -116,7 +116,14 @@ pub fn is_device_running(name: &str) -> io::Result<bool> {
     ioctl(libc::SIOCGIFFLAGS, &mut request)?;
     // SAFETY: SIOCGIFFLAGS filled this member of the union.
     let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
-    Ok(flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0)
+    let is_running = flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0;
+    if is_running {
+        // The kernel sets the flag first, and then replaces the queue that drops all frames (`linkwatch_do_dev`), both under
+        // RTNL: a request that takes RTNL returns after the second.
+        const ETHTOOL_GLINK: u32 = 0x0a;
+        ethtool_value(name, ETHTOOL_GLINK, 0)?;
+    }
+    Ok(is_running)
 }
 
 /// Switches generic receive offload of a device. A veth device with GRO runs NAPI (Linux 5.13), without
@@ -126,7 +133,7 @@ pub fn is_device_running(name: &str) -> io::Result<bool> {
 /// `ENODEV` when there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
 pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_SGRO: u32 = 0x2c;
-    set_feature(name, ETHTOOL_SGRO, on)
+    ethtool_value(name, ETHTOOL_SGRO, on.into())
 }
 
 /// Switches whether a device finishes checksums of what it sends. A veth device that does not gets what a wire
@@ -136,17 +143,17 @@ pub fn set_device_gro(name: &str, on: bool) -> io::Result<()> {
 /// `ENODEV` when there is no such device, `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP`.
 pub fn set_device_checksums(name: &str, on: bool) -> io::Result<()> {
     const ETHTOOL_STXCSUM: u32 = 0x17;
-    set_feature(name, ETHTOOL_STXCSUM, on)
+    ethtool_value(name, ETHTOOL_STXCSUM, on.into())
 }
 
-fn set_feature(name: &str, cmd: u32, on: bool) -> io::Result<()> {
+fn ethtool_value(name: &str, cmd: u32, data: u32) -> io::Result<()> {
     /// `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
     struct EthtoolValue {
         cmd: u32,
         data: u32,
     }
-    let mut value = EthtoolValue { cmd, data: u32::from(on) };
+    let mut value = EthtoolValue { cmd, data };
     let mut request = ifreq(name)?;
     // The kernel reads and writes through this pointer during the ioctl only; `value` outlives it.
     request.ifr_ifru.ifru_data = std::ptr::addr_of_mut!(value).cast();

@@ -207,36 +207,36 @@ mod tests {
     const ROOM: usize = 10_000;
 
     fn coalescing(room: usize) -> RxCoalesce {
-        let mut linger = RxCoalesce::new(DELAY, 64, room);
-        assert!((1..PROBE_BATCHES).all(|_| linger.next_delay(1).is_none()));
-        assert_eq!(linger.next_delay(1), Some(DELAY));
-        linger
+        let mut coalesce = RxCoalesce::new(DELAY, 64, room);
+        assert!((1..PROBE_BATCHES).all(|_| coalesce.next_delay(1).is_none()));
+        assert_eq!(coalesce.next_delay(1), Some(DELAY));
+        coalesce
     }
 
     #[test]
     fn zero_never_pauses() {
-        let mut linger = RxCoalesce::new(Duration::ZERO, 64, ROOM);
-        assert!((0..100).all(|_| linger.next_delay(1).is_none()));
+        let mut coalesce = RxCoalesce::new(Duration::ZERO, 64, ROOM);
+        assert!((0..100).all(|_| coalesce.next_delay(1).is_none()));
     }
 
     #[test]
     fn a_pause_is_tried_now_and_then_and_kept_while_it_pays() {
-        let mut linger = coalescing(ROOM);
-        assert_eq!(linger.next_delay(5), Some(DELAY));
-        assert_eq!(linger.next_delay(2), Some(DELAY));
-        assert_eq!(linger.next_delay(1), None);
-        assert_eq!(linger.next_delay(5), None);
+        let mut coalesce = coalescing(ROOM);
+        assert_eq!(coalesce.next_delay(5), Some(DELAY));
+        assert_eq!(coalesce.next_delay(2), Some(DELAY));
+        assert_eq!(coalesce.next_delay(1), None);
+        assert_eq!(coalesce.next_delay(5), None);
     }
 
     #[test]
     fn there_is_no_pause_before_other_queues_had_their_turn_and_all_of_them_count() {
-        let mut linger = coalescing(ROOM);
-        (0..3).for_each(|_| linger.accumulate(1));
-        assert!(linger.is_pending());
+        let mut coalesce = coalescing(ROOM);
+        (0..3).for_each(|_| coalesce.accumulate(1));
+        assert!(coalesce.is_pending());
         // Four messages since the last pause, in batches of one.
-        assert_eq!(linger.next_delay(1), Some(DELAY));
-        assert!(!linger.is_pending());
-        assert_eq!(linger.next_delay(1), None, "one message is not worth a pause");
+        assert_eq!(coalesce.next_delay(1), Some(DELAY));
+        assert!(!coalesce.is_pending());
+        assert_eq!(coalesce.next_delay(1), None, "one message is not worth a pause");
         let mut never = RxCoalesce::new(Duration::ZERO, 64, ROOM);
         never.accumulate(1);
         assert!(!never.is_pending(), "who never pauses owes none");
@@ -244,10 +244,10 @@ mod tests {
 
     #[test]
     fn on_average_a_small_batch_ends_nothing_and_silence_does() {
-        let mut linger = RxCoalesce::new(DELAY, usize::MAX, ROOM).with_average();
+        let mut coalesce = RxCoalesce::new(DELAY, usize::MAX, ROOM).with_average();
         let mut start = || {
-            while linger.next_delay(1).is_none() {}
-            linger
+            while coalesce.next_delay(1).is_none() {}
+            coalesce
         };
         // One at a time is not worth the first pause.
         assert_eq!(start().next_delay(1), None);
@@ -263,68 +263,68 @@ mod tests {
 
     #[test]
     fn a_pause_is_announced() {
-        let mut linger = RxCoalesce::new(DELAY, 64, ROOM);
+        let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         for messages in [1, 5, 2, 1].into_iter().cycle().take(100) {
-            let may = linger.can_delay();
-            let pause = linger.next_delay(messages);
+            let may = coalesce.can_delay();
+            let pause = coalesce.next_delay(messages);
             assert!(may || pause.is_none());
         }
-        let mut linger = coalescing(ROOM);
-        assert!(linger.can_delay());
-        linger.set_max_delay(2 * DELAY);
-        assert_eq!(linger.next_delay(2), Some(2 * DELAY));
-        linger.set_max_delay(Duration::ZERO);
-        assert_eq!((linger.can_delay(), linger.next_delay(2)), (false, None));
+        let mut coalesce = coalescing(ROOM);
+        assert!(coalesce.can_delay());
+        coalesce.set_max_delay(2 * DELAY);
+        assert_eq!(coalesce.next_delay(2), Some(2 * DELAY));
+        coalesce.set_max_delay(Duration::ZERO);
+        assert_eq!((coalesce.can_delay(), coalesce.next_delay(2)), (false, None));
     }
 
     #[test]
     fn a_lane_that_is_behind_or_idle_does_not_pause() {
-        let mut linger = coalescing(ROOM);
-        assert_eq!(linger.next_delay(64), None);
-        assert_eq!(linger.next_delay(3), Some(DELAY));
-        assert_eq!(linger.next_delay(0), None);
-        assert_eq!(linger.next_delay(3), None);
+        let mut coalesce = coalescing(ROOM);
+        assert_eq!(coalesce.next_delay(64), None);
+        assert_eq!(coalesce.next_delay(3), Some(DELAY));
+        assert_eq!(coalesce.next_delay(0), None);
+        assert_eq!(coalesce.next_delay(3), None);
     }
 
     #[test]
     fn full_batches_behind_which_there_is_nothing_are_followed_by_the_pause_they_are_owed() {
-        let mut linger = RxCoalesce::new(DELAY, 64, ROOM);
+        let mut coalesce = RxCoalesce::new(DELAY, 64, ROOM);
         let mut after_full = || {
-            assert_eq!((linger.next_delay(64), linger.is_pending()), (None, true));
-            let pause = linger.next_delay(0);
-            assert!(!linger.is_pending());
+            assert_eq!((coalesce.next_delay(64), coalesce.is_pending()), (None, true));
+            let pause = coalesce.next_delay(0);
+            assert!(!coalesce.is_pending());
             pause
         };
         assert!((1..PROBE_BATCHES).all(|_| after_full().is_none()));
         assert!((0..5).all(|_| after_full() == Some(DELAY)));
         // Silence ends it.
-        assert_eq!(linger.next_delay(0), None);
+        assert_eq!(coalesce.next_delay(0), None);
         let mut never = RxCoalesce::new(Duration::ZERO, 64, ROOM);
         assert_eq!((never.next_delay(64), never.is_pending()), (None, false));
     }
 
     #[test]
     fn a_pause_shrinks_while_too_much_queues_up_and_grows_back() {
-        let mut linger = coalescing(800);
-        assert_eq!(linger.next_delay(64), None);
-        assert_eq!(linger.next_delay(64), None);
-        assert_eq!(linger.next_delay(63), Some(DELAY));
-        assert_eq!((0..3).find_map(|_| linger.next_delay(64)), None);
-        assert_eq!(linger.next_delay(9), Some(DELAY / 2));
-        assert_eq!((0..3).find_map(|_| linger.next_delay(64)), None);
-        assert_eq!(linger.next_delay(9), Some(DELAY / 4));
-        assert_eq!((0..3).find_map(|_| linger.next_delay(64)), None);
-        assert_eq!(linger.next_delay(9), None);
-        assert_eq!(linger.next_delay(30), Some(DELAY / 2));
-        assert_eq!(linger.next_delay(30), Some(DELAY));
-        assert_eq!(linger.next_delay(30), Some(DELAY));
+        let mut coalesce = coalescing(800);
+        assert_eq!(coalesce.next_delay(64), None);
+        assert_eq!(coalesce.next_delay(64), None);
+        assert_eq!(coalesce.next_delay(63), Some(DELAY));
+        assert_eq!((0..3).find_map(|_| coalesce.next_delay(64)), None);
+        assert_eq!(coalesce.next_delay(9), Some(DELAY / 2));
+        assert_eq!((0..3).find_map(|_| coalesce.next_delay(64)), None);
+        assert_eq!(coalesce.next_delay(9), Some(DELAY / 4));
+        assert_eq!((0..3).find_map(|_| coalesce.next_delay(64)), None);
+        assert_eq!(coalesce.next_delay(9), None);
+        assert_eq!(coalesce.next_delay(30), Some(DELAY / 2));
+        assert_eq!(coalesce.next_delay(30), Some(DELAY));
+        assert_eq!(coalesce.next_delay(30), Some(DELAY));
     }
 
     #[test]
     fn a_small_receive_buffer_keeps_the_pause_short() {
-        let mut linger = coalescing(52);
-        assert_eq!(linger.next_delay(13), Some(DELAY));
-        assert_eq!(linger.next_delay(14), Some(DELAY / 2));
+        let mut coalesce = coalescing(52);
+        assert_eq!(coalesce.next_delay(13), Some(DELAY));
+        assert_eq!(coalesce.next_delay(14), Some(DELAY / 2));
     }
 
     #[test]

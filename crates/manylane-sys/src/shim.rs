@@ -61,7 +61,7 @@ pub enum Reason {
     Shutdown = 16,
     NoQueue = 17,
     Control = 18,
-    Lessor = 19,
+    NoLease = 19,
     Forked = 20,
     NoPrefetchControl = 21,
     NoPrefetchEdges = 22,
@@ -96,7 +96,7 @@ impl Reason {
         Self::Shutdown,
         Self::NoQueue,
         Self::Control,
-        Self::Lessor,
+        Self::NoLease,
         Self::Forked,
         Self::NoPrefetchControl,
         Self::NoPrefetchEdges,
@@ -158,21 +158,28 @@ impl Reason {
                 "control",
                 "engine xdp: options ask for what only the kernel's socket gives (control messages, TOS, marks)",
             ),
-            Self::Lessor => {
-                ("lender", "engine xdp: the launcher lent no queues (it is gone, or has no descriptors left)")
-            }
+            Self::NoLease => (
+                "no-lease",
+                "engine xdp: the launcher leased no queues (it is gone, or has no descriptors left)",
+            ),
             Self::Forked => (
                 "forked",
                 "the program forked before the socket was bound, or before it had lanes and after thousands of others",
             ),
-            Self::NoPrefetchControl => ("one-control", "options bring control messages with each datagram"),
-            Self::NoPrefetchEdges => ("one-edges", "an epoll instance watches it for edges (EPOLLET)"),
-            Self::NoPrefetchShared => ("one-shared", "more threads than lanes: some lanes are shared"),
+            Self::NoPrefetchControl => {
+                ("no-prefetch-control", "options bring control messages with each datagram")
+            }
+            Self::NoPrefetchEdges => {
+                ("no-prefetch-edges", "an epoll instance watches it for edges (EPOLLET)")
+            }
+            Self::NoPrefetchShared => {
+                ("no-prefetch-shared", "more threads than lanes: some lanes are shared")
+            }
             Self::NoPrefetchQueues => {
-                ("one-queues", "engine xdp: what waits in the devices' queues is in memory anyway")
+                ("no-prefetch-queues", "engine xdp: what waits in the devices' queues is in memory anyway")
             }
             Self::NoPrefetchFull => {
-                ("one-full", "no memory, or many sockets before it, to hold datagrams for")
+                ("no-prefetch-full", "no memory, or many sockets before it, to hold datagrams for")
             }
             Self::ReplyFailed => {
                 ("reply-failed", "a reply put together with others failed; the program's next send says why")
@@ -285,7 +292,7 @@ pub struct Receiver {
     pub tx_frames: AtomicU64,
     /// Number of the kernel socket of its lane, as `/proc/PID/fd` and `/proc/net/udp` have it; 0 if it is not known.
     pub inode: AtomicU64,
-    /// Datagrams thrown away by `--overload newest`; none of `rx_datagrams`.
+    /// Datagrams thrown away by `--drop head`; none of `rx_datagrams`.
     pub dropped_stale: AtomicU64,
 }
 

@@ -48,7 +48,7 @@ pub fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     raw.to_std().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// What a lender has to know of a socket that a program handed over.
+/// What a lessor has to know of a socket that a program handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketInfo {
     /// It is a UDP socket.

@@ -105,10 +105,10 @@ pub struct BenchSettings {
     pub recv_buffer: usize,
     /// What lanes and `reuseport/*` pause for after a batch that was not full, in microseconds, for each of `threads`.
     #[serde(default)]
-    pub linger_micros: Vec<u64>,
+    pub rx_usecs: Vec<u64>,
     /// The same of `xsk/*` and `lane/xdp`; empty without them.
     #[serde(default)]
-    pub xdp_linger_micros: Vec<u64>,
+    pub xdp_rx_usecs: Vec<u64>,
     /// How the datagrams of `lane/*` find their lane, with what does it.
     pub steering: String,
     /// Nanoseconds of an application's own work that every receiver did for each datagram, by a count of steps that was

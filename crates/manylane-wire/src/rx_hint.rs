@@ -1,4 +1,4 @@
-//! What the XDP program of a device has found out about a frame on its way to a lane (`bpf/note.h`), and has written into
+//! What the XDP program of a device has found out about a frame on its way to a lane (`bpf/rx_hint.h`), and has written into
 //! its first four bytes: that it is a plain UDP datagram, how long it is, and what its checksums say.
 //!
 //! Those bytes were the first of the destination's address, which the program had compared with that of the device. Such

@@ -260,10 +260,9 @@ impl Builder {
         self
     }
 
-    /// Whether the oldest data wins or the newest when more comes than a lane gets done. Default:
-    /// [`DropPolicy::Tail`].
-    pub fn drop_policy(&mut self, overload: DropPolicy) -> &mut Self {
-        self.drop_policy = overload;
+    /// Which datagrams are dropped when a lane falls behind. Default: [`DropPolicy::Tail`].
+    pub fn drop_policy(&mut self, policy: DropPolicy) -> &mut Self {
+        self.drop_policy = policy;
         self
     }
 

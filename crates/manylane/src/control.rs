@@ -1,19 +1,19 @@
-//! A door for other processes of the same user, and root: they read counters, and see and change what is let in.
-//! `manylane top` and `manylane limit` knock at it.
+//! A control socket for other processes of the same user, and root: they read counters, and see and change what is let in.
+//! `manylane top` and `manylane limit` connect to it.
 //!
-//! A door is a local socket with an abstract name, `manylane.door.PID.N`, in the network namespace of whoever opens it,
+//! A control socket is a local socket with an abstract name, `manylane.control.PID.N`, in the network namespace of whoever opens it,
 //! and a thread that sleeps until somebody connects. One connection has one question and one answer:
 //!
 //! | asked | answered |
 //! |---|---|
-//! | `manylane.door 1 metrics` | `ok`, and the page of [`Handle::write_metrics`](crate::Handle::write_metrics) |
-//! | `manylane.door 1 guard` | `ok`, and lines: `limit LIMIT`, `allow PREFIX`, `deny PREFIX`, `denied N`, `limited N` |
-//! | `manylane.door 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` takes away those from before |
+//! | `manylane.control 1 metrics` | `ok`, and the page of [`Handle::write_metrics`](crate::Handle::write_metrics) |
+//! | `manylane.control 1 filter` | `ok`, and lines: `limit LIMIT`, `allow PREFIX`, `deny PREFIX`, `denied N`, `limited N` |
+//! | `manylane.control 1 change` and lines: `limit LIMIT`, `unlimited`, `allow`, `deny`, `forget PREFIX` | `ok`, when all of it is in force; the first `limit` takes away those from before |
 //! | anything | `refused WHY` |
 //!
 //! Any process may give a socket any abstract name. So who asks looks who is behind the name, as the kernel knows it
 //! (`SO_PEERCRED`), before it says anything: it has to be the process of the name, and one of the same user or root's.
-//! What is behind another one is a false door: nothing is asked there and nothing told that it says.
+//! What is behind another one is a forged control socket: nothing is asked there and nothing told that it says.
 //!
 //! Lanes see nothing of it but that their counters are read.
 
@@ -38,7 +38,7 @@ use crate::filter::{Filter, Limit, Prefix, Rule};
 use crate::io::xdp::FilterHandle;
 use crate::socket::Handle;
 
-const NAME_PREFIX: &str = "manylane.door";
+const NAME_PREFIX: &str = "manylane.control";
 const VERSION: &str = "1";
 /// Names that are tried.
 const NAME_ATTEMPTS_MAX: u32 = 1024;
@@ -68,7 +68,7 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Opens the door of a socket.
+    /// Opens the control socket of a socket.
     ///
     /// # Errors
     /// What the system reports: no descriptors, no threads.
@@ -83,11 +83,14 @@ impl ControlSocket {
         Self::with_page(page, handle.filter().ok())
     }
 
-    /// Opens a door to something else that has metrics, and lets in what a gate says.
+    /// Opens a control socket to something else that has metrics, and lets in what a filter says.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
-    pub fn with_page(page: impl Fn() -> String + Send + 'static, gate: Option<FilterHandle>) -> Result<Self> {
+    pub fn with_page(
+        page: impl Fn() -> String + Send + 'static,
+        filter: Option<FilterHandle>,
+    ) -> Result<Self> {
         let failed = |err| Error::system("a local socket for 'manylane top'", err);
         let listener = listen().map_err(failed)?;
         let (wake, woken) = UnixStream::pair().map_err(failed)?;
@@ -95,8 +98,8 @@ impl ControlSocket {
         watch.add(&woken, WAKE).map_err(failed)?;
         watch.add(&listener, LISTENER).map_err(failed)?;
         let page: Page = Box::new(page);
-        let work = move || serve(watch, &woken, &listener, &page, gate.as_ref());
-        let thread = thread::Builder::new().name("manylane-door".into()).spawn(work).map_err(failed)?;
+        let work = move || serve(watch, &woken, &listener, &page, filter.as_ref());
+        let thread = thread::Builder::new().name("manylane-ctl".into()).spawn(work).map_err(failed)?;
         Ok(Self { wake, thread: Some(thread) })
     }
 }
@@ -129,7 +132,13 @@ fn listen() -> io::Result<OwnedFd> {
 }
 
 /// Answers one after the other until the other end of `woken` is closed.
-fn serve(mut watch: Epoll, woken: &UnixStream, listener: &OwnedFd, page: &Page, gate: Option<&FilterHandle>) {
+fn serve(
+    mut watch: Epoll,
+    woken: &UnixStream,
+    listener: &OwnedFd,
+    page: &Page,
+    filter: Option<&FilterHandle>,
+) {
     loop {
         let Ok(ready) = watch.wait(IDLE_TIMEOUT) else { return };
         let ready: Vec<u64> = ready.collect();
@@ -142,7 +151,7 @@ fn serve(mut watch: Epoll, woken: &UnixStream, listener: &OwnedFd, page: &Page, 
         }
         match unix_socket::accept(listener.as_fd()) {
             // Who has gone meanwhile has.
-            Ok(connection) => _ = handle_connection(&connection, page, gate),
+            Ok(connection) => _ = handle_connection(&connection, page, filter),
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => {}
             // Out of descriptors, say: not at full speed.
             Err(_) => thread::sleep(Duration::from_millis(100)),
@@ -150,7 +159,7 @@ fn serve(mut watch: Epoll, woken: &UnixStream, listener: &OwnedFd, page: &Page, 
     }
 }
 
-fn handle_connection(connection: &OwnedFd, page: &Page, gate: Option<&FilterHandle>) -> io::Result<()> {
+fn handle_connection(connection: &OwnedFd, page: &Page, filter: Option<&FilterHandle>) -> io::Result<()> {
     let (peer, own) = (unix_socket::peer_cred(connection.as_fd())?, unix_socket::effective_uid());
     if !peer.is_user(0) && !peer.is_user(own) {
         let why = format!("refused only root and the user {own} of this process may ask");
@@ -160,7 +169,7 @@ fn handle_connection(connection: &OwnedFd, page: &Page, gate: Option<&FilterHand
     let mut question = vec![0; REQUEST_LEN_MAX];
     let (len, _) = unix_socket::recv(connection.as_fd(), &mut question)?;
     let answer = match std::str::from_utf8(&question[..len]).map_err(|_| "that is no text".into()) {
-        Ok(question) => handle_request(question, page, gate),
+        Ok(question) => handle_request(question, page, filter),
         Err(why) => Err(why),
     };
     let text = answer.map_or_else(|why| format!("refused {why}"), |text| format!("ok\n{text}"));
@@ -179,41 +188,41 @@ fn handle_connection(connection: &OwnedFd, page: &Page, gate: Option<&FilterHand
 fn handle_request(
     question: &str,
     page: &Page,
-    gate: Option<&FilterHandle>,
+    filter: Option<&FilterHandle>,
 ) -> std::result::Result<String, String> {
     let mut lines = question.lines();
     let words: Vec<&str> = lines.next().unwrap_or("").split_ascii_whitespace().collect();
     let verb = match words.as_slice() {
         [NAME_PREFIX, VERSION, verb] => *verb,
-        [NAME_PREFIX, ..] => return Err(format!("this process has version {VERSION} of its door")),
+        [NAME_PREFIX, ..] => return Err(format!("this process has version {VERSION} of its control socket")),
         _ => return Err("that is no question".into()),
     };
-    let gate = || gate.ok_or_else(|| "limit, allow and deny need the engine xdp".to_owned());
+    let filter = || filter.ok_or_else(|| "limit, allow and deny need the engine xdp".to_owned());
     match verb {
         "metrics" => Ok(page()),
-        "guard" => {
-            let gate = gate()?;
-            let (mut text, refused) = (describe(&gate.current()), gate.drops());
+        "filter" => {
+            let filter = filter()?;
+            let (mut text, refused) = (describe(&filter.current()), filter.drops());
             _ = write!(text, "denied {}\nlimited {}\n", refused.denied, refused.limited);
             Ok(text)
         }
         "change" => {
             let lines: Vec<&str> = lines.collect();
-            gate()?.change(|guard| change(guard, &lines)).map_err(|err| err.chain())?;
+            filter()?.change(|filter| change(filter, &lines)).map_err(|err| err.chain())?;
             Ok(String::new())
         }
         _ => Err("that is no question".into()),
     }
 }
 
-/// The lines of a guard.
-fn describe(guard: &Filter) -> String {
+/// The lines of a filter.
+fn describe(filter: &Filter) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
-    for limit in guard.limits() {
+    for limit in filter.limits() {
         _ = writeln!(text, "limit {limit}");
     }
-    for (prefix, rule) in guard.rules() {
+    for (prefix, rule) in filter.rules() {
         let verb = match rule {
             Rule::Allow => "allow",
             Rule::Deny => "deny",
@@ -223,24 +232,24 @@ fn describe(guard: &Filter) -> String {
     text
 }
 
-/// What lines make of a guard.
-fn change(guard: &mut Filter, lines: &[&str]) -> Result<()> {
+/// What lines make of a filter.
+fn change(filter: &mut Filter, lines: &[&str]) -> Result<()> {
     let mut limits: Option<Vec<Limit>> = None;
     for line in lines {
         let prefix = |text: &str| text.parse::<Prefix>();
         match line.split_once(' ') {
             Some(("limit", limit)) => limits.get_or_insert_default().push(limit.parse()?),
             None if *line == "unlimited" => limits = Some(Vec::new()),
-            Some(("allow", text)) => guard.set_rule(prefix(text)?, Some(Rule::Allow))?,
-            Some(("deny", text)) => guard.set_rule(prefix(text)?, Some(Rule::Deny))?,
-            Some(("forget", text)) => guard.set_rule(prefix(text)?, None)?,
+            Some(("allow", text)) => filter.set_rule(prefix(text)?, Some(Rule::Allow))?,
+            Some(("deny", text)) => filter.set_rule(prefix(text)?, Some(Rule::Deny))?,
+            Some(("forget", text)) => filter.set_rule(prefix(text)?, None)?,
             _ => return Err(Error::new(ErrorKind::Config, format!("{line:?} is no change"))),
         }
     }
-    limits.map_or(Ok(()), |limits| guard.set_limits(&limits))
+    limits.map_or(Ok(()), |limits| filter.set_limits(&limits))
 }
 
-/// A door of a running process.
+/// A control socket of a running process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControlClient {
     name: String,
@@ -248,7 +257,7 @@ pub struct ControlClient {
     pid: u32,
 }
 
-/// Finds the doors in the network namespace of the calling thread, or those of process `of`, wherever it is.
+/// Finds the control sockets in the network namespace of the calling thread, or those of process `of`, wherever it is.
 ///
 /// # Errors
 /// [`ErrorKind::State`] if there is no process `of`; [`ErrorKind::Permission`] if it is in another network namespace
@@ -258,11 +267,11 @@ pub fn find_control_sockets(of: Option<u32>) -> Result<Vec<ControlClient>> {
         let listed = fs::read_to_string("/proc/thread-self/net/unix")
             .map_err(|err| Error::system("reading the list of local sockets (/proc/net/unix)", err))?;
         let mut found: Vec<ControlClient> = listed.lines().filter_map(ControlClient::parse_line).collect();
-        // A process in a PID namespace of its own calls itself by another number; who is behind the door is looked at.
+        // A process in a PID namespace of its own calls itself by another number; who is behind the control socket is looked at.
         let own = of.and_then(inner_pid);
-        found.retain(|door| of.is_none_or(|pid| pid == door.pid || own == Some(door.pid)));
+        found.retain(|socket| of.is_none_or(|pid| pid == socket.pid || own == Some(socket.pid)));
         if let Some(pid) = of {
-            found.iter_mut().for_each(|door| door.pid = pid);
+            found.iter_mut().for_each(|socket| socket.pid = pid);
         }
         found.sort_by(|a, b| (a.pid, &a.name).cmp(&(b.pid, &b.name)));
         found.dedup();
@@ -292,7 +301,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// [`ErrorKind::State`] if it has gone meanwhile; [`ErrorKind::Permission`] if it does not let this user in, or if another
-    /// process is behind the door.
+    /// process is behind the control socket.
     pub fn metrics(&self) -> Result<String> {
         self.request("metrics", &[])
     }
@@ -302,7 +311,7 @@ impl ControlClient {
     /// # Errors
     /// As for [`metrics`](Self::metrics), and if it has no engine that can hold anything back.
     pub fn filter(&self) -> Result<String> {
-        self.request("guard", &[])
+        self.request("filter", &[])
     }
 
     /// Changes what is let in, by lines as the module page has them: all of them, or none.
@@ -343,7 +352,7 @@ impl ControlClient {
     }
 }
 
-/// Whether who is behind a door, or a socket that can be captured, is the process of its name, and somebody whom `own` user
+/// Whether who is behind a control socket, or a socket that can be captured, is the process of its name, and somebody whom `own` user
 /// may believe.
 pub(crate) fn verify_peer(peer: PeerCred, pid: u32, own: u32) -> std::result::Result<(), String> {
     let behind = peer.pid;
@@ -457,10 +466,10 @@ mod tests {
 
     #[test]
     fn loopback_a_false_door_is_asked_nothing() {
-        // The first process lives, and has no door.
+        // The first process lives, and has no control socket.
         let name = name(1, 900_000 + std::process::id());
         let listener = unix_socket::listen(&name).unwrap();
-        let knock = ControlClient { name, pid: 1 };
+        let client = ControlClient { name, pid: 1 };
         let liar = thread::spawn(move || {
             sock::wait_readable(listener.as_fd(), Duration::from_secs(20));
             let connection = unix_socket::accept(listener.as_fd()).unwrap();
@@ -468,7 +477,7 @@ mod tests {
             sock::wait_readable(connection.as_fd(), Duration::from_secs(20));
             unix_socket::recv(connection.as_fd(), &mut [0; 64]).map_or(0, |(len, _)| len)
         });
-        let err = knock.change(&["deny 0.0.0.0/0".into()]).unwrap_err();
+        let err = client.change(&["deny 0.0.0.0/0".into()]).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Permission, "{err}");
         assert!(err.to_string().contains(&format!("one of process {}", std::process::id())), "{err}");
         assert_eq!(liar.join().unwrap(), 0, "it was told the question");
@@ -516,34 +525,34 @@ mod tests {
     fn loopback_a_door_answers_until_it_is_closed() {
         let long = "x".repeat(5 * CHUNK_LEN + 7);
         let text = long.clone();
-        let gate = FilterHandle::default();
-        let door = ControlSocket::with_page(move || text.clone(), Some(gate.clone())).unwrap();
-        let [knock] = &own_sockets()[..] else { panic!("{:?}", own_sockets()) };
-        assert_eq!(knock.metrics().unwrap(), long);
+        let filter = FilterHandle::default();
+        let control = ControlSocket::with_page(move || text.clone(), Some(filter.clone())).unwrap();
+        let [client] = &own_sockets()[..] else { panic!("{:?}", own_sockets()) };
+        assert_eq!(client.metrics().unwrap(), long);
         let lines = |lines: &[&str]| lines.iter().map(ToString::to_string).collect::<Vec<_>>();
-        knock.change(&lines(&["limit 100/7", "deny 10.0.0.0/8", "allow 10.1.0.0/16"])).unwrap();
+        client.change(&lines(&["limit 100/7", "deny 10.0.0.0/8", "allow 10.1.0.0/16"])).unwrap();
         let shown = "limit 100/7,per=32:64\ndeny 10.0.0.0/8\nallow 10.1.0.0/16\ndenied 0\nlimited 0\n";
-        assert_eq!(knock.filter().unwrap(), shown);
+        assert_eq!(client.filter().unwrap(), shown);
         // All or nothing.
         for wrong in ["limit x", "forget 10.0.0.1/8", "sideways", "allow"] {
-            let err = knock.change(&lines(&["forget 10.0.0.0/8", wrong])).unwrap_err();
+            let err = client.change(&lines(&["forget 10.0.0.0/8", wrong])).unwrap_err();
             assert_eq!(err.kind(), ErrorKind::Config, "{wrong}");
-            assert_eq!(knock.filter().unwrap(), shown);
+            assert_eq!(client.filter().unwrap(), shown);
         }
-        knock.change(&lines(&["unlimited", "forget 10.0.0.0/8", "forget 10.1.0.0/16"])).unwrap();
-        assert!(gate.current().is_empty());
-        assert!(knock.request("sideways", &[]).unwrap_err().to_string().contains("no question"));
-        let connection = unix_socket::connect(&knock.name, IO_TIMEOUT).unwrap();
+        client.change(&lines(&["unlimited", "forget 10.0.0.0/8", "forget 10.1.0.0/16"])).unwrap();
+        assert!(filter.current().is_empty());
+        assert!(client.request("sideways", &[]).unwrap_err().to_string().contains("no question"));
+        let connection = unix_socket::connect(&client.name, IO_TIMEOUT).unwrap();
         unix_socket::send(connection.as_fd(), b"\xff\xfe", &[]).unwrap();
         let until = Instant::now() + REPLY_TIMEOUT;
         assert_eq!(recv_reply(&connection, until).unwrap(), "refused that is no text");
-        let knock = knock.clone();
-        drop(door);
+        let client = client.clone();
+        drop(control);
         assert!(own_sockets().is_empty());
-        assert_eq!(knock.metrics().unwrap_err().kind(), ErrorKind::State);
+        assert_eq!(client.metrics().unwrap_err().kind(), ErrorKind::State);
         // One that can hold nothing back says so.
-        let door = ControlSocket::with_page(String::new, None).unwrap();
+        let control = ControlSocket::with_page(String::new, None).unwrap();
         assert!(own_sockets()[0].filter().unwrap_err().to_string().contains("engine xdp"));
-        drop(door);
+        drop(control);
     }
 }

@@ -1,30 +1,30 @@
-//! Who wins when more comes than a lane gets done: the oldest data, or the newest.
+//! Which datagrams are dropped when a queue is full: new arrivals, or those queued.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What is given up when more comes than a lane gets done.
+/// The end of a full queue at which datagrams are dropped (as tail drop and head drop of queueing disciplines).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DropPolicy {
-    /// What comes, while the queue is full: what is queued is handled in its order, however old it is by then.
+    /// New arrivals, while the queue is full: queued datagrams are delivered in order, however old they are by then.
     #[default]
     Tail,
-    /// What is queued, when it is more than half of what the queue can hold: it is thrown away
-    /// unread, up to the newest, and counted in
-    /// [`LaneCounters::dropped_stale`](crate::LaneCounters::dropped_stale). A lane looks at its
-    /// queue after each full batch; for kernel sockets that is one more system call. Before Linux
-    /// 4.12 these are never found to be full.
+    /// Queued datagrams, once they fill more than half of the queue: all but the newest are dropped
+    /// unread, and counted in
+    /// [`LaneCounters::dropped_stale`](crate::LaneCounters::dropped_stale). A lane checks its queue
+    /// after each full batch; for kernel sockets that is one more system call, and before Linux
+    /// 4.12, without `SO_MEMINFO`, they are never found to be full.
     Head,
 }
 
 impl fmt::Display for DropPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Tail => "oldest",
-            Self::Head => "newest",
+            Self::Tail => "tail",
+            Self::Head => "head",
         })
     }
 }
@@ -34,9 +34,12 @@ impl FromStr for DropPolicy {
 
     fn from_str(text: &str) -> Result<Self> {
         match text {
-            "oldest" => Ok(Self::Tail),
-            "newest" => Ok(Self::Head),
-            _ => Err(Error::new(ErrorKind::Config, format!("overload {text:?} is none of oldest, newest"))),
+            "tail" => Ok(Self::Tail),
+            "head" => Ok(Self::Head),
+            _ => Err(Error::new(
+                ErrorKind::Config,
+                format!("invalid drop policy {text:?}: expected tail or head"),
+            )),
         }
     }
 }
@@ -46,16 +49,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_said_as_it_is_shown() {
+    fn policies_parse_as_they_are_displayed() {
         assert_eq!(DropPolicy::default(), DropPolicy::Tail);
-        for overload in [DropPolicy::Tail, DropPolicy::Head] {
-            assert_eq!(overload.to_string().parse::<DropPolicy>().unwrap(), overload);
+        for policy in [DropPolicy::Tail, DropPolicy::Head] {
+            assert_eq!(policy.to_string().parse::<DropPolicy>().unwrap(), policy);
         }
-        assert_eq!("newest".parse::<DropPolicy>().unwrap(), DropPolicy::Head);
-        for text in ["", "Newest", "newest ", "latest"] {
+        assert_eq!("head".parse::<DropPolicy>().unwrap(), DropPolicy::Head);
+        for text in ["", "Head", "head ", "newest"] {
             let err = text.parse::<DropPolicy>().unwrap_err();
             assert_eq!(err.kind(), ErrorKind::Config);
-            assert!(err.to_string().contains("oldest, newest"), "{err}");
+            assert!(err.to_string().contains("tail or head"), "{err}");
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What a socket lets in: how much of each source, and prefixes that are allowed or denied. Values only; the XDP program
-//! enforces them (`bpf/guard.h`), and `io/xdp/filter.rs` brings them there.
+//! enforces them (`bpf/filter.h`), and `io/xdp/filter.rs` brings them there.
 
 use std::collections::BTreeMap;
 use std::fmt;

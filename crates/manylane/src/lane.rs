@@ -320,7 +320,7 @@ impl Lane {
         Arc::clone(&self.shared)
     }
 
-    /// Messages that a lane which leaves drains before it shuts its door: all that are queued, and a batch that may
+    /// Messages that a lane which leaves drains before it stops receiving: all that are queued, and a batch that may
     /// come meanwhile.
     pub(crate) fn queued(&self) -> usize {
         let queued =

@@ -54,7 +54,7 @@ mod wait;
 pub use batch::{Batch, Datagram, Ecn};
 pub use calibrate::{EngineChoice, choose_engine};
 pub use config::{Builder, Engine};
-pub use counters::{Counters, LaneCounters, LaneId};
+pub use counters::{Counters, LaneCounters, LaneId, NamedCounters};
 pub use drop_policy::DropPolicy;
 pub use error::{Error, ErrorKind, Result};
 pub use filter::{Filter, Limit, Prefix, Rule};

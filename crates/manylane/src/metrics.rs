@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 
 use manylane_sys::sock;
 
-use crate::counters::{Count, LaneCounters, LaneId};
+use crate::counters::{Count, LaneCounters, LaneId, NamedCounters};
 use crate::lane::LaneShared;
 use crate::socket::Handle;
 use crate::wait::WaitPolicy;
@@ -37,12 +37,12 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
     for socket in &sockets {
         writeln!(out, "manylane_waiting{{{},policy=\"{}\"}} 1", socket.labels, socket.wait_policy)?;
     }
-    for at in 0..LaneCounters::default().named().len() {
-        let name = format!("manylane_lane_{}_total", LaneCounters::default().named()[at].0);
+    for (at, (name, _)) in LaneCounters::default().named().into_iter().enumerate() {
+        let name = format!("manylane_lane_{name}_total");
         let mut is_new = true;
         for socket in &sockets {
             for (lane, counters) in &socket.counters {
-                let Some(value) = counters.named()[at].1 else { continue };
+                let Some(value) = counters[at].1 else { continue };
                 if std::mem::take(&mut is_new) {
                     write_family(out, &name, "counter")?;
                 }
@@ -65,10 +65,10 @@ pub fn write_all_metrics(handles: &[Handle], out: &mut impl Write) -> fmt::Resul
             }
         }
     }
-    write_family(out, "manylane_refused_total", "counter")?;
+    write_family(out, "manylane_filter_dropped_total", "counter")?;
     for socket in &sockets {
         for (reason, count) in socket.filter_drops {
-            writeln!(out, "manylane_refused_total{{{},reason=\"{reason}\"}} {count}", socket.labels)?;
+            writeln!(out, "manylane_filter_dropped_total{{{},reason=\"{reason}\"}} {count}", socket.labels)?;
         }
     }
     if sockets.iter().any(|socket| !socket.frames.is_empty()) {
@@ -99,7 +99,7 @@ struct SocketSnapshot {
     labels: String,
     lanes: usize,
     wait_policy: WaitPolicy,
-    counters: Vec<(String, LaneCounters)>,
+    counters: Vec<(String, NamedCounters)>,
     gauges: Vec<(LaneId, [Option<i64>; 5])>,
     filter_drops: [(&'static str, u64); 2],
     frames: Vec<(String, &'static str, u64)>,
@@ -108,10 +108,10 @@ struct SocketSnapshot {
 impl SocketSnapshot {
     fn new(handle: &Handle) -> Self {
         let all = handle.counters();
-        let mut counters: Vec<(String, LaneCounters)> =
-            all.lanes.iter().map(|(id, lane)| (id.to_string(), *lane)).collect();
+        let mut counters: Vec<_> =
+            all.lanes.iter().map(|(id, lane)| (id.to_string(), lane.named())).collect();
         if all.closed != LaneCounters::default() {
-            counters.push(("closed".into(), all.closed));
+            counters.push(("closed".into(), all.closed.named()));
         }
         let (address, engine) = handle.identity();
         Self {
@@ -165,7 +165,7 @@ mod tests {
                 format!("manylane_waiting{{{labels},policy=\"sleep\"}} 1"),
                 format!("manylane_lane_delivered_total{{{labels},lane=\"1\"}} 0"),
                 format!("manylane_lane_queued_bytes{{{labels},lane=\"0\"}} 0"),
-                format!("manylane_refused_total{{{labels},reason=\"limited\"}} 0"),
+                format!("manylane_filter_dropped_total{{{labels},reason=\"limited\"}} 0"),
             ] {
                 assert!(page.lines().any(|there| there == line), "{line} is not in\n{page}");
             }

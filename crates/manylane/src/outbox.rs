@@ -358,7 +358,7 @@ impl<'a> Outbox<'a> {
 /// The counter for a datagram that was refused with `code`.
 fn loss_counter(code: i32) -> Count {
     match code {
-        errno::EAGAIN => Count::LostFull,
+        errno::EAGAIN => Count::LostSndbufFull,
         errno::ENOBUFS | errno::ENOMEM => Count::LostNoBuffers,
         errno::ENETUNREACH | errno::EHOSTUNREACH | errno::ENETDOWN | errno::EADDRNOTAVAIL => {
             Count::LostUnreachable

@@ -171,13 +171,13 @@ where
     lane.lane_shared().tid.store(cpu::thread_id(), Ordering::Relaxed);
     let stealing = shared.config.stealing;
     let mut nap = if stealing { STEAL_INTERVAL_MIN } else { IDLE_TIMEOUT };
-    let (mut linger, mut sizes) = (lane.new_rx_coalesce(), None);
+    let (mut coalesce, mut sizes) = (lane.new_rx_coalesce(), None);
     let mut errors = 0;
     while !lane.is_draining() {
-        lane.update_sizes(&mut sizes, &mut linger);
+        lane.update_sizes(&mut sizes, &mut coalesce);
         // A lane that polls sleeps after that.
         let idle = shared.config.wait.spin_time() + nap;
-        let received = if linger.is_pending() { lane.recv_more() } else { lane.recv_batch_timeout(idle) };
+        let received = if coalesce.is_pending() { lane.recv_more() } else { lane.recv_batch_timeout(idle) };
         let taken = match received {
             Ok(taken) if taken.messages == 0 && stealing => lane.steal(),
             Ok(taken) => taken,
@@ -197,12 +197,12 @@ where
             handler(batch, &mut out);
         }
         if lane.is_within_round() {
-            linger.accumulate(taken.messages);
-        } else if let Some(pause) = linger.next_delay(taken.messages) {
+            coalesce.accumulate(taken.messages);
+        } else if let Some(pause) = coalesce.next_delay(taken.messages) {
             tick::sleep(pause);
         }
     }
-    // Nothing more may arrive: the lane is out of steering, or its door is shut. The latter also if the socket is
+    // Nothing more may arrive: the lane is out of steering, or it has stopped receiving. The latter also if the socket is
     // stopped only now, or if more comes than was queued: where the kernel chooses, it goes on to choose this lane.
     let mut queued = lane.queued();
     loop {

@@ -74,22 +74,22 @@ impl Lane {
         self.rebuild_buffers(sizes.apply_to(self.capabilities()))
     }
 
-    /// Sees to it that the lane has the sizes that are wanted; `linger` goes by the size of batches.
+    /// Sees to it that the lane has the sizes that are wanted; `coalesce` goes by the size of batches.
     #[inline]
-    pub(crate) fn update_sizes(&mut self, known: &mut Option<Sizes>, linger: &mut RxCoalesce) {
+    pub(crate) fn update_sizes(&mut self, known: &mut Option<Sizes>, coalesce: &mut RxCoalesce) {
         let wanted = self.requested_sizes();
         if wanted != *known {
             *known = wanted;
-            self.apply_sizes(linger);
+            self.apply_sizes(coalesce);
         }
     }
 
     #[cold]
-    fn apply_sizes(&mut self, linger: &mut RxCoalesce) {
+    fn apply_sizes(&mut self, coalesce: &mut RxCoalesce) {
         let Some(sizes) = self.requested_sizes() else { return };
         if let Err(err) = self.rebuild_buffers(sizes.apply_to(self.capabilities())) {
             log::warn!("lane {} keeps its buffers: {err}", self.id());
         }
-        *linger = self.new_rx_coalesce();
+        *coalesce = self.new_rx_coalesce();
     }
 }

@@ -60,10 +60,11 @@ pub(crate) struct RxArgs {
     /// End within 40 seconds: shorter samples, no-loss rates for the most threads only
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Devices that the traffic comes in on, each with an address of its own, in a testbed; receivers bind the
-    /// wildcard if there are several
+    /// Links of the testbed that carry the traffic, each with an address of its own
+    ///
+    /// Receivers bind the wildcard address if there are several.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = interfaces, conflicts_with = "loopback")]
-    pub(crate) interfaces: usize,
+    pub(crate) links: usize,
     /// Receive queues of each of these devices [default: one for each thread, of the most that are compared]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "loopback")]
     pub(crate) queues: Option<u32>,
@@ -262,10 +263,11 @@ pub(crate) struct BenchArgs {
     /// Receive buffer of each socket, of all receivers alike [default: 64M, or as much as this process may have]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
-    /// Microseconds that lanes and reuseport/* pause after a batch that was not full; 0 for never
-    /// [default: 100 for each thread that shares a processor, where any do]
-    #[arg(long, value_name = "MICROSECONDS")]
-    pub(crate) linger: Option<u64>,
+    /// Delay before a receive, of lanes and reuseport/*; 0 for none [default: 0 to 1000]
+    ///
+    /// By default 100 microseconds for each thread that shares a processor, where any do.
+    #[arg(long, value_name = "USECS")]
+    pub(crate) rx_usecs: Option<u64>,
     /// Steering of the lanes, as for `manylane echo`
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,

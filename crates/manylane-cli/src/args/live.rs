@@ -37,7 +37,7 @@ impl FilterArgs {
 /// are not held back.
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
-    /// Number of the process: one of `manylane echo`, the launcher `manylane run`, or one that opens a door by the library
+    /// Number of the process: one of `manylane echo`, the launcher `manylane run`, or one that opens a control socket by the library
     #[arg(value_name = "PID")]
     pub(crate) pid: u32,
     /// Limit that takes the place of those there are, as RATE[/BURST][,per=LEN[:LEN6]]; twice at most
@@ -62,8 +62,8 @@ pub(crate) struct LimitArgs {
 
 /// `manylane top`.
 ///
-/// Shows the lanes of `manylane echo`, of programs under `manylane run`, and of programs that open a door by the library
-/// (manylane::door), in the network namespace it runs in. Root sees all, a user those of their own. Keys: q or Esc ends, up
+/// Shows the lanes of `manylane echo`, of programs under `manylane run`, and of programs that open a control socket by the library
+/// (manylane::control), in the network namespace it runs in. Root sees all, a user those of their own. Keys: q or Esc ends, up
 /// and down (or k and j) pick a lane, s sorts by another column, space stops and goes on.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {

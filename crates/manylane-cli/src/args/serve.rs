@@ -28,21 +28,26 @@ pub(crate) struct EchoArgs {
     /// Lanes [default: one for each processor]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) lanes: Option<usize>,
-    /// How lanes talk to the kernel: mmsg, uring (io_uring; else mmsg), xdp (frames past the kernel's stack; needs root), or auto: xdp on the devices of
-    /// --xdp-device where that works, else uring if it was just measured to cost a tenth less, else mmsg
+    /// How lanes talk to the kernel: auto, mmsg, uring or xdp
+    ///
+    /// mmsg: recvmmsg and sendmmsg. uring: io_uring, or mmsg where it is not available. xdp: frames of the network device,
+    /// past the kernel's stack (root). auto: xdp on the devices of --interface where that works, else uring if it was just
+    /// measured to cost a tenth less, else mmsg.
     #[arg(long, default_value_t = Engine::Auto)]
     pub(crate) engine: Engine,
-    /// Devices that engine xdp uses [default: those that have the address]
-    #[arg(long, value_name = "DEVICE,…", value_delimiter = ',')]
-    pub(crate) xdp_device: Vec<String>,
+    /// Network devices of engine xdp, such as eth0,eth1 [default: those with ADDR]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) interface: Vec<String>,
     /// Attach the program of engine xdp behind the driver (generic XDP): any device, but slower
     #[arg(long)]
     pub(crate) xdp_generic: bool,
     /// VLAN whose frames engine xdp takes, too: ID, or OUTER.INNER; may be given several times
     #[arg(long, value_name = "ID[.ID]")]
     pub(crate) xdp_vlan: Vec<Vlan>,
-    /// What a lane does while there is nothing: sleep, busy-poll[:MICROSECONDS] (the kernel looks at the device first),
-    /// spin:MICROSECONDS (looks without pause, then sleeps), or adaptive (spins while that pays)
+    /// How an idle lane waits: sleep, busy-poll[:USECS], spin:USECS or adaptive
+    ///
+    /// busy-poll: the kernel polls the device before it puts the lane to sleep (SO_BUSY_POLL). spin: the lane polls for
+    /// that long, then sleeps. adaptive: spins as long as that pays.
     #[arg(long, default_value_t = WaitPolicy::Sleep, value_name = "HOW")]
     pub(crate) wait: WaitPolicy,
     /// The same as --wait spin:MICROSECONDS, and with engine xdp the device works in the lane's calls; 1000000 at most
@@ -52,47 +57,50 @@ pub(crate) struct EchoArgs {
     #[arg(long, default_value_t = Steering::Flow, value_name = "POLICY")]
     pub(crate) steering: Steering,
     /// What does the steering: auto, ebpf, classic-bpf or kernel
-    #[arg(long, default_value_t = SteeringBackend::Auto, value_name = "HOW")]
-    pub(crate) steering_by: SteeringBackend,
+    #[arg(long, default_value_t = SteeringBackend::Auto, value_name = "BACKEND")]
+    pub(crate) steering_backend: SteeringBackend,
     /// Processors of the lanes: spread, pack, none, or a list such as 0,2,4-7
     #[arg(long, default_value_t = Placement::Spread, value_name = "WHERE")]
     pub(crate) placement: Placement,
-    /// Messages that one call takes at most
+    /// Messages received or sent by one call, at most
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = positive)]
     pub(crate) batch: usize,
-    /// Take trains of datagrams as one message (UDP GRO) [default: on, but for round-robin and key]
+    /// Receive several datagrams as one message (UDP GRO) [default: on, but for round-robin and key]
     #[arg(long, value_enum)]
     pub(crate) gro: Option<Switch>,
-    /// Send trains of replies as one message (UDP GSO)
+    /// Send several replies to one peer as one message (UDP GSO)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) gso: Switch,
-    /// Microseconds that a lane pauses when that saves wake-ups; 0 for never [default: 100 for each lane that shares a core, where any do]
-    #[arg(long, value_name = "MICROSECONDS")]
-    pub(crate) linger: Option<u64>,
+    /// Delay before a receive where that saves wake-ups; 0 for none [default: 0 to 1000]
+    ///
+    /// As rx-usecs of ethtool. By default 100 microseconds for each lane that shares a processor, where any do.
+    #[arg(long, value_name = "USECS")]
+    pub(crate) rx_usecs: Option<u64>,
     /// Receive buffer of each lane, such as 4M [default: the system's]
     #[arg(long, value_name = "BYTES", value_parser = parse::bytes)]
     pub(crate) recv_buffer: Option<usize>,
-    /// Largest datagram that is taken whole; larger ones are cut off and flagged
+    /// Largest datagram that is not truncated
     #[arg(long, value_name = "BYTES", value_parser = positive)]
     pub(crate) datagram_size: Option<usize>,
     /// Let idle lanes take work from loaded ones; order within a flow is then not kept
     #[arg(long)]
     pub(crate) stealing: bool,
-    /// Who wins when more comes than a lane gets done: oldest (what comes is dropped), or newest (what is queued is thrown
-    /// away once its queue is half full)
-    #[arg(long, default_value_t = DropPolicy::Tail, value_name = "WHO")]
-    pub(crate) overload: DropPolicy,
+    /// What to drop under overload: tail (new arrivals) or head (queued datagrams)
+    ///
+    /// Head: all but the newest, once the queue of a lane is half full.
+    #[arg(long, default_value_t = DropPolicy::Tail, value_name = "tail|head")]
+    pub(crate) drop: DropPolicy,
     /// Read the ECN bits of datagrams
     #[arg(long)]
     pub(crate) ecn: bool,
-    /// On an IPv6 wildcard address, take no IPv4
+    /// No IPv4 on an IPv6 wildcard address (IPV6_V6ONLY)
     #[arg(long)]
     pub(crate) only_v6: bool,
-    /// Join other processes of this user on the same port: they and we then share the datagrams
+    /// Share the port with other processes of this user (SO_REUSEPORT)
     #[arg(long)]
     pub(crate) reuse_port: bool,
     #[command(flatten)]
-    pub(crate) guard: FilterArgs,
+    pub(crate) filter: FilterArgs,
     /// Seconds between two lines of statistics; 0 for none
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) stats: f64,
@@ -193,19 +201,20 @@ pub(crate) struct RunArgs {
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
-    /// How lanes talk to the kernel: auto (mmsg), mmsg, or xdp: frames of the devices, past the kernel's stack. For xdp this
-    /// needs root, the program does not [default: auto]
+    /// How lanes talk to the kernel: auto (mmsg), mmsg or xdp [default: auto]
+    ///
+    /// xdp: frames of the network devices, past the kernel's stack. `manylane run` needs root for it, the program does not.
     #[arg(long)]
     pub(crate) engine: Option<Engine>,
-    /// Devices whose frames the program gets with engine xdp, such as eth0,eth1 [default: those that are safe to take]
+    /// Network devices of engine xdp, such as eth0,eth1 [default: those safe to take]
     ///
     /// Without this: all Ethernet devices that are up and have an address that is not link-local, but no veth device, none on
     /// which rp_filter is 1 beside others, and none whose link the default route or an ssh session needs, unless its driver
     /// is one without a link.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub(crate) interfaces: Option<Vec<String>>,
+    pub(crate) interface: Option<Vec<String>>,
     #[command(flatten)]
-    pub(crate) guard: FilterArgs,
+    pub(crate) filter: FilterArgs,
     /// Which lane gets a datagram, as for `manylane echo` [default: flow]
     #[arg(long, value_name = "POLICY")]
     pub(crate) steering: Option<Steering>,
@@ -215,18 +224,23 @@ pub(crate) struct RunArgs {
     /// Ports whose sockets get lanes, such as 53 or 53,8000-8010 [default: all]
     #[arg(long, value_name = "LIST", value_parser = parse::ports)]
     pub(crate) ports: Option<String>,
-    /// Datagrams that one system call may take behind the program's back, and replies to them that one may send, 1 to 32; with
-    /// engine xdp, replies that go together [default: 32 while threads rest, else 1; 16 with engine xdp]
+    /// Datagrams prefetched, and replies sent, by one system call: 1 to 32
+    ///
+    /// With engine xdp, replies sent together. Default: 32 while fewer lanes than threads are in use, else 1; 16 with
+    /// engine xdp.
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) batch: Option<usize>,
-    /// Microseconds that a thread with a lane pauses before it sleeps, where larger batches pay for it; 0 for never
-    /// [default: 50 to 500, by what a pause costs here]
-    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=20_000))]
-    pub(crate) linger: Option<u32>,
-    /// Who wins when more comes than the program takes: oldest (what comes is dropped, as without Manylane), or newest (what waits
-    /// in a queue that is more than half full is thrown away, down to a quarter) [default: oldest]
-    #[arg(long, value_name = "WHO")]
-    pub(crate) overload: Option<DropPolicy>,
+    /// Delay before a receive where larger batches pay for it; 0 for none [default: 50 to 500]
+    ///
+    /// As rx-usecs of ethtool; 20000 at most. The default follows from what a wake-up costs on this machine.
+    #[arg(long, value_name = "USECS", value_parser = clap::value_parser!(u32).range(..=20_000))]
+    pub(crate) rx_usecs: Option<u32>,
+    /// What to drop under overload: tail (new arrivals) or head [default: tail]
+    ///
+    /// Tail is what happens without Manylane. Head drops the oldest queued datagrams once a queue is more than half full,
+    /// down to a quarter.
+    #[arg(long, value_name = "tail|head")]
+    pub(crate) drop: Option<DropPolicy>,
     /// Say on standard error how lanes do while the program runs, every so many seconds (5 if no number is given)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = interval)]
     pub(crate) stats: Option<f64>,
@@ -249,6 +263,6 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "exec")]
     pub(crate) follow: bool,
     /// Become the program instead of waiting for it: nobody stands between it and who started it, and there is no report
-    #[arg(long, conflicts_with_all = ["stats", "metrics", "json", "interfaces"])]
+    #[arg(long, conflicts_with_all = ["stats", "metrics", "json", "interface"])]
     pub(crate) exec: bool,
 }

@@ -36,7 +36,7 @@ pub(crate) struct Facts {
     pub(crate) sockets: Vec<Socket>,
     /// The processes that have one of [`Facts::sockets`].
     pub(crate) programs: Vec<Program>,
-    /// Lanes of running programs, as far as these open a door and let this user in.
+    /// Lanes of running programs, as far as these open a control socket and let this user in.
     pub(crate) lanes: Vec<Lane>,
     /// Whether the user asked for a process or a port.
     pub(crate) asked: bool,

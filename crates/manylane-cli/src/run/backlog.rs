@@ -1,5 +1,5 @@
 //! What waits for a program that is run, seen from outside: in the kernel's queues of its lanes, whatever the program does, and in
-//! the rings that were lent to it.
+//! the rings that were leased to it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ pub(super) struct Queue {
 pub(super) struct Backlog {
     /// By the number of the kernel socket, in this network namespace.
     pub(super) queues: BTreeMap<u64, Queue>,
-    /// What was lent, with engine xdp.
+    /// What was leased, with engine xdp.
     pub(super) rings: Vec<LeasedRing>,
 }
 

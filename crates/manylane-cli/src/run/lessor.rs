@@ -1,4 +1,4 @@
-//! Engine `xdp` for programs that are run: this process opens the devices, and lends the program their queues.
+//! Engine `xdp` for programs that are run: this process opens the devices, and leases the program their queues.
 //!
 //! The program, which may be an ordinary user's, has in its environment how its library asks. A
 //! thread of this process answers. When this process ends, however it ends, the kernel has all
@@ -30,24 +30,24 @@ pub(super) fn is_requested(args: &RunArgs) -> bool {
 /// # Errors
 /// What is in the way, and what to change.
 pub(super) fn open(args: &RunArgs, command: &mut Command) -> Result<OpenDevices> {
-    let names = args.interfaces.as_deref();
+    let names = args.interface.as_deref();
     // Who names a device has decided.
     let links = if names.is_none() { ProtectedLinks::detect()? } else { ProtectedLinks::default() };
-    let lender = Lessor::open(names, |device| skip_reason(&links, device)).context("engine xdp")?;
-    let guard = &args.guard;
-    lender.filter().change(|wanted| {
-        wanted.set_limits(&guard.limit)?;
-        for (prefixes, rule) in [(&guard.allow, Rule::Allow), (&guard.deny, Rule::Deny)] {
+    let lessor = Lessor::open(names, |device| skip_reason(&links, device)).context("engine xdp")?;
+    let filter = &args.filter;
+    lessor.filter().change(|wanted| {
+        wanted.set_limits(&filter.limit)?;
+        for (prefixes, rule) in [(&filter.allow, Rule::Allow), (&filter.deny, Rule::Deny)] {
             prefixes.iter().try_for_each(|prefix| wanted.set_rule(*prefix, Some(rule)))?;
         }
         Ok(())
     })?;
-    command.env(lease::TOKEN_ENV_VAR, lender.lease_token());
+    command.env(lease::TOKEN_ENV_VAR, lessor.lease_token());
     output::eprint_line(&format!(
         "manylane: engine xdp: the program may send any frame by {}, past the firewall, as with CAP_NET_RAW (docs/run.md)",
-        lender.devices().join(", ")
+        lessor.devices().join(", ")
     ));
-    Ok(OpenDevices(lender))
+    Ok(OpenDevices(lessor))
 }
 
 /// Why a device is not to be touched: most drivers of network cards take the link down for a moment when a program comes.
@@ -65,7 +65,7 @@ impl OpenDevices {
         self.0.filter()
     }
 
-    /// How full the rings are that are lent.
+    /// How full the rings are that are leased.
     pub(super) fn rings(&self) -> LeasedRings {
         self.0.rings()
     }
@@ -75,14 +75,14 @@ impl OpenDevices {
     /// # Errors
     /// If no thread can be started.
     pub(super) fn start(self) -> Result<()> {
-        let Self(lender) = self;
+        let Self(lessor) = self;
         let run = move || {
             static NEVER_STOP: AtomicBool = AtomicBool::new(false);
-            if let Err(err) = lender.run(&NEVER_STOP) {
-                output::eprint_line(&format!("manylane: no queues are lent any more: {err}"));
+            if let Err(err) = lessor.run(&NEVER_STOP) {
+                output::eprint_line(&format!("manylane: no queues are leased any more: {err}"));
             }
         };
-        thread::Builder::new().name("manylane-lender".into()).spawn(run).context("engine xdp")?;
+        thread::Builder::new().name("manylane-lessor".into()).spawn(run).context("engine xdp")?;
         Ok(())
     }
 }

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`find`] | looks for the program and for the library |
 //! | [`loadable`] | judges whether the library can be loaded into the program |
-//! | [`lessor`] | opens devices for engine `xdp`, and lends the program their queues |
+//! | [`lessor`] | opens devices for engine `xdp`, and leases the program their queues |
 //! | [`launch`] | starts it, passes signals on, learns how it ends |
 //! | [`report`] | reads what the library wrote down of lanes and fallbacks |
 //! | [`reporter`] | says it: live, at the end, as JSON |
@@ -69,10 +69,10 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
 }
 
 fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
-    let is_guarded = !args.guard.is_empty();
-    ensure!(!is_guarded || lessor::is_requested(args), "--limit, --allow and --deny need --engine xdp");
-    let no_lanes = args.lanes == Some(1) && args.overload == Some(DropPolicy::Head);
-    ensure!(!no_lanes, "--overload newest needs --lanes 2 or more: with 1, sockets are left to the kernel");
+    let is_filtered = !args.filter.is_empty();
+    ensure!(!is_filtered || lessor::is_requested(args), "--limit, --allow and --deny need --engine xdp");
+    let no_lanes = args.lanes == Some(1) && args.drop == Some(DropPolicy::Head);
+    ensure!(!no_lanes, "--drop head needs --lanes 2 or more: with 1, sockets are left to the kernel");
     let library = find::library()?;
     let beyond = loadable::check(file).err();
     if let Some(beyond) = &beyond {
@@ -97,30 +97,30 @@ fn start(args: &RunArgs, file: &Path) -> Result<ExitCode> {
     let shared = SharedReport::new()?;
     command.env("MANYLANE_REPORT", shared.path());
     // Before the program: what is in the way is told, and it is not started.
-    let lender = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
+    let lessor = if lessor::is_requested(args) { Some(lessor::open(args, &mut command)?) } else { None };
     let json = args.json.as_deref().map(open_json).transpose()?;
     let port = args.metrics.map(metrics::bind).transpose()?;
     let running = match Running::start(command, args.follow) {
         Ok(running) => running,
         Err(err) => return Ok(exec_failed(file, &err)),
     };
-    let gate = lender.as_ref().map(lessor::OpenDevices::filter);
-    let rings = lender.as_ref().map(lessor::OpenDevices::rings);
-    if let Some(lender) = lender {
-        lender.start()?;
+    let filter = lessor.as_ref().map(lessor::OpenDevices::filter);
+    let rings = lessor.as_ref().map(lessor::OpenDevices::rings);
+    if let Some(lessor) = lessor {
+        lessor.start()?;
     }
     let page = || {
-        let (read, gate, rings) = (shared.reader(), gate.clone(), rings.clone());
-        move || reporter::metrics_page(&read(), &Backlog::snapshot(rings.as_ref()), gate.as_ref())
+        let (read, filter, rings) = (shared.reader(), filter.clone(), rings.clone());
+        move || reporter::metrics_page(&read(), &Backlog::snapshot(rings.as_ref()), filter.as_ref())
     };
     // Without it nothing is worse but that nobody sees it.
-    let _door = ControlSocket::with_page(page(), gate.clone())
+    let _control = ControlSocket::with_page(page(), filter.clone())
         .map_err(|err| log::warn!("not shown by 'manylane top': {err}"));
     // Only now: its thread leaves signals to this one.
     if let Some(port) = port {
         metrics::serve(port, page())?;
     }
-    let teller = Reporter::new(shared, file, args, gate);
+    let teller = Reporter::new(shared, file, args, filter);
     let end = supervise(running, &teller, args, beyond.is_some())?;
     teller.finish(end, json)?;
     Ok(exit_as(end))
@@ -135,8 +135,8 @@ fn env_settings(args: &RunArgs) -> Vec<(&'static str, String)> {
     add("MANYLANE_LANES", args.lanes.map(|lanes| lanes.to_string()));
     add("MANYLANE_PORTS", args.ports.clone());
     add("MANYLANE_BATCH", args.batch.map(|batch| batch.to_string()));
-    add("MANYLANE_OVERLOAD", args.overload.map(|overload| overload.to_string()));
-    add("MANYLANE_LINGER", args.linger.map(|pause| pause.to_string()));
+    add("MANYLANE_DROP", args.drop.map(|policy| policy.to_string()));
+    add("MANYLANE_RX_USECS", args.rx_usecs.map(|pause| pause.to_string()));
     all
 }
 

@@ -108,11 +108,11 @@ pub(super) struct Receiver {
     /// Calls of the program that brought something.
     pub(super) receive_calls: u64,
     /// Of the received ones, those that came from the lane of another thread.
-    pub(super) helped: u64,
+    pub(super) stolen: u64,
     /// Of the received ones, those that came past the kernel's stack (engine xdp).
     pub(super) received_by_xdp: u64,
-    /// Datagrams that were thrown away, that the newest wins; none of the received ones.
-    pub(super) overtaken: u64,
+    /// Datagrams dropped by `--drop head`; none of the received ones.
+    pub(super) dropped_stale: u64,
     /// Datagrams sent.
     pub(super) sent: u64,
     /// Their bytes.
@@ -137,9 +137,9 @@ impl Receiver {
             received: slot.rx_datagrams.load(Relaxed),
             received_bytes: slot.rx_bytes.load(Relaxed),
             receive_calls: slot.rx_batches.load(Relaxed),
-            helped: slot.rx_stolen.load(Relaxed),
+            stolen: slot.rx_stolen.load(Relaxed),
             received_by_xdp: slot.rx_frames.load(Relaxed),
-            overtaken: slot.dropped_stale.load(Relaxed),
+            dropped_stale: slot.dropped_stale.load(Relaxed),
             sent_by_xdp: slot.tx_frames.load(Relaxed),
             sent: slot.tx_datagrams.load(Relaxed),
             sent_bytes: slot.tx_bytes.load(Relaxed),

@@ -43,8 +43,8 @@ struct Settings {
     lanes: Option<usize>,
     ports: Option<String>,
     batch: Option<usize>,
-    linger_us: Option<u32>,
-    overload: Option<String>,
+    rx_usecs: Option<u32>,
+    drop: Option<String>,
     seconds: f64,
     exit_code: Option<i32>,
     signal: Option<i32>,
@@ -68,7 +68,12 @@ struct Document {
 }
 
 impl Reporter {
-    pub(super) fn new(shared: SharedReport, file: &Path, args: &RunArgs, gate: Option<FilterHandle>) -> Self {
+    pub(super) fn new(
+        shared: SharedReport,
+        file: &Path,
+        args: &RunArgs,
+        filter: Option<FilterHandle>,
+    ) -> Self {
         let settings = Settings {
             command: command_line(),
             program: file.display().to_string(),
@@ -77,15 +82,15 @@ impl Reporter {
             lanes: args.lanes,
             ports: args.ports.clone(),
             batch: args.batch,
-            linger_us: args.linger,
-            overload: args.overload.map(|overload| overload.to_string()),
+            rx_usecs: args.rx_usecs,
+            drop: args.drop.map(|policy| policy.to_string()),
             seconds: 0.0,
             exit_code: None,
             signal: None,
         };
         let start = Instant::now();
         let last = RefCell::new((start, Report::default()));
-        Self { shared, settings, filter: gate, quiet: args.quiet, start, last }
+        Self { shared, settings, filter, quiet: args.quiet, start, last }
     }
 
     /// What is there now.
@@ -158,7 +163,7 @@ impl Reporter {
 }
 
 /// The report as metrics. Threads that have ended stay in it, so that sums over them never go back.
-pub(super) fn metrics_page(report: &Report, waiting: &Backlog, gate: Option<&FilterHandle>) -> String {
+pub(super) fn metrics_page(report: &Report, waiting: &Backlog, filter: Option<&FilterHandle>) -> String {
     let mut page = Page::default();
     page.add("manylane_run_processes_total", "counter", &[], report.processes.into());
     page.add("manylane_run_sockets_total", "counter", &[], report.sockets.into());
@@ -189,15 +194,15 @@ pub(super) fn metrics_page(report: &Report, waiting: &Backlog, gate: Option<&Fil
     for fallback in &report.fallbacks {
         page.add("manylane_run_fallbacks_total", "counter", &[("reason", fallback.reason)], fallback.count);
     }
-    let FilterDrops { denied, limited, .. } = refused(gate);
+    let FilterDrops { denied, limited, .. } = refused(filter);
     for (reason, count) in [("denied", denied), ("limited", limited)] {
-        page.add("manylane_run_refused_total", "counter", &[("reason", reason)], count);
+        page.add("manylane_run_filter_dropped_total", "counter", &[("reason", reason)], count);
     }
     page.text()
 }
 
-fn refused(gate: Option<&FilterHandle>) -> FilterDrops {
-    gate.map(FilterHandle::drops).unwrap_or_default()
+fn refused(filter: Option<&FilterHandle>) -> FilterDrops {
+    filter.map(FilterHandle::drops).unwrap_or_default()
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -262,9 +267,9 @@ fn text(report: &Report) -> String {
     if by_xdp != (0, 0) {
         _ = write!(text, "\npast the kernel's stack (engine xdp): {} received, {} sent", by_xdp.0, by_xdp.1);
     }
-    let overtaken = report.sum(|one| one.overtaken);
-    if overtaken > 0 {
-        _ = write!(text, "\nthrown away, that the newest wins (--overload newest): {overtaken}");
+    let dropped_stale = report.sum(|one| one.dropped_stale);
+    if dropped_stale > 0 {
+        _ = write!(text, "\ndropped as stale (--drop head): {dropped_stale}");
     }
     if report.left_out > 0 {
         _ = write!(text, "\n{} more threads that the report had no room for", report.left_out);
@@ -285,10 +290,10 @@ fn text(report: &Report) -> String {
 }
 
 /// Reasons that are about the queues of engine xdp alone.
-const QUEUE_REASONS: [&str; 3] = ["no-queue", "control", "lender"];
+const QUEUE_REASONS: [&str; 3] = ["no-queue", "control", "no-lease"];
 
 /// How reasons begin that are about batches alone: the socket has its lanes.
-const BATCH_REASON_PREFIX: &str = "one-";
+const BATCH_REASON_PREFIX: &str = "no-prefetch-";
 
 /// Rows of the table, at most: a server may have had thousands of sockets, one after the other.
 const ROWS_MAX: usize = 40;
@@ -321,7 +326,7 @@ fn table(receivers: &[Receiver]) -> Table {
             one.tid.to_string(),
             one.received.to_string(),
             format!("{per_call:.1}"),
-            one.helped.to_string(),
+            one.stolen.to_string(),
             one.sent.to_string(),
         ]);
     }
@@ -349,7 +354,8 @@ mod tests {
             ..Receiver::default()
         };
         let fallback = Fallback { why: "connected", count: 3, pid: 7, ..Fallback::default() };
-        let single = Fallback { reason: "one-edges", why: "edges", count: 1, pid: 7, ..Fallback::default() };
+        let single =
+            Fallback { reason: "no-prefetch-edges", why: "edges", count: 1, pid: 7, ..Fallback::default() };
         let receivers = vec![receiver(0), receiver(1)];
         Report { processes: 1, receivers, fallbacks: vec![fallback, single], ..Report::default() }
     }
@@ -361,16 +367,16 @@ mod tests {
             line.starts_with("2 lanes, 100/s received") && line.ends_with("each: 100 0; 4 fallbacks"),
             "{line}"
         );
-        let mut overtaken = report([300, 100]);
-        overtaken.receivers[0].overtaken = 77;
-        let text = text(&overtaken);
+        let mut dropped_stale = report([300, 100]);
+        dropped_stale.receivers[0].dropped_stale = 77;
+        let text = text(&dropped_stale);
         for hint in [
             "2 lanes",
             "127.0.0.1:53",
             "300",
             "30.0",
             "no lanes, 3 times: connected (a socket, process 7)",
-            "(--overload newest): 77",
+            "(--drop head): 77",
             "one by one (--batch): edges (a socket, process 7)",
         ] {
             assert!(text.contains(hint), "{hint} is not in\n{text}");

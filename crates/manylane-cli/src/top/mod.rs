@@ -1,7 +1,7 @@
 //! `manylane top`: live lanes of running processes.
 //!
 //! ```text
-//!  doors of processes (manylane::door), /proc ─► look.rs ─► view.rs (rates between two looks) ─► draw.rs, a table, JSON
+//!  control sockets of processes (manylane::control), /proc ─► look.rs ─► view.rs (rates between two looks) ─► draw.rs, a table, JSON
 //!                                    page.rs ┘
 //! ```
 
@@ -127,7 +127,7 @@ struct Settings {
     /// Between the two looks.
     seconds: f64,
     refused: Vec<Refusals>,
-    /// Queues that were lent to programs that are run.
+    /// Queues that were leased to programs that are run.
     rings: Vec<RingRow>,
     cores: Vec<CoreRow>,
     silent: Vec<Silent>,

@@ -1,11 +1,11 @@
-//! One look: what processes with a door say, the time of their threads, and what the cores do.
+//! One look: what processes with a control socket say, the time of their threads, and what the cores do.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Instant;
 
 use anyhow::Result;
-use manylane::control;
+use manylane::{LaneCounters, control};
 
 use super::prometheus::{Sample, parse_samples};
 use crate::output;
@@ -63,7 +63,7 @@ pub(super) struct Refused {
     pub(super) limited: u64,
 }
 
-/// The receive ring of a queue that was lent to a program.
+/// The receive ring of a queue that was leased to a program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) frames: u64,
@@ -79,23 +79,6 @@ pub(super) struct Core {
     pub(super) total: u64,
 }
 
-/// Counters of a lane that are losses.
-const LOSS_COUNTERS: [&str; 13] = [
-    "kernel_dropped",
-    "overtaken",
-    "discarded",
-    "xsk_dropped",
-    "bad_checksum",
-    "malformed",
-    "lost_full",
-    "lost_no_buffers",
-    "lost_unreachable",
-    "lost_too_large",
-    "lost_denied",
-    "lost_other",
-    "abandoned",
-];
-
 impl Snapshot {
     /// Asks everybody, or process `of`.
     ///
@@ -103,9 +86,9 @@ impl Snapshot {
     /// If there is no process `of`, or nobody can be looked for.
     pub(super) fn collect(of: Option<u32>) -> Result<Self> {
         let mut look = Self { cores: cores(&read("/proc/stat")), ..Self::default() };
-        for knock in control::find_control_sockets(of)? {
-            let pid = knock.pid();
-            match knock.metrics() {
+        for client in control::find_control_sockets(of)? {
+            let pid = client.pid();
+            match client.metrics() {
                 Ok(page) => look.add(pid, &process_name(pid), &page),
                 // One that has ended meanwhile was never there.
                 Err(err) if err.kind() == manylane::ErrorKind::State => {}
@@ -127,7 +110,9 @@ impl Snapshot {
                 if sample.label("lane") != "closed" {
                     self.add_to_lane(pid, program, name, &sample);
                 }
-            } else if sample.name == "manylane_refused_total" || sample.name == "manylane_run_refused_total" {
+            } else if sample.name == "manylane_filter_dropped_total"
+                || sample.name == "manylane_run_filter_dropped_total"
+            {
                 let socket = self.sockets.entry((pid, sample.label("socket").into())).or_default();
                 match sample.label("reason") {
                     "denied" => socket.denied = sample.value,
@@ -166,7 +151,7 @@ impl Snapshot {
             "ring_frames" => seen.ring_frames = Some(sample.value),
             "ring_entries" => seen.ring_entries = Some(sample.value),
             "thread" => seen.thread = u32::try_from(sample.value).ok(),
-            _ if LOSS_COUNTERS.contains(&counter) && sample.value > 0 => {
+            _ if LaneCounters::is_loss(counter) && sample.value > 0 => {
                 seen.lost.insert(counter.into(), sample.value);
             }
             _ => {}
@@ -198,7 +183,7 @@ impl Snapshot {
             "sent_total" => seen.sent = sample.value,
             "queued_bytes" => seen.queued = Some(sample.value),
             "queue_limit_bytes" => seen.queue_limit = Some(sample.value),
-            "kernel_dropped_total" | "overtaken_total" if sample.value > 0 => {
+            "kernel_dropped_total" | "dropped_stale_total" if sample.value > 0 => {
                 seen.lost.insert(name.trim_end_matches("_total").into(), sample.value);
             }
             _ => {}
@@ -250,7 +235,7 @@ mod tests {
              manylane_lane_kernel_dropped_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 3\n\
              manylane_lane_lost_total{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 3\n\
              manylane_lane_queued_bytes{socket=\"[::]:53\",engine=\"xdp\",lane=\"2\"} 100\n\
-             manylane_refused_total{socket=\"[::]:53\",engine=\"xdp\",reason=\"limited\"} 8\n",
+             manylane_filter_dropped_total{socket=\"[::]:53\",engine=\"xdp\",reason=\"limited\"} 8\n",
         );
         look.add(
             8,
@@ -260,7 +245,7 @@ mod tests {
              manylane_run_queued_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 50\n\
              manylane_run_queue_limit_bytes{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 200\n\
              manylane_run_kernel_dropped_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 4\n\
-             manylane_run_overtaken_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 5\n\
+             manylane_run_dropped_stale_total{socket=\"0.0.0.0:9\",lane=\"\",pid=\"4000000000\",tid=\"90\"} 5\n\
              manylane_run_ring_frames{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 6\n\
              manylane_run_ring_entries{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 2048\n\
              manylane_run_ring_dropped_total{socket=\"0.0.0.0:9\",device=\"eth0\",queue=\"1\"} 7\n\
@@ -274,7 +259,7 @@ mod tests {
         assert_eq!(second.lost, BTreeMap::from([("kernel_dropped".into(), 3)]));
         let run = look.lanes.values().last().unwrap();
         assert_eq!((run.program.as_str(), run.queued, run.queue_limit), ("manylane", Some(50), Some(200)));
-        assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4), ("overtaken".into(), 5)]));
+        assert_eq!(run.lost, BTreeMap::from([("kernel_dropped".into(), 4), ("dropped_stale".into(), 5)]));
         let key = ((8, "0.0.0.0:9".into(), "eth0".into()), 1);
         assert_eq!(look.rings, BTreeMap::from([(key, Ring { frames: 6, entries: 2048, dropped: 7 })]));
         assert_eq!(look.sockets.values().map(|socket| socket.limited).sum::<u64>(), 8);

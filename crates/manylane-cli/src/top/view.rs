@@ -48,7 +48,7 @@ pub(super) struct Refusals {
     pub(super) limited_pps: f64,
 }
 
-/// A queue of a device that was lent to a program that is run.
+/// A queue of a device that was leased to a program that is run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct RingRow {
     pub(super) pid: u32,
@@ -231,7 +231,7 @@ impl View {
         text + &format!("softirq: {}\n", self.cores_line())
     }
 
-    /// The queues that were lent, of each socket in a line: the fullest of their rings, and what found no room.
+    /// The queues that were leased, of each socket in a line: the fullest of their rings, and what found no room.
     pub(super) fn ring_lines(&self) -> Vec<String> {
         let mut sockets: BTreeMap<(u32, &str), Vec<&RingRow>> = BTreeMap::new();
         for ring in &self.rings {
@@ -283,8 +283,7 @@ impl View {
 }
 
 /// What is said where there is nothing.
-pub(super) const NO_LANES_MESSAGE: &str =
-    "no process here shows lanes ('manylane echo' and 'manylane run' do, and programs with manylane::door)";
+pub(super) const NO_LANES_MESSAGE: &str = "no process here shows lanes ('manylane echo' and 'manylane run' do, and programs with manylane::control)";
 
 /// The columns.
 pub(super) const TABLE_HEADER: [&str; 8] =
@@ -364,7 +363,7 @@ pub(super) mod tests {
         manylane_lane_ring_entries{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"1\"} 2048\n\
         manylane_lane_ring_frames{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 20\n\
         manylane_lane_ring_entries{socket=\"192.0.2.1:53\",engine=\"xdp\",lane=\"0\"} 2048\n\
-        manylane_refused_total{socket=\"192.0.2.1:53\",engine=\"xdp\",reason=\"limited\"} RECEIVED\n";
+        manylane_filter_dropped_total{socket=\"192.0.2.1:53\",engine=\"xdp\",reason=\"limited\"} RECEIVED\n";
 
     /// Two lanes, of which one got 1000 datagrams a second and lost 20, for two seconds.
     pub(in crate::top) fn view() -> View {

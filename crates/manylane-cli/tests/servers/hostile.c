@@ -40,8 +40,8 @@ enum {
 	QUEUE
 };
 
-/* What one socket was lent. */
-struct loan {
+/* What one socket was leased. */
+struct lease {
 	int end, count;
 	int hops, xsk[MOST], memory[MOST];
 	uint32_t terms[MOST][WORDS];
@@ -102,10 +102,10 @@ static uint32_t hear(int end, uint32_t *message, int *fds)
 
 static const char *ticket(void)
 {
-	const char *text = getenv("MANYLANE_LENDER");
+	const char *text = getenv("MANYLANE_LEASE_SOCKET");
 
 	if (!text || strlen(text) != 48)
-		errx(1, "no launcher that lends");
+		errx(1, "no launcher that leases");
 	return text;
 }
 
@@ -128,7 +128,7 @@ static int call(void)
 
 	setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(end, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	len = sprintf(at.sun_path + 1, "manylane.lend.%.16s", ticket());
+	len = sprintf(at.sun_path + 1, "manylane.lease.%.16s", ticket());
 	if (connect(end, (void *)&at,
 		    offsetof(struct sockaddr_un, sun_path) + 1 + len))
 		err(1, "connect");
@@ -178,46 +178,46 @@ static size_t map_ring(int xsk, uint32_t entries, char **at)
 }
 
 /* Asks for a socket: whether there are queues. */
-static int borrow(struct loan *loan, const char *what, int fd)
+static int request_lease(struct lease *lease, const char *what, int fd)
 {
 	uint32_t words[4], message[WORDS], kind;
 	int i, fds[4];
 
 	secret(words);
-	loan->end = call();
-	say(loan->end, ASK, words, &fd, 1);
-	kind = hear(loan->end, message, &loan->hops);
+	lease->end = call();
+	say(lease->end, ASK, words, &fd, 1);
+	kind = hear(lease->end, message, &lease->hops);
 	if (kind != DONE) {
 		tell(what, kind, message);
 		return 0;
 	}
-	loan->count = message[2];
-	for (i = 0; i < loan->count; i++) {
+	lease->count = message[2];
+	for (i = 0; i < lease->count; i++) {
 		struct stat stat;
 
-		if (hear(loan->end, loan->terms[i], fds) != QUEUE)
+		if (hear(lease->end, lease->terms[i], fds) != QUEUE)
 			errx(1, "no queue");
-		loan->xsk[i] = fds[0];
-		loan->memory[i] = fds[1];
+		lease->xsk[i] = fds[0];
+		lease->memory[i] = fds[1];
 		fstat(fds[1], &stat);
-		loan->len[i] = stat.st_size;
-		loan->bytes[i] =
+		lease->len[i] = stat.st_size;
+		lease->bytes[i] =
 			mmap(NULL, stat.st_size, PROT_READ | PROT_WRITE,
 			     MAP_SHARED, fds[1], 0);
-		loan->rx_len[i] =
-			map_ring(fds[0], loan->terms[i][6], &loan->rx[i]);
+		lease->rx_len[i] =
+			map_ring(fds[0], lease->terms[i][6], &lease->rx[i]);
 	}
-	printf("%s: lent %d\n", what, loan->count);
+	printf("%s: leased %d\n", what, lease->count);
 	fflush(stdout);
 	return 1;
 }
 
-static void order(struct loan *loan, const char *what, uint32_t kind)
+static void order(struct lease *lease, const char *what, uint32_t kind)
 {
 	uint32_t message[WORDS];
 
-	say(loan->end, kind, NULL, NULL, 0);
-	tell(what, hear(loan->end, message, NULL), message);
+	say(lease->end, kind, NULL, NULL, 0);
+	tell(what, hear(lease->end, message, NULL), message);
 }
 
 static void send_to_port(const char *text)
@@ -234,12 +234,12 @@ static int has(const char *bytes, size_t len, const char *text)
 	return memmem(bytes, len, text, strlen(text)) != NULL;
 }
 
-static int sees(const struct loan *loan, const char *text)
+static int sees(const struct lease *lease, const char *text)
 {
 	int i, found = 0;
 
-	for (i = 0; i < loan->count; i++)
-		found |= has(loan->bytes[i], loan->len[i], text);
+	for (i = 0; i < lease->count; i++)
+		found |= has(lease->bytes[i], lease->len[i], text);
 	return found;
 }
 
@@ -259,9 +259,9 @@ static int until(int (*is)(void *), void *with, const char *text)
 
 static const char *marker;
 
-static int arrived(void *loan)
+static int arrived(void *lease)
 {
-	return sees(loan, marker);
+	return sees(lease, marker);
 }
 
 static int received(void *fd)
@@ -340,44 +340,44 @@ static void noise(void)
 /* Orders that have no meaning, and answers that nobody reads. */
 static void orders(void)
 {
-	struct loan loan;
+	struct lease lease;
 	uint32_t message[WORDS];
 	int i;
 
-	borrow(&loan, "twice open", udp(ip, 0));
-	order(&loan, "open", OPEN);
-	order(&loan, "open", OPEN);
+	request_lease(&lease, "twice open", udp(ip, 0));
+	order(&lease, "open", OPEN);
+	order(&lease, "open", OPEN);
 	port++;
-	borrow(&loan, "never open", udp(ip, 0));
-	order(&loan, "close", CLOSE);
+	request_lease(&lease, "never open", udp(ip, 0));
+	order(&lease, "close", CLOSE);
 	port++;
-	borrow(&loan, "as it should be", udp(ip, 0));
-	order(&loan, "open", OPEN);
-	order(&loan, "close", CLOSE);
-	order(&loan, "close", CLOSE);
+	request_lease(&lease, "as it should be", udp(ip, 0));
+	order(&lease, "open", OPEN);
+	order(&lease, "close", CLOSE);
+	order(&lease, "close", CLOSE);
 	port++;
-	borrow(&loan, "deaf", udp(ip, 0));
-	for (i = 0; i < 1000 && say(loan.end, OPEN, NULL, NULL, 0) > 0; i++)
+	request_lease(&lease, "deaf", udp(ip, 0));
+	for (i = 0; i < 1000 && say(lease.end, OPEN, NULL, NULL, 0) > 0; i++)
 		;
-	while (hear(loan.end, message, NULL))
+	while (hear(lease.end, message, NULL))
 		;
 	printf("ended\n");
 }
 
-/* A port is its socket's, not the loan's. */
+/* A port is its socket's, not the lease's. */
 static void closed(void)
 {
-	struct loan loan;
+	struct lease lease;
 	uint32_t message[WORDS];
 	int fd = udp(ip, 0);
 
-	borrow(&loan, "before", fd);
-	order(&loan, "open", OPEN);
+	request_lease(&lease, "before", fd);
+	order(&lease, "open", OPEN);
 	marker = "while it is open";
-	printf("frames: %s\n", yes(until(arrived, &loan, marker)));
+	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
 	close(fd);
 	serves("the next socket", udp(ip, 0));
-	tell("the loan", hear(loan.end, message, NULL), message);
+	tell("the lease", hear(lease.end, message, NULL), message);
 }
 
 static void as_user(void *at)
@@ -392,7 +392,7 @@ static void as_user(void *at)
 static void parts(void)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9) };
-	struct loan loan;
+	struct lease lease;
 	uint32_t message[WORDS];
 	int fd, other;
 	int *bound = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
@@ -401,54 +401,55 @@ static void parts(void)
 
 	fd = udp("0.0.0.0", 0);
 	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
-	borrow(&loan, "bound to a device", fd);
+	request_lease(&lease, "bound to a device", fd);
 	port++;
 	fd = udp(ip, 0);
 	to.sin_addr.s_addr = inet_addr(ip);
 	connect(fd, (void *)&to, sizeof(to));
-	borrow(&loan, "connected", fd);
+	request_lease(&lease, "connected", fd);
 	port++;
 	fd = udp("0.0.0.0", 1);
 	other = udp(ip, 1);
-	borrow(&loan, "less than it seems", fd);
+	request_lease(&lease, "less than it seems", fd);
 	close(other);
-	borrow(&loan, "alone", fd);
-	order(&loan, "open", OPEN);
+	request_lease(&lease, "alone", fd);
+	order(&lease, "open", OPEN);
 	setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3);
-	tell("bound to a device later", hear(loan.end, message, NULL), message);
+	tell("bound to a device later", hear(lease.end, message, NULL),
+	     message);
 	port++;
 	pid = fork();
 	if (!pid)
 		as_user(bound);
 	while (!*(volatile int *)bound)
 		usleep(1000);
-	borrow(&loan, "beside another user", udp(ip, 1));
+	request_lease(&lease, "beside another user", udp(ip, 1));
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
 }
 
 static void ask_too(void *with)
 {
-	struct loan loan;
+	struct lease lease;
 
 	(void)with;
-	if (borrow(&loan, "another process", udp(ip, 1)))
-		order(&loan, "open", OPEN);
+	if (request_lease(&lease, "another process", udp(ip, 1)))
+		order(&lease, "open", OPEN);
 }
 
 static void look_at(void *with)
 {
-	struct loan loan, *before = with;
+	struct lease lease, *before = with;
 	struct stat ours, theirs;
 
-	if (!borrow(&loan, "another process", udp(ip, 1)))
+	if (!request_lease(&lease, "another process", udp(ip, 1)))
 		return;
-	order(&loan, "open", OPEN);
+	order(&lease, "open", OPEN);
 	marker = "for the second";
-	printf("frames: %s\n", yes(until(arrived, &loan, marker)));
+	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
 	printf("seen by the first: %s\n", yes(sees(before, marker)));
-	printf("left by the first: %s\n", yes(sees(&loan, "for the first")));
-	fstat(loan.hops, &ours);
+	printf("left by the first: %s\n", yes(sees(&lease, "for the first")));
+	fstat(lease.hops, &ours);
 	fstat(before->hops, &theirs);
 	printf("the same next hops: %s\n", yes(ours.st_ino == theirs.st_ino));
 }
@@ -456,67 +457,67 @@ static void look_at(void *with)
 /* Who had a queue keeps what it can of it. */
 static void kept(void)
 {
-	struct loan loan;
+	struct lease lease;
 	int i, fd = udp(ip, 1);
 
-	borrow(&loan, "the first", fd);
-	order(&loan, "open", OPEN);
+	request_lease(&lease, "the first", fd);
+	order(&lease, "open", OPEN);
 	marker = "for the first";
-	printf("frames: %s\n", yes(until(arrived, &loan, marker)));
+	printf("frames: %s\n", yes(until(arrived, &lease, marker)));
 	port++;
 	in_child(ask_too, NULL);
-	/* It gives the loan back, and keeps the sockets and the memory. */
+	/* It gives the lease back, and keeps the sockets and the memory. */
 	port--;
-	close(loan.end);
+	close(lease.end);
 	serves("the first", fd);
 	port++;
 	in_child(ask_too, NULL);
 	/* The memory alone. */
-	for (i = 0; i < loan.count; i++) {
-		munmap(loan.rx[i], loan.rx_len[i]);
-		close(loan.xsk[i]);
+	for (i = 0; i < lease.count; i++) {
+		munmap(lease.rx[i], lease.rx_len[i]);
+		close(lease.xsk[i]);
 	}
-	in_child(look_at, &loan);
+	in_child(look_at, &lease);
 }
 
 /* Everything that is shared is full of ones. */
 static void scribbles(void)
 {
-	struct loan loan;
+	struct lease lease;
 	size_t len;
 	char *at;
 	int i;
 
-	borrow(&loan, "the first", udp(ip, 0));
-	order(&loan, "open", OPEN);
-	len = lseek(loan.hops, 0, SEEK_END);
-	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, loan.hops, 0);
+	request_lease(&lease, "the first", udp(ip, 0));
+	order(&lease, "open", OPEN);
+	len = lseek(lease.hops, 0, SEEK_END);
+	at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, lease.hops, 0);
 	for (i = 0; i < 100; i++) {
 		int n;
 
 		memset(at, i % 2 ? 0xff : 2, len);
-		for (n = 0; n < loan.count; n++) {
-			memset(loan.bytes[n], i % 2 ? 0xff : 1, loan.len[n]);
-			memset(loan.rx[n], 0xff, loan.rx_len[n]);
+		for (n = 0; n < lease.count; n++) {
+			memset(lease.bytes[n], i % 2 ? 0xff : 1, lease.len[n]);
+			memset(lease.rx[n], 0xff, lease.rx_len[n]);
 		}
 		send_to_port("nowhere");
 		usleep(10000);
 	}
 	/* Files that become shorter would kill who has them mapped. */
-	printf("shorter: %s\n",
-	       yes(!ftruncate(loan.hops, 0) || !ftruncate(loan.memory[0], 0)));
+	printf("shorter: %s\n", yes(!ftruncate(lease.hops, 0) ||
+				    !ftruncate(lease.memory[0], 0)));
 }
 
 static void ask_as(void *with)
 {
 	int uid = *(int *)with;
-	struct loan loan;
+	struct lease lease;
 	char what[16];
 
 	sprintf(what, "user %d", uid);
 	if (setresuid(uid, uid, uid))
 		err(1, "setresuid");
-	borrow(&loan, what, udp(ip, 0));
+	request_lease(&lease, what, udp(ip, 0));
 }
 
 static void users(void)

@@ -1,4 +1,4 @@
-//! Borrowers that mean no good (`hostile.c`): what each gets, and that the launcher lends as ever
+//! Borrowers that mean no good (`hostile.c`): what each gets, and that the launcher leases as ever
 //! to the one that comes after it.
 
 use std::fs;
@@ -60,16 +60,16 @@ fn netns_xdp_hostile_who_says_nothing_or_no_question() {
 #[test]
 fn netns_xdp_hostile_orders_out_of_turn_and_answers_unread() {
     let lines = [
-        "twice open: lent 2",
+        "twice open: leased 2",
         "open: done",
         "open: closed",
-        "never open: lent 2",
+        "never open: leased 2",
         "close: closed",
-        "as it should be: lent 2",
+        "as it should be: leased 2",
         "open: done",
         "close: done",
         "close: closed",
-        "deaf: lent 2",
+        "deaf: leased 2",
         "ended",
     ];
     expect("netns_xdp_hostile_orders_out_of_turn_and_answers_unread", "orders", &lines);
@@ -77,7 +77,8 @@ fn netns_xdp_hostile_orders_out_of_turn_and_answers_unread() {
 
 #[test]
 fn netns_xdp_hostile_a_port_after_its_socket_is_closed() {
-    let lines = ["before: lent 2", "open: done", "frames: yes", "the next socket: yes", "the loan: closed"];
+    let lines =
+        ["before: leased 2", "open: done", "frames: yes", "the next socket: yes", "the lease: closed"];
     expect("netns_xdp_hostile_a_port_after_its_socket_is_closed", "closed", &lines);
 }
 
@@ -87,7 +88,7 @@ fn netns_xdp_hostile_sockets_that_get_a_part_of_their_port() {
         "bound to a device: refused 19",
         "connected: refused 19",
         "less than it seems: refused 19",
-        "alone: lent 2",
+        "alone: leased 2",
         "open: done",
         "bound to a device later: closed",
         "beside another user: refused 19",
@@ -98,13 +99,13 @@ fn netns_xdp_hostile_sockets_that_get_a_part_of_their_port() {
 #[test]
 fn netns_xdp_hostile_memory_that_is_kept() {
     let lines = [
-        "the first: lent 2",
+        "the first: leased 2",
         "open: done",
         "frames: yes",
         "another process: refused 28",
         "the first: yes",
         "another process: refused 28",
-        "another process: lent 2",
+        "another process: leased 2",
         "open: done",
         "frames: yes",
         "seen by the first: no",
@@ -116,18 +117,18 @@ fn netns_xdp_hostile_memory_that_is_kept() {
 
 #[test]
 fn netns_xdp_hostile_memory_full_of_nonsense() {
-    let lines = ["the first: lent 2", "open: done", "shorter: no"];
+    let lines = ["the first: leased 2", "open: done", "shorter: no"];
     expect("netns_xdp_hostile_memory_full_of_nonsense", "scribbles", &lines);
 }
 
 #[test]
 fn netns_xdp_hostile_more_than_one_user_beside_root() {
     let lines = [
-        "user 65534: lent 2",
+        "user 65534: leased 2",
         "user 65533: refused 13",
-        "user 0: lent 2",
-        "user 65534: lent 2",
-        "user 0: lent 2",
+        "user 0: leased 2",
+        "user 65534: leased 2",
+        "user 0: leased 2",
     ];
     expect("netns_xdp_hostile_more_than_one_user_beside_root", "users", &lines);
 }

@@ -1,4 +1,4 @@
-//! `--overload newest` with engine `xdp`: what a server gets that comes late to a ring that is more than half full.
+//! `--drop head` with engine `xdp`: what a server gets that comes late to a ring that is more than half full.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use crate::xdp::{OPTIONS, Scene};
 /// Of a ring of 1024: more than half, and less than all.
 const FRAMES_SENT: u64 = 800;
 
-/// Frames that wait in the one ring that was lent by the launcher `pid`, and for how many there is room.
+/// Frames that wait in the one ring that was leased by the launcher `pid`, and for how many there is room.
 fn ring(scene: &Scene, pid: u32) -> (u64, u64) {
     let mut top = scene.place.command(env!("CARGO_BIN_EXE_manylane"));
     top.args(["top", "--once", "--json", "--interval", "100ms", &pid.to_string()]);
@@ -47,23 +47,23 @@ fn run_late(test: &str, options: &[&str]) -> Option<(String, u64, u64)> {
     let said = String::from_utf8(server.answer(&scene.client, scene.addr, b"tell")).unwrap();
     let (status, report) = server.end();
     assert!(status.success(), "{status}");
-    Some((said, report.unwrap().sum("overtaken"), entries))
+    Some((said, report.unwrap().sum("dropped_stale"), entries))
 }
 
 #[test]
 fn netns_xdp_who_comes_late_gets_the_newest() {
-    let Some((said, overtaken, entries)) =
-        run_late("netns_xdp_who_comes_late_gets_the_newest", &["--overload", "newest"])
+    let Some((said, dropped_stale, entries)) =
+        run_late("netns_xdp_who_comes_late_gets_the_newest", &["--drop", "head"])
     else {
         return;
     };
     let rest = entries / 4;
     assert_eq!(said, format!("{rest} from {} to {}, 0 jumps", FRAMES_SENT - rest, FRAMES_SENT - 1));
-    assert_eq!(overtaken, FRAMES_SENT - rest);
+    assert_eq!(dropped_stale, FRAMES_SENT - rest);
 }
 
 #[test]
 fn netns_xdp_who_comes_late_gets_all() {
-    let Some((said, overtaken, _)) = run_late("netns_xdp_who_comes_late_gets_all", &[]) else { return };
-    assert_eq!((said, overtaken), (format!("{FRAMES_SENT} from 0 to {}, 0 jumps", FRAMES_SENT - 1), 0));
+    let Some((said, dropped_stale, _)) = run_late("netns_xdp_who_comes_late_gets_all", &[]) else { return };
+    assert_eq!((said, dropped_stale), (format!("{FRAMES_SENT} from 0 to {}, 0 jumps", FRAMES_SENT - 1), 0));
 }

@@ -53,7 +53,8 @@ fn loopback_memcached() {
     let place = Place::new("memcached");
     let (without, _) = serve(&place, None);
     // With pauses as they come, and with none; one by one, and many with a call.
-    for options in [&[][..], &["--linger", "0"], &["--batch", "32"], &["--batch", "32", "--linger", "0"]] {
+    for options in [&[][..], &["--rx-usecs", "0"], &["--batch", "32"], &["--batch", "32", "--rx-usecs", "0"]]
+    {
         let (with, report) = serve(&place, Some(options));
         assert!(without == with, "answers differ: {options:?}");
         let (report, lanes) = report.unwrap();

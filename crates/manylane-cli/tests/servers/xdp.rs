@@ -1,4 +1,4 @@
-//! Servers with engine `xdp`: the launcher has the privileges, and lends queues; the server is an ordinary user's. The same
+//! Servers with engine `xdp`: the launcher has the privileges, and leases queues; the server is an ordinary user's. The same
 //! answers, none lost and none twice, and frames that really came and left as such.
 
 use std::fs;
@@ -17,7 +17,7 @@ use crate::server::{Report, Server, report_file, wait_for};
 use crate::{c, run_ok, words};
 
 /// A veth device is used if it is named.
-pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp", "--interfaces", "link0"];
+pub(crate) const OPTIONS: &[&str] = &["--engine", "xdp", "--interface", "link0"];
 /// Few enough to be in the rings, and in the buffer of the kernel's socket, all together.
 const LOAD: Load = Load { flows: 16, each: 100 };
 /// Datagrams after which some receiver of four has come back, and has its queues.

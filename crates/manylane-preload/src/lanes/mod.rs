@@ -106,8 +106,8 @@ pub(crate) fn close(sock: &Sock) {
     if let Some(shared) = sock.shared()
         && let Some(guard) = recovery::lock(sock, shared, true)
     {
-        // Nobody else has it: who binds the port next is to get all that comes from now on. The lender would learn of the
-        // end of the loan a moment too late.
+        // Nobody else has it: who binds the port next is to get all that comes from now on. The lessor would learn of the
+        // end of the lease a moment too late.
         if shared.forked.load(Ordering::Relaxed) == 0 {
             lease::close(sock, shared);
         }
@@ -136,7 +136,7 @@ pub(crate) fn handle_lost_fd(fd: c_int) {
         if let Some((lane, _)) = lane {
             sock.set_lane_fd(lane, None);
         }
-        if lane.is_some() || sock.lease().is_some_and(|loan| loan.has_fd(fd)) {
+        if lane.is_some() || sock.lease().is_some_and(|lease| lease.has_fd(fd)) {
             let own = any_fd(sock).unwrap_or(-1);
             fall_back(sock, own, Reason::NoSocket);
         }

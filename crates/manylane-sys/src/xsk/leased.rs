@@ -10,7 +10,7 @@
 //! | who has the lock ([`QueueGuard`]) | take packets, write one into a free frame, put it into the send ring |
 //!
 //! The lock names its [`Holder`]. A thread that ends with it is found out by who wants it next, and loses it: threads of the
-//! same program know by the token; the lender, by the loan, which all processes have closed by then. Each step is ordered so
+//! same program know by the token; the lessor, by the lease, which all processes have closed by then. Each step is ordered so
 //! that this costs a frame at most: a packet leaves the receive ring before its frame goes to the fill ring, a frame leaves
 //! the free ones before it goes into the send ring. A signal handler that meets its own thread's lock finds nothing here.
 
@@ -41,25 +41,25 @@ const HOLDER_CHECKS_MAX: u32 = 20;
 const TX_HEADROOM: usize = 64;
 const _: () = assert!(TX_HEADROOM >= METADATA_LEN);
 
-/// A thread that holds a queue's lock: the loan that it has the queue by, and a token by which others of its program know
+/// A thread that holds a queue's lock: the lease that it has the queue by, and a token by which others of its program know
 /// whether it lives. Numbers of processes would not do: those of a zombie are taken, those of another PID namespace mean
 /// another process, and they say nothing of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder(u64);
 
 impl Holder {
-    /// Who lends the queues.
+    /// Who leases the queues.
     pub(super) const LESSOR: Self = Self(1 << 32);
     const LEASE_SHIFT: u32 = 16;
 
     /// A thread of a program; bits 16 to 31 of `token` are not kept.
     #[must_use]
     #[inline]
-    pub fn new(loan: u16, token: u64) -> Self {
-        Self(token & !(0xffff << Self::LEASE_SHIFT) | u64::from(loan) << Self::LEASE_SHIFT)
+    pub fn new(lease: u16, token: u64) -> Self {
+        Self(token & !(0xffff << Self::LEASE_SHIFT) | u64::from(lease) << Self::LEASE_SHIFT)
     }
 
-    /// Number of the loan; 0 for the lender.
+    /// Number of the lease; 0 for the lessor.
     #[must_use]
     pub fn lease(self) -> u16 {
         (self.0 >> Self::LEASE_SHIFT) as u16
@@ -225,7 +225,7 @@ impl LeasedQueue {
     pub fn kick(&self) {
         let mut tx = Producer::resume(self.rings.tx);
         // Each call sends what it has a budget for; what a full device leaves goes with the next packet, or with a look of
-        // the lender's.
+        // the lessor's.
         let mut before = tx.pending();
         for _ in 0..4 {
             if before == 0 || self.socket.send().is_err() {

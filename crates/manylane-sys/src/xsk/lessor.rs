@@ -1,4 +1,4 @@
-//! The lender's side of a queue: opened, filled, and lent to a few sockets of other processes.
+//! The lessor's side of a queue: opened, filled, and leased to a few sockets of other processes.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -28,7 +28,7 @@ pub(super) fn memory_size(frames: u32) -> usize {
     frames as usize * FRAME_SIZE as usize + size_of::<Control>()
 }
 
-/// How a queue is bound that is lent. Always by copying: a driver that does not copy writes *every* frame of the queue into
+/// How a queue is bound that is leased. Always by copying: a driver that does not copy writes *every* frame of the queue into
 /// the memory, before the XDP program has looked at it, and takes what is the kernel's out of it again. Who has the memory
 /// would read and change what all others receive, and who leaves the fill ring empty would stop it.
 fn options(ifindex: u32, queue: u32) -> QueueOptions {
@@ -45,7 +45,7 @@ fn options(ifindex: u32, queue: u32) -> QueueOptions {
     }
 }
 
-/// A queue that is there to be lent.
+/// A queue that is there to be leased.
 pub struct LessorQueue {
     // From the top: the socket, then its rings' maps, then the memory.
     umem_socket: Socket,
@@ -92,12 +92,12 @@ impl LessorQueue {
         })
     }
 
-    /// One more socket for it, for the loan of that number: what it is like, and the socket, which an XDP program may
+    /// One more socket for it, for the lease of that number: what it is like, and the socket, which an XDP program may
     /// redirect to.
     ///
     /// # Errors
     /// See [`Step`].
-    pub fn lease(&mut self, loan: u16) -> Result<(QueueParams, OwnedFd), OpenError> {
+    pub fn lease(&mut self, lease: u16) -> Result<(QueueParams, OwnedFd), OpenError> {
         let failed = |step| move |source| OpenError { step, source };
         let mut socket = Socket::open().map_err(failed(Step::Socket))?;
         let (_, maps) = socket.member_rings(&self.options).map_err(failed(Step::Rings))?;
@@ -111,7 +111,7 @@ impl LessorQueue {
             umem_ring_size: SHARED_RING_ENTRIES,
             ring_size: RING_ENTRIES,
             is_veth: self.is_virtual_pair,
-            lease_id: loan,
+            lease_id: lease,
         };
         let socket = OwnedFd::from(socket);
         if !self.is_filled {
@@ -123,15 +123,15 @@ impl LessorQueue {
         Ok((terms, socket))
     }
 
-    /// Its memory, to be mapped by who it is lent to.
+    /// Its memory, to be mapped by who it is leased to.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
     /// Takes back what a socket has left in its rings, which nothing is led to any more, for the
-    /// others in its queue. `has_ended` says of a loan that all processes have closed it: a lock
-    /// that is held by it is broken. False if another loan has the lock just now: it is not waited
+    /// others in its queue. `has_ended` says of a lease that all processes have closed it: a lock
+    /// that is held by it is broken. False if another lease has the lock just now: it is not waited
     /// for.
     #[must_use]
     pub fn reclaim(left: &LeasedQueue, has_ended: impl Fn(u16) -> bool) -> bool {

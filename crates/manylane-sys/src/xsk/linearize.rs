@@ -159,7 +159,7 @@ impl Linearizer {
         for PendingCopy { src: from, dst: to } in &self.copies {
             // SAFETY: a piece is initialised memory of a frame that this batch holds (see
             // `Packet`), and `to` is in the buffer: `linearize` has set aside, behind each other,
-            // as many bytes as the pieces have. Both are ours alone: no slice is lent while `self`
+            // as many bytes as the pieces have. Both are ours alone: no slice is leased while `self`
             // is borrowed mutably, and frames and buffer are two mappings.
             unsafe { to.copy_from_nonoverlapping(from.start.cast_const(), from.len as usize) };
         }

@@ -9,7 +9,7 @@
 //! 1. [`Queue::receive`] ends the batch before, takes back what was sent, gives the kernel frames to receive into,
 //!    and takes what has come.
 //! 2. [`Queue::find_payloads`] to parse, and to say where payloads are.
-//! 3. [`Queue::split`] lends the payloads and the way out: replies are written before a payload, in the frame it
+//! 3. [`Queue::split`] leases the payloads and the way out: replies are written before a payload, in the frame it
 //!    came in, or into a frame of their own.
 //! 4. [`Sender::flush`] hands them to the kernel.
 //!

@@ -12,8 +12,8 @@ use super::{Holder, LeasedQueue, LessorQueue, Mode, QueueOptions};
 fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
     in_namespace("netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone", |ifindex| {
         let mut queue = LessorQueue::open(ifindex, 0, false).unwrap();
-        let mut lend = |loan| {
-            let (terms, socket) = queue.lease(loan).unwrap();
+        let mut lend = |lease| {
+            let (terms, socket) = queue.lease(lease).unwrap();
             LeasedQueue::open(terms, socket, queue.file()).unwrap()
         };
         let (first, second) = (lend(1), lend(65535));
@@ -25,10 +25,10 @@ fn netns_the_lock_of_a_queue_is_broken_by_who_knows_that_its_holder_is_gone() {
         assert!(first.lock(one, |_| true).is_none());
         assert!(second.lock(other, |holder| holder != one).is_none());
         drop(second.lock(other, |holder| holder == one).unwrap());
-        // The lender knows of loans.
+        // The lessor knows of leases.
         std::mem::forget(second.lock(other, |_| false).unwrap());
-        assert!(!LessorQueue::reclaim(&first, |loan| loan == 1));
-        assert!(LessorQueue::reclaim(&first, |loan| loan == 65535));
+        assert!(!LessorQueue::reclaim(&first, |lease| lease == 1));
+        assert!(LessorQueue::reclaim(&first, |lease| lease == 65535));
         drop(second.lock(other, |_| false).unwrap());
     });
 }

@@ -7,7 +7,7 @@
 //! payloads, by value ([`PacketRef::header`]), but not once somebody could write to them: both
 //! views know behind which packet nobody has had a slice that could be written to. Fresh frames are
 //! in no batch: a frame of a batch, of whichever member, is not free, and so not taken, before the
-//! batch ends; and a frame is lent by the member alone that has taken it.
+//! batch ends; and a frame is leased by the member alone that has taken it.
 
 use std::cell::Cell;
 use std::io;

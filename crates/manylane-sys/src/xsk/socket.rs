@@ -97,7 +97,7 @@ impl Socket {
         Ok((rings, Maps([fill, completion])))
     }
 
-    /// A socket that somebody else has opened and bound, of a queue that is lent.
+    /// A socket that somebody else has opened and bound, of a queue that is leased.
     pub(super) fn from_fd(fd: OwnedFd) -> Self {
         Self { fd, zero_copy: false, busy_polling: Cell::new(false) }
     }

@@ -132,8 +132,8 @@ impl Options {
             flows: usize::from(self.flows),
             batch: self.batch,
             recv_buffer: self.recv_buffer,
-            linger_micros: self.rx_coalesce_usecs(false, setup),
-            xdp_linger_micros: if self.receivers.iter().any(|kind| kind.needs_device()) {
+            rx_usecs: self.rx_coalesce_usecs(false, setup),
+            xdp_rx_usecs: if self.receivers.iter().any(|kind| kind.needs_device()) {
                 self.rx_coalesce_usecs(true, setup)
             } else {
                 Vec::new()

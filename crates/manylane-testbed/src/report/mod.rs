@@ -264,9 +264,9 @@ fn about<R>(page: &mut String, document: &Document<BenchSettings, R>) -> Result<
         pauses.join(", ")
     };
     let after = "after a batch that was not full";
-    entry(&format!("Pause of lane/mmsg and reuseport/* {after}"), &pauses(&settings.linger_micros));
-    if !settings.xdp_linger_micros.is_empty() {
-        entry(&format!("Pause of lane/xdp and xsk/* {after}"), &pauses(&settings.xdp_linger_micros));
+    entry(&format!("Pause of lane/mmsg and reuseport/* {after}"), &pauses(&settings.rx_usecs));
+    if !settings.xdp_rx_usecs.is_empty() {
+        entry(&format!("Pause of lane/xdp and xsk/* {after}"), &pauses(&settings.xdp_rx_usecs));
     }
     entry("Steering of lanes", &settings.steering);
     if settings.work_nanos > 0 {

@@ -119,7 +119,10 @@ impl Builder {
         };
         self.steering.check()?;
         if self.rx_coalesce.is_some_and(|pause| pause > RX_COALESCE_MAX) {
-            return Err(Error::new(ErrorKind::Config, format!("linger is more than {RX_COALESCE_MAX:?}")));
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!("rx_coalesce is more than {RX_COALESCE_MAX:?}"),
+            ));
         }
         if self.only_v6 && self.addr.is_ipv4() {
             return Err(Error::new(
@@ -131,7 +134,7 @@ impl Builder {
             && !matches!(self.steering_backend, SteeringBackend::Auto | SteeringBackend::Kernel)
         {
             let message = format!(
-                "steering_by {} does not go with reuse_port: the group is not ours alone",
+                "steering_backend {} does not go with reuse_port: the group is not ours alone",
                 self.steering_backend
             );
             return Err(Error::new(ErrorKind::Config, message));
@@ -217,7 +220,7 @@ mod tests {
         assert_eq!(refused(&|b| _ = b.batch(1025)), "batch 1025 is not within 1 to 1024");
         assert_eq!(refused(&|b| _ = b.datagram_size(0)), "datagram_size 0 is not within 1 to 65535");
         assert_eq!(refused(&|b| _ = b.recv_buffer(0)), "recv_buffer 0 is not within 1 to 1073741823");
-        assert_eq!(refused(&|b| _ = b.rx_coalesce(Duration::from_secs(1))), "linger is more than 20ms");
+        assert_eq!(refused(&|b| _ = b.rx_coalesce(Duration::from_secs(1))), "rx_coalesce is more than 20ms");
         assert!(refused(&|b| _ = b.only_v6(true)).contains("only_v6"));
         assert!(refused(&|b| _ = b.reuse_port(true)).contains("reuse_port"));
         assert!(refused(&|b| _ = b.limit("5".parse().unwrap())).contains("need the engine xdp"));

@@ -6,7 +6,7 @@
 //! | [`MmsgIo::recv`] | the lane's receive ring | takes a batch at most; the rest waits in the queue |
 //! | the application | borrows the ring through the batch | - |
 //! | the outbox | the lane's send ring, or borrows of the batch | full: it is flushed |
-//! | the kernel sends | the socket's send buffer (`SO_SNDBUF`) | waits while it drains, 100 ms at most for each room and 1 s in all, then counts `lost_full` |
+//! | the kernel sends | the socket's send buffer (`SO_SNDBUF`) | waits while it drains, 100 ms at most for each room and 1 s in all, then counts `lost_sndbuf_full` |
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

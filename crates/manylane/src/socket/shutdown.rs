@@ -49,7 +49,7 @@ impl Shared {
         barrier::synchronize();
         // Only now: a thread that sees it drains the queue and ends, which must not be before the last datagram
         // has arrived.
-        // It may have noticed a stop meanwhile, and have shut its door.
+        // It may have noticed a stop meanwhile, and have stopped receiving.
         _ = lane.state.fetch_max(DRAINING, Ordering::Relaxed);
         Ok(())
     }
@@ -115,7 +115,7 @@ impl Shared {
             plane.stop_updates();
         }
         for lane in &control.lanes {
-            // One whose door is shut has noticed already.
+            // One that has stopped receiving has noticed already.
             _ = lane.state.fetch_max(DRAINING, Ordering::Release);
             sock::wake(lane.fd.as_fd());
         }

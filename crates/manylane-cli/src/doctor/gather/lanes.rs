@@ -1,5 +1,5 @@
 //! Lanes of running programs, how they wait, and the processors that their threads may run on: what programs say at their
-//! door ([`manylane::door`]), and what the kernel says of the threads.
+//! control socket ([`manylane::control`]), and what the kernel says of the threads.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::top::prometheus::parse_samples;
 pub(crate) fn gather(files: &Files, facts: &mut Facts) {
     let mut silent = 0;
     match control::find_control_sockets(None) {
-        Ok(doors) => {
-            for knock in doors {
-                match knock.metrics() {
-                    Ok(page) => facts.lanes.extend(lanes(files, knock.pid(), &page)),
+        Ok(sockets) => {
+            for client in sockets {
+                match client.metrics() {
+                    Ok(page) => facts.lanes.extend(lanes(files, client.pid(), &page)),
                     // It has ended meanwhile.
                     Err(err) if err.kind() == ErrorKind::State => {}
                     Err(_) => silent += 1,

@@ -143,7 +143,7 @@ pub fn run(
     settings.receivers = vec!["lane/xdp".into(), "lane/mmsg".into()];
     // Lanes and rings are as they are by default.
     settings.receiver_cpus = vec![lane_cpu];
-    (settings.linger_micros, settings.xdp_linger_micros) = (Vec::new(), Vec::new());
+    (settings.rx_usecs, settings.xdp_rx_usecs) = (Vec::new(), Vec::new());
     let mut measured = FloodRun { testbed: bed, options, plan, done: 0, planned: 0, notes: Vec::new() };
     measured.planned = plan.parts.iter().map(|part| options.rounds * variant_count(*part)).sum();
     let mut rows = Vec::new();

@@ -144,7 +144,7 @@ pub fn run(
     settings.receivers = plan.contenders.iter().map(ToString::to_string).collect();
     settings.sender = "a socket, by a thread that does not sleep".into();
     settings.flows = 1;
-    settings.linger_micros.clear();
+    settings.rx_usecs.clear();
     settings.notes.extend(oversubscribed_note(setup));
     let mut rows = Vec::new();
     for &size in &options.sizes {
@@ -212,13 +212,9 @@ impl Bench<'_> {
         let usual = self.options.receiver_options(self.setup, kind, 1, self.size);
         // A pause between batches is what lanes have that are to sleep, and only they.
         let pauses = contender.wait == WaitPolicy::Sleep || self.options.rx_coalesce.is_some();
-        let linger = if pauses { usual.rx_coalesce } else { Duration::ZERO };
-        let options = ReceiverOptions {
-            wait: contender.wait,
-            cpus: cpu.into_iter().collect(),
-            rx_coalesce: linger,
-            ..usual
-        };
+        let rx_coalesce = if pauses { usual.rx_coalesce } else { Duration::ZERO };
+        let options =
+            ReceiverOptions { wait: contender.wait, cpus: cpu.into_iter().collect(), rx_coalesce, ..usual };
         self.setup.start(kind, &options).with_context(|| contender.to_string())
     }
 

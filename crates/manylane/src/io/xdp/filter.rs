@@ -61,7 +61,7 @@ pub struct FilterDrops {
 
 impl std::fmt::Debug for FilterHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gate").field("guard", &self.current()).finish_non_exhaustive()
+        f.debug_struct("FilterHandle").field("filter", &self.current()).finish_non_exhaustive()
     }
 }
 
@@ -204,9 +204,9 @@ impl FilterMaps {
     ) -> Result<Self> {
         Ok(Self {
             name: name.into(),
-            filters: Array::try_from(map("ml_guards")?).map_err(&wrong)?,
+            filters: Array::try_from(map("ml_filters")?).map_err(&wrong)?,
             rules: LpmTrie::try_from(map("ml_rules")?).map_err(&wrong)?,
-            drops: PerCpuArray::try_from(map("ml_refused")?).map_err(&wrong)?,
+            drops: PerCpuArray::try_from(map("ml_filter_drops")?).map_err(&wrong)?,
             installed: vec![BTreeMap::new(); abi::MAX_SOCKETS as usize],
         })
     }

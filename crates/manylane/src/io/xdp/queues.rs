@@ -100,13 +100,13 @@ impl State {
     }
 
     /// Has the queues of devices closed of which `is_live` says that they are gone.
-    pub(super) fn remove_gone(&mut self, is_there: impl Fn(&Device) -> bool, gate: &FilterHandle) {
+    pub(super) fn remove_gone(&mut self, is_there: impl Fn(&Device) -> bool, filter: &FilterHandle) {
         let (there, gone): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.devices).into_iter().partition(|(device, _)| is_there(device));
         self.devices = there;
         for (device, number) in gone {
             log::warn!("engine xdp: {} is gone", device.name);
-            gate.detach(&device, number);
+            filter.detach(&device, number);
             device.unregister(number);
             for served in self.assigned.iter().filter(|served| Arc::ptr_eq(&served.device, &device)) {
                 if let Some(mailbox) = self.mailbox(served.lane) {

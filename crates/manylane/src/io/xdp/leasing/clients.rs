@@ -1,6 +1,6 @@
 //! Those who have connected: who they are, and what they ask.
 //!
-//! A program connects by what is in its environment ([`LeaseToken`](manylane_sys::lend::Ticket)),
+//! A program connects by what is in its environment ([`LeaseToken`](manylane_sys::lease::Ticket)),
 //! and asks at once. Anybody can do so in this network namespace, as often as they like: who says
 //! nothing, or what is no question, is sent away, and whoever comes next is heard meanwhile. Queues
 //! are for who has the secret, and is of the user that this process runs as, or, if that is root,
@@ -22,7 +22,7 @@ use super::lease::EPROTO;
 const PENDING_MAX: usize = 64;
 /// Connections that are taken at a time.
 const ACCEPT_BATCH_MAX: usize = 16;
-/// They have to ask within so long, and are not kept waiting for longer by what another loan has
+/// They have to ask within so long, and are not kept waiting for longer by what another lease has
 /// left.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 const EACCES: i32 = 13;
@@ -133,7 +133,7 @@ impl Lessor {
         let (uid, own) = (caller.process.cred.uid, unix_socket::effective_uid());
         let may = uid == own || own == 0 && *self.other_user.get_or_insert(uid) == uid;
         if !may {
-            log::warn!("process {} of user {uid} is lent no queues", caller.process.cred.pid);
+            log::warn!("process {} of user {uid} gets no queues", caller.process.cred.pid);
             return Err(io::Error::from_raw_os_error(EACCES));
         }
         Ok(())

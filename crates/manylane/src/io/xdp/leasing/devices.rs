@@ -1,4 +1,4 @@
-//! The devices whose queues are lent.
+//! The devices whose queues are leased.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -27,19 +27,19 @@ pub(super) struct LeasedDevice {
 struct QueueLease {
     queue: LessorQueue,
     lessee: Arc<PeerProcess>,
-    /// Loans that have it.
+    /// Leases that have it.
     leases: usize,
     /// Members that have left, and something in their rings.
     released: Vec<LeasedQueue>,
 }
 
-/// Whether a process can be lent a queue.
+/// Whether a process can be leased a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,
     /// Another process has it, or this one has all of it.
     Unavailable,
-    /// It is not lent any more, but somebody still has what was, or the kernel has not let go of
+    /// It is not leased any more, but somebody still has what was, or the kernel has not let go of
     /// it yet.
     Pending,
 }
@@ -57,84 +57,84 @@ impl LeasedDevice {
             self.queues.resize_with(index + 1, || None);
         }
         match &self.queues[index] {
-            Some(lent) if lent.lessee.is_same(process) => {
-                return if lent.leases + lent.released.len() < QUEUE_MEMBERS_MAX as usize {
+            Some(leased) if leased.lessee.is_same(process) => {
+                return if leased.leases + leased.released.len() < QUEUE_MEMBERS_MAX as usize {
                     Availability::Available
                 } else {
                     Availability::Unavailable
                 };
             }
-            Some(lent) if lent.leases > 0 => return Availability::Unavailable,
+            Some(leased) if leased.leases > 0 => return Availability::Unavailable,
             _ => self.queues[index] = None,
         }
         match LessorQueue::open(self.device.index, queue, self.device.is_veth) {
             Ok(open) => {
-                let borrower = Arc::clone(process);
+                let lessee = Arc::clone(process);
                 self.queues[index] =
-                    Some(QueueLease { queue: open, lessee: borrower, leases: 0, released: Vec::new() });
+                    Some(QueueLease { queue: open, lessee, leases: 0, released: Vec::new() });
                 Availability::Available
             }
             Err(err) if err.source.raw_os_error() == Some(EBUSY) => Availability::Pending,
             Err(err) => {
-                log::warn!("{} queue {queue} is not lent: {err}", self.device.name);
+                log::warn!("{} queue {queue} is not leased: {err}", self.device.name);
                 Availability::Unavailable
             }
         }
     }
 
-    /// A socket in a queue that is ready for one, for one more loan.
+    /// A socket in a queue that is ready for one, for one more lease.
     pub(super) fn add_member(
         &mut self,
         queue: u32,
         number: SocketIndex,
-        loan: u16,
+        lease: u16,
     ) -> Result<Option<Member>> {
         let name = &self.device.name;
         let failed = |err: manylane_sys::xsk::OpenError| {
             Error::system(format!("{name} queue {queue}: {}", err.step), err.source)
         };
-        let Some(lent) = self.queues.get_mut(queue as usize).and_then(Option::as_mut) else {
+        let Some(leased) = self.queues.get_mut(queue as usize).and_then(Option::as_mut) else {
             return Ok(None);
         };
-        let (terms, xsk) = lent.queue.lease(loan).map_err(failed)?;
+        let (terms, xsk) = leased.queue.lease(lease).map_err(failed)?;
         let mapped = |err| Error::system(format!("{name} queue {queue}: mapping its rings"), err);
         let copy = xsk.try_clone().map_err(mapped)?;
-        let view = LeasedQueue::open(terms, copy, lent.queue.file()).map_err(mapped)?;
+        let view = LeasedQueue::open(terms, copy, leased.queue.file()).map_err(mapped)?;
         self.device.redirect(number, queue, xsk.as_fd())?;
-        lent.leases += 1;
+        leased.leases += 1;
         Ok(Some(Member::new(terms, xsk, view)))
     }
 
-    /// The memory of a queue that is lent.
+    /// The memory of a queue that is leased.
     pub(super) fn file(&self, queue: u32) -> Option<BorrowedFd<'_>> {
-        self.queues.get(queue as usize)?.as_ref().map(|lent| lent.queue.file())
+        self.queues.get(queue as usize)?.as_ref().map(|leased| leased.queue.file())
     }
 
     /// A member leaves its queue, and nothing is led to it any more.
     pub(super) fn release(&mut self, queue: u32, member: LeasedQueue) {
-        if let Some(lent) = self.queues.get_mut(queue as usize).and_then(Option::as_mut) {
-            lent.leases = lent.leases.saturating_sub(1);
-            lent.released.push(member);
+        if let Some(leased) = self.queues.get_mut(queue as usize).and_then(Option::as_mut) {
+            leased.leases = leased.leases.saturating_sub(1);
+            leased.released.push(member);
         }
     }
 
-    /// Takes back what members have left, now or the next time. `has_ended` says whether the loan
+    /// Takes back what members have left, now or the next time. `has_ended` says whether the lease
     /// of a number has. A process that has nothing of a queue any more may come back for it, as
     /// long as it lives: so it maps no memory twice.
     pub(super) fn reclaim(&mut self, has_ended: &impl Fn(u16) -> bool) {
         for place in &mut self.queues {
-            let Some(lent) = place else { continue };
-            lent.released.retain(|left| !LessorQueue::reclaim(left, has_ended));
-            if lent.leases == 0 && !lent.lessee.is_alive() {
+            let Some(leased) = place else { continue };
+            leased.released.retain(|left| !LessorQueue::reclaim(left, has_ended));
+            if leased.leases == 0 && !leased.lessee.is_alive() {
                 *place = None;
             }
         }
     }
 
-    /// Whether something is still to be taken back of the loan of that number.
-    pub(super) fn has_released(&self, loan: u16) -> bool {
-        let mut left = self.queues.iter().flatten().flat_map(|lent| &lent.released);
-        left.any(|member| member.terms().lease_id == loan)
+    /// Whether something is still to be taken back of the lease of that number.
+    pub(super) fn has_released(&self, lease: u16) -> bool {
+        let mut left = self.queues.iter().flatten().flat_map(|leased| &leased.released);
+        left.any(|member| member.terms().lease_id == lease)
     }
 }
 
@@ -192,9 +192,9 @@ pub(super) fn attach(
     }
     let kind = last.unwrap_or(ErrorKind::Unsupported);
     let message = match &left_out[..] {
-        [] => "no Ethernet device is up and has an address: there are no queues to lend".into(),
+        [] => "no Ethernet device is up and has an address: there are no queues to lease".into(),
         reasons => {
-            format!("no device can be used without being named (--interfaces): {}", reasons.join("; "))
+            format!("no device can be used without being named (--interface): {}", reasons.join("; "))
         }
     };
     Err(Error::new(kind, message))

@@ -1,7 +1,7 @@
-//! One loan: asked for, handed over, opened and closed, taken back.
+//! One lease: asked for, handed over, opened and closed, taken back.
 //!
 //! Nothing that a program says is believed but its wish. Where its socket is bound, and that it is
-//! the only one there, the kernel says, when a loan begins, before a port is led to it, and a few
+//! the only one there, the kernel says, when a lease begins, before a port is led to it, and a few
 //! times in a second after that ([`Lessor::check_sockets`]).
 
 use std::io;
@@ -63,7 +63,7 @@ impl Member {
     }
 }
 
-/// What a socket can be lent.
+/// What a socket can be leased.
 pub(super) struct Offer {
     addr: SocketAddr,
     cookie: u64,
@@ -74,7 +74,7 @@ pub(super) struct Offer {
 }
 
 impl Lessor {
-    /// What a socket can be lent; `WouldBlock` if there will be more in a moment, for a caller
+    /// What a socket can be leased; `WouldBlock` if there will be more in a moment, for a caller
     /// that `waits`.
     pub(super) fn offer(&mut self, caller: &Client, socket: &UdpSocket, waits: bool) -> io::Result<Offer> {
         let refused = io::Error::from_raw_os_error;
@@ -85,25 +85,25 @@ impl Lessor {
         let addr = socket.local_addr()?;
         if let Err(why) = verify_binding(about.cookie, addr.ip(), &bound_sockets::find_by_port(addr.port())?)
         {
-            log::warn!("no queues are lent to {addr}: {why}");
+            log::warn!("no queues are leased to {addr}: {why}");
             return Err(refused(ENODEV));
         }
         let all = self.routes.local_addresses();
         let wanted = addr.ip().to_canonical();
         let (mut is_reached, mut is_late) = (false, false);
         let mut queues = Vec::new();
-        for (place, lent) in self.devices.iter_mut().enumerate() {
+        for (place, leased) in self.devices.iter_mut().enumerate() {
             // A wildcard is reached over each of them, an address over those that have it.
-            let index = lent.device.index;
+            let index = leased.device.index;
             if !wanted.is_unspecified() && !all.iter().any(|(at, ip)| (*at, *ip) == (index, wanted)) {
                 continue;
             }
             is_reached = true;
-            for queue in 0..lent.device.queues() {
+            for queue in 0..leased.device.queues() {
                 if queues.len() == lease::QUEUES_MAX {
                     break;
                 }
-                match lent.prepare(queue, &caller.process) {
+                match leased.prepare(queue, &caller.process) {
                     Availability::Available => queues.push((place, queue)),
                     Availability::Unavailable => {}
                     Availability::Pending => is_late = true,
@@ -129,7 +129,7 @@ impl Lessor {
     pub(super) fn start(&mut self, caller: Client, offer: Offer) {
         let Offer { addr, cookie, only_v6, queues, next_hops: hops } = offer;
         let (numbers, members) = (Vec::new(), Vec::new());
-        let mut loan = Lease {
+        let mut lease = Lease {
             number: self.alloc_number(),
             client: caller,
             addr,
@@ -141,66 +141,66 @@ impl Lessor {
             next_hops: hops,
         };
         for of_device in queues.chunk_by(|one, other| one.0 == other.0) {
-            self.add_queues(&mut loan, of_device);
+            self.add_queues(&mut lease, of_device);
         }
-        let given = if loan.members.is_empty() {
-            loan.client.refuse(ENOSPC);
+        let given = if lease.members.is_empty() {
+            lease.client.refuse(ENOSPC);
             false
         } else {
-            self.send_lease(&loan).is_ok()
+            self.send_lease(&lease).is_ok()
         };
         if !given {
-            self.end(loan);
+            self.end(lease);
         } else {
-            log::debug!("{} queues are lent to {addr}", loan.members.len());
-            self.leases.push(loan);
+            log::debug!("{} queues are leased to {addr}", lease.members.len());
+            self.leases.push(lease);
         }
     }
 
-    /// Gives a loan queues of one device.
-    fn add_queues(&mut self, loan: &mut Lease, queues: &[(usize, u32)]) {
-        let Some(lent) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
-        let Ok(number) = lent.device.register(&[]) else { return };
-        if let Err(err) = self.filter.attach(&lent.device, number) {
-            log::warn!("{} is not lent: {}", lent.device.name, err.chain());
-            return lent.device.unregister(number);
+    /// Gives a lease queues of one device.
+    fn add_queues(&mut self, lease: &mut Lease, queues: &[(usize, u32)]) {
+        let Some(leased) = queues.first().and_then(|(place, _)| self.devices.get_mut(*place)) else { return };
+        let Ok(number) = leased.device.register(&[]) else { return };
+        if let Err(err) = self.filter.attach(&leased.device, number) {
+            log::warn!("{} is not leased: {}", leased.device.name, err.chain());
+            return leased.device.unregister(number);
         }
-        let before = loan.members.len();
+        let before = lease.members.len();
         for (_, queue) in queues {
-            match lent.add_member(*queue, number, loan.number) {
-                Ok(member) => loan.members.extend(member),
-                Err(why) => log::warn!("{} queue {queue} is not lent: {}", lent.device.name, why.chain()),
+            match leased.add_member(*queue, number, lease.number) {
+                Ok(member) => lease.members.extend(member),
+                Err(why) => log::warn!("{} queue {queue} is not leased: {}", leased.device.name, why.chain()),
             }
         }
-        if loan.members.len() == before {
-            self.filter.detach(&lent.device, number);
-            lent.device.unregister(number);
+        if lease.members.len() == before {
+            self.filter.detach(&leased.device, number);
+            leased.device.unregister(number);
         } else {
-            loan.socket_indexes.push((lent.device.index, number));
+            lease.socket_indexes.push((leased.device.index, number));
         }
     }
 
     /// Gives the program what it needs.
-    fn send_lease(&self, loan: &Lease) -> io::Result<()> {
-        let end = loan.client.connection.as_fd();
-        Message::Ack(loan.members.len() as u32).send(end, &[loan.next_hops.file()])?;
-        for Member { params: terms, xsk, .. } in &loan.members {
-            let lent = self.devices.iter().find(|lent| lent.device.index == terms.ifindex);
-            let file = lent.and_then(|lent| lent.file(terms.queue)).ok_or(io::ErrorKind::NotFound)?;
+    fn send_lease(&self, lease: &Lease) -> io::Result<()> {
+        let end = lease.client.connection.as_fd();
+        Message::Ack(lease.members.len() as u32).send(end, &[lease.next_hops.file()])?;
+        for Member { params: terms, xsk, .. } in &lease.members {
+            let leased = self.devices.iter().find(|leased| leased.device.index == terms.ifindex);
+            let file = leased.and_then(|leased| leased.file(terms.queue)).ok_or(io::ErrorKind::NotFound)?;
             Message::Queue(*terms).send(end, &[xsk.as_fd(), file])?;
         }
         Ok(())
     }
 
-    /// Who has a loan says something, or is gone. Whoever says what it is not the time for has it
+    /// Who has a lease says something, or is gone. Whoever says what it is not the time for has it
     /// no more.
     pub(super) fn handle_request(&mut self, at: usize) {
-        let loan = &self.leases[at];
-        let said = match Message::receive(loan.client.connection.as_fd(), &mut Fds::default()) {
+        let lease = &self.leases[at];
+        let said = match Message::receive(lease.client.connection.as_fd(), &mut Fds::default()) {
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => return,
             said => said.ok().flatten(),
         };
-        let answer = match (loan.stage, said) {
+        let answer = match (lease.stage, said) {
             (Stage::Leased, Some(Message::Open)) => self.open_lease(at),
             (Stage::Open, Some(Message::Close)) => {
                 self.close_lease(at);
@@ -215,10 +215,10 @@ impl Lessor {
     }
 
     fn open_lease(&mut self, at: usize) -> Message {
-        let loan = &mut self.leases[at];
-        let stands = bound_sockets::find_by_port(loan.addr.port())
-            .map_or(Err("it cannot be asked for"), |all| verify_binding(loan.cookie, loan.addr.ip(), &all));
-        loan.stage = Stage::Open;
+        let lease = &mut self.leases[at];
+        let stands = bound_sockets::find_by_port(lease.addr.port())
+            .map_or(Err("it cannot be asked for"), |all| verify_binding(lease.cookie, lease.addr.ip(), &all));
+        lease.stage = Stage::Open;
         let led = match stands {
             Ok(()) => self.bind_addresses(&self.leases[at]).map_err(|err| err.chain().to_string()),
             Err(why) => Err(why.to_owned()),
@@ -229,44 +229,45 @@ impl Lessor {
         Message::Refused(EPROTO)
     }
 
-    /// Nothing comes to a loan any more, for good.
+    /// Nothing comes to a lease any more, for good.
     fn close_lease(&mut self, at: usize) {
         self.leases[at].stage = Stage::Closed;
-        for (lent, number) in self.attached_devices(&self.leases[at]) {
-            lent.device.unbind(number);
+        for (leased, number) in self.attached_devices(&self.leases[at]) {
+            leased.device.unbind(number);
         }
         // What is between the program on the device and a ring arrives there before the answer.
         barrier::synchronize();
     }
 
-    /// Where a loan is.
-    fn attached_devices(&self, loan: &Lease) -> impl Iterator<Item = (&LeasedDevice, SocketIndex)> {
-        loan.socket_indexes.iter().filter_map(|(index, number)| {
-            let lent = self.devices.iter().find(|lent| lent.device.index == *index)?;
-            Some((lent, *number))
+    /// Where a lease is.
+    fn attached_devices(&self, lease: &Lease) -> impl Iterator<Item = (&LeasedDevice, SocketIndex)> {
+        lease.socket_indexes.iter().filter_map(|(index, number)| {
+            let leased = self.devices.iter().find(|leased| leased.device.index == *index)?;
+            Some((leased, *number))
         })
     }
 
-    /// Makes the addresses of a loan that is open lead to it. After an error some do.
-    fn bind_addresses(&self, loan: &Lease) -> Result<()> {
+    /// Makes the addresses of a lease that is open lead to it. After an error some do.
+    fn bind_addresses(&self, lease: &Lease) -> Result<()> {
         let locals = self.routes.local_state();
         let not_from = checks::blocked_sources(&locals);
-        self.attached_devices(loan).try_for_each(|(lent, number)| {
-            let addresses = checks::steered_addrs(loan.addr.ip(), loan.only_v6, lent.device.index, &locals);
-            lent.device.bind(number, loan.addr.port(), &addresses, &not_from)
+        self.attached_devices(lease).try_for_each(|(leased, number)| {
+            let addresses =
+                checks::steered_addrs(lease.addr.ip(), lease.only_v6, leased.device.index, &locals);
+            leased.device.bind(number, lease.addr.port(), &addresses, &not_from)
         })
     }
 
     /// What has changed on the machine changes for those that are open.
     pub(super) fn rebind_all(&self) {
-        for loan in self.leases.iter().filter(|loan| loan.stage == Stage::Open) {
-            if let Err(err) = self.bind_addresses(loan) {
+        for lease in self.leases.iter().filter(|lease| lease.stage == Stage::Open) {
+            if let Err(err) = self.bind_addresses(lease) {
                 log::warn!("the machine has changed, and XDP could not follow: {}", err.chain());
             }
         }
     }
 
-    /// Ends the loans of sockets that were closed, or are not what they were.
+    /// Ends the leases of sockets that were closed, or are not what they were.
     pub(super) fn check_sockets(&mut self) {
         for at in (0..self.leases.len()).rev() {
             let Lease { addr, cookie, .. } = self.leases[at];
@@ -280,43 +281,44 @@ impl Lessor {
     }
 
     fn end_at(&mut self, at: usize) {
-        let loan = self.leases.swap_remove(at);
-        self.end(loan);
+        let lease = self.leases.swap_remove(at);
+        self.end(lease);
     }
 
-    /// Takes a loan back: the port first, then the queues with what is in them.
-    fn end(&mut self, loan: Lease) {
-        for (lent, number) in self.attached_devices(&loan) {
-            lent.device.unbind(number);
-            for member in loan.members.iter().filter(|member| member.params.ifindex == lent.device.index) {
-                lent.device.clear_redirect(number, member.params.queue);
+    /// Takes a lease back: the port first, then the queues with what is in them.
+    fn end(&mut self, lease: Lease) {
+        for (leased, number) in self.attached_devices(&lease) {
+            leased.device.unbind(number);
+            for member in lease.members.iter().filter(|member| member.params.ifindex == leased.device.index) {
+                leased.device.clear_redirect(number, member.params.queue);
             }
-            self.filter.detach(&lent.device, number);
-            lent.device.unregister(number);
+            self.filter.detach(&leased.device, number);
+            leased.device.unregister(number);
         }
         barrier::synchronize();
-        for Member { params: terms, view, .. } in loan.members {
-            if let Some(lent) = self.devices.iter_mut().find(|lent| lent.device.index == terms.ifindex) {
-                lent.release(terms.queue, view);
+        for Member { params: terms, view, .. } in lease.members {
+            if let Some(leased) = self.devices.iter_mut().find(|leased| leased.device.index == terms.ifindex)
+            {
+                leased.release(terms.queue, view);
             }
         }
         self.reclaim();
     }
 
-    /// Takes back what loans that have ended left in rings.
+    /// Takes back what leases that have ended left in rings.
     pub(super) fn reclaim(&mut self) {
-        let Self { devices, leases: loans, .. } = self;
-        let has_ended = |number| loans.iter().all(|loan| loan.number != number);
-        devices.iter_mut().for_each(|lent| lent.reclaim(&has_ended));
+        let Self { devices, leases, .. } = self;
+        let has_ended = |number| leases.iter().all(|lease| lease.number != number);
+        devices.iter_mut().for_each(|leased| leased.reclaim(&has_ended));
     }
 
-    /// A number that no loan has, and none that something is to be taken back of.
+    /// A number that no lease has, and none that something is to be taken back of.
     fn alloc_number(&mut self) -> u16 {
         loop {
             self.last_number = self.last_number.checked_add(1).unwrap_or(1);
             let number = self.last_number;
-            if self.leases.iter().all(|loan| loan.number != number)
-                && !self.devices.iter().any(|lent| lent.has_released(number))
+            if self.leases.iter().all(|lease| lease.number != number)
+                && !self.devices.iter().any(|leased| leased.has_released(number))
             {
                 return number;
             }

@@ -1,15 +1,15 @@
-//! Queues lent to programs that know nothing of them (`manylane run --engine xdp`): this process has the privileges, the
+//! Queues leased to programs that know nothing of them (`manylane run --engine xdp`): this process has the privileges, the
 //! programs have the datagrams.
 //!
 //! | stage | who | when it is full or missing |
 //! |---|---|---|
 //! | devices | [`Lessor::open`]: the program on each, before anything is started | an error that names what to change |
 //! | a program connects ([`clients`]) | anybody may; who is heard says the kernel | the oldest that says nothing goes |
-//! | it asks ([`Message::Ask`](manylane_sys::lend::Message::Ask)) | the kernel says where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets have |
-//! | the queues ([`devices`]) | opened for each process anew (`manylane_sys::xsk::LentQueue`); a socket of its own in each for each loan | left out: its frames are the kernel's |
-//! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_sys::lend::Message::Open) to [`Message::Close`](manylane_sys::lend::Message::Close) | refused: the kernel goes on serving it |
-//! | next hops ([`peers`]) | asked of the kernel (`route`), entered where the lanes of that loan read them (`manylane_sys::hops`) | not entered: lanes send by their kernel socket |
-//! | the end of a loan | its last holder closed it, or was killed; its socket is closed; what was said makes no sense | the port goes first, then what is in the rings |
+//! | it asks ([`Message::Ask`](manylane_sys::lease::Message::Ask)) | the kernel says where its socket is bound, and that it is alone there | refused: no device has the address, another process has the queues, or two sockets have |
+//! | the queues ([`devices`]) | opened for each process anew (`manylane_sys::xsk::LentQueue`); a socket of its own in each for each lease | left out: its frames are the kernel's |
+//! | the port ([`lease`]) | in the XDP programs from [`Message::Open`](manylane_sys::lease::Message::Open) to [`Message::Close`](manylane_sys::lease::Message::Close) | refused: the kernel goes on serving it |
+//! | next hops ([`peers`]) | asked of the kernel (`route`), entered where the lanes of that lease read them (`manylane_sys::hops`) | not entered: lanes send by their kernel socket |
+//! | the end of a lease | its last holder closed it, or was killed; its socket is closed; what was said makes no sense | the port goes first, then what is in the rings |
 //!
 //! All is done by one thread, which waits for messages, and looks every few milliseconds at what has no message: questions
 //! for next hops, and frames that a lane has put into a ring without coming back to tell the kernel. When this process ends,
@@ -52,7 +52,7 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Messages that are told of at once.
 const EVENTS_MAX: usize = 32;
 
-/// Between two looks whether the sockets of loans are there.
+/// Between two looks whether the sockets of leases are there.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Of the listener, where ends have theirs.
@@ -82,7 +82,7 @@ pub struct Lessor {
 
 impl std::fmt::Debug for Lessor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lender").field("devices", &self.devices()).finish_non_exhaustive()
+        f.debug_struct("Lessor").field("devices", &self.devices()).finish_non_exhaustive()
     }
 }
 
@@ -97,7 +97,7 @@ impl Lessor {
     pub fn open(names: Option<&[String]>, spare: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let routes = Routes::start()?;
         let devices = attach(&routes, names, &spare)?;
-        let failed = |err| Error::system("what programs are lent queues by", err);
+        let failed = |err| Error::system("what programs are leased queues by", err);
         let ticket = LeaseToken::new().map_err(failed)?;
         let listener = ticket.listen().map_err(failed)?;
         let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(failed)?;
@@ -133,7 +133,7 @@ impl Lessor {
 
     /// By what programs ask: for the environment of those that are started, in
     /// [`TOKEN_ENV_VAR`](manylane_sys::lease::TOKEN_ENV_VAR). Who reads it, and is of a user who
-    /// may, is lent queues.
+    /// may, gets queues.
     #[must_use]
     pub fn lease_token(&self) -> String {
         self.lease_token.to_string()
@@ -142,7 +142,7 @@ impl Lessor {
     /// Names of the devices in use.
     #[must_use]
     pub fn devices(&self) -> Vec<&str> {
-        self.devices.iter().map(|lent| lent.device.name.as_str()).collect()
+        self.devices.iter().map(|leased| leased.device.name.as_str()).collect()
     }
 
     /// By what limits and prefixes are set, of all sockets that have queues or will; before it [runs](Self::run), and while
@@ -176,7 +176,7 @@ impl Lessor {
                     self.accept_clients();
                 } else if let Some(at) = self.find_pending(token) {
                     self.handle_pending(at);
-                } else if let Some(at) = self.leases.iter().position(|loan| loan.client.token == token) {
+                } else if let Some(at) = self.leases.iter().position(|lease| lease.client.token == token) {
                     self.handle_request(at);
                 }
             }
@@ -186,8 +186,8 @@ impl Lessor {
             }
             self.sample_rings();
             self.reader.refresh();
-            for loan in &mut self.leases {
-                loan.next_hops.update(&mut self.reader);
+            for lease in &mut self.leases {
+                lease.next_hops.update(&mut self.reader);
             }
             self.reclaim();
             if looked.elapsed() >= SOCKET_CHECK_INTERVAL {
@@ -206,7 +206,7 @@ impl Lessor {
     /// Tells the kernel of frames that nobody has told it of; whether something was sent since the last time.
     fn kick_unsent(&mut self) -> bool {
         let mut any = false;
-        for member in self.leases.iter_mut().flat_map(|loan| &mut loan.members) {
+        for member in self.leases.iter_mut().flat_map(|lease| &mut lease.members) {
             let sent = member.view.tx_produced();
             any |= std::mem::replace(&mut member.sent, sent) != sent;
             if member.view.has_unsent() {
@@ -218,8 +218,8 @@ impl Lessor {
 
     /// What has changed on the machine changes here, too.
     fn resync(&mut self) {
-        for lent in &self.devices {
-            _ = lent.device.refresh();
+        for leased in &self.devices {
+            _ = leased.device.refresh();
         }
         self.rebind_all();
     }

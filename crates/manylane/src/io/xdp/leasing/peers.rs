@@ -1,5 +1,5 @@
-//! Next hops of the peers that the lanes of one loan send to: asked of the kernel, entered where
-//! those lanes read them. Each loan has a table of its own: what its program writes there, or asks
+//! Next hops of the peers that the lanes of one lease send to: asked of the kernel, entered where
+//! those lanes read them. Each lease has a table of its own: what its program writes there, or asks
 //! for without need, is its own loss.
 //!
 //! Senders choose how many peers there are: a tick looks at some of them and asks the kernel a few questions, however many
@@ -27,7 +27,7 @@ const PEERS_PER_TICK_MAX: usize = 512;
 /// `SOURCE_REFRESH_INTERVAL`.
 const QUERIES_PER_TICK_MAX: usize = 32;
 
-/// The table of a loan, and what is in it.
+/// The table of a lease, and what is in it.
 pub(super) struct LeaseNextHops {
     table: Shared<NextHops>,
     file: OwnedFd,

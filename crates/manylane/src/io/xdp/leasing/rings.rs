@@ -1,4 +1,4 @@
-//! How full the rings are that were lent.
+//! How full the rings are that were leased.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Lessor;
 use super::lease::{Lease, Member};
 
-/// How full the receive ring of a queue is that was lent, and what that cost so far.
+/// How full the receive ring of a queue is that was leased, and what that cost so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeasedRing {
@@ -24,7 +24,7 @@ pub struct LeasedRing {
     pub dropped: u64,
 }
 
-/// The receive rings that are lent, as they were a moment ago (50 ms at most).
+/// The receive rings that are leased, as they were a moment ago (50 ms at most).
 #[derive(Clone, Debug, Default)]
 pub struct LeasedRings(Arc<Mutex<Vec<LeasedRing>>>);
 
@@ -45,18 +45,18 @@ impl LeasedRings {
 impl Lessor {
     /// Notes how full the rings are, for whoever asks.
     pub(super) fn sample_rings(&self) {
-        let ring = |loan: &Lease, member: &Member| {
-            let lent = self.devices.iter().find(|lent| lent.device.index == member.params.ifindex)?;
+        let ring = |lease: &Lease, member: &Member| {
+            let leased = self.devices.iter().find(|leased| leased.device.index == member.params.ifindex)?;
             Some(LeasedRing {
-                socket: loan.addr,
-                device: lent.device.name.clone(),
+                socket: lease.addr,
+                device: leased.device.name.clone(),
                 queue: member.params.queue,
                 waiting: member.view.rx_pending(),
                 entries: member.params.ring_size,
                 dropped: member.view.statistics().map_or(0, |seen| seen.rx_ring_full + seen.rx_dropped),
             })
         };
-        let of = |loan| move |member| ring(loan, member);
-        self.rings.replace(self.leases.iter().flat_map(|loan| loan.members.iter().filter_map(of(loan))));
+        let of = |lease| move |member| ring(lease, member);
+        self.rings.replace(self.leases.iter().flat_map(|lease| lease.members.iter().filter_map(of(lease))));
     }
 }

@@ -1,4 +1,4 @@
-//! The lender, message by message, with the test in place of a program.
+//! The lessor, message by message, with the test in place of a program.
 
 use std::fmt::Write as _;
 use std::net::UdpSocket;
@@ -21,14 +21,14 @@ fn create_device() -> NetNs {
     ours
 }
 
-/// Asks for queues for a socket that is bound to this port: its end of the loan, and the socket.
-fn request_lease(lender: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
+/// Asks for queues for a socket that is bound to this port: its end of the lease, and the socket.
+fn request_lease(lessor: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
-    let end = lender.lease_token.connect(Duration::from_secs(20)).unwrap();
-    Message::Request(lender.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
-    lender.accept_clients();
-    lender.handle_pending(0);
-    lender.grant_pending();
+    let end = lessor.lease_token.connect(Duration::from_secs(20)).unwrap();
+    Message::Request(lessor.lease_token.secret).send(end.as_fd(), &[socket.as_fd()]).unwrap();
+    lessor.accept_clients();
+    lessor.handle_pending(0);
+    lessor.grant_pending();
     let Some(Message::Ack(queues)) = Message::receive(end.as_fd(), &mut Fds::default()).unwrap() else {
         panic!("refused");
     };
@@ -39,10 +39,10 @@ fn request_lease(lender: &mut Lessor, port: u16) -> (OwnedFd, UdpSocket) {
     (end, socket)
 }
 
-/// Whether the lender does what the holder of the loan at that place says.
-fn send_command(lender: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -> bool {
+/// Whether the lessor does what the holder of the lease at that place says.
+fn send_command(lessor: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -> bool {
     order.send(end.as_fd(), &[]).unwrap();
-    lender.handle_request(at);
+    lessor.handle_request(at);
     match Message::receive(end.as_fd(), &mut Fds::default()).unwrap() {
         Some(Message::Ack(0)) => true,
         Some(Message::Refused(_)) => false,
@@ -50,10 +50,10 @@ fn send_command(lender: &mut Lessor, at: usize, end: &OwnedFd, order: Message) -
     }
 }
 
-/// Addresses that lead to the loan at that place.
-fn bound_count(lender: &Lessor, at: usize) -> usize {
-    let [(_, number)] = lender.leases[at].socket_indexes[..] else { panic!("one device") };
-    lender.devices[0].device.bound_count(number)
+/// Addresses that lead to the lease at that place.
+fn bound_count(lessor: &Lessor, at: usize) -> usize {
+    let [(_, number)] = lessor.leases[at].socket_indexes[..] else { panic!("one device") };
+    lessor.devices[0].device.bound_count(number)
 }
 
 #[test]
@@ -74,30 +74,30 @@ fn netns_no_port_leads_to_a_loan_that_is_not_open() {
     };
     add(0);
     run(&ours, || {
-        let mut lender = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
-        let (first, _one) = request_lease(&mut lender, 7001);
-        let (second, other) = request_lease(&mut lender, 7002);
-        assert!(send_command(&mut lender, 0, &first, Message::Open));
-        let led = bound_count(&lender, 0);
+        let mut lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let (first, _one) = request_lease(&mut lessor, 7001);
+        let (second, other) = request_lease(&mut lessor, 7002);
+        assert!(send_command(&mut lessor, 0, &first, Message::Open));
+        let led = bound_count(&lessor, 0);
         assert!(led > ADDRESSES, "{led}");
-        assert!(!send_command(&mut lender, 1, &second, Message::Open));
-        assert_eq!((bound_count(&lender, 0), bound_count(&lender, 1)), (led, 0));
+        assert!(!send_command(&mut lessor, 1, &second, Message::Open));
+        assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (led, 0));
         // An order is given once. What the map has room for again is the next one's.
         drop((second, other));
-        lender.handle_request(1);
-        let (second, _other) = request_lease(&mut lender, 7002);
-        assert!(send_command(&mut lender, 0, &first, Message::Close));
-        assert!(send_command(&mut lender, 1, &second, Message::Open));
-        assert_eq!((bound_count(&lender, 0), bound_count(&lender, 1)), (0, led));
+        lessor.handle_request(1);
+        let (second, _other) = request_lease(&mut lessor, 7002);
+        assert!(send_command(&mut lessor, 0, &first, Message::Close));
+        assert!(send_command(&mut lessor, 1, &second, Message::Open));
+        assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, led));
         add(ADDRESSES);
-        wait_until(|| lender.routes.local_addresses().len() > 2 * ADDRESSES);
-        assert!(send_command(&mut lender, 1, &second, Message::Close));
+        wait_until(|| lessor.routes.local_addresses().len() > 2 * ADDRESSES);
+        assert!(send_command(&mut lessor, 1, &second, Message::Close));
         // The first one ends, and its place is the second one's.
         drop(first);
-        lender.handle_request(0);
-        let (third, _third) = request_lease(&mut lender, 7003);
-        assert!(!send_command(&mut lender, 1, &third, Message::Open));
-        assert_eq!((bound_count(&lender, 0), bound_count(&lender, 1)), (0, 0));
+        lessor.handle_request(0);
+        let (third, _third) = request_lease(&mut lessor, 7003);
+        assert!(!send_command(&mut lessor, 1, &third, Message::Open));
+        assert_eq!((bound_count(&lessor, 0), bound_count(&lessor, 1)), (0, 0));
     });
 }
 
@@ -107,8 +107,8 @@ fn netns_vlans_of_a_socket_that_was_refused_lead_nowhere() {
         return;
     }
     run(&create_device(), || {
-        let lender = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
-        let device = &lender.devices[0].device;
+        let lessor = Lessor::open(Some(&["near".into()]), |_| None).unwrap();
+        let device = &lessor.devices[0].device;
         let vlan = |n: u16| Vlan::stacked(1 + n / 4000, 1 + n % 4000).unwrap();
         // One more than the map has room for.
         let many: Vec<Vlan> = (0..4097).map(vlan).collect();

@@ -19,15 +19,15 @@
  * do in the same moment with nearly the same time; what is lost between is
  * within that burst. (A compare and exchange would need Linux 5.12.)
  */
-#ifndef MANYLANE_GUARD_H
-#define MANYLANE_GUARD_H
+#ifndef MANYLANE_FILTER_H
+#define MANYLANE_FILTER_H
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, ML_MAX_SOCKETS);
 	__type(key, __u32);
-	__type(value, struct ml_guard);
-} ml_guards SEC(".maps");
+	__type(value, struct ml_filter);
+} ml_filters SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -60,8 +60,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, ML_MAX_SOCKETS);
 	__type(key, __u32);
-	__type(value, struct ml_refused);
-} ml_refused SEC(".maps");
+	__type(value, struct ml_filter_drops);
+} ml_filter_drops SEC(".maps");
 
 /* 5a: what the longest prefix says that the address is in; 0 without one. */
 static __always_inline __u32 rule_of(__u32 socket, __u32 family,
@@ -81,13 +81,13 @@ static __always_inline __u32 rule_of(__u32 socket, __u32 family,
 
 /* 5b: the bucket of a source; a full one if it had none. */
 static __always_inline __u64 *bucket_of(void *buckets,
-					const struct ml_guard *guard,
+					const struct ml_filter *filter,
 					const struct ml_limit *limit,
 					__u32 socket, __u32 family,
 					const struct ml_addr *from, __u64 now)
 {
 	struct ml_source key = {
-		.generation = guard->generation,
+		.generation = filter->generation,
 		.socket = socket,
 		.family = family,
 	};
@@ -125,19 +125,20 @@ static __always_inline int has_left(__u64 *bucket, const struct ml_limit *limit,
  * 5d: whether a datagram is within both limits, and if so, takes it from both
  * buckets. The widest comes first: what its bucket refuses makes no other.
  */
-static __always_inline int is_within(const struct ml_guard *guard, __u32 socket,
-				     __u32 family, const struct ml_addr *from)
+static __always_inline int is_within(const struct ml_filter *filter,
+				     __u32 socket, __u32 family,
+				     const struct ml_addr *from)
 {
-	const struct ml_limit *wide = &guard->limit[0];
-	const struct ml_limit *narrow = &guard->limit[1];
+	const struct ml_limit *wide = &filter->limit[0];
+	const struct ml_limit *narrow = &filter->limit[1];
 	__u64 *first, *second = NULL;
 	__u64 now = bpf_ktime_get_ns();
 
-	first = bucket_of(&ml_wide, guard, wide, socket, family, from, now);
+	first = bucket_of(&ml_wide, filter, wide, socket, family, from, now);
 	if (first && !has_left(first, wide, now))
 		return 0;
 	if (narrow->cost) {
-		second = bucket_of(&ml_narrow, guard, narrow, socket, family,
+		second = bucket_of(&ml_narrow, filter, narrow, socket, family,
 				   from, now);
 		if (second && !has_left(second, narrow, now))
 			return 0;
@@ -150,27 +151,28 @@ static __always_inline int is_within(const struct ml_guard *guard, __u32 socket,
 }
 
 /* Why the socket does not want the datagram; 0 if it does. */
-static __always_inline int guard(__u32 socket, __u32 family,
-				 const struct ml_addr *from)
+static __always_inline int check_filter(__u32 socket, __u32 family,
+					const struct ml_addr *from)
 {
-	const struct ml_guard *guard = bpf_map_lookup_elem(&ml_guards, &socket);
-	struct ml_refused *refused;
+	const struct ml_filter *filter =
+		bpf_map_lookup_elem(&ml_filters, &socket);
+	struct ml_filter_drops *drops;
 	__u32 rule;
 
-	if (!guard || !(guard->rules || guard->limit[0].cost))
+	if (!filter || !(filter->rules || filter->limit[0].cost))
 		return 0;
-	rule = guard->rules ? rule_of(socket, family, from) : 0;
+	rule = filter->rules ? rule_of(socket, family, from) : 0;
 	if (rule == ML_ALLOW)
 		return 0;
 	if (rule != ML_DENY &&
-	    (!guard->limit[0].cost || is_within(guard, socket, family, from)))
+	    (!filter->limit[0].cost || is_within(filter, socket, family, from)))
 		return 0;
-	refused = bpf_map_lookup_elem(&ml_refused, &socket);
-	if (refused && rule == ML_DENY)
-		refused->denied++;
-	else if (refused)
-		refused->limited++;
+	drops = bpf_map_lookup_elem(&ml_filter_drops, &socket);
+	if (drops && rule == ML_DENY)
+		drops->denied++;
+	else if (drops)
+		drops->limited++;
 	return rule == ML_DENY ? ML_XDP_DENIED : ML_XDP_LIMITED;
 }
 
-#endif /* MANYLANE_GUARD_H */
+#endif /* MANYLANE_FILTER_H */

@@ -13,8 +13,8 @@
  * Only plain and short datagrams with nothing wrong get one. Of every other
  * frame the lane reads the headers, and counts what is wrong with them.
  */
-#ifndef MANYLANE_NOTE_H
-#define MANYLANE_NOTE_H
+#ifndef MANYLANE_RX_HINT_H
+#define MANYLANE_RX_HINT_H
 
 /* Adds words to a sum of the Internet checksum, in the machine's byte order. */
 static __always_inline __u64 add(__u64 sum, const __u32 *words, int count)
@@ -66,7 +66,7 @@ static __always_inline __u64 add_datagram(__u64 sum, const struct udphdr *udp,
 					  const void *end, __u32 length)
 {
 	const __u32 *word = (const void *)udp;
-	/* No more than ML_NOTE_MOST, and a bound that the verifier sees. */
+	/* No more than ML_RX_HINT_UDP_MAX, and a bound that the verifier sees. */
 	const void *rest = (const void *)udp + (length & 0x78);
 	__u32 i;
 
@@ -95,7 +95,7 @@ static __always_inline __u64 add_datagram(__u64 sum, const struct udphdr *udp,
 		sum += bpf_htons(*byte << 8);
 	}
 	length /= 8;
-	for (i = 0; i < ML_NOTE_MOST / 8; i++) {
+	for (i = 0; i < ML_RX_HINT_UDP_MAX / 8; i++) {
 		if (i == length)
 			break;
 		/* Compared as it is: the verifier takes no sum with the end. */
@@ -112,15 +112,15 @@ static __always_inline __u64 add_datagram(__u64 sum, const struct udphdr *udp,
  * 9c: all of it. Not inlined: the verifier looks at a function of its own once,
  * and not again for each way that leads to it.
  */
-__attribute__((noinline)) int ml_note(struct xdp_md *ctx)
+__attribute__((noinline)) int ml_write_rx_hint(struct xdp_md *ctx)
 {
 	struct ethhdr *eth = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
-	struct ml_note *about = (struct ml_note *)eth;
+	struct ml_rx_hint *about = (struct ml_rx_hint *)eth;
 	const struct iphdr *ip4 = (const void *)(eth + 1);
 	const struct ipv6hdr *ip6 = (const void *)(eth + 1);
 	const struct udphdr *udp;
-	__u8 kind = ML_NOTE | ML_NOTE_IP4;
+	__u8 kind = ML_RX_HINT | ML_RX_HINT_V4;
 	__u64 pseudo;
 	__u64 sum;
 	__u32 length;
@@ -132,17 +132,18 @@ __attribute__((noinline)) int ml_note(struct xdp_md *ctx)
 		udp = (const void *)(ip4 + 1);
 	} else if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
 		udp = (const void *)(ip6 + 1);
-		kind |= ML_NOTE_IP6;
+		kind |= ML_RX_HINT_V6;
 	} else {
 		return 0;
 	}
 	if ((const void *)(udp + 1) > end)
 		return 0;
 	length = bpf_ntohs(udp->len);
-	if (length < sizeof(*udp) || length > ML_NOTE_MOST)
+	if (length < sizeof(*udp) || length > ML_RX_HINT_UDP_MAX)
 		return 0;
-	pseudo = kind == (ML_NOTE | ML_NOTE_IP6) ? check_ip6(ip6, udp, length) :
-						   check_ip4(ip4, udp, length);
+	pseudo = kind == (ML_RX_HINT | ML_RX_HINT_V6) ?
+			 check_ip6(ip6, udp, length) :
+			 check_ip4(ip4, udp, length);
 	if (!pseudo)
 		return 0;
 	sum = add_datagram(pseudo, udp, end, length);
@@ -152,11 +153,11 @@ __attribute__((noinline)) int ml_note(struct xdp_md *ctx)
 		/* A kernel on this machine left the rest to a device. */
 		if (fold(pseudo) != udp->check)
 			return 0;
-		kind |= ML_NOTE_UNFINISHED;
+		kind |= ML_RX_HINT_PARTIAL;
 	}
 	about->kind = kind;
 	about->bytes = length - sizeof(*udp);
 	return 1;
 }
 
-#endif /* MANYLANE_NOTE_H */
+#endif /* MANYLANE_RX_HINT_H */
